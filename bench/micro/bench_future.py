@@ -119,7 +119,7 @@ def test_done_and_result_only(benchmark: Any) -> None:
 def test_mailbox(benchmark: Any) -> None:
     """add() before, one drain() after: what an awaited future costs beside being made and ended."""
     bench = Bench()
-    mailbox = MailboxReader(bench.engine.delivery)
+    mailbox = MailboxReader(bench.engine.completion)
 
     def setup() -> tuple[tuple[list[Future]], dict[str, Any]]:
         return (bench.submit(),), {}

@@ -132,7 +132,7 @@ def test_the_loop_s_part_of_an_array(benchmark: Any) -> None:
         engine.receive(conn, reply, now[0])
 
     measure(benchmark, run, setup)
-    assert engine.snapshot()["models"][0]["ended"]["OK"] == engine.delivery.answered > 0
+    assert engine.snapshot()["models"][0]["ended"]["OK"] == engine.completion.answered > 0
 
 
 @pytest.mark.parametrize("floats", ROW_FLOATS)
@@ -184,7 +184,7 @@ def test_refused(benchmark: Any) -> None:
     model, x = model_of(64, False), np.arange(64.0)
     model.predict(x)
     model.engine.step(1)
-    model.engine.expect(model.index, 1 << 60)
+    model.engine.set_earliest_replica(model.index, 1 << 60)
     model.engine.step(2)
     assert model.predict(x).done()
     measure(benchmark, calls(model.predict, x))

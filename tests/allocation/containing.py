@@ -52,8 +52,8 @@ class Server:
 
     def _attach(self) -> None:
         while not self.over.is_set():
-            select.select([self.engine.news_fd], [], [], 0.05)
-            for kind, conn, _, _, _ in self.engine.news():
+            select.select([self.engine.events_fd], [], [], 0.05)
+            for kind, conn, _, _, _ in self.engine.events():
                 if kind.name == "SAID_HELLO":
                     with contextlib.suppress(
                         ANY_ERROR

@@ -22,7 +22,7 @@ import numpy as np
 
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 from clipper_core.runtime.status import StatusError
 
 HEAD = struct.Struct("<4s4B2I5QfI")
@@ -36,7 +36,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.table = Table("users", DIM, optimizer=Optimizer("sgd", rate=1.0))
-        self.door = ShardDoor()
+        self.door = ShardLoop()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen(64)

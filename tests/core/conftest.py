@@ -131,13 +131,15 @@ class World:
 
     def close(self) -> None:
         self.engine.finish()
-        delivery = self.engine.delivery
-        assert delivery.issued == delivery.answered
+        completion = self.engine.completion
+        assert completion.issued == completion.answered
         ended = self.counts()
         hits = ended.pop(
             "HIT", 0
         )  # of a query of one task; a hit among several has a slot, and is issued
-        tasks = delivery.issued - delivery.hearings  # a verdict is issued and answered too
+        tasks = (
+            completion.issued - completion.ensemble_calls
+        )  # a verdict is issued and answered too
         assert sum(ended.values()) <= tasks <= sum(ended.values()) + hits, "a task is counted once"
         assert self.engine.snapshot()["queue_bytes"] == 0
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clipper_core.runtime.status import Status
-from clipper_core.scheduling.admission import Door
+from clipper_core.scheduling.admission import AdmissionGate
 
 World = Any  # tests/core/conftest.py
 AIMD, STATIC = 0, 3
@@ -33,7 +33,7 @@ def slow_finish(
 @pytest.mark.parametrize("seed", range(50))
 def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
     rng = random.Random(seed)
-    door = Door()
+    door = AdmissionGate()
     for i in range(rng.randrange(60)):
         door.learn(rng.uniform(0.5, 2.5), 1.0, 1_000 * i)
     now, seen = 10_000_000 + rng.randrange(10**9), rng.randrange(10**6) + 100
@@ -48,13 +48,13 @@ def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
 
 
 def test_a_door_nobody_wrote_on_is_open() -> None:
-    door = Door()
+    door = AdmissionGate()
     assert door.finish(0, 1_000) == 1_000
     assert door.finish(10**6, 1_000) == 1_000
 
 
 def test_without_a_replica_it_is_open_until_one_is_expected() -> None:
-    door = Door()
+    door = AdmissionGate()
     door.publish(0, 0, begin_us=1e9, **LINE)
     door.close()
     assert door.finish(5, 1_000) == 1_000
@@ -65,20 +65,20 @@ def test_without_a_replica_it_is_open_until_one_is_expected() -> None:
 
 def test_an_old_tail_counts_as_none() -> None:
     """A submitter may read the tail before the loop moves the base past it."""
-    door = Door()
+    door = AdmissionGate()
     door.publish(0, 1_000, begin_us=0.0, **LINE)
     assert door.finish(990, 0) == door.finish(1_000, 0)
 
 
 def test_time_opens_it() -> None:
-    door = Door()
+    door = AdmissionGate()
     door.publish(0, 0, begin_us=50_000.0, **LINE)
     assert door.finish(0, 0) == 51_000
     assert door.finish(0, 60_000) == 61_000
 
 
 def test_one_probe_in_a_while() -> None:
-    door = Door()
+    door = AdmissionGate()
     door.publish(0, 0, begin_us=0.0, probe_us=PROBE_US, **LINE)
     assert not door.probe(PROBE_US - 1)
     assert [door.probe(PROBE_US + i) for i in range(5)] == [True, False, False, False, False]
@@ -87,7 +87,7 @@ def test_one_probe_in_a_while() -> None:
 
 def test_the_margin_is_the_98th_percentile_of_actual_over_forecast() -> None:
     rng = np.random.default_rng(1)
-    door, inside = Door(), 0
+    door, inside = AdmissionGate(), 0
     for i in range(6_000):
         actual = float(1_000 * np.exp(0.1 * rng.standard_normal()))
         inside += i >= 1_000 and actual <= door.margin(10_000 * i) * 1_000
@@ -96,7 +96,7 @@ def test_the_margin_is_the_98th_percentile_of_actual_over_forecast() -> None:
 
 
 def test_the_margin_is_bounded_and_comes_to_rest() -> None:
-    door = Door()
+    door = AdmissionGate()
     for i in range(1_000):
         door.learn(1e9, 1.0, 100 * i)
     assert door.margin(100_000) == 2.0
@@ -296,7 +296,7 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
     world.step()
     waiting, soon = model.predict(1.0, 10), model.predict(2.0, 60_000)
     assert not waiting.done()
-    world.engine.expect(model.index, world.now_us + 1_000_000)
+    world.engine.set_earliest_replica(model.index, world.now_us + 1_000_000)
     world.step()
     assert waiting.status() == Status.NO_REPLICA, "it waited, and need not any more"
     assert not soon.done()
@@ -310,7 +310,7 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
     world.serve()
     assert again.result() == 5.0
     with pytest.raises(Exception, match="no model"):
-        world.engine.expect(99, 0)
+        world.engine.set_earliest_replica(99, 0)
 
 
 def test_all_that_waits_in_vain_is_told_at_once(world: World) -> None:
@@ -332,7 +332,7 @@ def test_all_that_waits_in_vain_is_told_at_once(world: World) -> None:
     later = model.predict(9.0, 1100)
     world.step()
     assert not any(future.done() for future in (*told, many, later))
-    world.engine.expect(model.index, world.now_us + 1_000_000)
+    world.engine.set_earliest_replica(model.index, world.now_us + 1_000_000)
     world.step()
     assert {future.status() for future in told} == {Status.NO_REPLICA}
     assert {many.status(i) for i in range(200)} == {Status.NO_REPLICA}

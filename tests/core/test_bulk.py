@@ -130,7 +130,7 @@ def test_several_models_refuse_together(world: World) -> None:
         predict_rows(models, np.zeros((50, 2)))
     with pytest.raises(StatusError, match="no models"):
         predict_rows((), np.zeros((50, 2)))
-    assert world.engine.delivery.issued == 0
+    assert world.engine.completion.issued == 0
 
 
 def test_nothing_new_after_the_end_but_hits(world: World) -> None:

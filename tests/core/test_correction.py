@@ -20,7 +20,7 @@ from clipper_core.wire.correction import (
 )
 
 World = Any  # tests/core/conftest.py
-LATER_MAX = 64  # link.pxd
+LATER_MAX = 64  # container_connection.pxd
 FRAMES = json.loads((Path(__file__).parents[1] / "vectors" / "frames.json").read_text())
 
 
@@ -116,7 +116,7 @@ def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) ->
     model = world.model("f64", (1,), cached=False)
     taught = Taught(world, model)
     for number in range(10):
-        world.engine.teach(taught.container.conn, lesson(number), 1)
+        world.engine.send_feedback(taught.container.conn, lesson(number), 1)
     world.step()
     future = model.predict([7.0])
     world.step()
@@ -152,7 +152,7 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
     for _ in range(400):
         what = rng.random()
         if what < 0.6:
-            world.engine.teach(taught.container.conn, lesson(told), 1)
+            world.engine.send_feedback(taught.container.conn, lesson(told), 1)
             told += 1
         elif what < 0.7:
             futures.append(model.predict([1.0]))
@@ -170,7 +170,7 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
 def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> None:
     taught = Taught(world, world.model("f64", (1,)))
     for number in range(LATER_MAX + 30):
-        world.engine.teach(taught.container.conn, lesson(number, rows=3), 3)
+        world.engine.send_feedback(taught.container.conn, lesson(number, rows=3), 3)
     world.step()
     assert taught.figures()["taught"] == 3 * (LATER_MAX + 1), "one was on its way at once"
     assert taught.figures()["untaught"] == 3 * 29
@@ -180,10 +180,10 @@ def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> Non
 def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> None:
     taught = Taught(world, world.model("f64", (1,)))
     for number in range(5):
-        world.engine.teach(taught.container.conn, lesson(number), 1)
+        world.engine.send_feedback(taught.container.conn, lesson(number), 1)
     world.step()
     taught.container.lose()
-    world.engine.teach(taught.container.conn, lesson(9), 1)
+    world.engine.send_feedback(taught.container.conn, lesson(9), 1)
     world.step()
     assert taught.figures() is None
 

@@ -10,7 +10,7 @@ import pytest
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.runtime.status import Status, StatusError
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import Kind, decode_header, encode_frame
 
 World = Any  # tests/core/conftest.py
@@ -29,15 +29,15 @@ def test_a_connection_from_hello_to_gone(world: World) -> None:
     assert engine.snapshot()["models"][0]["replicas"] == 1
     engine.lost(conn, world.now_us)
     assert engine.replica(conn) is None
-    told = engine.news()
+    told = engine.events()
     assert [(kind, c) for kind, c, *_ in told] == [
-        (Notice.SAID_HELLO, conn),
-        (Notice.ATTACHED, conn),
-        (Notice.GONE, conn),
+        (EngineEvent.HELLO_RECEIVED, conn),
+        (EngineEvent.ATTACHED, conn),
+        (EngineEvent.DISCONNECTED, conn),
     ]
     assert told[0][4] == b"who I am"
     assert told[2][3] == Status.REPLICA_LOST
-    assert engine.news() == []
+    assert engine.events() == []
     assert engine.snapshot()["models"][0]["replicas"] == 0
 
 
@@ -101,10 +101,10 @@ def test_attaching_to_a_model_that_is_not_there(world: World) -> None:
 
 
 def test_links_max(new_world: Callable[..., World]) -> None:
-    world = new_world(links_max=3)
+    world = new_world(connections_max=3)
     conns = [world.engine.open(world.now_us) for _ in range(3)]
     assert world.engine.open(world.now_us) == 0
-    assert world.engine.news()[-1][0] == Notice.TURNED_AWAY
+    assert world.engine.events()[-1][0] == EngineEvent.CONNECTION_REJECTED
     world.engine.lost(conns[1], world.now_us)
     assert world.engine.open(world.now_us)
 

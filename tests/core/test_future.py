@@ -196,7 +196,7 @@ def test_any_order_of_ends_as_the_twin(world: World, seed: int) -> None:
         game.answer()
     for query in game.queries:
         query.check()
-    assert world.engine.delivery.issued == game.serial
+    assert world.engine.completion.issued == game.serial
 
 
 def test_ids_are_never_used_twice(world: World) -> None:
@@ -326,7 +326,7 @@ def test_a_future_outlives_its_engine(end: str) -> None:
     ]
     hit = numbers.predict(np.ones(3))
     engine.step(1)
-    delivery = engine.delivery
+    completion = engine.completion
     if end == "finish":
         engine.finish()
     del engine, texts, numbers
@@ -334,7 +334,7 @@ def test_a_future_outlives_its_engine(end: str) -> None:
     for future in futures:
         with pytest.raises(StatusError, match=r"CLOSED|shutting down"):
             future.result(5)
-    assert delivery.issued == delivery.answered == 404
+    assert completion.issued == completion.answered == 404
     assert hit.result().tolist() == list(range(5))
 
 
@@ -452,7 +452,7 @@ def test_await_under_a_tracer(answered: Callable[[Any], Future]) -> None:
 
 
 class Suspended:
-    """What the asyncio face gives to await: here nobody but the test looks at it."""
+    """What the asyncio interface gives to await: here nobody but the test looks at it."""
 
     _asyncio_future_blocking = False
 
@@ -463,7 +463,7 @@ def test_a_suspended_await(world: World) -> None:
     model = world.model(cached=False)
     world.container(model)
     asked: list[Any] = []
-    world.engine.delivery.on_await = lambda future: asked.append(len(future)) or Suspended()
+    world.engine.completion.on_await = lambda future: asked.append(len(future)) or Suspended()
     coroutine = awaits(model.predict(2.5))
     gc.collect()
     for n in (1, 2):  # resumed too early, it waits again
@@ -480,7 +480,7 @@ class GiveUp(Exception):
 
 @pytest.mark.parametrize("error", [GiveUp, GiveUp("so"), asyncio.CancelledError])
 def test_an_error_thrown_into_an_await_gives_the_query_up(world: World, error: Any) -> None:
-    world.engine.delivery.on_await = lambda _: Suspended()
+    world.engine.completion.on_await = lambda _: Suspended()
     future = world.model().predict(1.0)
     coroutine = awaits(future)
     coroutine.send(None)
@@ -490,7 +490,7 @@ def test_an_error_thrown_into_an_await_gives_the_query_up(world: World, error: A
 
 
 def test_closing(world: World) -> None:
-    world.engine.delivery.on_await = lambda _: Suspended()
+    world.engine.completion.on_await = lambda _: Suspended()
     for begin in (False, True):
         future = world.model().predict(1.0)
         coroutine = awaits(future)
@@ -510,7 +510,7 @@ def test_awaiting_and_callbacks_need_a_face(world: World) -> None:
     async def wait() -> None:
         await future
 
-    with pytest.raises(RuntimeError, match="no asyncio face"):
+    with pytest.raises(RuntimeError, match="no asyncio interface"):
         asyncio.run(wait())
     with pytest.raises(RuntimeError, match="no callback thread"):
         future.add_done_callback(print)

@@ -369,8 +369,8 @@ def test_whatever_happens_every_task_ends_once_and_in_time(
     world.pass_deadline(50_000)
     twin.check()
     assert twin.open == []
-    delivery = world.engine.delivery
-    assert delivery.issued == delivery.answered
+    completion = world.engine.completion
+    assert completion.issued == completion.answered
     counts = world.counts()
     assert counts["OK"] > 50
     assert counts["CANCELLED"] > 5

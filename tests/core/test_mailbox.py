@@ -24,7 +24,7 @@ def readable(mailbox: MailboxReader) -> bool:
 def test_news_comes_once_by_a_readable_descriptor(world: World) -> None:
     model = world.model(cached=False)
     world.container(model)
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     futures = [model.predict(float(i)) for i in range(10)]
     assert all(mailbox.add(future, i) for i, future in enumerate(futures))
     assert (len(mailbox), readable(mailbox), mailbox.drain()) == (10, False, [])
@@ -37,7 +37,7 @@ def test_news_comes_once_by_a_readable_descriptor(world: World) -> None:
 def test_a_done_future_is_not_added(world: World) -> None:
     model = world.model()
     world.container(model)
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     future = model.predict(1.0)
     world.serve()
     assert not mailbox.add(future, None)
@@ -48,7 +48,7 @@ def test_a_done_future_is_not_added(world: World) -> None:
 def test_a_future_of_many_tasks_is_news_when_the_last_has_ended(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     future = model.predict_many(np.arange(20.0))
     assert mailbox.add(future, "item")
     drained: list[tuple[Future, Any]] = []
@@ -64,7 +64,7 @@ def test_a_future_of_many_tasks_is_news_when_the_last_has_ended(world: World) ->
 
 def test_cancel_is_news(world: World) -> None:
     model = world.model()
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     future, other = model.predict(1.0), model.predict(2.0)
     mailbox.add(future, 1), mailbox.add(other, 2)
     future.cancel()
@@ -74,7 +74,7 @@ def test_cancel_is_news(world: World) -> None:
 
 
 def test_the_end_is_news(world: World) -> None:
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     future = world.model().predict(1.0)
     mailbox.add(future, None)
     world.engine.finish()
@@ -85,7 +85,7 @@ def test_the_end_is_news(world: World) -> None:
 def test_more_news_than_fits_is_not_lost(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, size_max=4096)
-    mailbox = MailboxReader(world.engine.delivery)
+    mailbox = MailboxReader(world.engine.completion)
     futures = [model.predict(float(i)) for i in range(2 * MAILBOX_WORDS - 100)]
     for future in futures:
         mailbox.add(future, None)
@@ -99,9 +99,9 @@ def test_more_news_than_fits_is_not_lost(world: World) -> None:
 def test_as_many_event_loops_as_there_are_mailboxes(world: World) -> None:
     model = world.model(cached=False)
     world.container(model)
-    mailboxes = [MailboxReader(world.engine.delivery) for _ in range(MAILBOXES_MAX)]
+    mailboxes = [MailboxReader(world.engine.completion) for _ in range(MAILBOXES_MAX)]
     with pytest.raises(RuntimeError, match="31 event loops"):
-        MailboxReader(world.engine.delivery)
+        MailboxReader(world.engine.completion)
     shared = model.predict(0.0)
     own = [model.predict(float(i)) for i in range(MAILBOXES_MAX)]
     for i, mailbox in enumerate(mailboxes):
@@ -117,13 +117,13 @@ def test_a_mailbox_that_is_given_back_serves_the_next_loop(world: World) -> None
     model = world.model(cached=False)
     world.container(model)
     for i in range(3 * MAILBOXES_MAX):
-        mailbox = MailboxReader(world.engine.delivery)
+        mailbox = MailboxReader(world.engine.completion)
         left, future = model.predict(float(i)), model.predict(-1.0)
         mailbox.add(left, "left")
         if i % 3 == 0:
             world.serve()
         del mailbox
-        mailbox = MailboxReader(world.engine.delivery)
+        mailbox = MailboxReader(world.engine.completion)
         mailbox.add(future, i)
         world.serve()
         assert not future.done() or readable(mailbox) or i % 3 == 0
@@ -137,7 +137,7 @@ def test_several_readers_and_random_ends_as_the_twin(world: World, seed: int) ->
     rng = random.Random(seed)
     model = world.model(cached=False, slo_us=5_000)
     container = world.container(model, size_max=5)
-    mailboxes = [MailboxReader(world.engine.delivery) for _ in range(3)]
+    mailboxes = [MailboxReader(world.engine.completion) for _ in range(3)]
     waiting: list[dict[int, Future]] = [{} for _ in mailboxes]
     serial = 0
     for _ in range(600):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.ensemble import predict_heard
+from clipper_core.engine.ensemble import predict_ensemble
+from clipper_core.engine.input_schema import InputSchema
 from clipper_core.engine.model import Model, predict_all
-from clipper_core.engine.taking import Taking
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.runtime.status import Status, StatusError
 
@@ -192,7 +192,7 @@ def test_finite_models_refuse_what_is_not(world: World, dtype: str, value: float
         strict.predict(row)
     with pytest.raises(StatusError, match="NaN or an infinity"):
         strict.predict_many(np.stack([np.zeros(3), row]))
-    assert world.engine.delivery.issued == 1
+    assert world.engine.completion.issued == 1
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_every_class_of_slo_has_a_lane(world: World) -> None:
 
 
 def test_nothing_takes_inputs_but_a_model(world: World) -> None:
-    assert isinstance(world.model(), Taking)
+    assert isinstance(world.model(), InputSchema)
     with pytest.raises(TypeError, match="only a Model"):
-        Taking()
+        InputSchema()
 
 
 def test_models_are_bounded(new_world: Callable[..., World]) -> None:
@@ -261,7 +261,7 @@ def test_a_hit_is_answered_at_submit_and_by_salt(world: World) -> None:
     assert model.predict([1.0, 2.0], salt=7).result(0) == b"two"
     assert model.cached([1.0, 2.0], salt=8) == (False, None)
     assert world.engine.snapshot()["models"][0]["hits"] == 2
-    assert world.engine.delivery.issued == 0, "a hit needs no slot"
+    assert world.engine.completion.issued == 0, "a hit needs no slot"
 
 
 def test_a_model_without_a_cache_evaluates_each(world: World) -> None:
@@ -373,7 +373,7 @@ def test_many_holds_hits_and_refusals_too(world: World) -> None:
 def test_many_of_another_shape_are_refused_whole(world: World, rows: Any) -> None:
     with pytest.raises(StatusError, match="input for m:1: expected f64"):
         world.model("f64", (2,)).predict_many(rows)
-    assert world.engine.delivery.issued == 0
+    assert world.engine.completion.issued == 0
 
 
 @pytest.mark.parametrize("rows", [[], np.zeros((0, 2))], ids=["list", "array"])
@@ -397,7 +397,7 @@ def test_what_fails_half_way_leaves_nothing_open(world: World) -> None:
     with pytest.raises(ValueError, match="torn"):
         model.predict_many([b"a", b"b", Torn(b"c"), b"d"])
     world.pass_deadline(60_000_000)
-    assert world.engine.delivery.issued == world.engine.delivery.answered == 4
+    assert world.engine.completion.issued == world.engine.completion.answered == 4
 
 
 # -- the end
@@ -449,7 +449,7 @@ ASKERS: dict[str, Callable[[Model, Any], Any]] = {
     "one_of_many": lambda model, x: model.predict_many([x]),
     "an_array": lambda model, x: model.predict_many(np.array([x] * 40)),
     "all": lambda model, x: predict_all((model, model), x),
-    "heard": lambda model, x: predict_heard((model, model), Decider([Step(Rule.FIRST)]), x),
+    "heard": lambda model, x: predict_ensemble((model, model), Decider([Step(Rule.FIRST)]), x),
 }
 
 

@@ -81,7 +81,7 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.engine.finish()
-    assert made.engine.delivery.issued == made.engine.delivery.answered
+    assert made.engine.completion.issued == made.engine.completion.answered
 
 
 def row(x: float) -> Any:

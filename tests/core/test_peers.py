@@ -24,7 +24,7 @@ class World:
         ]
         for i, engine in enumerate(self.engines):
             for other in self.engines[:i]:
-                engine.meet(other)
+                engine.link_peer(other)
         self.models = tuple(
             Model(engine, f"m{i}", i + 1, "f64", (2,)) for i, engine in enumerate(self.engines)
         )
@@ -58,8 +58,8 @@ class World:
             engine.step(engine.now_us())
 
     def check(self) -> None:
-        assert [engine.delivery.issued for engine in self.engines] == [
-            engine.delivery.answered for engine in self.engines
+        assert [engine.completion.issued for engine in self.engines] == [
+            engine.completion.answered for engine in self.engines
         ]
 
 
@@ -72,8 +72,8 @@ def world() -> World:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_it_is_done_when_all_are(world: World, order: tuple[int, int], reverse: bool) -> None:
     future = predict_all((world.models[reverse], world.models[not reverse]), ROW)
-    assert world.engines[reverse].delivery.issued == 2
-    assert world.engines[not reverse].delivery.issued == 0
+    assert world.engines[reverse].completion.issued == 2
+    assert world.engines[not reverse].completion.issued == 0
     world.answer(order[0])
     assert not future.done()
     world.answer(order[1])
@@ -135,7 +135,7 @@ def test_the_end_of_both(world: World, first: int) -> None:
 
 @pytest.mark.parametrize("home", [0, 1])
 def test_a_mailbox_hears_of_both(world: World, home: int) -> None:
-    mailbox = MailboxReader(world.engines[home].delivery)
+    mailbox = MailboxReader(world.engines[home].completion)
     models = (world.models[home], world.models[1 - home])
     for order in ((0, 1), (1, 0)):
         futures = [predict_all(models, ROW, salt=10 * home + order[0] + i * 100) for i in range(20)]
@@ -203,12 +203,12 @@ def test_numbers() -> None:
         Engine(manual_clock=True, number=64)
     one, same = Engine(manual_clock=True), Engine(manual_clock=True)
     with pytest.raises(StatusError, match="numbers of their own"):
-        one.meet(same)
+        one.link_peer(same)
     other = Engine(manual_clock=True, number=1)
-    one.meet(other)
+    one.link_peer(other)
     with pytest.raises(StatusError, match="numbers of their own"):
-        other.meet(one)
-    assert one.peers == [other.delivery]
+        other.link_peer(one)
+    assert one.peers == [other.completion]
 
 
 def test_the_most_engines_that_may_be() -> None:

@@ -148,7 +148,7 @@ def churn(
             future.exception(0)
         for future in futures[::7]:
             future.cancel()
-    world.engine.news()
+    world.engine.events()
 
 
 def vectors(number: int, n: int) -> bytes:

@@ -178,7 +178,7 @@ def test_a_check_without_an_answer_counts_for_nothing_and_few_wait(world: World)
     assert sum(len(rows) for _, rows in container.read()) == 8
     world.step(model.slo_us + 1000)
     assert model.similar.stats() == {"hits": 50, "checked": 0, "disagreed": 0, "worst": 0.0}
-    assert world.engine.delivery.issued == world.engine.delivery.answered
+    assert world.engine.completion.issued == world.engine.completion.answered
 
 
 def test_a_model_of_other_rows_refuses_and_one_of_any_type_settles(world: World) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clipper_core.params.shard_region import SharedRegion, calm
 from clipper_core.runtime.status import StatusError
-from tests.core.test_shard_door import (
+from tests.core.test_shard_loop import (
     DIM,
     DTYPES,
     HEAD,

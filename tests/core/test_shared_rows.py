@@ -21,7 +21,7 @@ from clipper_core.engine.io_loop import IoLoop
 from clipper_core.engine.model import Model
 from clipper_core.runtime.ring import WorkRing
 from clipper_core.runtime.status import Status
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import (
     Flag,
     Kind,
@@ -444,7 +444,7 @@ def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) 
 
 def await_hello(engine: Engine) -> int:
     while True:
-        select.select([engine.news_fd], [], [], 10)
-        for kind, conn, *_ in engine.news():
-            if kind == Notice.SAID_HELLO:
+        select.select([engine.events_fd], [], [], 10)
+        for kind, conn, *_ in engine.events():
+            if kind == EngineEvent.HELLO_RECEIVED:
                 return conn

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper_core.runtime.spin import Receiver, Spells
+from clipper_core.runtime.spin import Receiver, SpinPolicy
 
 SPIN_US, GAP_US, TRIAL, SCORE_MAX = 50, 20, 64, 16
 Pair = tuple[socket.socket, socket.socket]
@@ -48,7 +48,7 @@ class Twin:
 def test_polling_is_done_while_it_pays(spells: list[tuple[int, int]]) -> None:
     """Each spell: how many polls find nothing before one pays, if it lasts so long; and how far
     they are apart."""
-    ours, twin, now = Spells(SPIN_US), Twin(), 1_000
+    ours, twin, now = SpinPolicy(SPIN_US), Twin(), 1_000
     for polls, apart_us in spells:
         begun = ours.begin(now)
         assert begun == twin.begin(now)
@@ -64,7 +64,7 @@ def test_polling_is_done_while_it_pays(spells: list[tuple[int, int]]) -> None:
 
 
 def test_what_does_not_pay_is_seldom_tried() -> None:
-    spells, begun = Spells(SPIN_US), 0
+    spells, begun = SpinPolicy(SPIN_US), 0
     for turn in range(100 * TRIAL + 1):
         if spells.begin(turn * 1_000):
             begun += 1
@@ -73,7 +73,7 @@ def test_what_does_not_pay_is_seldom_tried() -> None:
 
 
 def test_none_is_begun_for_no_time() -> None:
-    assert not any(Spells(0).begin(turn) for turn in range(2 * TRIAL))
+    assert not any(SpinPolicy(0).begin(turn) for turn in range(2 * TRIAL))
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_polling_is_for_who_has_several_cores(pair: Pair) -> None:
     for one in (receiver, alone):
         with pytest.raises(BlockingIOError):  # nothing comes
             one.fill(ours.fileno(), bytearray(1))
-    assert alone.spells == 0
-    assert receiver.spells == (len(mine) > 1)
+    assert alone.spins == 0
+    assert receiver.spins == (len(mine) > 1)
 
 
 @pytest.mark.parametrize("spin_us", [0, SPIN_US])

@@ -200,12 +200,12 @@ def test_predict_many(model, server):
 
 
 def test_predict_many_refuses_all_or_nothing(model):
-    issued = model.engine.delivery.issued
+    issued = model.engine.completion.issued
     with pytest.raises(InvalidInput):
         model.predict_many(np.zeros((3, 5)))
     with pytest.raises(InvalidInput):
         model.predict_many([])
-    assert model.engine.delivery.issued == issued
+    assert model.engine.completion.issued == issued
 
 
 def test_predict_many_in_asyncio(model):

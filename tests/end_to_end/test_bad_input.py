@@ -57,7 +57,7 @@ def model(deploy_for_all):
     ],
 )
 def test_a_wrong_shape_or_type(model, app, x, got):
-    issued = model.engine.delivery.issued
+    issued = model.engine.completion.issued
     with pytest.raises(
         InvalidInput, match=rf"input for {model.name}: expected f64\[4\], got .*{got}"
     ) as caught:
@@ -65,7 +65,7 @@ def test_a_wrong_shape_or_type(model, app, x, got):
     assert caught.value.rest_status == 400
     with pytest.raises(InvalidInput):
         app(model, slo_ms=100).predict(x)
-    assert model.engine.delivery.issued == issued
+    assert model.engine.completion.issued == issued
     assert model.predict(ROW).result(5) == 6.0
 
 

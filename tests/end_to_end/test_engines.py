@@ -55,7 +55,7 @@ def start() -> Iterator[Callable[..., clipper.ClipperServer]]:
     for server in started:
         server.close()
         for engine in server._engines:
-            assert engine.delivery.issued == engine.delivery.answered
+            assert engine.completion.issued == engine.completion.answered
 
 
 @pytest.fixture

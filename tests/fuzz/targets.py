@@ -295,11 +295,11 @@ class _Shard:
     def __init__(self) -> None:
         from clipper_core.params.embedding import Table
         from clipper_core.params.optimizer import Optimizer
-        from clipper_core.params.shard_door import ShardDoor
+        from clipper_core.params.shard_loop import ShardLoop
 
         self._folder = tempfile.TemporaryDirectory(prefix="clipper-fuzz-")
         self._table = Table("users", 5, optimizer=Optimizer("adagrad"))
-        self._door = ShardDoor(frame_bytes_max=1 << 20, connections_max=16)
+        self._door = ShardLoop(frame_bytes_max=1 << 20, connections_max=16)
         self._listener = socket.socket(socket.AF_UNIX)
         self.path = f"{self._folder.name}/shard.sock"
         self._listener.bind(self.path)

@@ -19,7 +19,7 @@ from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import FollowerSet, Origin, ReplicaFollower, ShardReplica
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach
 
@@ -34,7 +34,7 @@ class Primary:
     def __init__(
         self, epoch: int, draw: np.random.Generator, resync_ids_max: int = 1 << 20, **limits: int
     ) -> None:
-        self.door = ShardDoor(**limits)
+        self.door = ShardLoop(**limits)
         self.door.epoch = epoch
         self.parameters = Parameters()
         self.parameters.serve()

@@ -24,7 +24,7 @@ from clipper.params.shard.recovery import (
     recover,
 )
 from clipper.params.shard.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, full, ones, zeros
 
 TABLES = (
@@ -298,7 +298,7 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
     parts = parts_in(shards.root / "snapshots")
     assert len(parts) == 10
     for source in snapshots.sources_of(shards.root / "snapshots", 0, 1):
-        twin, door = Parameters(), ShardDoor()
+        twin, door = Parameters(), ShardLoop()
         for piece in source.read():
             twin.take(piece)
             for worker, window in piece.get("seen", {}).items():
@@ -332,7 +332,7 @@ def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
 def test_pushes_seen_are_united() -> None:
     draw = np.random.default_rng(5)
     for _ in range(50):
-        doors, sets = [ShardDoor(), ShardDoor()], [set[int](), set[int]()]
+        doors, sets = [ShardLoop(), ShardLoop()], [set[int](), set[int]()]
         for door, seen in zip(doors, sets, strict=True):
             for one in draw.integers(1, 3000, int(draw.integers(0, 200))).tolist():
                 if door.look(1, one) == 0:
@@ -341,7 +341,7 @@ def test_pushes_seen_are_united() -> None:
         windows = [door.pushes_seen().get(1) for door in doors]
         if windows[0] is None or windows[1] is None:
             continue
-        both = ShardDoor()
+        both = ShardLoop()
         both.saw(1, merge_windows(windows[0], windows[1]))
         high = max(max(seen) for seen in sets)
         for one in range(1, high + 1):

@@ -22,7 +22,7 @@ from clipper.params.shard import change_watchers as changes_module
 from clipper.params.shard.change_watchers import SLOT, ChangeWatchers
 from clipper.params.shard.parameters import Parameters
 from clipper_container import Model
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, full, ones
 
 PATIENCE_S = 60.0
@@ -53,7 +53,7 @@ class Shard:
     """Changes over a door that nobody listens at."""
 
     def __init__(self) -> None:
-        self.door, self.parameters = ShardDoor(), Parameters()
+        self.door, self.parameters = ShardLoop(), Parameters()
         self.parameters.create(SPEC)
         self.said: dict[int, dict[str, Any]] = {}
         self.changes = ChangeWatchers(self.door, lambda: self.parameters, self._answer)
@@ -120,7 +120,7 @@ def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_log_that_overflows_loses_all_who_watch() -> None:
     shard = Shard()
-    shard.door = ShardDoor(log_ids_max=10)
+    shard.door = ShardLoop(log_ids_max=10)
     shard.changes = ChangeWatchers(shard.door, lambda: shard.parameters, shard._answer)
     position = (shard.ask(-1) or {})["position"]
     assert shard.ask(position) is None

@@ -1,4 +1,4 @@
-// What future.hpp's steps work on, with the fields of future.pxd.
+// What completion.hpp's steps work on, with the fields of future.pxd.
 #pragma once
 #include "checker.hpp"
 
@@ -34,10 +34,10 @@ struct Block {
     }
 };
 
-struct Delivery {
+struct Completion {
     Atomic<uint32_t> epoch, waiters, dead;
     Futex futex;
-    Delivery() {
+    Completion() {
         schedules::name(epoch, "epoch");
         schedules::name(waiters, "waiters");
         schedules::name(dead, "dead");

@@ -23,9 +23,9 @@ HERE = Path(__file__).resolve().parent
 HEADERS = {  # header -> its package
     "ring": "runtime",
     "clock_cache": "cache",
-    "future": "results",
+    "completion": "results",
     "lane": "scheduling",
-    "lead": "runtime",
+    "loop_owner": "runtime",
     "row_lock": "params",
 }
 ORDER = re.compile(r"std::memory_order_(relaxed|acquire|release|acq_rel|seq_cst)\b")

@@ -1,7 +1,7 @@
-// lane.hpp, with Cells of ring.hpp and the baton of lead.hpp: how a submitter's row reaches a loop that may be asleep.
+// lane.hpp, with Cells of ring.hpp and the ownership of loop_owner.hpp: how a submitter's row reaches a loop that may be asleep.
 #include "checker.hpp"
 #include "scheduling/lane.hpp"
-#include "runtime/lead.hpp"
+#include "runtime/loop_owner.hpp"
 #include "runtime/ring.hpp"
 
 namespace schedules {
@@ -29,7 +29,7 @@ struct Lane {
 struct Submit : Scenario {
     int submitters, rows, lanes_used;
     Planted planted;
-    clipper::Lead<Model> lead{};
+    clipper::LoopOwner<Model> lead{};
     EventFd wake_fd{"wake_fd"};
     Lane lanes[2];
     Cells ready;
@@ -38,7 +38,7 @@ struct Submit : Scenario {
     uint64_t ready_head = 0;
     int taken = 0;
     Submit(int s, int r, int l, Planted p) : submitters(s), rows(r), lanes_used(l), planted(p) {
-        name(lead.baton, "baton");
+        name(lead.state, "state");
         for (int i = 0; i < lanes_used; ++i) lanes[i].start(i);
         ready.init(ready_turns, 2);
         name(ready.tail, "ready's tail");
@@ -49,7 +49,7 @@ struct Submit : Scenario {
     }
     int threads() const override { return submitters + 1; }
     void announce(Lane& lane, uint64_t id) {
-        if (clipper::lane_announce(lane, ready, ready_ids, id) && lead.rouse()) wake_fd.signal();
+        if (clipper::lane_announce(lane, ready, ready_ids, id) && lead.wake_owner()) wake_fd.signal();
     }
     void submit(Lane& lane, uint64_t id) {
         uint64_t pos;
@@ -73,7 +73,7 @@ struct Submit : Scenario {
             bool next = ready_turns[ready_head & 1].peek() == ready.base(ready_head) + 1;
             EXPECT(lanes_used > 1 || !next, "a lane is in the ready ring twice");
             if (planted == heard_late) take_in(lanes[id]);
-            clipper::lane_heard(lanes[id]);
+            clipper::lane_clear_dirty(lanes[id]);
             if (planted != heard_late) take_in(lanes[id]);
         }
     }
@@ -81,9 +81,9 @@ struct Submit : Scenario {
     void loop() {
         for (step(); taken < submitters * rows; step()) {
             bool quiet = planted == no_second_look && idle();
-            lead.doze();
+            lead.mark_asleep();
             if (quiet || idle()) wake_fd.wait();
-            lead.rise();
+            lead.mark_awake();
             if (wake_fd.count) wake_fd.drain();
         }
     }
@@ -137,46 +137,46 @@ BROKEN(TakenIn, "lane", planted_taken_in_early, "a lane says that a row is taken
 enum Hasty { patient, uncounted, looks_first };
 
 // As bulk.pyx takes arrays in and engine.pyx ends: what one who entered has put into a lane is there when its rows are ended.
-struct Takers : Scenario {
-    int submitters, times;
+struct Submitters : Scenario {
+    int callers, times;
     Hasty planted;
     bool another;  // an Engine.refuse_new came first: some may still be inside
-    Atomic<uint32_t> takers, refusing;
+    Atomic<uint32_t> submitters, refusing;
     Data<uint32_t> rows[2];
     uint32_t put[2] = {0, 0}, ended = 0;
-    Takers(int s, int n, Hasty p, bool a) : submitters(s), times(n), planted(p), another(a) {
-        name(takers, "takers");
+    Submitters(int s, int n, Hasty p, bool a) : callers(s), times(n), planted(p), another(a) {
+        name(submitters, "submitters");
         name(refusing, "refusing");
         for (int i = 0; i < 2; ++i) rows[i].name = "rows of an array";
     }
-    int threads() const override { return submitters + 1; }
+    int threads() const override { return callers + 1; }
     void take(int i) {
         bool early = planted == looks_first && refusing.load(Order{-1, Mo::memory_order_seq_cst}) == 0;
-        if (planted == patient ? !clipper::taker_enters(*this, refusing) : planted == looks_first ? !early : false) return;
-        if (planted == looks_first) takers.fetch_add(1, Order{-1, Mo::memory_order_seq_cst});
+        if (planted == patient ? !clipper::submitter_enter(*this, refusing) : planted == looks_first ? !early : false) return;
+        if (planted == looks_first) submitters.fetch_add(1, Order{-1, Mo::memory_order_seq_cst});
         rows[i] = ++put[i];
-        if (planted != uncounted) clipper::taker_leaves(*this);
+        if (planted != uncounted) clipper::submitter_leave(*this);
     }
     void run(int t) override {
-        if (t <= submitters) {
+        if (t <= callers) {
             for (int k = 0; k < times; ++k) take(t - 1);
             return;
         }
         if (another) refusing.store(1, Order{-1, Mo::memory_order_seq_cst});
-        clipper::takers_end(*this, refusing, 1);
-        for (int i = 0; i < submitters; ++i) ended += rows[i];
+        clipper::submitters_stop(*this, refusing, 1);
+        for (int i = 0; i < callers; ++i) ended += rows[i];
     }
     void finish() override {
         EXPECT(ended == put[0] + put[1], "a row is put into a lane that has ended");
-        EXPECT(takers.peek() == 0, "the count of takers is wrong");
+        EXPECT(submitters.peek() == 0, "the count of submitters is wrong");
     }
 };
-SCENARIO(Takers, "lane", takers_one, "one submitter at work while the engine ends", 1, 1, patient, false);
-SCENARIO(Takers, "lane", takers_two, "two submitters at work while the engine ends", 2, 1, patient, false);
-SCENARIO(Takers, "lane", takers_again, "one submitter, twice", 1, 2, patient, false);
-SCENARIO(Takers, "lane", takers_after_refusing, "it takes nothing new already when it ends", 2, 1, patient, true);
-BROKEN(Takers, "lane", planted_uncounted, "a submitter does not count itself", 1, 1, uncounted, false);
-BROKEN(Takers, "lane", planted_takers_look_first, "a submitter looks before it counts itself", 1, 1, looks_first, false);
+SCENARIO(Submitters, "lane", takers_one, "one submitter at work while the engine ends", 1, 1, patient, false);
+SCENARIO(Submitters, "lane", takers_two, "two submitters at work while the engine ends", 2, 1, patient, false);
+SCENARIO(Submitters, "lane", takers_again, "one submitter, twice", 1, 2, patient, false);
+SCENARIO(Submitters, "lane", takers_after_refusing, "it takes nothing new already when it ends", 2, 1, patient, true);
+BROKEN(Submitters, "lane", planted_uncounted, "a submitter does not count itself", 1, 1, uncounted, false);
+BROKEN(Submitters, "lane", planted_takers_look_first, "a submitter looks before it counts itself", 1, 1, looks_first, false);
 
 }  // namespace
 }  // namespace schedules

@@ -1,6 +1,6 @@
-// future.hpp's mailboxes, with Spsc of ring.hpp: no notice is lost, whoever ends the slot and however full the ring is.
+// completion.hpp's mailboxes, with Spsc of ring.hpp: no notice is lost, whoever ends the slot and however full the ring is.
 #include "block.hpp"
-#include "results/future.hpp"
+#include "results/completion.hpp"
 #include "runtime/ring.hpp"
 
 namespace schedules {
@@ -59,9 +59,9 @@ struct News : Scenario {
         waiting[slot] = true;
         if (planted == asks_after_looking) {
             bool open = clipper::slot_state(block, slot) == clipper::kSlotPending;
-            if (open) clipper::slot_ask(block, slot, 0);
+            if (open) clipper::slot_watch(block, slot, 0);
             if (open) return true;
-        } else if (clipper::slot_ask(block, slot, 0)) {
+        } else if (clipper::slot_watch(block, slot, 0)) {
             return true;
         }
         waiting[slot] = false;
@@ -85,7 +85,7 @@ struct News : Scenario {
             collect(uint32_t(slot));
             any = true;
         }
-        if (clipper::mailbox_look_at_all(*this)) {
+        if (clipper::mailbox_must_rescan(*this)) {
             for (uint32_t i = 0; i < uint32_t(slots); ++i) collect(i);
             any = true;
         }
@@ -143,13 +143,13 @@ struct Asked : Scenario {
     int threads() const override { return 3; }
     void run(int t) override {
         if (t == 3) clipper::slot_try_end(block, 0, kOk, value_of(0), 7, &boxes);
-        else asked[t] = clipper::slot_ask(block, 0, uint32_t(t));
+        else asked[t] = clipper::slot_watch(block, 0, uint32_t(t));
     }
     void finish() override {
         for (int t = 1; t <= 2; ++t) EXPECT(!asked[t] || (boxes >> t & 1), "a reader waits, and will not be told");
     }
 };
-SCENARIO(Asked, "future", slot_two_ask, "two readers ask for news of a slot while it ends");
+SCENARIO(Asked, "completion", slot_two_ask, "two readers ask for news of a slot while it ends");
 
 }  // namespace
 }  // namespace schedules

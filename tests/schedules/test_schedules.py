@@ -44,13 +44,13 @@ JUSTIFIED = {
     "ring.hpp pop: tail.load seq_cst -> acq_rel",
     "ring.hpp untouched: tail.load seq_cst -> acq_rel",
     "ring.hpp untouched: tail.load seq_cst -> relaxed",
-    "future.hpp slots_first_open: state.load seq_cst -> acq_rel",
-    "future.hpp delivery_dies: epoch.fetch_add seq_cst -> acq_rel",
-    "future.hpp mailbox_look_at_all: overflow.exchange seq_cst -> acq_rel",
-    "future.hpp mailbox_look_at_all: overflow.exchange seq_cst -> relaxed",
+    "completion.hpp slots_first_open: state.load seq_cst -> acq_rel",
+    "completion.hpp completion_mark_dead: epoch.fetch_add seq_cst -> acq_rel",
+    "completion.hpp mailbox_must_rescan: overflow.exchange seq_cst -> acq_rel",
+    "completion.hpp mailbox_must_rescan: overflow.exchange seq_cst -> relaxed",
     "lane.hpp lane_announce: dirty.exchange seq_cst -> acq_rel",
     "lane.hpp lane_announce: dirty.exchange seq_cst -> relaxed",
-    "lead.hpp ring: bell.fetch_add relaxed -> split",
+    "loop_owner.hpp wake_loop_thread: wakeups.fetch_add relaxed -> split",
 }
 
 DECLARED = re.compile(r'^(SCENARIO|DEEP|BROKEN)\(\w+, "[^"]*", (\w+),', re.M)
@@ -139,9 +139,11 @@ def test_every_justification_is_in_the_header(explorer: Explorer) -> None:
     for what in JUSTIFIED:
         site = known[what]
         lines = explorer.texts[site.header].splitlines()
-        assert "// order:" in lines[site.line - 1] or "// order:" in lines[site.line - 2], (
-            f"{site.place}: {what}: say why"
-        )
+        above = site.line - 1
+        while lines[above - 1].lstrip().startswith("//"):
+            above -= 1
+        comment = "".join(lines[above : site.line])
+        assert "// order:" in comment, f"{site.place}: {what}: say why"
 
 
 def test_no_order_is_overlooked(explorer: Explorer) -> None:
@@ -163,7 +165,7 @@ def test_no_order_is_overlooked(explorer: Explorer) -> None:
 
 def test_the_steps_are_nowhere_else() -> None:
     """Orders other than relaxed belong into the headers, where the explorer sees them."""
-    for module in ("delivery", "future", "mailbox", "lane"):
+    for module in ("completion", "completion", "mailbox", "lane"):
         text = (CORE / f"{module}.pyx").read_text()
         spelled = re.findall(
             r"[\w.\]\[]+\((?:[^()]*, *)?(?:acquire|release|acq_rel|seq_cst)\)", text
@@ -189,19 +191,20 @@ def test_a_failure_is_told_and_comes_again(explorer: Explorer) -> None:
     steps = [re.split(r"\s{2,}|\s(?=future\.hpp)", line) for line in first["trace"]]
     assert ["thread 2", "state[0]", "cas"] in [step[:3] for step in steps]
     assert any(
-        "0 -> 1" in line and "seq_cst" in line and "future.hpp:" in line for line in first["trace"]
+        "0 -> 1" in line and "seq_cst" in line and "completion.hpp:" in line
+        for line in first["trace"]
     )
     assert first["trace"][-1].endswith("FAILS: nobody wakes it: thread 1 waits on the futex")
 
 
 def test_a_mutant_is_told_and_comes_again(explorer: Explorer) -> None:
-    site = next(s for s in explorer.sites if s.name.startswith("future.hpp waiter_enters"))
+    site = next(s for s in explorer.sites if s.name.startswith("completion.hpp waiter_enters"))
     mutant = f"{site.number}:acq_rel"
     (found,) = explorer.ask("mutants", *bounds(), mutant)
     preemptions, stale, taken = found["choices"].split(" ")
     (again,) = explorer.ask("replay", preemptions, stale, "0", found["name"], taken, mutant)
     assert again["failure"] == found["failure"]
-    assert "future.hpp" in told(found, mutant)
+    assert "completion.hpp" in told(found, mutant)
 
 
 def test_an_order_is_numbered() -> None:

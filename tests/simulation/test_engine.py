@@ -85,7 +85,9 @@ def ask(
 @pytest.mark.parametrize("seed", range(300))
 def test_everything_goes_wrong(seed: int) -> None:
     rng = Random(seed)
-    world = World(seed, frame_bytes_max=rng.choice([4096, 1 << 20]), links_max=rng.choice([3, 64]))
+    world = World(
+        seed, frame_bytes_max=rng.choice([4096, 1 << 20]), connections_max=rng.choice([3, 64])
+    )
     zoo = a_zoo(world, rng, lane_rows=rng.choice([32, 256]))
     for kin in zoo[: rng.randint(1, len(zoo))]:
         for _ in range(rng.randint(1, 3)):
@@ -400,7 +402,7 @@ def test_a_silent_container_is_closed_though_its_row_is_popular() -> None:
 
 
 def test_who_does_not_say_hello_is_closed() -> None:
-    world = World(5, links_max=2)
+    world = World(5, connections_max=2)
     kin = world.model("m")
     late = Container(world, kin, hello_after_us=10_000_000, comes_back=False)
     world.pass_us(390_000)
@@ -410,7 +412,7 @@ def test_who_does_not_say_hello_is_closed() -> None:
 
 
 def test_links_max_turns_away_and_takes_in_again() -> None:
-    world = World(6, links_max=2)
+    world = World(6, connections_max=2)
     kin = world.model("m")
     crowd = [Container(world, kin, comes_back=i < 2) for i in range(3)]
     world.pass_us(10_000)

@@ -28,7 +28,7 @@ from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import (
     Flag,
     Kind,
@@ -150,10 +150,10 @@ class World:
     def step(self) -> None:
         self.asked_us = self.engine.step(self.now_us)
         assert self.asked_us > self.now_us, f"seed {self.seed}: the loop would spin"
-        for kind, conn, _, status, _ in self.engine.news():
-            if kind == Notice.SAID_HELLO and conn in self.ends:
+        for kind, conn, _, status, _ in self.engine.events():
+            if kind == EngineEvent.HELLO_RECEIVED and conn in self.ends:
                 self.ends[conn].say_welcome()
-            elif kind == Notice.GONE:
+            elif kind == EngineEvent.DISCONNECTED:
                 self.gone.append(status)
         for container in list(self.ends.values()):
             container.flush()

@@ -84,7 +84,7 @@ class Node:
 
     def attach(self) -> bool:
         attached = False
-        for kind, conn, _, _, data in self.engine.news():
+        for kind, conn, _, _, data in self.engine.events():
             if kind.name == "SAID_HELLO":
                 self.engine.attach(conn, self.models[data].index, b"", size_max=256)
                 attached = True
@@ -94,8 +94,8 @@ class Node:
         self.dispatch.stop()
         for container in self.containers:
             container.drop()
-        delivery = self.engine.delivery
-        assert delivery.issued == delivery.answered
+        completion = self.engine.completion
+        assert completion.issued == completion.answered
 
 
 def together(*runs: Callable[[], object]) -> None:

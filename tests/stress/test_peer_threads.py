@@ -38,7 +38,7 @@ class Pair:
             Engine(cache_bytes_max=1 << 22, tasks_max=1 << 16, heartbeat_ms=10_000, number=i)
             for i in range(2)
         ]
-        self.engines[0].meet(self.engines[1])
+        self.engines[0].link_peer(self.engines[1])
         self.dispatch = Dispatch(*self.engines)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.path)
@@ -71,7 +71,7 @@ class Pair:
     def attach(self) -> bool:
         attached = False
         for engine in self.engines:
-            for kind, conn, _, _, data in engine.news():
+            for kind, conn, _, _, data in engine.events():
                 if kind.name != "SAID_HELLO":
                     continue
                 model = self.models[data]
@@ -79,7 +79,7 @@ class Pair:
                     engine.attach(conn, model.index, b"", size_max=64)
                     attached = True
                 else:
-                    engine.hand_over(conn, model.engine, encode_frame(Kind.HELLO, data))
+                    engine.move_connection(conn, model.engine, encode_frame(Kind.HELLO, data))
         return attached
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Pair:
         for container in self.containers:
             container.drop()
         for engine in self.engines:
-            assert engine.delivery.issued == engine.delivery.answered
+            assert engine.completion.issued == engine.completion.answered
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_containers_that_die_on_either_side(pair: Pair, stress: int) -> None:
 def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None:
     """No callback thread and no event loop: who finds the other at the ring leaves the notice that
     has no place in it."""
-    mailbox = MailboxReader(pair.engines[0].delivery)
+    mailbox = MailboxReader(pair.engines[0].completion)
     models = tuple(pair.models.values())[:2]
     done = 0
     for lap in range(20 * stress):

@@ -17,7 +17,7 @@ from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.runtime.status import Status
 from clipper_core.scheduling.batcher import Batching
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import (
     HEADER_BYTES,
     Kind,
@@ -126,8 +126,8 @@ class Replica:
 
     def _step(self) -> None:
         self.asked_us = max(self.engine.step(self.now_us), self.now_us + 1)
-        for notice, *_ in self.engine.news():
-            assert notice != Notice.GONE, "the engine gave the simulated container up"
+        for notice, *_ in self.engine.events():
+            assert notice != EngineEvent.DISCONNECTED, "the engine gave the simulated container up"
         self._inbox += self.engine.outgoing(self.conn, self.now_us)
         while len(self._inbox) >= HEADER_BYTES:
             header = decode_header(self._inbox)

@@ -541,7 +541,7 @@ class Deployment:
 
         With hundreds of containers each look costs milliseconds.
         """
-        issued = sum(engine.delivery.issued for engine in self._engines)
+        issued = sum(engine.completion.issued for engine in self._engines)
         if issued == self._looked_at and not any(one.model.replicas_max for one in self._running):
             return {}
         models = self.stats()
@@ -589,7 +589,7 @@ class Deployment:
     def _expect(self, id_: VersionedModel, when_us: int) -> None:
         running = self._running.get(id_)
         if running is not None and not self._closed:
-            running.core.engine.expect(running.core.index, when_us)
+            running.core.engine.set_earliest_replica(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
         if self._mesh.on_replicas_changed(id_):

@@ -174,7 +174,9 @@ class ServerHost:
     def close(self, resolved: ResolvedApplication, seconds: float) -> None:
         """Fail at once the queries that are due before a replica can come, `seconds` from now."""
         core = next(iter(resolved.cores.values()))
-        core.engine.expect(core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6))
+        core.engine.set_earliest_replica(
+            core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6)
+        )
 
     def forget(self, resolved: ResolvedApplication) -> None:
         """Fail the waiting queries of an unregistered model, and release its engine."""

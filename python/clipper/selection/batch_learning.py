@@ -1,8 +1,8 @@
 """Learning from many observations at once, as columns instead of objects.
 
-The core (clipper_core.learning.lesson) learns the policies that have a rule, from labels and from
-float numbers, in the order of the rows. Other policies, and columns of other or mixed types, are
-learned by a loop over `policy.observe`. Both give the same state, bit for bit.
+The core (clipper_core.learning.feedback_update) learns the policies that have a rule, from labels
+and from float numbers, in the order of the rows. Other policies, and columns of other or mixed
+types, are learned by a loop over `policy.observe`. Both give the same state, bit for bit.
 """
 
 import functools
@@ -19,7 +19,7 @@ from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule
-from clipper_core.learning.lesson import Lesson as NativeUpdate
+from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
 
 _PLAIN = frozenset((int, str, bytes))
 _INTEGERS: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})

@@ -39,7 +39,7 @@ using std::uint64_t;
 using std::uint8_t;
 
 // -- buckets
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 constexpr int kWays = 5;
 // a way's tag is the top byte of its hi; 0 is an empty way
@@ -71,7 +71,8 @@ template <class Atomics>
 inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     unsigned ways = 0;
 #pragma GCC unroll 5
-    for (int w = 0; w < kWays; ++w) ways |= unsigned(b.lo[w].load(std::memory_order_acquire) == lo) << w;
+    for (int w = 0; w < kWays; ++w)
+        ways |= unsigned(b.lo[w].load(std::memory_order_acquire) == lo) << w;
     return ways;
 }
 
@@ -99,17 +100,22 @@ inline unsigned bucket_match_by(Variant variant, const Bucket<StdAtomics>& b, ui
     const Line& line = reinterpret_cast<const Line&>(b);  // sequence and bits; lo[0..4]; hi[0..1]
     if (variant == kAvx512) {  // one compare; zmm16 and up do not slow SSE code that follows
         uint32_t equal;
-        asm volatile("vpbroadcastq %[lo], %%zmm16\n\tvpcmpeqq %[line], %%zmm16, %%k1\n\tkmovw %%k1, %[equal]"
-                     : [equal] "=r"(equal) : [lo] "r"(lo), [line] "m"(line) : CLIPPER_CLOBBERS);
+        asm volatile(
+            "vpbroadcastq %[lo], %%zmm16\n\tvpcmpeqq %[line], %%zmm16, %%k1\n\tkmovw %%k1, %[equal]"
+            : [equal] "=r"(equal)
+            : [lo] "r"(lo), [line] "m"(line)
+            : CLIPPER_CLOBBERS);
         return equal >> 1 & 31;
     }
     if (variant == kAvx2) {
         uint32_t low, high;
-        asm volatile("vmovq %[lo], %%xmm4\n\tvpbroadcastq %%xmm4, %%ymm4\n\t"
-                     "vpcmpeqq %[first], %%ymm4, %%ymm5\n\tvpcmpeqq %[second], %%ymm4, %%ymm6\n\t"
-                     "vmovmskpd %%ymm5, %[low]\n\tvmovmskpd %%ymm6, %[high]"
-                     : [low] "=&r"(low), [high] "=r"(high)
-                     : [lo] "r"(lo), [first] "m"(line.half[0]), [second] "m"(line.half[1]) : CLIPPER_CLOBBERS);
+        asm volatile(
+            "vmovq %[lo], %%xmm4\n\tvpbroadcastq %%xmm4, %%ymm4\n\t"
+            "vpcmpeqq %[first], %%ymm4, %%ymm5\n\tvpcmpeqq %[second], %%ymm4, %%ymm6\n\t"
+            "vmovmskpd %%ymm5, %[low]\n\tvmovmskpd %%ymm6, %[high]"
+            : [low] "=&r"(low), [high] "=r"(high)
+            : [lo] "r"(lo), [first] "m"(line.half[0]), [second] "m"(line.half[1])
+            : CLIPPER_CLOBBERS);
         return (low >> 1 | high << 3) & 31;
     }
     return bucket_match(b, lo);
@@ -147,7 +153,8 @@ inline Found bucket_find(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Variant v
 template <class Atomics>
 inline bool bucket_try_lock(Bucket<Atomics>& b, uint32_t* sequence) {
     *sequence = b.sequence.load(std::memory_order_relaxed);
-    return !(*sequence & 1) && b.sequence.compare_exchange_strong(*sequence, *sequence + 1, std::memory_order_acquire);
+    return !(*sequence & 1) &&
+           b.sequence.compare_exchange_strong(*sequence, *sequence + 1, std::memory_order_acquire);
 }
 template <class Atomics>
 inline uint32_t bucket_lock(Bucket<Atomics>& b) {
@@ -167,7 +174,7 @@ inline void bucket_unlock_unchanged(Bucket<Atomics>& b, uint32_t sequence) {
 }
 
 // -- under the lock
-// --------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 template <class Atomics>
 inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
@@ -239,7 +246,8 @@ inline int bucket_choose(Bucket<Atomics>& b, uint64_t lo, Policy policy) {
 
 // An empty way is all zeros, as the table starts: tag 0, lo 0, word 0.
 template <class Atomics>
-inline void bucket_write(Bucket<Atomics>& b, int way, uint64_t lo, uint64_t hi, uint8_t tag, uint64_t word) {
+inline void bucket_write(Bucket<Atomics>& b, int way, uint64_t lo, uint64_t hi, uint8_t tag,
+                         uint64_t word) {
     b.lo[way].store(lo, std::memory_order_release);
     b.hi[way].store(hi | uint64_t(tag) << kTagShift, std::memory_order_release);
     b.word[way].store(word, std::memory_order_release);
@@ -302,7 +310,7 @@ inline void map_write(Word* words, uint64_t index, bool set) {
 inline int first_bit(uint64_t word) { return __builtin_ctzll(word); }
 
 // -- memory
-// ----------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 // Write to the bucket and change nothing: its page is there afterwards. No lock is needed, and none
 // is disturbed.
@@ -326,11 +334,14 @@ inline void fetch_lines(const void* bucket) {
 // half of a far lookup; only a stretch that starts at a multiple of one can be made of them, which
 // kernels before 6.7 leave to chance.
 constexpr std::size_t kHugePage = std::size_t(2) << 20;
-inline std::size_t whole_pages(std::size_t bytes) { return (bytes + 0xffff) & ~std::size_t(0xffff); }
+inline std::size_t whole_pages(std::size_t bytes) {
+    return (bytes + 0xffff) & ~std::size_t(0xffff);
+}
 
 inline void* pages_new(std::size_t bytes) {
     std::size_t length = whole_pages(bytes), spare = length >= 2 * kHugePage ? kHugePage : 0;
-    void* p = mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return nullptr;
     if (!spare) return p;
     char* start = static_cast<char*>(p);

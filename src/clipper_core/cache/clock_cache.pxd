@@ -6,7 +6,7 @@
 # sequence, compare keys, read the word, recheck the sequence, set the reference bit if clear.
 # Source: Clipper paper section 4.2 (CLOCK); Corbato 1968; docs/design.md (why set-associative, why
 # 120 bits and a random seed).
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.runtime.row_hash cimport Key, Variant
 from clipper_core.wire.prediction cimport Value
 

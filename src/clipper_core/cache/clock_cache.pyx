@@ -40,7 +40,7 @@ from libcpp cimport bool
 import os
 
 from clipper_core.runtime.dtype cimport BOOL, BYTES, F64, I64, STR
-from clipper_core.runtime.machine cimport acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
+from clipper_core.runtime.machine cimport acq_rel, aligned_new, atomic, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.row_hash cimport (
     AVX2, AVX512, PLAIN, HashSecret, Variant, hash_row, hash_secret, variant_best,
 )
@@ -392,7 +392,8 @@ cdef Value _value_of(object output) except *:
         value.tag = BOOL if type(output) is type(True) else I64
         value.word = <u64> <i64> output
     else:
-        raise TypeError(f"the cache takes float, int, bool, bytes and str, not {type(output).__name__}")
+        raise TypeError(f"the cache takes float, int, bool, bytes and str, not "
+                        f"{type(output).__name__}")
     return value
 
 
@@ -404,7 +405,8 @@ cdef class _Rows:
     def __cinit__(self, rows, u64 row_bytes):
         PyObject_GetBuffer(rows, &self.view, PyBUF_SIMPLE)
         if row_bytes == 0 or <u64> self.view.len % row_bytes:
-            raise ValueError(f"{self.view.len} bytes are not a whole number of rows of {row_bytes} bytes")
+            raise ValueError(f"{self.view.len} bytes are not a whole number of rows of {row_bytes} "
+                             f"bytes")
         self.n = <u64> self.view.len // row_bytes
         self.row_bytes = row_bytes
 
@@ -479,7 +481,8 @@ cdef class ClockCache:
     def __cinit__(self, u64 bytes_max, seed=None, *, str policy="clock", str variant=VARIANTS[0]):
         cdef object bits = int.from_bytes(os.urandom(16), "little") if seed is None else int(seed)
         if variant not in VARIANTS:
-            raise ValueError(f"no variant {variant!r} on this machine; it has {', '.join(VARIANTS)}")
+            raise ValueError(f"no variant {variant!r} on this machine; "
+                             f"it has {', '.join(VARIANTS)}")
         self.state = cache_new(bytes_max, bits & 0xffffffffffffffff,
                                (bits >> 64) & 0xffffffffffffffff,
                                <Variant> <int> _VARIANTS[variant], policy_of(policy))

@@ -59,12 +59,17 @@ cdef class Similarity:
     def __cinit__(self, double width, u32 projections=16, double check_share=0.01,
                   double tolerance=0.0):
         if not 0 < width < math.inf:
-            raise_for(BAD_INPUT, f"width {width} of a similarity: a positive number, in units of distance between rows")
+            raise_for(BAD_INPUT,
+                      f"width {width} of a similarity: a positive number, in units of distance "
+                      f"between rows")
         if projections not in (8, 16, 24, 32):
             raise_for(BAD_INPUT, f"{projections} projections of a similarity: 8, 16, 24 or 32")
         if not 0 <= check_share <= 1 or not 0 <= tolerance < math.inf:
-            raise_for(BAD_INPUT, f"check_share {check_share}, tolerance {tolerance}: a share from 0 to 1, and a number from 0")
-        self.width, self.projections, self.check_share, self.tolerance = width, projections, check_share, tolerance
+            raise_for(BAD_INPUT,
+                      f"check_share {check_share}, tolerance {tolerance}: a share from 0 to 1, and "
+                      f"a number from 0")
+        self.width, self.projections, self.check_share, self.tolerance = (width, projections,
+                check_share, tolerance)
         self.waiting = deque()
         self.counting = threading.Lock()
 
@@ -76,7 +81,8 @@ cdef class Similarity:
             raise_for(BAD_INPUT, "a similarity belongs to one model; make another")
         self.state.n, self.state.count, self.state.wide = n, self.projections, wide
         if n >> 32 or not projection_draw(&self.state, self.width, seed):
-            raise_for(NO_MEMORY, f"no memory for {self.projections} projections of rows of {n} numbers")
+            raise_for(NO_MEMORY,
+                      f"no memory for {self.projections} projections of rows of {n} numbers")
         self.drawn = True
         return 0
 
@@ -92,7 +98,8 @@ cdef class Similarity:
         cdef i32 found[32]
         cdef const unsigned char[::1] data = memoryview(row).cast("B")
         if not self.drawn or <u64> data.shape[0] != self.state.n * (8 if self.state.wide else 4):
-            raise_for(BAD_INPUT, f"a row of {self.state.n} elements was expected, got {data.shape[0]} bytes")
+            raise_for(BAD_INPUT,
+                      f"a row of {self.state.n} elements was expected, got {data.shape[0]} bytes")
         if not projection_cells(self.state, &data[0], found):
             return None
         return tuple([found[i] for i in range(self.projections)])
@@ -103,7 +110,8 @@ cdef class Similarity:
         """Of each hit: is it one of the share? Spread evenly: hit h is, where h x share passes a
         whole number."""
         cdef u64 h = self.hits.fetch_add(1, relaxed)
-        return <u64> ((h + 1) * self.check_share) != <u64> (h * self.check_share) and len(self.waiting) < WAITING_MAX
+        return (<u64> ((h + 1) * self.check_share) != <u64> (h * self.check_share)
+                and len(self.waiting) < WAITING_MAX)
 
     cdef int remember(self, object future, object cached) except -1:
         self.waiting.append((future, cached))

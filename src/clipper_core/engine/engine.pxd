@@ -3,14 +3,14 @@
 #
 # Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in
 # its place).
-from clipper_core.results.delivery cimport Delivery
+from clipper_core.results.completion cimport Completion
 from clipper_core.runtime.machine cimport u32
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport Command, EngineState
 
 cdef class Engine:
     cdef EngineState* state
-    cdef readonly Delivery delivery
+    cdef readonly Completion completion
     cdef readonly object models          # list of Model, kept alive
     cdef readonly object limits
     cdef readonly list peers             # deliveries of the engines it has met, kept alive
@@ -18,6 +18,6 @@ cdef class Engine:
 
     cdef ModelState* new_model(self) except NULL
     cdef int command(self, Command* command) except -1
-    cdef int _free_links(self) except -1
-    cdef int _free_news(self) except -1
+    cdef int _free_connections(self) except -1
+    cdef int _free_event(self) except -1
     cdef int _with_data(self, Command* command, bytes data) except -1

@@ -11,42 +11,45 @@ from clipper_core.cache.clock_cache cimport (
     Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, cache_touch,
     policy_of,
 )
-from clipper_core.results.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
+from clipper_core.results.completion cimport ENGINES_MAX, completion_close, completion_flush
 from clipper_core.runtime.histogram cimport histogram_snapshot
 from clipper_core.runtime.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, atomic, eventfd, eventfd_drain, monotonic_us,
-    relaxed, release, seq_cst, u8, u32, u64,
+    relaxed, release, seq_cst, u32, u64, u8,
 )
 from clipper_core.runtime.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.runtime.row_hash cimport variant_best
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for,
 )
-from clipper_core.scheduling.asking cimport asking_close
 from clipper_core.scheduling.batcher cimport TIMINGS_MAX
-from clipper_core.scheduling.lane cimport lane_close, lanes_free, lanes_new, takers_end
-from clipper_core.scheduling.link cimport Link, link_free, link_sent, spare_free
+from clipper_core.scheduling.container_connection cimport (
+    ContainerConnection, connection_free, connection_sent, spare_free,
+)
+from clipper_core.scheduling.deferred_calls cimport deferred_calls_close
+from clipper_core.scheduling.lane cimport lane_close, lanes_free, lanes_new, submitters_stop
 from clipper_core.scheduling.model_state cimport (
-    ModelState, departed_free, departed_init, model_state_clear, model_state_free,
-    model_state_init,
+    ModelState, model_state_clear, model_state_free, model_state_init, retired_models_free,
+    retired_models_init,
 )
 from clipper_core.scheduling.pending cimport pending_touch
 from clipper_core.scheduling.replica cimport PROFILE_BUCKETS, Gauge, replica_free
 from clipper_core.scheduling.scheduler cimport (
-    ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH, LinkState,
-    News, engine_given, engine_link, engine_lost, engine_open, engine_order, engine_step,
+    ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION,
+    REFUSE_CONNECTION, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
+    engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
 from clipper_core.scheduling.task cimport STATUSES, Tally
 from clipper_core.wire.lz4 cimport LITERALS, QUICK, THOROUGH
 
 import os
 
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.runtime.status import Status as StatusName
 
 cdef enum:
     COMMANDS_MAX = 8192
-    NEWS_MAX = 16384
+    EVENTS_QUEUED_MAX = 16384
 
 # near, far
 cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
@@ -66,16 +69,16 @@ cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
     return 0
 
 
-@cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
+@cython.no_gc_clear                  # what __dealloc__ ends needs `completion`
 cdef class Engine:
     """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a
     simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
-    length), frame_bytes_max, rows_max (of a batch), output_bytes_max, links_max, models_max; and
-    heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left alone
-    for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings sent:
-    "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
+    length), frame_bytes_max, rows_max (of a batch), output_bytes_max, connections_max, models_max;
+    and heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left
+    alone for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings
+    sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
     `manual_clock` time is what step is told (microseconds). `number`: among the engines of one
     server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
     docs/architecture.md, "Flow".
@@ -84,7 +87,8 @@ cdef class Engine:
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
                   u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
-                  u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
+                  u64 output_bytes_max=16 << 20, u64 connections_max=4096, u32 models_max=65535,
+                  u64 heartbeat_ms=500,
                   u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
                   str compression="auto", u32 number=0):
         cdef EngineState* e
@@ -92,37 +96,38 @@ cdef class Engine:
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
         cdef u64 now = 0 if manual_clock else monotonic_us()
         if compression not in _searches:
-            raise_for(BAD_INPUT, f"compression is one of {', '.join(_searches)}, not {compression!r}")
+            raise_for(BAD_INPUT,
+                      f"compression is one of {', '.join(_searches)}, not {compression!r}")
         if number >= ENGINES_MAX:
             raise_for(BAD_INPUT, f"engines are numbered from 0 to {ENGINES_MAX - 1}, not {number}")
-        self.delivery = Delivery(number)
+        self.completion = Completion(number)
         self.models = []
         self.peers = []
         self.limits = {"models_max": models_max, "tasks_max": tasks_max,
-                       "links_max": min(links_max, LINKS_MAX - 2)}
+                       "connections_max": min(connections_max, CONNECTIONS_MAX - 2)}
         self.state = e = <EngineState*> aligned_new(sizeof(EngineState))
         if e == NULL:
             raise_for(NO_MEMORY, "no memory for the engine")
-        e.delivery = self.delivery.state
+        e.completion = self.completion.state
         e.manual = manual_clock
         e.now_us.store(now, relaxed)
         e.limits.payload_bytes_max = frame_bytes_max
         e.limits.rows_max = rows_max
         e.limits.output_bytes_max = output_bytes_max
-        e.links_max = self.limits["links_max"]
+        e.connections_max = self.limits["connections_max"]
         e.search_near, e.search_far = _searches[compression]
         e.heartbeat_us = heartbeat_ms * 1000
         e.hello_us = hello_ms * 1000
         e.eject_after = eject_after
-        e.chores_us = now
+        e.housekeeping_us = now
         e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"),
                             int.from_bytes(noise[8:], "little"),
                             variant_best(), policy)
         e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
-        e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
+        e.connections = <ConnectionState*> aligned_new(CONNECTIONS_MAX * sizeof(ConnectionState))
         e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)
-        e.news = spsc_new(NEWS_MAX)
-        e.news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        e.events = spsc_new(EVENTS_QUEUED_MAX)
+        e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         e.free_slots = new vector[u32]()
         e.writers = new vector[u32]()
         e.closing = new vector[u32]()
@@ -131,13 +136,15 @@ cdef class Engine:
         e.waits = new vector[u32]()
         e.spare = new vector[void*]()
         e.moves = new vector[Command]()
-        _make_room(e, self.limits["links_max"] + 2, models_max)
+        _make_room(e, self.limits["connections_max"] + 2, models_max)
         if e.cache != NULL:
-            e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
-        if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL
-            or e.news == NULL
-                or not departed_init(&e.departed) or e.lanes == NULL or e.news_fd < 0):
-            raise_for(NO_MEMORY, "no memory (or no file descriptor) for the engine; lower cache_bytes_max or tasks_max")
+            e.lanes = lanes_new(e.completion, e.cache, now, tasks_max, queue_bytes_max)
+        if (e.cache == NULL or e.models == NULL or e.connections == NULL or e.commands == NULL
+            or e.events == NULL
+                or not retired_models_init(&e.retired) or e.lanes == NULL or e.events_fd < 0):
+            raise_for(NO_MEMORY,
+                      "no memory (or no file descriptor) for the engine; lower cache_bytes_max or "
+                      "tasks_max")
 
     def __dealloc__(self):
         cdef EngineState* e = self.state
@@ -146,18 +153,18 @@ cdef class Engine:
             return
         if e.lanes != NULL:
             _finish(e)              # a future may outlive its engine, but not wait for it
-        self._free_links()
+        self._free_connections()
         for i in range(e.model_count.load(relaxed)):
             model_state_free(e.models[i])
         lanes_free(e.lanes)
         if e.cache != NULL:
             cache_free(e.cache)
-        self._free_news()
+        self._free_event()
         ring_free(e.commands)
-        spsc_free(e.news)
-        departed_free(&e.departed)
-        if e.news_fd > 0:
-            close(e.news_fd)
+        spsc_free(e.events)
+        retired_models_free(&e.retired)
+        if e.events_fd > 0:
+            close(e.events_fd)
         del e.free_slots
         del e.writers
         del e.closing
@@ -167,28 +174,29 @@ cdef class Engine:
         spare_free(e.spare)
         del e.moves
         free(e.models)
-        free(e.links)
+        free(e.connections)
         free(e)
 
-    cdef int _free_links(self) except -1:
+    cdef int _free_connections(self) except -1:
         cdef EngineState* e = self.state
         cdef u32 i
-        for i in range(1, e.slots_used + 1 if e.links != NULL else 1):
-            if e.links[i].replica != NULL:
-                replica_free(e.links[i].replica)
-            link_free(e.links[i].link)
-            free(e.links[i].attached)
-            free(e.links[i].gone)
+        for i in range(1, e.slots_used + 1 if e.connections != NULL else 1):
+            if e.connections[i].replica != NULL:
+                replica_free(e.connections[i].replica)
+            connection_free(e.connections[i].connection)
+            free(e.connections[i].attached)
+            free(e.connections[i].gone)
         return 0
 
-    cdef int _free_news(self) except -1:
+    cdef int _free_event(self) except -1:
         cdef u64 word
         cdef Command* command
-        while self.state.news != NULL and self.state.news.pop(&word):
-            free(<News*> word)
-        while self.state.commands != NULL and self.state.commands.cells.published(self.state.commands_head):
+        while self.state.events != NULL and self.state.events.pop(&word):
+            free(<PendingEvent*> word)
+        while (self.state.commands != NULL
+               and self.state.commands.cells.published(self.state.commands_head)):
             command = <Command*> ring_row(self.state.commands, self.state.commands_head)
-            if command.kind == ADOPT:
+            if command.kind == ADOPT_CONNECTION:
                 close(command.fd)
             free(command.data)
             self.state.commands.cells.release(self.state.commands_head)
@@ -201,12 +209,14 @@ cdef class Engine:
         cdef EngineState* e = self.state
         cdef ModelState* model
         cdef u64 index
-        if e.departed.unused.pop(&index):
+        if e.retired.unused.pop(&index):
             model_state_clear(e.models[index])
             return e.models[index]
         index = e.model_count.load(relaxed)
         if index >= <u32> self.limits["models_max"]:
-            raise_for(FULL, f"models_max = {self.limits['models_max']} models are registered; raise it in [limits]")
+            raise_for(FULL,
+                      f"models_max = {self.limits['models_max']} models are registered; raise it "
+                      f"in [limits]")
         model = <ModelState*> aligned_new(sizeof(ModelState))
         if model == NULL:
             raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
@@ -219,30 +229,35 @@ cdef class Engine:
         return model
 
     cdef int command(self, Command* command) except -1:
-        if not engine_order(self.state, command):
+        if not engine_command(self.state, command):
             free(command.data)
             raise_for(FULL, f"{COMMANDS_MAX} commands are waiting for the loop; is it running?")
         return 0
 
-    def meet(self, Engine other):
+    def link_peer(self, Engine other):
         """Futures over models of this engine and of `other` may be made from now on; before the
         loops run."""
-        cdef u32 theirs = other.delivery.state.number
-        cdef u32 ours = self.delivery.state.number
-        if ours == theirs or self.delivery.state.peers[theirs] != NULL or other.delivery.state.peers[ours] != NULL:
-            raise_for(BAD_INPUT, f"engine {ours} cannot meet engine {theirs}: the engines of a server have numbers of their own")
-        self.peers.append(other.delivery)
-        other.peers.append(self.delivery)
-        self.delivery.state.peers[theirs] = other.delivery.state
-        other.delivery.state.peers[ours] = self.delivery.state
-        self.delivery.state.accompanied = other.delivery.state.accompanied = True
+        cdef u32 theirs = other.completion.state.number
+        cdef u32 ours = self.completion.state.number
+        if (ours == theirs or self.completion.state.peers[theirs] != NULL
+            or other.completion.state.peers[ours] != NULL):
+            raise_for(BAD_INPUT,
+                      f"engine {ours} cannot be linked to engine {theirs}: the engines of a "
+                      f"server have numbers of their own")
+        self.peers.append(other.completion)
+        other.peers.append(self.completion)
+        self.completion.state.peers[theirs] = other.completion.state
+        other.completion.state.peers[ours] = self.completion.state
+        self.completion.state.has_peers = other.completion.state.has_peers = True
 
     # -- control: what Python's control thread says and hears
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2,
                bint checked=False,
-               bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0, timings=(), u32 mode=0,
-               u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
+               bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0,
+               timings=(), u32 mode=0,
+               u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0,
+               double budget_share=0.5):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
         WELCOME.
 
@@ -280,16 +295,16 @@ cdef class Engine:
 
     def refuse(self, u32 conn, str reason):
         """Turn connection `conn` away with a reason its container prints."""
-        self._order(REFUSE_LINK, conn, reason.encode())
+        self._order(REFUSE_CONNECTION, conn, reason.encode())
 
-    def hand_over(self, u32 conn, Engine other, bytes hello):
+    def move_connection(self, u32 conn, Engine other, bytes hello):
         """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of
         `other`, as if it had dialled there.
 
         `other` must outlive this engine's loop. What has sent more by then is closed."""
         cdef Command command
         memset(&command, 0, sizeof(Command))
-        command.kind = HAND_OVER
+        command.kind = MOVE_CONNECTION
         command.conn = conn
         command.to = other.state
         self._with_data(&command, hello)
@@ -298,21 +313,21 @@ cdef class Engine:
         """No new batches to this replica; goodbye after the last reply."""
         self._order(DRAIN, conn, b"")
 
-    def teach(self, u32 conn, bytes feedback, u32 rows):
+    def send_feedback(self, u32 conn, bytes feedback, u32 rows):
         """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many
         rows, when nothing else is to be sent to it. Dropped, and counted, while too much of it
         waits."""
         cdef Command command
         memset(&command, 0, sizeof(Command))
-        command.kind = TEACH
+        command.kind = SEND_FEEDBACK
         command.conn = conn
         command.number = rows
         self._with_data(&command, feedback)
 
     def disconnect(self, u32 conn):
-        self._order(CLOSE_LINK, conn, b"")
+        self._order(CLOSE_CONNECTION, conn, b"")
 
-    def expect(self, u32 model, u64 when_us):
+    def set_earliest_replica(self, u32 model, u64 when_us):
         """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due
         earlier, those that wait too, end at once with NO_REPLICA; 0: who knows, they wait. A
         replica that comes ends it."""
@@ -320,7 +335,7 @@ cdef class Engine:
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         memset(&command, 0, sizeof(Command))
-        command.kind = EXPECT
+        command.kind = SET_EARLIEST_REPLICA
         command.model = model
         command.when_us = when_us
         self._with_data(&command, b"")
@@ -342,20 +357,20 @@ cdef class Engine:
         return 0
 
     @property
-    def news_fd(self):
+    def events_fd(self):
         """An eventfd, readable when `news()` has something."""
-        return self.state.news_fd
+        return self.state.events_fd
 
-    def news(self):
-        """What the loop has to tell: (Notice, conn, model, Status, data) tuples, oldest first. One
-        reader."""
+    def events(self):
+        """What the loop has to tell: (EngineEvent, conn, model, Status, data) tuples, oldest first.
+        One reader."""
         cdef u64 word
-        cdef News* item
+        cdef PendingEvent* item
         cdef list told = []
-        eventfd_drain(self.state.news_fd)
-        while self.state.news.pop(&word):
-            item = <News*> word
-            told.append((Notice(item.kind), item.conn, item.model, StatusName(item.status),
+        eventfd_drain(self.state.events_fd)
+        while self.state.events.pop(&word):
+            item = <PendingEvent*> word
+            told.append((EngineEvent(item.kind), item.conn, item.model, StatusName(item.status),
                          PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
             free(item)
         return told
@@ -367,17 +382,18 @@ cdef class Engine:
         return engine_step(self.state, now_us)
 
     def open(self, u64 now_us, *, bint remote=False, bint passes=False):
-        """A connection came, `remote` if from another host; -> its number, 0 when links_max is
-        reached. passes: it can hand over descriptors."""
+        """A connection came, `remote` if from another host; -> its number, 0 when connections_max
+        is reached. passes: it can hand over descriptors."""
         cdef u32 conn = engine_open(self.state, -1, now_us)
         if conn:
-            engine_link(self.state, conn).remote = remote
-            engine_link(self.state, conn).passes = passes
+            engine_connection(self.state, conn).remote = remote
+            engine_connection(self.state, conn).passes = passes
         return conn
 
     def receive(self, u32 conn, bytes data, u64 now_us):
         """Bytes from connection `conn`; False: they are no frames, close it."""
-        return engine_given(self.state, conn, <const u8*> (<const char*> data), len(data), now_us)
+        return engine_receive_copy(self.state, conn, <const u8*> (<const char*> data), len(data),
+                                   now_us)
 
     def outgoing(self, u32 conn, u64 now_us, list passed=None):
         """All bytes that are to go to connection `conn`; they count as sent.
@@ -385,28 +401,29 @@ cdef class Engine:
         passed: copies of the descriptors that go with them are added, in order; the caller closes
         them.
         """
-        cdef Link* link = engine_link(self.state, conn)
-        cdef list pieces = []
+        cdef ContainerConnection* connection = engine_connection(self.state, conn)
+        cdef list chunks = []
         cdef u64 total = 0
         cdef size_t i
-        if link == NULL:
+        if connection == NULL:
             return b""
-        link.queued = False
+        connection.queued = False
         if passed is not None:
-            passed += [os.dup(link.passing[0][i].fd) for i in range(link.passing.size())]
-        for i in range(link.tx_at, link.tx.size()):
-            pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base,
-                                                    <Py_ssize_t> link.tx[0][i].iov_len))
-            total += link.tx[0][i].iov_len
+            for i in range(connection.passing.size()):
+                passed.append(os.dup(connection.passing[0][i].fd))
+        for i in range(connection.tx_at, connection.tx.size()):
+            chunks.append(PyBytes_FromStringAndSize(<char*> connection.tx[0][i].iov_base,
+                                                    <Py_ssize_t> connection.tx[0][i].iov_len))
+            total += connection.tx[0][i].iov_len
         if total:
-            link_sent(link, total, now_us)
-        return b"".join(pieces)
+            connection_sent(connection, total, now_us)
+        return b"".join(chunks)
 
     def wants_close(self, u32 conn):
         """True once the engine wants the connection closed (after its last bytes have gone), or
         when it is gone."""
-        cdef Link* link = engine_link(self.state, conn)
-        return link == NULL or bool(link.closing)
+        cdef ContainerConnection* connection = engine_connection(self.state, conn)
+        return connection == NULL or bool(connection.closing)
 
     def lost(self, u32 conn, u64 now_us):
         """Connection `conn` is closed: its rows in flight go elsewhere, once, if time allows."""
@@ -429,7 +446,7 @@ cdef class Engine:
 
     def kill(self, int status):
         """After a fork: this copy is dead, its threads live in the parent."""
-        self.delivery.kill(status)
+        self.completion.kill(status)
 
     def touch_cache(self, u64 start=0):
         """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take
@@ -456,11 +473,11 @@ cdef class Engine:
         list shows, until they are given back)."""
         cdef EngineState* e = self.state
         return {
-            "issued": self.delivery.issued,
-            "answered": self.delivery.answered,
-            "news_lost": e.news_lost.load(relaxed),
+            "issued": self.completion.issued,
+            "answered": self.completion.answered,
+            "events_lost": e.events_lost.load(relaxed),
             "lanes": e.lanes.live.load(relaxed),
-            "unlisted": e.departed.unlisted.load(relaxed),
+            "unlisted": e.retired.unlisted.load(relaxed),
             "queue_bytes": e.lanes.heap_bytes.load(relaxed),
             "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
                       "evictions": cache_evictions(e.cache)},
@@ -547,33 +564,33 @@ cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
 
 cdef bint _look(EngineState* e, u32 conn, Gauge* seen, u32* number) noexcept nogil:
     """Copied, since the loop frees a replica when its container goes."""
-    cdef LinkState* slot = &e.links[conn & 0xFFFF]
+    cdef ConnectionState* slot = &e.connections[conn & 0xFFFF]
     cdef bint found
-    e.looking.lock()
+    e.replica_lock.lock()
     found = slot.replica != NULL and slot.conn == conn
     if found:
         number[0] = slot.replica.number
         _copy_gauge(seen, &slot.replica.gauge)
-    e.looking.unlock()
+    e.replica_lock.unlock()
     return found
 
 
 cdef void _finish(EngineState* e) noexcept nogil:
     _end_tasks(e)
-    delivery_kill(e.delivery, CLOSED)
+    completion_close(e.completion, CLOSED)
 
 
 cdef void _end_tasks(EngineState* e) noexcept nogil:
     cdef u32 i
-    takers_end(e.lanes[0], e.refusing, CLOSED)
+    submitters_stop(e.lanes[0], e.refusing, CLOSED)
     for i in range(1, e.slots_used + 1):
-        if e.links[i].link != NULL:
-            engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
+        if e.connections[i].connection != NULL:
+            engine_lost(e, e.connections[i].conn, CLOSED, e.now_us.load(relaxed))
     for i in range(1, e.lanes.count + 1):
         if e.lanes.by_id[i] != NULL:
             lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
-    asking_close(e.lanes)
-    delivery_flush(e.delivery)
+    deferred_calls_close(e.lanes)
+    completion_flush(e.completion)
 
 
 cdef object _model_counts(ModelState* model):
@@ -597,7 +614,7 @@ cdef object _model_counts(ModelState* model):
         "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES)
                     if t.refused[i].load(relaxed)},
         "replicas": t.replicas.load(relaxed),
-        "delay_us": model.crew.delay_us.load(relaxed),
+        "delay_us": model.replica_set.delay_us.load(relaxed),
     }
 
 
@@ -608,9 +625,9 @@ cdef object _model_snapshot(ModelState* model):
         "uid": model.spec.uid,
         "replicas": t.replicas.load(relaxed),
         "queued": t.queued.load(relaxed),
-        "delay_us": model.crew.delay_us.load(relaxed),
-        "slo_us": model.crew.slo_us.load(relaxed),
-        "margin": model.crew.margin_1000.load(relaxed) / 1000.0,
+        "delay_us": model.replica_set.delay_us.load(relaxed),
+        "slo_us": model.replica_set.slo_us.load(relaxed),
+        "margin": model.replica_set.margin_1000.load(relaxed) / 1000.0,
         "hits": t.hits.load(relaxed),
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),

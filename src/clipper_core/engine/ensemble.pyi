@@ -6,9 +6,9 @@ from clipper_core.results.decider import Decider
 from clipper_core.results.future import Future
 
 @final
-class Party: ...
+class EnsembleRequest: ...
 
-def predict_heard(
+def predict_ensemble(
     models: tuple[Model, ...],
     decider: Decider,
     x: Any,

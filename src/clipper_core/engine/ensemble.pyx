@@ -1,27 +1,31 @@
-"""Asking several models at once and answering as soon as that is decided: the door to hearings.
+"""Asking several models at once and answering as soon as that is decided: the door to ensemble
+calls.
 
 What the cache holds is heard before anything is queued: if that decides, no row is. The rest is
-submitted, and from then on the hearing belongs to whoever brings the next arrival. Rows that may be
-asked later are copied, and their lanes made, here, because a lane is made under the GIL.
+submitted, and from then on the ensemble call belongs to whoever brings the next arrival. Rows that
+may be asked later are copied, and their lanes made, here, because a lane is made under the GIL.
 """
 cimport cython
 from libc.string cimport memcpy
 
 from clipper_core.engine.model cimport Model, is_elsewhere, mix, slo_of
+from clipper_core.results.completion cimport (
+    Block, CompletionState, block_drop, slot_fill, slots_claim,
+)
 from clipper_core.results.decider cimport (
-    ANSWER, ASK, HEARD_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider, RulingData, decider_may_extra,
-    decider_query,
+    ANSWER, ASK, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider, RulingData,
+    decider_may_extra, decider_query,
 )
-from clipper_core.results.delivery cimport Block, DeliveryState, block_drop, slot_fill, slots_claim
-from clipper_core.results.future cimport Future, future_heard
-from clipper_core.results.hearing cimport (
-    Hearing, hearing_decide, hearing_lock, hearing_new, hearing_note, hearing_refused,
-    hearing_rule, hearing_submits, hearing_submitted, hearing_unlock, task_bit,
+from clipper_core.results.ensemble_call cimport (
+    EnsembleCall, ensemble_call_answer, ensemble_call_decide, ensemble_call_lock,
+    ensemble_call_new, ensemble_call_record, ensemble_call_refused, ensemble_call_submitted,
+    ensemble_call_submitting, ensemble_call_unlock, task_bit,
 )
+from clipper_core.results.future cimport Future, future_of_ensemble
 from clipper_core.runtime.histogram cimport count
-from clipper_core.runtime.machine cimport relaxed, u8, u32, u64
+from clipper_core.runtime.machine cimport relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, UNNEEDED, Status, raise_for
-from clipper_core.scheduling.asking cimport Ask
+from clipper_core.scheduling.deferred_calls cimport DeferredCall
 from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.task cimport Lane
@@ -35,11 +39,11 @@ cdef extern from *:
 
 
 @cython.final
-cdef class Party:
-    """Threads: one. A query on its way to its models; predict_heard makes it."""
+cdef class EnsembleRequest:
+    """Threads: one. A query on its way to its models; predict_ensemble makes it."""
 
     def __init__(self):
-        raise TypeError("it is made by predict_heard()")
+        raise TypeError("it is made by predict_ensemble()")
 
     cdef u64 read(self, object x) except? 0:
         """Every row is checked before the first is submitted; -> bytes of them all."""
@@ -57,27 +61,29 @@ cdef class Party:
 
     cdef int set_votes(self, object weights, object starts_us) except -1:
         """And what is needed to ask those later that do not start at once."""
-        cdef Hearing* h = self.hearing
-        cdef u8* to = <u8*> h.asks + h.n * sizeof(Ask) if h.asks != NULL else NULL
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef u8* to = <u8*> h.asks + h.n * sizeof(DeferredCall) if h.asks != NULL else NULL
         cdef u32 i
         for i in range(h.n):
             h.unneeded[i] = &(<Model> self.models[i]).state.tally.refused[<u32> UNNEEDED]
             h.votes[i].state = UNASKED
             h.votes[i].weight = 1.0 if weights is None else weights[i]
-            h.votes[i].start_us = 0 if starts_us is None else NEVER_US if starts_us[i] < 0 else starts_us[i]
+            h.votes[i].start_us = (0 if starts_us is None else NEVER_US if starts_us[i] < 0
+                                   else starts_us[i])
             if h.votes[i].start_us:
-                self.set_ask(i, to)
+                self.set_deferred(i, to)
                 to += (self.rows[i].nbytes + 7) & ~<u64> 7
         return 0
 
-    cdef int set_ask(self, u32 i, u8* to) except -1:
-        cdef Hearing* h = self.hearing
-        cdef Ask* ask = &(<Ask*> h.asks)[i]
+    cdef int set_deferred(self, u32 i, u8* to) except -1:
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef DeferredCall* ask = &(<DeferredCall*> h.asks)[i]
         cdef Model model = self.models[i]
         cdef ModelState* m = model.state
         cdef u64 start_us = h.votes[i].start_us
         cdef int klass = log2_of(h.slo_us - start_us if start_us < h.slo_us else h.slo_us)
-        ask.lanes, ask.tally, ask.refusing = model.engine.state.lanes, &m.tally, &model.engine.state.refusing
+        ask.lanes, ask.tally, ask.refusing = (model.engine.state.lanes, &m.tally,
+                                              &model.engine.state.refusing)
         ask.gate = &m.gates[klass]
         ask.lane = _lane(model, klass)
         ask.keyed = m.cached
@@ -90,7 +96,7 @@ cdef class Party:
 
     cdef int look_up(self, u64 now) except -1:
         """Tasks of `now` are asked: a hit has arrived, the others are on their way, or will be."""
-        cdef Hearing* h = self.hearing
+        cdef EnsembleCall* h = self.ensemble_call
         cdef Value value
         cdef u32 i
         for i in range(h.n):
@@ -103,19 +109,19 @@ cdef class Party:
                                                  &self.rows[i].key, &value):
                 slot_fill(h.home, h.block, h.first + i, OK, &value)
                 block_drop(h.home, h.block, 1)
-                hearing_note(h, i, OK)
+                ensemble_call_record(h, i, OK)
         return 0
 
-    cdef RulingData hear_hits(self) except *:
+    cdef RulingData use_cache_hits(self) except *:
         """What the hits say; more is asked at once, where the decider wants that."""
-        cdef Hearing* h = self.hearing
+        cdef EnsembleCall* h = self.ensemble_call
         cdef RulingData ruling
         cdef u32 i
         cdef u64 now = 0
         for i in range(h.n):
             now |= task_bit(i) if h.votes[i].start_us == 0 else 0
         self.look_up(now)
-        ruling = hearing_decide(h)
+        ruling = ensemble_call_decide(h)
         while ruling.kind == ASK:
             if ruling.extra and not decider_may_extra(h.decider):
                 for i in range(h.n):
@@ -123,21 +129,21 @@ cdef class Party:
                         h.votes[i].start_us = NEVER_US
             else:
                 self.look_up(ruling.mask)
-            ruling = hearing_decide(h)
+            ruling = ensemble_call_decide(h)
         return ruling
 
     cdef int answer_at_once(self, const RulingData* ruling, u64 queued) except -1:
         """Nothing was queued yet. Unless others are to learn of them, the rest need not be."""
-        cdef Hearing* h = self.hearing
+        cdef EnsembleCall* h = self.ensemble_call
         cdef u32 i
         for i in range(h.n):
             if queued >> i & 1 and not h.learn:
                 h.votes[i].state = UNASKED
-        hearing_rule(h, NULL, ruling.step, ruling.mask)
+        ensemble_call_answer(h, NULL, ruling.step, ruling.mask)
         return 0
 
     cdef int submit(self, u64 queued) except -1:
-        cdef Hearing* h = self.hearing
+        cdef EnsembleCall* h = self.ensemble_call
         cdef u32 i
         for i in range(h.n):
             if queued >> i & 1:
@@ -145,24 +151,24 @@ cdef class Party:
         return 0
 
     cdef int submit_one(self, u32 i) except -1:
-        cdef Hearing* h = self.hearing
+        cdef EnsembleCall* h = self.ensemble_call
         cdef Model model = self.models[i]
-        cdef DeliveryState* d = model.engine.state.delivery
+        cdef CompletionState* d = model.engine.state.completion
         cdef Status status
-        hearing_submits(h, i)
+        ensemble_call_submitting(h, i)
         if d != h.home:
-            d.guests.fetch_add(1, relaxed)
+            d.tasks_of_peers.fetch_add(1, relaxed)
         status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt,
                               self.slo_us, self.now_us,
                               h.block, h.first + i)
         if status == OK:
             return 0
         if d != h.home:
-            d.guests.fetch_sub(1, relaxed)
+            d.tasks_of_peers.fetch_sub(1, relaxed)
         count(&model.state.tally.refused[<u32> status], 1)
-        hearing_lock(h)
-        hearing_refused(h, i, status)
-        hearing_unlock(h)
+        ensemble_call_lock(h)
+        ensemble_call_refused(h, i, status)
+        ensemble_call_unlock(h)
         return 0
 
 
@@ -179,17 +185,21 @@ cdef Lane* _lane(Model model, int klass) except NULL:
 
 
 cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
-    if not 1 <= len(models) <= HEARD_MAX:
-        raise_for(BAD_INPUT, f"predict_heard hears 1 to {HEARD_MAX} models, not {len(models)}")
+    if not 1 <= len(models) <= ENSEMBLE_TASKS_MAX:
+        raise_for(BAD_INPUT,
+                  f"predict_ensemble hears 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
     for name, values in (("weights", weights), ("starts_us", starts_us)):
         if values is not None and len(values) != len(models):
-            raise_for(BAD_INPUT, f"predict_heard was given {len(values)} {name} for {len(models)} models")
+            raise_for(BAD_INPUT,
+                      f"predict_ensemble was given {len(values)} {name} for {len(models)} models")
     if weights is not None and not all([0 <= weight < float("inf") for weight in weights]):
         raise_for(BAD_INPUT, f"weights are numbers from 0 on, not {weights}")
     if starts_us is not None and not all([-1 <= start < 1 << 62 for start in starts_us]):
-        raise_for(BAD_INPUT, f"starts_us are microseconds from 0 on, or -1: only when the decider asks; not {starts_us}")
+        raise_for(BAD_INPUT,
+                  f"starts_us are microseconds from 0 on, or -1: only when the decider asks; not "
+                  f"{starts_us}")
     if decider is None:
-        raise_for(BAD_INPUT, "predict_heard was given no decider")
+        raise_for(BAD_INPUT, "predict_ensemble was given no decider")
     return 0
 
 
@@ -197,7 +207,7 @@ cdef bint _starts_later(object starts_us) except -1:
     return starts_us is not None and any([start != 0 for start in starts_us])
 
 
-def predict_heard(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
+def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
                   extra=None, weights=None,
                   starts_us=None, bint learn=False):
     """One future over the same input on several models, done as soon as `decider` has an answer.
@@ -212,41 +222,44 @@ def predict_heard(tuple models, Decider decider, x, slo_us=None, u64 salt=0, fin
     """
     _check(models, decider, weights, starts_us)
     cdef Model model = models[0]
-    cdef Party party = Party.__new__(Party)
-    cdef DeliveryState* home = model.engine.state.delivery
+    cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
+    cdef CompletionState* home = model.engine.state.completion
     cdef Block* block = NULL
     cdef u32 first = 0, i, n = <u32> len(models)
     cdef u64 row_bytes, queued = 0
     cdef RulingData ruling
     cdef Future future
-    party.models, party.salt, party.slo_us = models, salt, slo_of(slo_us, model.slo_us)
-    row_bytes = party.read(x)
+    request.models, request.salt, request.slo_us = models, salt, slo_of(slo_us, model.slo_us)
+    row_bytes = request.read(x)
     if not slots_claim(home, n + 1, &block, &first):
         raise_for(NO_MEMORY, "no memory for a future")
-    party.now_us = model._now_us()
-    party.hearing = hearing_new(home, block, first, n, decider.state, party.now_us, party.slo_us,
+    request.now_us = model._now_us()
+    request.ensemble_call = ensemble_call_new(home, block, first, n, decider.state, request.now_us,
+                                              request.slo_us,
                                 learn,
-                                n * sizeof(Ask) + row_bytes if _starts_later(starts_us) else 0)
-    if party.hearing == NULL:
+                                n * sizeof(DeferredCall) + row_bytes if _starts_later(starts_us)
+                                else 0)
+    if request.ensemble_call == NULL:
         _give_back(home, block, first, n + 1)
-        raise_for(NO_MEMORY, "no memory for a hearing")
-    party.set_votes(weights, starts_us)
+        raise_for(NO_MEMORY, "no memory for an ensemble call")
+    request.set_votes(weights, starts_us)
     decider_query(decider.state)
-    future = future_heard(model.engine.delivery, party.hearing, models, finish, extra)
-    ruling = party.hear_hits()
+    future = future_of_ensemble(model.engine.completion, request.ensemble_call, models, finish,
+                                extra)
+    ruling = request.use_cache_hits()
     for i in range(n):
-        queued |= task_bit(i) if party.hearing.votes[i].state == OUTSTANDING else 0
+        queued |= task_bit(i) if request.ensemble_call.votes[i].state == OUTSTANDING else 0
     if ruling.kind == ANSWER:
-        party.answer_at_once(&ruling, queued)
+        request.answer_at_once(&ruling, queued)
     if ruling.kind != ANSWER or learn:
-        party.submit(queued)
-    hearing_submitted(party.hearing)
+        request.submit(queued)
+    ensemble_call_submitted(request.ensemble_call)
     if any([is_elsewhere(each, model) for each in models]):
         mix(future, models)
     return future
 
 
-cdef void _give_back(DeliveryState* home, Block* block, u32 first, u32 n) noexcept:
+cdef void _give_back(CompletionState* home, Block* block, u32 first, u32 n) noexcept:
     cdef Value nothing
     cdef u32 i
     nothing.word = 0

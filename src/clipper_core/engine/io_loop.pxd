@@ -2,8 +2,8 @@
 # bytes from it, and sleeps until the engine says or somebody wakes it. It decides nothing and never
 # takes the GIL.
 #
-# Threads: run() is the loop thread's body; a thread that leads (lead.hpp) runs turns in its place,
-# while that one is parked. Everything else any thread.
+# Threads: run() is the loop thread's body; a thread that leads (loop_owner.hpp) runs turns in its
+# place, while that one is parked. Everything else any thread.
 from clipper_core.engine.engine cimport Engine
 from clipper_core.runtime.machine cimport atomic, u32, u64
 from clipper_core.scheduling.scheduler cimport EngineState
@@ -20,7 +20,7 @@ cdef cppclass LoopState:
     int spare_fd                # given up for a moment when descriptors run out, to turn the caller
                                 # away
     bint spins                  # more than one core: a moment of polling may replace a sleep
-    int spin_score              # spells of polling that paid, less those that did not
+    int spin_score              # spins of polling that paid, less those that did not
     u64 until_us                # when the engine wants its next step
     u32 quiet                   # ticks in a row, parked, without a leader
     u64 batches_seen

@@ -1,24 +1,28 @@
 """The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair;
-who does it, the baton's."""
+which thread does it, that of runtime/loop_owner."""
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
 from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
-from clipper_core.results.delivery cimport (
-    DeliveryState, delivery_open, delivery_ring, waiter_epoch, waiters_now,
+from clipper_core.results.completion cimport (
+    CompletionState, completion_open_tasks, completion_wake_loop_thread, waiter_epoch, waiters_now,
 )
 from clipper_core.runtime.machine cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
-    EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd_drain,
-    eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed, send_pieces, seq_cst,
-    timer_slack_min, u8,
+    EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
+    EPOLL_CTL_MOD, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
+    eventfd_drain, eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed,
+    send_iovecs, seq_cst, timer_slack_min, u8,
 )
 from clipper_core.runtime.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
-from clipper_core.scheduling.link cimport Link, link_pieces, link_room, link_sent, link_unsent
+from clipper_core.scheduling.container_connection cimport (
+    ContainerConnection, connection_has_unsent, connection_iovecs, connection_reserve,
+    connection_sent,
+)
 from clipper_core.scheduling.scheduler cimport (
-    ADOPT, HAND_OVER, Command, EngineState, LinkState, engine_given, engine_idle, engine_link,
-    engine_lost, engine_open, engine_order, engine_received, engine_slot, engine_step,
+    ADOPT_CONNECTION, MOVE_CONNECTION, Command, ConnectionState, EngineState, engine_command,
+    engine_connection, engine_idle, engine_lost, engine_open, engine_receive_copy, engine_received,
+    engine_slot, engine_step,
 )
 
 import os
@@ -34,7 +38,8 @@ cdef extern from *:
     #include <netinet/in.h>
     #include <netinet/tcp.h>
     static inline void clipper_no_delay(int fd) {  // a no-op error on unix sockets
-        int one = 1, idle_s = 5;  // a quiet link has nothing else to find by that its host is gone
+        // A connection without heartbeats has no other way to notice that its host is gone.
+        int one = 1, idle_s = 5;
         unsigned patience_ms = 1500;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
@@ -54,7 +59,7 @@ cdef extern from *:
 
 cdef enum:
     EVENTS_MAX = 256
-    PIECES_MAX = 1024           # IOV_MAX
+    IOVECS_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
     ACCEPTS_MAX = 64
     STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
@@ -79,11 +84,11 @@ cdef void _watch(LoopState* s, int op, int fd, u32 events, u64 tag) noexcept nog
 
 
 cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
-    cdef Link* link = engine_link(e, conn)
+    cdef ContainerConnection* connection = engine_connection(e, conn)
     cdef int fd
-    if link == NULL:
+    if connection == NULL:
         return
-    fd = link.fd
+    fd = connection.fd
     engine_lost(e, conn, status, now_us)
     close(fd)                   # epoll forgets a closed descriptor by itself
 
@@ -92,17 +97,17 @@ cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us)
 # --------------------------------------------------------------------------------------------------
 
 cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
-    cdef Link* link
+    cdef ContainerConnection* connection
     cdef u8* at
     cdef u64 room
     cdef ssize_t n
     cdef u32 _i
     for _i in range(READS_MAX):
-        link = engine_link(e, conn)
-        if link == NULL:
+        connection = engine_connection(e, conn)
+        if connection == NULL:
             return
-        room = link_room(link, &at)
-        n = recv(link.fd, at, room, 0) if room else 0
+        room = connection_reserve(connection, &at)
+        n = recv(connection.fd, at, room, 0) if room else 0
         if n < 0 and errno == EAGAIN:
             return
         if n < 0 and errno == EINTR:
@@ -118,17 +123,19 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 
 
 cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
-    """At links_max, close the connection that waits longest to be let in: those who only dial keep
-    nobody out for long."""
+    """At connections_max, close the connection that waits longest to be let in: those who only dial
+    keep nobody out for long."""
     cdef u32 i
-    cdef LinkState* oldest = NULL
-    if e.link_count < e.links_max:
+    cdef ConnectionState* oldest = NULL
+    if e.connection_count < e.connections_max:
         return
     for i in range(1, e.slots_used + 1):
-        if (e.links[i].link != NULL and e.links[i].replica == NULL and not e.links[i].link.closing
-                and (oldest == NULL or e.links[i].link.opened_us < oldest.link.opened_us)):
-            oldest = &e.links[i]
-    if oldest != NULL and now_us - oldest.link.opened_us >= STRANGER_US_MIN:
+        if (e.connections[i].connection != NULL and e.connections[i].replica == NULL
+            and not e.connections[i].connection.closing
+                and (oldest == NULL
+                     or e.connections[i].connection.opened_us < oldest.connection.opened_us)):
+            oldest = &e.connections[i]
+    if oldest != NULL and now_us - oldest.connection.opened_us >= STRANGER_US_MIN:
         _close(s, e, oldest.conn, REPLICA_LOST, now_us)
 
 
@@ -138,7 +145,7 @@ cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept 
     for _i in range(ACCEPTS_MAX):
         fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
         if fd < 0 and (errno == EMFILE or errno == ENFILE):
-            _turn_away(s, which)
+            _reject_connection(s, which)
             return
         if fd < 0:
             return
@@ -151,14 +158,14 @@ cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
     if conn == 0:
         close(fd)
         return 0
-    engine_link(e, conn).passes = passes_descriptors(fd)
+    engine_connection(e, conn).passes = passes_descriptors(fd)
     clipper_no_delay(fd)
-    engine_link(e, conn).remote = clipper_is_remote(fd)
+    engine_connection(e, conn).remote = clipper_is_remote(fd)
     _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
     return conn
 
 
-cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
+cdef void _reject_connection(LoopState* s, u32 which) noexcept nogil:
     """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare
     one to close it."""
     cdef int fd
@@ -176,26 +183,28 @@ cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
-    cdef Link* link = engine_link(e, conn)
+    cdef ContainerConnection* connection = engine_connection(e, conn)
     cdef ssize_t n = 0
-    cdef u64 pieces
+    cdef u64 iovecs
     cdef int passed
-    if link == NULL:
+    if connection == NULL:
         return
-    link.queued = False
-    while link_unsent(link):
-        pieces = link_pieces(link, &passed)
-        n = send_pieces(link.fd, link.tx.data() + link.tx_at, min(pieces, <u64> PIECES_MAX), passed)
+    connection.queued = False
+    while connection_has_unsent(connection):
+        iovecs = connection_iovecs(connection, &passed)
+        n = send_iovecs(connection.fd, connection.tx.data() + connection.tx_at,
+                        min(iovecs, <u64> IOVECS_MAX), passed)
         if n < 0:
             if errno == EINTR:
                 continue
             break
-        link_sent(link, <u64> n, now_us)
+        connection_sent(connection, <u64> n, now_us)
     if n < 0 and errno != EAGAIN:
         _close(s, e, conn, REPLICA_LOST, now_us)
-    elif link_unsent(link) != link.waits_out:
-        link.waits_out = not link.waits_out
-        _watch(s, EPOLL_CTL_MOD, link.fd, EPOLLIN | (EPOLLOUT if link.waits_out else 0), conn)
+    elif connection_has_unsent(connection) != connection.waits_out:
+        connection.waits_out = not connection.waits_out
+        _watch(s, EPOLL_CTL_MOD, connection.fd,
+               EPOLLIN | (EPOLLOUT if connection.waits_out else 0), conn)
 
 
 cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
@@ -211,28 +220,30 @@ cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
 # -- to and from other engines
 # -----------------------------------------------------------------------------------------
 
-cdef void _hand_over(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
-    cdef LinkState* slot = engine_slot(e, command.conn)
+cdef void _move_connection(LoopState* s, EngineState* e, Command* command,
+                           u64 now_us) noexcept nogil:
+    cdef ConnectionState* slot = engine_slot(e, command.conn)
     cdef int fd
-    if slot == NULL or slot.replica != NULL or slot.link.closing or slot.link.rx_at + slot.link.rx_frame != slot.link.rx_len:
+    if (slot == NULL or slot.replica != NULL or slot.connection.closing
+        or slot.connection.rx_at + slot.connection.rx_frame != slot.connection.rx_len):
         free(command.data)
         if slot != NULL and slot.replica == NULL:
             # it has sent more than a HELLO before it was welcome
             _close(s, e, command.conn, BAD_FRAME, now_us)
         return
-    fd = slot.link.fd
+    fd = slot.connection.fd
     _watch(s, EPOLL_CTL_DEL, fd, 0, 0)          # it stays open: epoll would not forget it
     engine_lost(e, command.conn, OK, now_us)
-    command.kind = ADOPT
+    command.kind = ADOPT_CONNECTION
     command.fd = fd
-    if not engine_order(<EngineState*> command.to, command):
+    if not engine_command(<EngineState*> command.to, command):
         free(command.data)
         close(fd)
 
 
 cdef void _adopt(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
     cdef u32 conn = _open(s, e, command.fd, now_us)
-    if conn and not engine_given(e, conn, <const u8*> command.data, command.nbytes, now_us):
+    if conn and not engine_receive_copy(e, conn, <const u8*> command.data, command.nbytes, now_us):
         _close(s, e, conn, BAD_FRAME, now_us)
     free(command.data)
 
@@ -242,8 +253,8 @@ cdef void _move(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
     while e.moves.size():
         command = e.moves.back()
         e.moves.pop_back()
-        if command.kind == HAND_OVER:
-            _hand_over(s, e, &command, now_us)
+        if command.kind == MOVE_CONNECTION:
+            _move_connection(s, e, &command, now_us)
         else:
             _adopt(s, e, &command, now_us)
 
@@ -268,7 +279,7 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
     """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events,
     0 for news or time over.
 
-    Only while it pays: each spell that ends with news is one for, each that does not is one
+    Only while it pays: each spin that ends with news is one for, each that does not is one
     against, and with the score below zero only one turn in SPIN_TRIAL tries again. A gap between
     two polls shows that the machine has more threads to run than cores, and halves the score.
     """
@@ -293,8 +304,8 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
 cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
     """Not when the core is needed: a submitter that runs, or a container with much to do, comes
     first."""
-    if not s.spins or (delivery_open(e.delivery) > SPIN_TASKS_MAX
-                       and e.delivery.waiters.load(relaxed) == 0):
+    if not s.spins or (completion_open_tasks(e.completion) > SPIN_TASKS_MAX
+                       and e.completion.waiters.load(relaxed) == 0):
         return False
     return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
 
@@ -306,14 +317,15 @@ cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
-    e.delivery.lead.doze()
-    if not engine_idle(e) or s.stop.load(seq_cst) or (epoch != NULL
-                                                      and waiter_epoch(e.delivery[0]) != epoch[0]):
+    e.completion.loop_owner.mark_asleep()
+    if (not engine_idle(e) or s.stop.load(seq_cst)
+            or (epoch != NULL and waiter_epoch(e.completion[0]) != epoch[0])):
         until_us = now
     n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
-    e.delivery.lead.rise()
+    e.completion.loop_owner.mark_awake()
     woken = monotonic_us()
-    if n == 0 and until_us > now and woken > until_us and woken - until_us > s.late_us_max.load(relaxed):
+    if (n == 0 and until_us > now and woken > until_us
+        and woken - until_us > s.late_us_max.load(relaxed)):
         s.late_us_max.store(woken - until_us, relaxed)
     return n
 
@@ -353,34 +365,35 @@ cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
 
 
 cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
-    """Give the baton away, but no news that came while we held it. -> whether nobody holds it
-    now."""
+    """Give the ownership of the loop away, but no news that came while we held it. -> whether
+    nobody holds it now."""
     cdef EngineState* e = s.engine
     cdef u64 ready, commands
     while True:
         ready = e.lanes.ready_head
         commands = e.commands_head
-        e.delivery.lead.leave()
+        e.completion.loop_owner.leave()
         if not e.lanes.ready.cells.published(ready) and not e.commands.cells.published(commands):
             return True
-        if not e.delivery.lead.take():
+        if not e.completion.loop_owner.take():
             return False
-        e.delivery.lead.by_waiter = by_waiter
+        e.completion.loop_owner.by_waiter = by_waiter
         _step(s, e, monotonic_us())
 
 
-cdef bint _is_waited_for(DeliveryState* d, u32 mine) noexcept nogil:
+cdef bint _is_waited_for(CompletionState* d, u32 mine) noexcept nogil:
     """More are blocked than the leader, and not just because they have yet to notice that they are
     answered."""
-    return waiters_now(d[0]) > mine and delivery_open(d) != 0
+    return waiters_now(d[0]) > mine and completion_open_tasks(d) != 0
 
 
 cdef void _leave(LoopState* s, bint by_waiter, bint for_good) noexcept nogil:
-    cdef DeliveryState* d = s.engine.delivery
-    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter) or (for_good and delivery_open(d))
+    cdef CompletionState* d = s.engine.completion
+    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter)
+                                  or (for_good and completion_open_tasks(d))
                                   or s.stop.load(seq_cst)):
-        delivery_ring(d)
-    d.lead.gone()
+        completion_wake_loop_thread(d)
+    d.loop_owner.gone()
 
 
 cdef void _leave_waiter(void* mover, bint for_good) noexcept nogil:
@@ -393,34 +406,34 @@ cdef void _tend(void* mover) noexcept nogil:
     _leave(s, False, False)
 
 
-cdef bint _expects_a_leader(LoopState* s, DeliveryState* d) noexcept nogil:
+cdef bint _expects_an_owner(LoopState* s, CompletionState* d) noexcept nogil:
     if s.batches_seen != d.batches.load(relaxed):
         s.batches_seen = d.batches.load(relaxed)
         s.quiet = 0
-    return d.lead.expects_a_leader() and s.quiet < QUIET_MAX and delivery_open(d) == 0
+    return d.loop_owner.expects_an_owner() and s.quiet < QUIET_MAX and completion_open_tasks(d) == 0
 
 
-cdef void _park(LoopState* s, DeliveryState* d) noexcept nogil:
-    """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a
-    tick; then it has it again."""
+cdef void _park(LoopState* s, CompletionState* d) noexcept nogil:
+    """The loop thread leaves the ownership of the loop to whoever comes, until it is called or
+    nobody came for a tick; then it has it again."""
     cdef u32 bell = 0
-    cdef u32 taken = d.lead.taken.load(relaxed)
+    cdef u32 taken = d.loop_owner.taken.load(relaxed)
     cdef bint rung
-    d.lead.hears(&bell)
+    d.loop_owner.was_woken(&bell)
     rung = not _let_go(s, False) or _is_waited_for(d, 0) or s.stop.load(seq_cst)
     while True:
         if not rung:
-            futex_wait(&d.lead.bell, bell, PARK_US)
-        rung = d.lead.hears(&bell) or rung or s.stop.load(seq_cst)
-        if not rung and d.lead.taken.load(relaxed) != taken:
-            taken = d.lead.taken.load(relaxed)
+            futex_wait(&d.loop_owner.wakeups, bell, PARK_US)
+        rung = d.loop_owner.was_woken(&bell) or rung or s.stop.load(seq_cst)
+        if not rung and d.loop_owner.taken.load(relaxed) != taken:
+            taken = d.loop_owner.taken.load(relaxed)
             s.quiet = 0
-        elif d.lead.take():
+        elif d.loop_owner.take():
             break
         rung = False
-    d.lead.by_waiter = False
-    if rung or delivery_open(d):
-        d.lead.was_wrong()
+    d.loop_owner.by_waiter = False
+    if rung or completion_open_tasks(d):
+        d.loop_owner.was_wrong()
     s.quiet += 1
 
 
@@ -428,13 +441,13 @@ cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
     timer_slack_min()
     _step(s, e, monotonic_us())
     while s.stop.load(seq_cst) == 0:
-        if _expects_a_leader(s, e.delivery):
-            _park(s, e.delivery)
+        if _expects_an_owner(s, e.completion):
+            _park(s, e.completion)
             _turn(s, e, 0, NULL)
         else:
             _turn(s, e, s.until_us, NULL)
-    e.delivery.lead.close()
-    while not e.delivery.lead.is_alone():
+    e.completion.loop_owner.close()
+    while not e.completion.loop_owner.is_alone():
         usleep(20)
 
 
@@ -458,10 +471,10 @@ cdef class IoLoop:
         if s.epoll_fd < 0:
             raise OSError(errno, "epoll_create1 failed")
         _watch(s, EPOLL_CTL_ADD, engine.state.lanes.wake_fd, EPOLLIN, WAKE)
-        engine.state.delivery.mover = s
-        engine.state.delivery.turn = &_led_turn
-        engine.state.delivery.leave = &_leave_waiter
-        engine.state.delivery.tend = &_tend
+        engine.state.completion.loop = s
+        engine.state.completion.run_turn = &_led_turn
+        engine.state.completion.leave_loop = &_leave_waiter
+        engine.state.completion.step_and_leave = &_tend
 
     def __dealloc__(self):
         cdef u32 i
@@ -494,7 +507,7 @@ cdef class IoLoop:
         """Ask run() to return; it does so at once."""
         self.state.stop.store(1, seq_cst)
         eventfd_signal(self.engine.state.lanes.wake_fd)
-        delivery_ring(self.engine.state.delivery)
+        completion_wake_loop_thread(self.engine.state.completion)
 
     def close_connections(self):
         """Close the sockets of all containers, and those that listen. Only when run() has
@@ -505,8 +518,8 @@ cdef class IoLoop:
             close(self.state.listeners[i])
         self.state.listener_count = 0
         for i in range(1, e.slots_used + 1):
-            if e.links[i].link != NULL:
-                _close(self.state, e, e.links[i].conn, OK, monotonic_us())
+            if e.connections[i].connection != NULL:
+                _close(self.state, e, e.connections[i].conn, OK, monotonic_us())
 
     def snapshot(self):
         """What the loop has done so far.
@@ -515,10 +528,10 @@ cdef class IoLoop:
         microseconds; batches: of answers, with mailbox_writes and futex_wakes: the system calls
         that told event loops and blocked threads of them.
         """
-        cdef DeliveryState* d = self.engine.state.delivery
+        cdef CompletionState* d = self.engine.state.completion
         return {
             "steps": self.state.steps.load(relaxed),
-            "led": d.lead.taken.load(relaxed),
+            "led": d.loop_owner.taken.load(relaxed),
             "late_us_max": self.state.late_us_max.load(relaxed),
             "batches": d.batches.load(relaxed),
             "mailbox_writes": d.mailbox_writes.load(relaxed),

@@ -4,15 +4,15 @@
 # Threads: any.
 cimport numpy as cnp
 from clipper_core.cache.clock_cache cimport Key
-from clipper_core.engine.taking cimport Taking
-from clipper_core.results.delivery cimport Block
+from clipper_core.engine.input_schema cimport InputSchema
+from clipper_core.results.completion cimport Block
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.machine cimport u32, u64
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.bulk cimport Intake
 from clipper_core.wire.prediction cimport Value
 
-cdef class Model(Taking):
+cdef class Model(InputSchema):
     cdef readonly u64 slo_us           # when predict() is not told
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
                                        # another number, another prediction

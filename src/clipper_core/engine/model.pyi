@@ -6,14 +6,14 @@ from typing_extensions import TypeVar
 
 from clipper_core.cache.projection import Similarity
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.taking import Taking
+from clipper_core.engine.input_schema import InputSchema
 from clipper_core.results.future import Future
 from clipper_core.runtime.dtype import NAMES as NAMES
 
 _T = TypeVar("_T", default=Any)
 
 @final
-class Model(Taking):
+class Model(InputSchema):
     slo_us: int
     watch: Any
     def __init__(

@@ -10,9 +10,9 @@ from clipper_core.cache.clock_cache cimport (
 )
 from clipper_core.cache.projection cimport Similarity, projection_cells
 from clipper_core.engine.engine cimport Engine
-from clipper_core.engine.taking cimport check_similar, check_type, near_uid
-from clipper_core.results.delivery cimport (
-    DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim,
+from clipper_core.engine.input_schema cimport check_similar, check_type, near_uid
+from clipper_core.results.completion cimport (
+    CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )
 from clipper_core.results.future cimport future_at_once, future_new
 from clipper_core.runtime.dtype cimport ANY
@@ -20,7 +20,7 @@ from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport i32, monotonic_us, relaxed, u8
 from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
 from clipper_core.scheduling.bulk cimport (
-    Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room,
+    Intake, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, wait_for_room,
 )
 from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
@@ -41,7 +41,7 @@ cdef extern from *:
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
 cdef enum:
-    PIECES_FROM = 32            # rows; fewer go one by one
+    CHUNKS_FROM = 32            # rows; fewer go one by one
     TASKS_MAX = 1073741824      # of one future
 
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
@@ -53,28 +53,31 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
         return otherwise
     slo_us = int(slo_us)
     if not 1 <= slo_us < SLO_MAX_US:
-        raise_for(BAD_INPUT, f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
+        raise_for(BAD_INPUT,
+                  f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
     return slo_us
 
 
 @cython.no_gc_clear                  # what __dealloc__ tells needs `engine`
 @cython.final
-cdef class Model(Taking):
+cdef class Model(InputSchema):
     """Threads: any. One version of one model in an engine.
 
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
-    name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for
-    numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait or be
-    in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share cache
-    entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it, and its
-    lanes and its number are given back once nobody has it any more, its queries are answered and
-    its replicas have gone.
+    name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)`
+    for numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait
+    or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
+    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it,
+    and its lanes and its number are given back once nobody has it any more, its queries are
+    answered and its replicas have gone.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
                  u64 slo_us=1000000,
-                 bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
-                 str output="", tuple output_shape=None, Similarity similar=None, bint unlisted=False):
+                 bint cached=True, bint finite=False, u64 lane_rows=16384,
+                 u64 lane_bytes_max=1 << 28,
+                 str output="", tuple output_shape=None, Similarity similar=None,
+                 bint unlisted=False):
         cdef ModelState* m
         cdef u32 i
         check_type(name, dtype, shape)
@@ -89,7 +92,7 @@ cdef class Model(Taking):
         m.lane_rows = lane_rows
         m.unlisted = unlisted
         if unlisted:
-            engine.state.departed.unlisted.fetch_add(1, relaxed)
+            engine.state.retired.unlisted.fetch_add(1, relaxed)
         self.lane_bytes_max = lane_bytes_max
         m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
         if output_shape is not None:
@@ -106,7 +109,7 @@ cdef class Model(Taking):
 
     def __dealloc__(self):
         if self.state != NULL and self.state.unlisted:
-            model_drop(&self.engine.state.departed, self.state)
+            model_drop(&self.engine.state.retired, self.state)
 
     @property
     def waiting(self):
@@ -191,17 +194,17 @@ cdef class Model(Taking):
         cdef Key key
         cdef Value value
         cdef Status status = OK
-        cdef DeliveryState* d = self.engine.state.delivery
-        cdef DeliveryState* home = home_of(d, block)
+        cdef CompletionState* d = self.engine.state.completion
+        cdef CompletionState* home = home_of(d, block)
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
             if home != d:
-                d.guests.fetch_add(1, relaxed)
+                d.tasks_of_peers.fetch_add(1, relaxed)
             status = self._queue(row, nbytes, &key, salt, slo_us,
                                  self._now_us() if now == 0 else now, block, slot)
             if status == OK:
                 return OK
             if home != d:
-                d.guests.fetch_sub(1, relaxed)
+                d.tasks_of_peers.fetch_sub(1, relaxed)
             count(&self.state.tally.refused[<u32> status], 1)
         slot_fill(home, block, slot, status, &value)
         block_drop(home, block, 1)
@@ -216,14 +219,14 @@ cdef class Model(Taking):
         cdef Status status
         nothing.word = 0
         nothing.tag = TAG_NONE
-        if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
-            return future_at_once(self.engine.delivery, NO_MEMORY, &nothing, finish, extra)
+        if not slots_claim(self.engine.state.completion, 1, &block, &slot):
+            return future_at_once(self.engine.completion, NO_MEMORY, &nothing, finish, extra)
         status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot)
         if status != OK:
             self._refused(status, slo_us, &nothing)
-            slot_fill(self.engine.state.delivery, block, slot, status, &nothing)
-            block_drop(self.engine.state.delivery, block, 1)
-        return future_new(self.engine.delivery, block, slot, 1, finish, extra)
+            slot_fill(self.engine.state.completion, block, slot, status, &nothing)
+            block_drop(self.engine.state.completion, block, 1)
+        return future_new(self.engine.completion, block, slot, 1, finish, extra)
 
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
         cdef const void* row = NULL
@@ -237,7 +240,7 @@ cdef class Model(Taking):
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
             self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None),
                                   value_object(&value))
-        return future_at_once(self.engine.delivery, OK, &value, finish, extra)
+        return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
@@ -285,7 +288,7 @@ cdef class Model(Taking):
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
         """Slots that will have no task end here."""
-        cdef DeliveryState* home = home_of(self.engine.state.delivery, block)
+        cdef CompletionState* home = home_of(self.engine.state.completion, block)
         cdef Value nothing
         cdef u32 i
         nothing.word = 0
@@ -333,9 +336,10 @@ cdef class Model(Taking):
         cdef int klass = log2_of(slo)
         if m.array_lanes[klass] == NULL:
             m.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
-                                            piece_cells_of(m.spec.row_bytes,
+                                            chunk_cells_of(m.spec.row_bytes,
                                                            self.lane_bytes_max), m.spec.row_bytes,
-                                            piece_rows_of(m.spec.row_bytes), &m.tally, m.shares.load(relaxed) != 0)
+                                            chunk_rows_of(m.spec.row_bytes), &m.tally,
+                                            m.shares.load(relaxed) != 0)
         intake.lanes = e.lanes
         intake.lane = m.array_lanes[klass]
         intake.tally = &m.tally
@@ -385,9 +389,9 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
         rows.push_back(row)
         sizes.push_back(nbytes)
         marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
-    if not slots_claim(model.engine.state.delivery, n, &block, &slot):
+    if not slots_claim(model.engine.state.completion, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
-    future = future_new(model.engine.delivery, block, slot, n, finish, extra)
+    future = future_new(model.engine.completion, block, slot, n, finish, extra)
     for i in range(n):
         (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i)
     if mixed:
@@ -418,19 +422,22 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef vector[Intake] intakes
     cdef Intake intake
     if n == 0 or n * len(models) > TASKS_MAX:
-        raise_for(BAD_INPUT, f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} tasks make a future")
-    cdef list pieces = [goes_in_pieces(each, n, mixed) for each in models]
-    cdef list marks = [(<Model> each)._marks(checked[j], salt) if pieces[j]
+        raise_for(BAD_INPUT,
+                  f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} "
+                  f"tasks make a future")
+    cdef list chunks = [goes_in_chunks(each, n, mixed) for each in models]
+    cdef list marks = [(<Model> each)._marks(checked[j], salt) if chunks[j]
                        and (<Model> each).watch is not None else None
                        for j, each in enumerate(models)]
-    if not slots_claim(model.engine.state.delivery, <u32> (n * len(models)), &block, &slot):
+    if not slots_claim(model.engine.state.completion, <u32> (n * len(models)), &block, &slot):
         raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")
     if n * len(models) == 1 and finish is None:
         finish = _array_of_one
-    future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
+    future = future_new(model.engine.completion, block, slot, <u32> (n * len(models)), finish,
+                        extra)
     for j in range(len(models)):
         model = models[j]
-        if pieces[j]:
+        if chunks[j]:
             model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
             intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
             intakes.push_back(intake)
@@ -447,17 +454,18 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     return future
 
 
-cdef bint goes_in_pieces(Model model, u64 n, bint mixed) noexcept:
-    """Whether its rows do, of an array: a piece ends in slots of its own engine."""
-    return n >= PIECES_FROM and model.state.spec.row_bytes != 0 and not mixed
+cdef bint goes_in_chunks(Model model, u64 n, bint mixed) noexcept:
+    """Whether its rows do, of an array: a chunk ends in slots of its own engine."""
+    return n >= CHUNKS_FROM and model.state.spec.row_bytes != 0 and not mixed
 
 
 cdef bint is_elsewhere(Model model, Model first) except -1:
     """Whether it is in another engine than the first."""
-    cdef DeliveryState* home = first.engine.state.delivery
-    cdef DeliveryState* d = model.engine.state.delivery
+    cdef CompletionState* home = first.engine.state.completion
+    cdef CompletionState* d = model.engine.state.completion
     if d != home and d.peers[home.number] != home:
-        raise_for(BAD_INPUT, f"{model.name} and {first.name} are in engines that know nothing of each other")
+        raise_for(BAD_INPUT,
+                  f"{model.name} and {first.name} are in engines that know nothing of each other")
     return d != home
 
 
@@ -465,4 +473,4 @@ cdef void mix(Future future, tuple models):
     """Nobody leads for it: the loops of its engines are called back."""
     future.mixed = True
     for model in models:
-        delivery_ring((<Model> model).engine.state.delivery)
+        completion_wake_loop_thread((<Model> model).engine.state.completion)

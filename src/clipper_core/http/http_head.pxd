@@ -1,9 +1,9 @@
 # The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not
-# explained here, but left to the reader that knows all of HTTP (frontend/http/connection.py). So nothing can
-# be read in two ways: what is doubtful is not read.
+# explained here, but left to the reader that knows all of HTTP (frontend/http/connection.py). So
+# nothing can be read in two ways: what is doubtful is not read.
 #
 # Threads: any (pure functions).
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 
 cdef enum:
     HEAD_OTHER = -1             # somebody else's: no POST, no HTTP/1.1, or a header that means more

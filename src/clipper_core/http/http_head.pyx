@@ -37,7 +37,8 @@ cdef struct Known:
 cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
                                                                        REQUEST_ID),
-    Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT), Known(31, "inference-header-content-length", JSON_LENGTH),
+    Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT),
+    Known(31, "inference-header-content-length", JSON_LENGTH),
     Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6,
             "expect", FOREIGN),
     Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate",

@@ -4,8 +4,8 @@
 # Threads: any (pure functions). As with heads, what is not plain is not read: tensors of many rows,
 # nested data, other members.
 from clipper_core.http.json_rows cimport Wanted
-from clipper_core.runtime.http_bytes cimport Bytes
-from clipper_core.runtime.machine cimport u8, u64
+from clipper_core.runtime.byte_buffer cimport Bytes
+from clipper_core.runtime.machine cimport u64, u8
 from clipper_core.wire.prediction cimport Value
 
 cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,

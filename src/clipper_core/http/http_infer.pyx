@@ -1,13 +1,13 @@
 """Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference
-Protocol", and Triton's extension `binary_tensor_data`; what each member means is frontend/inference/codec.py,
-which has everything that is not read here."""
+Protocol", and Triton's extension `binary_tensor_data`; what each member means is
+frontend/inference/codec.py, which has everything that is not read here."""
 from libc.string cimport memcmp, memcpy, memset
 
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.http.json_rows cimport Text, json_read_i64, json_read_row
 from clipper_core.http.json_value cimport json_elements
 from clipper_core.runtime.dtype cimport (
-    BOOL, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, all_finite, itemsize,
+    BOOL, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite, itemsize,
 )
 from clipper_core.runtime.machine cimport i64, u32
 from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data
@@ -257,7 +257,8 @@ cdef bint _request(Text* text, Request* r) noexcept nogil:
             return False
         more = _next(text)
     _skip_blanks(text)
-    return more == 0 and text.at == text.end and r.seen & 1 and r.tensor.named and r.tensor.shaped and r.tensor.dtype != 0
+    return (more == 0 and text.at == text.end and r.seen & 1 and r.tensor.named and r.tensor.shaped
+            and r.tensor.dtype != 0)
 
 
 cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
@@ -312,7 +313,8 @@ cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u
         if r.tensor.data == NULL or behind or not _read_data(wanted, &r.tensor, elements, row):
             return False
     else:
-        if r.tensor.data != NULL or r.tensor.size != behind or behind != elements * itemsize(wanted.dtype):
+        if (r.tensor.data != NULL or r.tensor.size != behind
+            or behind != elements * itemsize(wanted.dtype)):
             return False
         row.put(body + json_bytes, behind)
         if row.lost or (finite and not all_finite(wanted.dtype, row.at(), row.size())):

@@ -1,6 +1,6 @@
 # What is answered without Python, by its exact path: a table of routes, a body read straight into a
-# row, the row asked, its prediction written as the answer that serving/processor and frontend/http/applications
-# would have given.
+# row, the row asked, its prediction written as the answer that serving/processor and
+# frontend/http/applications would have given.
 #
 # A route is one application (or model) as it is now: one model, whose answer nobody else looks at.
 # Whatever else a query may come to (a refusal, a default, an output that is not plain) is no
@@ -13,10 +13,10 @@ from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_rows cimport Wanted
 from clipper_core.http.recent_answers cimport RecentState
-from clipper_core.results.delivery cimport Block, DeliveryState
+from clipper_core.results.completion cimport Block, CompletionState
+from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
-from clipper_core.runtime.http_bytes cimport Bytes
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
@@ -26,7 +26,7 @@ cdef enum Form:                 # of a request and its answer
     OLD_PREDICT = 1             # POST /APP/predict
     INFER = 2                   # POST /v2/models/NAME/infer
 
-cdef enum Came:                 # of asking
+cdef enum QueryOutcome:                 # of asking
     OTHER = 0                   # the body is not plain: nothing was asked
     VALUE = 1                   # an answer, at once: a cache hit; `value` is held
     ENDED = 2                   # refused, or ended already: its slot says how
@@ -82,7 +82,7 @@ cdef cppclass TableState:
 # NULL: none
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
 # its route and began_us are set
-cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
+cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
                        const Bytes* made, bint close,
                        Bytes* body, Bytes* out) noexcept nogil
@@ -90,7 +90,7 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
 # written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
 # one.  body: room to work in
 cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
-cdef DeliveryState* query_home(const Query* q) noexcept nogil
+cdef CompletionState* query_home(const Query* q) noexcept nogil
 
 cdef class HotRoute:
     cdef RouteState* state

@@ -13,7 +13,7 @@ from clipper_core.http.http_infer cimport infer_read, infer_write
 from clipper_core.http.json_rows cimport Text, json_count, json_read_row
 from clipper_core.http.json_value cimport json_f64, json_value, value_belief
 from clipper_core.http.recent_answers cimport RecentAnswers, recent_add
-from clipper_core.results.delivery cimport (
+from clipper_core.results.completion cimport (
     block_drop, claims_lock, claims_unlock, slot_fill, slots_claim,
 )
 from clipper_core.runtime.dtype cimport ANY, BOOL, BYTES, F16, STR, itemsize
@@ -23,7 +23,7 @@ from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport (
     CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
-from clipper_core.scheduling.lane cimport taker_enters, taker_leaves
+from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
 from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit
 from clipper_core.wire.prediction cimport TAG_BLOB, TAG_NONE, value_drop
 
@@ -84,7 +84,7 @@ cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexce
 # -- asking
 # --------------------------------------------------------------------------------------------------
 
-cdef u64 _number(DeliveryState* d) noexcept nogil:
+cdef u64 _number(CompletionState* d) noexcept nogil:
     """Of an answer without a slot."""
     cdef u64 number
     claims_lock(d.lock)
@@ -97,14 +97,14 @@ cdef u64 _number(DeliveryState* d) noexcept nogil:
 cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
     cdef EngineState* e = q.route.engine
     cdef Status status = CLOSED
-    if taker_enters(e.lanes[0], e.refusing):
+    if submitter_enter(e.lanes[0], e.refusing):
         status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us,
                             q.began_us, q.block, q.slot)
-        taker_leaves(e.lanes[0])
+        submitter_leave(e.lanes[0])
     return status
 
 
-cdef Came _ask(Query* q, const Bytes* row) noexcept nogil:
+cdef QueryOutcome _ask(Query* q, const Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef Key key
     cdef Status status
@@ -116,9 +116,9 @@ cdef Came _ask(Query* q, const Bytes* row) noexcept nogil:
         if cache_lookup(r.engine.cache, &key, &q.value):
             count(&r.model.tally.hits, 1)
             count(r.asked, 1)
-            q.number = _number(r.engine.delivery)
+            q.number = _number(r.engine.completion)
             return VALUE
-    if not slots_claim(r.engine.delivery, 1, &q.block, &q.slot):
+    if not slots_claim(r.engine.completion, 1, &q.block, &q.slot):
         return OTHER            # no memory: Python says so
     count(r.asked, 1)
     q.number = q.block.first_id + q.slot
@@ -126,8 +126,8 @@ cdef Came _ask(Query* q, const Bytes* row) noexcept nogil:
     if status == OK:
         return OPEN
     row_refused(r.model, status, r.slo_us, q.began_us, &q.value)
-    slot_fill(r.engine.delivery, q.block, q.slot, status, &q.value)
-    block_drop(r.engine.delivery, q.block, 1)
+    slot_fill(r.engine.completion, q.block, q.slot, status, &q.value)
+    block_drop(r.engine.completion, q.block, 1)
     q.value.tag = TAG_NONE
     return ENDED
 
@@ -140,7 +140,7 @@ cdef bint _is_quotable(const Head* head) noexcept nogil:
     return True
 
 
-cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
+cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef bint binary = False
     if r.form == INFER:
@@ -158,13 +158,13 @@ cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noex
     return _ask(q, row)
 
 
-cdef DeliveryState* query_home(const Query* q) noexcept nogil:
-    return q.route.engine.delivery
+cdef CompletionState* query_home(const Query* q) noexcept nogil:
+    return q.route.engine.completion
 
 
 cdef void query_drop(Query* q) noexcept nogil:
     """As a future that nobody holds any more."""
-    cdef DeliveryState* d = q.route.engine.delivery
+    cdef CompletionState* d = q.route.engine.completion
     cdef u8 state
     cdef Value value
     value_drop(&q.value)
@@ -313,7 +313,8 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
     cdef u64 h = _hash(path, n)
     cdef u64 i = h & table.mask
     while table.places[i].route != NULL:
-        if table.places[i].hash == h and table.places[i].path_bytes == n and memcmp(table.places[i].path, path, n) == 0:
+        if (table.places[i].hash == h and table.places[i].path_bytes == n
+            and memcmp(table.places[i].path, path, n) == 0):
             return table.places[i].route
         i = (i + 1) & table.mask
     return NULL
@@ -338,7 +339,8 @@ cdef class HotRoute:
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
                  double confidence_min, counts,
-                 LatencyHistogram took, Counter ok, LatencyHistogram requests, subject, RecentAnswers recent=None, u32 owner=0):
+                 LatencyHistogram took, Counter ok, LatencyHistogram requests, subject,
+                 RecentAnswers recent=None, u32 owner=0):
         cdef RouteState* r = new RouteState()
         self.state = r
         asked, answered, decided, used, wins = counts
@@ -346,10 +348,12 @@ cdef class HotRoute:
         self.counters = (asked, answered, decided, used, wins, took, ok, requests, recent)
         r.form = <u8> ("predict", "old_predict", "infer").index(form)
         self._set_rows()
-        r.engine, r.model, r.slo_us, r.confidence_min = model.engine.state, model.state, slo_us, confidence_min
+        r.engine, r.model, r.slo_us, r.confidence_min = (model.engine.state, model.state, slo_us,
+                confidence_min)
         _put(&r.node, f"{node}-".encode())
         _put(&r.head if r.form == INFER else &r.models, models)
-        r.asked, r.answered, r.decided = &(<Counter> asked).n, &(<Counter> answered).n, &(<Counter> decided).n
+        r.asked, r.answered, r.decided = (&(<Counter> asked).n, &(<Counter> answered).n,
+                                          &(<Counter> decided).n)
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
         r.owner = owner
@@ -363,7 +367,8 @@ cdef class HotRoute:
         cdef u32 i
         cdef u8 dtype = m.spec.dtype
         if dtype in (ANY, BOOL, F16, STR, BYTES) or self.model.similar is not None:
-            raise ValueError(f"rows of {self.model.name} are not read here: {self.model.describe_input()}")
+            raise ValueError(f"rows of {self.model.name} are not read here: "
+                             f"{self.model.describe_input()}")
         self.state.wanted.dtype = dtype
         self.state.variable = self.model.shape == (-1,)
         if self.state.variable and self.state.form == INFER:

@@ -4,7 +4,7 @@
 # else: JSON that is wrong is explained by a parser that is slower and says why.
 from libc.stdint cimport int64_t as i64
 
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 
 cdef enum:
     JSON_RANK_MAX = 4
@@ -14,7 +14,7 @@ cdef struct Text:                  # the part that is not yet read
     const u8* end
 
 cdef struct Wanted:                # what is read
-    u8 dtype                       # of clipper_core.runtime.dtype: F64, F32, or an integer type
+    u8 dtype                    # of clipper_core.runtime.dtype: F64, F32, or an integer type
     u32 rank
     u64 dims[4]
 

@@ -11,7 +11,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
 import numpy as np
 
-from clipper_core.runtime.dtype cimport F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, itemsize
+from clipper_core.runtime.dtype cimport F32, F64, I16, I32, I64, I8, U16, U32, U64, U8, itemsize
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 from clipper_core.runtime.dtype import NAMES
@@ -21,7 +21,8 @@ cnp.import_array()
 cdef extern from *:
     """
     #include <charconv>
-    static inline bool clipper_from_chars(const unsigned char* first, const unsigned char* last, double* value) {
+    static inline bool clipper_from_chars(const unsigned char* first, const unsigned char* last,
+                                          double* value) {
         auto found = std::from_chars((const char*) first, (const char*) last, *value);
         return (const unsigned char*) found.ptr == last && found.ec == std::errc();
     }
@@ -115,7 +116,8 @@ cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
         power += -exponent if down else exponent
     text.at = p
     if whole + fraction <= DIGITS_MAX and mantissa < EXACT and -22 <= power <= 22:
-        value[0] = <double> mantissa / TENS[-power] if power < 0 else <double> mantissa * TENS[power]
+        value[0] = (<double> mantissa / TENS[-power] if power < 0
+                    else <double> mantissa * TENS[power])
         if negative:
             value[0] = -value[0]
         return True
@@ -223,7 +225,8 @@ cdef class RowReader:
         number = int(NAMES.get(dtype, 0))
         if not (U8 <= number <= I64 or number == F32
                 or number == F64) or len(shape) > JSON_RANK_MAX:
-            raise_for(BAD_INPUT, f"no rows of {dtype} with {len(shape)} dimensions are read from JSON here")
+            raise_for(BAD_INPUT,
+                      f"no rows of {dtype} with {len(shape)} dimensions are read from JSON here")
         self.variable = shape == (-1,)
         self.wanted.dtype = <u8> number
         self.wanted.rank = len(shape)
@@ -242,7 +245,8 @@ cdef class RowReader:
         cdef bint is_read
         PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
         try:
-            rest.at, rest.end = <const u8*> view.buf + min(max(at, 0), view.len), <const u8*> view.buf + view.len
+            rest.at, rest.end = <const u8*> view.buf + min(max(at, 0),
+                    view.len), <const u8*> view.buf + view.len
             if self.variable:
                 wanted.dims[0] = json_count(&rest)
             # before memory is asked for

@@ -1,7 +1,7 @@
 # Predictions as JSON, byte by byte as msgspec writes them; what is not plain is left to it.
 #
 # Threads: any (pure functions).
-from clipper_core.runtime.http_bytes cimport Bytes
+from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.wire.prediction cimport Value
 
 cdef void json_f64(Bytes* out, double value) noexcept nogil               # finite

@@ -7,9 +7,9 @@ from libc.math cimport isfinite
 from libc.string cimport memcpy
 
 from clipper_core.runtime.dtype cimport (
-    BOOL, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize,
+    BOOL, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, itemsize,
 )
-from clipper_core.runtime.machine cimport i32, i64, u8, u32, u64
+from clipper_core.runtime.machine cimport i32, i64, u32, u64, u8
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, value_drop,
 )
@@ -20,7 +20,8 @@ cdef extern from *:
     // The shortest digits, and where the point stands: 0.d1d2d3... * 10^*point. -> how many digits.
     static inline int clipper_digits(double value, char* digits, int* point) {
         char text[40];
-        auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
+        auto end = std::to_chars(text, text + sizeof text, value,
+                                 std::chars_format::scientific).ptr;
         int n = 0;
         const char* p = text;
         for (; p != end && *p != 'e'; ++p) if (*p != '.') digits[n++] = *p;

@@ -1,7 +1,7 @@
 """Answers that were given without Python, kept for feedback by their id."""
 from libc.stdlib cimport calloc, free
 
-from clipper_core.results.delivery cimport ENGINE_ID_BITS, claims_lock, claims_unlock
+from clipper_core.results.completion cimport ENGINE_ID_BITS, claims_lock, claims_unlock
 from clipper_core.runtime.machine cimport aligned_new, monotonic_us
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 from clipper_core.wire.prediction cimport (

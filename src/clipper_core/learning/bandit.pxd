@@ -15,20 +15,20 @@ cpdef enum RuleKind:
     HEDGE = 2           # log-weight                 all models, each by its own loss, with a fixed
                         # share
     GREEDY = 3          # mean loss, count           the best but for a share epsilon of chance
-    SQUARECB = 4        # mean loss, count, memory   inverse gap weighting
-    THOMPSON = 5        # right, wrong               a draw from each Beta, discounted
-    KL_UCB = 6          # sum of losses, count       the best that the data still allow
-    TSALLIS = 7         # estimated loss             Tsallis-INF with reduced variance
-    LOGODDS = 8         # right, count               votes by the log odds of being right
+    SQUARECB = 4                # mean loss, count, memory   inverse gap weighting
+    THOMPSON = 5                # right, wrong               a draw from each Beta, discounted
+    KL_UCB = 6                  # sum of losses, count       the best that the data still allow
+    TSALLIS = 7                 # estimated loss             Tsallis-INF with reduced variance
+    LOGODDS = 8                 # right, count               votes by the log odds of being right
     STACKING = 9        # weight                     logistic regression on the votes, online
 
 cdef struct RuleState:
     u32 kind
     u32 columns
-    double eta          # step, discount rate or width, as the rule's page says
-    double share        # fixed share, or share of chance
-    double floor        # least probability of a model
-    double discount     # of what was known, an observation
+    double eta                  # step, discount rate or width, as the rule's page says
+    double share                # fixed share, or share of chance
+    double floor                # least probability of a model
+    double discount             # of what was known, an observation
 
 cdef double _random(u64* state) noexcept nogil     # in (0, 1), from a stream that the query's
                                                    # uniform number starts

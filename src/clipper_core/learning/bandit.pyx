@@ -449,7 +449,8 @@ cdef class Rule:
         if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
             or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
                 or not 1 <= rows.shape[0] <= MODELS_MAX or rows.shape[1] != self.state.columns):
-            raise_for(BAD_INPUT, f"rows must be f64[k, {self.state.columns}] with 1 to {MODELS_MAX} models")
+            raise_for(BAD_INPUT,
+                      f"rows must be f64[k, {self.state.columns}] with 1 to {MODELS_MAX} models")
         return rows
 
     cdef cnp.ndarray copied(self, cnp.ndarray rows):
@@ -502,9 +503,11 @@ cdef class Rule:
         if lost.ndim != 2 or lost.shape[1] != k:
             raise_for(BAD_INPUT, f"losses must be f64[n, {k}]")
         cdef u64 n = <u64> lost.shape[0], i
-        cdef cnp.ndarray picks = np.full(n, k, np.uint32) if chosen is None else np.ascontiguousarray(chosen, np.uint32)
+        cdef cnp.ndarray picks = (np.full(n, k, np.uint32) if chosen is None
+                                  else np.ascontiguousarray(chosen, np.uint32))
         cdef cnp.ndarray odds = np.ones(n) if p is None else np.ascontiguousarray(p, np.float64)
-        if picks.ndim != 1 or odds.ndim != 1 or <u64> picks.shape[0] != n or <u64> odds.shape[0] != n:
+        if (picks.ndim != 1 or odds.ndim != 1 or <u64> picks.shape[0] != n
+            or <u64> odds.shape[0] != n):
             raise_for(BAD_INPUT, f"chosen and p must be arrays of {n}")
         cdef double* row = <double*> cnp.PyArray_DATA(after)
         cdef const double* loss = <double*> cnp.PyArray_DATA(lost)

@@ -11,15 +11,15 @@
 from clipper_core.runtime.machine cimport u32, u64
 
 cdef enum:
-    FEATURES_MAX = 33       # 32 of the query's, and the constant 1
-    BLENDED_MAX = 64        # models
-    TRIANGLE_MAX = 2080     # of so many
+    FEATURES_MAX = 33           # 32 of the query's, and the constant 1
+    BLENDED_MAX = 64            # models
+    TRIANGLE_MAX = 2080         # of so many
 
 cdef struct ContextRule:
-    double width            # of the confidence bound, or of the draw, in standard deviations
-    double discount         # of what was known, an observation
+    double width                # of the confidence bound, or of the draw, in standard deviations
+    double discount             # of what was known, an observation
     double ridge
-    bint sampled            # LinTS: a draw instead of the upper bound
+    bint sampled                # LinTS: a draw instead of the upper bound
 
 cdef u32 context_columns(u32 d) noexcept nogil
 cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,

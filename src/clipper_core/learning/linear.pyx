@@ -305,7 +305,8 @@ cdef class Context:
     def columns(u32 d):
         """Numbers a model has in a state of d features."""
         if not 1 <= d <= FEATURES_MAX:
-            raise_for(BAD_INPUT, f"{d} features: 1 to {FEATURES_MAX} are possible, the constant included")
+            raise_for(BAD_INPUT,
+                      f"{d} features: 1 to {FEATURES_MAX} are possible, the constant included")
         return context_columns(d)
 
     def fresh(self, u32 d):
@@ -367,7 +368,8 @@ cdef class Context:
     def rows(self, products, rewards):
         """The rows of such sums."""
         cdef cnp.ndarray a = _doubles(products, "products"), b = _doubles(rewards, "rewards")
-        if a.ndim != 3 or b.ndim != 2 or a.shape[1] != a.shape[2] or a.shape[0] != b.shape[0] or a.shape[1] != b.shape[1]:
+        if (a.ndim != 3 or b.ndim != 2 or a.shape[1] != a.shape[2] or a.shape[0] != b.shape[0]
+            or a.shape[1] != b.shape[1]):
             raise_for(BAD_INPUT, "products must be f64[k, d, d] and rewards f64[k, d]")
         cdef u32 d = <u32> a.shape[1], i
         lower = np.tril_indices(d)
@@ -417,7 +419,9 @@ cdef class Blend:
         for e in range(given.shape[0]):
             for i in range(k):
                 if isinf(source[e * k + i]) or isnan(source[e * k + i]) != isnan(source[i]):
-                    raise_for(BAD_INPUT, "outputs are finite, or NaN for a model that was heard for no element")
+                    raise_for(BAD_INPUT,
+                              "outputs are finite, or NaN for a model that was heard for no "
+                              "element")
                 target[e * (k + 1) + i] = source[e * k + i]
             target[e * (k + 1) + k] = 0.0
         return made
@@ -428,7 +432,8 @@ cdef class Blend:
         are as before."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray z = self._elements(outputs, k), told = _doubles(label, "labels")
-        if told.ndim != 1 or told.shape[0] != z.shape[0] or not np.isfinite(told).all() or not weight > 0:
+        if (told.ndim != 1 or told.shape[0] != z.shape[0] or not np.isfinite(told).all()
+            or not weight > 0):
             raise_for(BAD_INPUT, f"labels must be f64[{z.shape[0]}], finite, weight above 0")
         if np.isnan(z[0, :k]).all():
             return rows

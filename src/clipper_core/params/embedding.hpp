@@ -35,7 +35,8 @@ inline std::uint16_t f16_of(float x) {  // to nearest, ties to even; too large i
     std::uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
     const std::uint32_t sign = (bits >> 16) & 0x8000u, mag = bits & 0x7fffffffu;
-    if (mag >= 0x7f800000u) return std::uint16_t(sign | 0x7c00u | (mag > 0x7f800000u ? 0x200u : 0u));
+    if (mag >= 0x7f800000u)
+        return std::uint16_t(sign | 0x7c00u | (mag > 0x7f800000u ? 0x200u : 0u));
     if (mag >= 0x477ff000u) return std::uint16_t(sign | 0x7c00u);
     if (mag < 0x38800000u) {  // below the least normal one: let the float unit round, at the place
                               // where its last bit is ours
@@ -71,7 +72,8 @@ inline float row_to_i8(const float* row, std::uint32_t n, std::int8_t* out) {
     float top = 0.0f;
     for (std::uint32_t i = 0; i < n; ++i) top = std::fabs(row[i]) > top ? std::fabs(row[i]) : top;
     const float per = top > 0.0f ? 127.0f / top : 0.0f;
-    for (std::uint32_t i = 0; i < n; ++i) out[i] = std::int8_t(row[i] * per + (row[i] < 0.0f ? -0.5f : 0.5f));
+    for (std::uint32_t i = 0; i < n; ++i)
+        out[i] = std::int8_t(row[i] * per + (row[i] < 0.0f ? -0.5f : 0.5f));
     return top / 127.0f;
 }
 

@@ -19,7 +19,7 @@ from clipper_core.params.initializer cimport Initializer
 from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, stride_of
 from clipper_core.params.row_arena cimport arena_limit, arena_reserve
 from clipper_core.params.row_index cimport GATHER_MAX
-from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u8, u32, u64
+from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
 cnp.import_array()
@@ -58,9 +58,12 @@ cdef class Table:
         self.optimizer = optimizer or Optimizer("adagrad")
         self.initializer = initializer or Initializer("uniform")
         if not 1 <= dim * (1 + self.optimizer.rule.slots) <= FLOATS_MAX:
-            raise_for(BAD_INPUT, f"table {name!r}: a row of {dim} floats and its state: 1 to {FLOATS_MAX} floats")
+            raise_for(BAD_INPUT,
+                      f"table {name!r}: a row of {dim} floats and its state: 1 to {FLOATS_MAX} "
+                      f"floats")
         if not 1 <= rows_max <= 1 << 32 or not 1 <= admit_after <= SEEN_MAX:
-            raise_for(BAD_INPUT, f"table {name!r}: rows_max is 1 to 2^32, admit_after 1 to {SEEN_MAX}")
+            raise_for(BAD_INPUT,
+                      f"table {name!r}: rows_max is 1 to 2^32, admit_after 1 to {SEEN_MAX}")
         self.name, self.seed, self.rows_max = name, seed, min(rows_max, (1 << 32) - 1)
         self.rows = <Rows*> aligned_new(sizeof(Rows))
         if self.rows == NULL:
@@ -88,7 +91,8 @@ cdef class Table:
         return count
 
     def __repr__(self):
-        return f"Table({self.name!r}, {self.rows.dim}, optimizer={self.optimizer!r}, rows={len(self)})"
+        return (f"Table({self.name!r}, {self.rows.dim}, optimizer={self.optimizer!r}, "
+                f"rows={len(self)})")
 
     @property
     def dim(self):
@@ -195,7 +199,8 @@ cdef class Table:
             free(sum)
         if not sound:
             bad = given[~np.isfinite(g).all(axis=1)][0]
-            raise_for(BAD_INPUT, f"table {self.name!r}: the gradient of id {bad} holds NaN or infinity")
+            raise_for(BAD_INPUT,
+                      f"table {self.name!r}: the gradient of id {bad} holds NaN or infinity")
         if not room:
             raise_for(NO_MEMORY, f"table {self.name!r}: a push of {n} gradients")
         if step and step > self.pushes.load(relaxed):
@@ -210,7 +215,8 @@ cdef class Table:
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
         array = np.ascontiguousarray(values, np.float32)
-        cdef u32 width = self.rows.dim if array.ndim == 2 and array.shape[1] == self.rows.dim else self.rows.width
+        cdef u32 width = (self.rows.dim if array.ndim == 2
+                          and array.shape[1] == self.rows.dim else self.rows.width)
         cdef cnp.ndarray rows = _out(array, n, width)
         cdef cnp.ndarray marks = np.ascontiguousarray(stamps if stamps is not None else np.zeros(n),
                                                       np.uint32)
@@ -284,7 +290,8 @@ cdef class Table:
         with nogil:
             made = arena_reserve(&self.rows.arena, rows)
         if not made:
-            raise_for(NO_MEMORY, f"table {self.name!r}: {rows} more rows of {4 * self.rows.width} bytes")
+            raise_for(NO_MEMORY,
+                      f"table {self.name!r}: {rows} more rows of {4 * self.rows.width} bytes")
 
 
 cdef cnp.ndarray _ids(ids):
@@ -300,8 +307,10 @@ cdef cnp.ndarray _ids(ids):
 
 
 cdef cnp.ndarray _out(array, cnp.npy_intp n, u32 width):
-    if array.dtype != np.float32 or array.shape != (n, width) or not cnp.PyArray_IS_C_CONTIGUOUS(array):
-        raise_for(BAD_INPUT, f"expected contiguous f32[{n}, {width}], got {array.dtype}{list(array.shape)}")
+    if (array.dtype != np.float32 or array.shape != (n, width)
+        or not cnp.PyArray_IS_C_CONTIGUOUS(array)):
+        raise_for(BAD_INPUT,
+                  f"expected contiguous f32[{n}, {width}], got {array.dtype}{list(array.shape)}")
     return array
 
 

@@ -13,49 +13,49 @@ from clipper_core.params.optimizer cimport Rule, Stride
 from clipper_core.params.row_arena cimport Arena
 from clipper_core.params.row_index cimport Index
 from clipper_core.params.row_lock cimport RowGate
-from clipper_core.runtime.machine cimport atomic, i64, u8, u16, u32, u64
+from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
 
 cdef enum:
-    BATCH = 4096            # ids between two looks at the gate
-    BLOCK = 64              # ids whose buckets, then rows, are fetched together
+    BATCH = 4096                # ids between two looks at the gate
+    BLOCK = 64                  # ids whose buckets, then rows, are fetched together
 
 cdef enum Pulled:           # what elements of a pulled row are
     PULL_F32 = 0
     PULL_F16 = 1
     PULL_BF16 = 2
-    PULL_I8 = 3             # and a scale of its own for each row
+    PULL_I8 = 3                 # and a scale of its own for each row
 
 cdef struct Pushed:
-    u64 applied             # distinct ids whose rows changed
-    u64 made                # rows that this push made
-    u64 unadmitted          # ids not seen often enough yet
-    u64 refused             # ids for which there was no room
-    u64 evicted             # rows that had to go for them
-    i64* gone               # their ids; NULL: nobody asks
-    u64 gone_max            # at most so many go, if somebody does
+    u64 applied                 # distinct ids whose rows changed
+    u64 made                    # rows that this push made
+    u64 unadmitted              # ids not seen often enough yet
+    u64 refused                 # ids for which there was no room
+    u64 evicted                 # rows that had to go for them
+    i64* gone                   # their ids; NULL: nobody asks
+    u64 gone_max                # at most so many go, if somebody does
 
 cdef struct Rows:
     Rule rule
     Start start
     u64 key
     u32 dim
-    u32 width               # floats of a row with its state
+    u32 width                   # floats of a row with its state
     bint evicts             # the oldest row goes when there is no room; else the new one is refused
-    u32 admit_after         # an id has a row after so many pushes
+    u32 admit_after             # an id has a row after so many pushes
     u64 seen_mask
-    atomic[u8]* seen        # how often ids without a row were pushed: a sketch
+    atomic[u8]* seen            # how often ids without a row were pushed: a sketch
     Index index
     Arena arena
-    u64 moves               # of parts of the index; changed by who is alone
+    u64 moves                   # of parts of the index; changed by who is alone
     RowGate gate
-    atomic[u64] hand        # where the search for the oldest goes on
+    atomic[u64] hand            # where the search for the oldest goes on
 
 cdef struct Distinct:       # the ids of a push, each once, in the order of their first gradients
     u64 n
-    u32* first              # [n]: place of an id's first gradient
-    u32* last               # [n]
-    u32* next               # [gradients]: the next one of the same id
-    u32* slots              # one piece of memory for all; free() it
+    u32* first                  # [n]: place of an id's first gradient
+    u32* last                   # [n]
+    u32* next                   # [gradients]: the next one of the same id
+    u32* slots                  # one piece of memory for all; free() it
     u64 mask
 
 # its settings are in place.  seen: counters, 2^k or 0

@@ -31,7 +31,7 @@ from clipper_core.params.row_index cimport (
     index_grow, index_hash, index_hold, index_init, index_look, index_remove, index_size,
     index_used,
 )
-from clipper_core.runtime.machine cimport atomic, i64, pause, relaxed, u8, u16, u32, u64
+from clipper_core.runtime.machine cimport atomic, i64, pause, relaxed, u16, u32, u64, u8
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield() noexcept

@@ -56,15 +56,18 @@ inline float ln(float x) {
     float m;
     __builtin_memcpy(&m, &bits, sizeof m);
     const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
-    return float(power) * 0.69314718f + 2.0f * s * (1.0f + z * (0.33333333f + z * (0.2f + z * (0.14285714f + z * 0.11111111f))));
+    return float(power) * 0.69314718f +
+           2.0f * s * (1.0f + z * (0.33333333f + z * (0.2f + z * (0.14285714f + z * 0.11111111f))));
 }
 
 // x standard deviations from the mean, for a place in (-1, 1) of the distribution.
 inline float normal_at(float place) {
-    const float central[9] = {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f, 0.00021858087f,
-                              -0.00125372503f, -0.00417768164f, 0.246640727f, 1.50140941f};
-    const float tail[9] = {-0.000200214257f, 0.000100950558f, 0.00134934322f, -0.00367342844f, 0.00573950773f,
-                           -0.0076224613f, 0.00943887047f, 1.00167406f, 2.83297682f};
+    const float central[9] = {2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
+                              -4.39150654e-06f, 0.00021858087f,  -0.00125372503f,
+                              -0.00417768164f,  0.246640727f,    1.50140941f};
+    const float tail[9] = {-0.000200214257f, 0.000100950558f, 0.00134934322f,
+                           -0.00367342844f,  0.00573950773f,  -0.0076224613f,
+                           0.00943887047f,   1.00167406f,     2.83297682f};
     const float w = -ln((1.0f - place) * (1.0f + place));
     const bool near = w < 5.0f;
     const float at = near ? w - 2.5f : std::sqrt(w) - 3.0f;
@@ -73,7 +76,8 @@ inline float normal_at(float place) {
     return 1.41421356f * p * place;
 }
 
-inline void start_row(const Start& start, std::uint64_t key, std::int64_t id, float* __restrict row, std::uint32_t n) {
+inline void start_row(const Start& start, std::uint64_t key, std::int64_t id, float* __restrict row,
+                      std::uint32_t n) {
     const std::uint64_t own = mix64(key ^ mix64(std::uint64_t(id) + 0x9e3779b97f4a7c15u));
     const std::uint32_t low = std::uint32_t(own), high = std::uint32_t(own >> 32);
     const float middle = start.middle, width = start.width;
@@ -84,10 +88,12 @@ inline void start_row(const Start& start, std::uint64_t key, std::int64_t id, fl
             for (std::uint32_t i = 0; i < n; ++i) row[i] = middle + width * drawn(low, high, i);
             return;
         case NORMAL:
-            for (std::uint32_t i = 0; i < n; ++i) row[i] = middle + width * normal_at(drawn(low, high, i));
+            for (std::uint32_t i = 0; i < n; ++i)
+                row[i] = middle + width * normal_at(drawn(low, high, i));
             return;
         case TRUNCATED:
-            for (std::uint32_t i = 0; i < n; ++i) row[i] = middle + width * normal_at(kTwoSigma * drawn(low, high, i));
+            for (std::uint32_t i = 0; i < n; ++i)
+                row[i] = middle + width * normal_at(kTwoSigma * drawn(low, high, i));
             return;
         default:
             for (std::uint32_t i = 0; i < n; ++i) row[i] = middle;

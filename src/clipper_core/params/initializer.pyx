@@ -37,14 +37,17 @@ cdef class Initializer:
         known = _SETTINGS[name]
         for key, value in settings.items():
             if key not in known:
-                raise_for(BAD_INPUT, f"{name} has no setting {key!r}: {', '.join(known) or 'none at all'}")
+                raise_for(BAD_INPUT,
+                          f"{name} has no setting {key!r}: {', '.join(known) or 'none at all'}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
                 raise_for(BAD_INPUT, f"{name}: {key} = {value!r} is no finite number")
         self.name = name
         self.settings = {key: float(settings.get(key, default)) for key, default in known.items()}
         get = self.settings.get
         if get("low", 0.0) > get("high", 0.0) or get("std", 0.0) < 0.0 or get("fan_in", 0.0) < 0.0:
-            raise_for(BAD_INPUT, f"{name}: {self.settings}: low is at most high, std and fan_in are at least 0")
+            raise_for(BAD_INPUT,
+                      f"{name}: {self.settings}: low is at most high, std and fan_in are at least "
+                      f"0")
         self.start.middle, self.start.width = get("value", get("mean", 0.0)), get("std", 0.0)
         self.start.kind = CONSTANT
         if name in ("normal", "truncated_normal"):
@@ -60,7 +63,8 @@ cdef class Initializer:
         return start
 
     def __repr__(self):
-        return f"Initializer({', '.join([repr(self.name), *(f'{key}={value:g}' for key, value in self.settings.items())])})"
+        settings = [f"{key}={value:g}" for key, value in self.settings.items()]
+        return f"Initializer({', '.join([repr(self.name), *settings])})"
 
     def rows(self, u64 key, ids, u32 dim):
         """f32[n, dim]: what the rows of `ids` begin as, in a table of this key."""

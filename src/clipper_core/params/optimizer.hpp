@@ -20,7 +20,16 @@
 
 namespace clipper {
 
-enum OptimizerKind : std::uint32_t { SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM, AMSGRAD, FTRL, OPTIMIZERS };
+enum OptimizerKind : std::uint32_t {
+    SGD,
+    MOMENTUM,
+    NESTEROV,
+    ADAGRAD,
+    ADAM,
+    AMSGRAD,
+    FTRL,
+    OPTIMIZERS
+};
 
 struct Rule {
     std::uint32_t kind;
@@ -87,19 +96,21 @@ inline float norm_within(Gradient g, float bound, std::uint64_t n) {
 }
 
 // -- the rules
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, float w) {
     if (clips) g = finite(within(g, r.clip_value)) * s.gradient;
     return finite(g + r.l2 * w);
 }
 
-CLIPPER_KERNEL void sgd(bool clips, const Rule& r, const Stride& s, Floats w, Gradient g, std::uint64_t n) {
-    for (std::uint64_t i = 0; i < n; ++i) w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]));
+CLIPPER_KERNEL void sgd(bool clips, const Rule& r, const Stride& s, Floats w, Gradient g,
+                        std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i)
+        w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]));
 }
 
-CLIPPER_KERNEL void momentum(
-    bool clips, bool nesterov, const Rule& r, const Stride& s, Floats w, Floats v, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void momentum(bool clips, bool nesterov, const Rule& r, const Stride& s, Floats w,
+                             Floats v, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
         const float vi = finite(r.momentum * v[i] + gi);
@@ -108,7 +119,8 @@ CLIPPER_KERNEL void momentum(
     }
 }
 
-CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a,
+                            Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
         const float ai = finite(a[i] + gi * gi);
@@ -117,8 +129,8 @@ CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w
     }
 }
 
-CLIPPER_KERNEL void adam(
-    bool clips, bool keeps_top, const Rule& r, const Stride& s, Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void adam(bool clips, bool keeps_top, const Rule& r, const Stride& s, Floats w,
+                         Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
     const float rate = finite(s.rate * s.first);
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
@@ -132,7 +144,8 @@ CLIPPER_KERNEL void adam(
     }
 }
 
-CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, Floats n2, Floats z, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, Floats n2, Floats z,
+                         Gradient g, std::uint64_t n) {
     const float per_rate = 1.0f / s.rate;
     Rule plain = r;
     plain.l2 = 0.0f;  // it is in the closed form below
@@ -140,32 +153,36 @@ CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, F
         const float gi = told(clips, plain, s, g[i], w[i]);
         const float before = __builtin_sqrtf(n2[i]);
         const float ni = finite(n2[i] + gi * gi), after = __builtin_sqrtf(ni);
-        const float zi = finite(finite(z[i] + gi) - finite(finite((after - before) * per_rate) * w[i]));
+        const float zi =
+            finite(finite(z[i] + gi) - finite(finite((after - before) * per_rate) * w[i]));
         n2[i] = ni;
         z[i] = zi;
         const float beyond = __builtin_fabsf(zi) - r.l1;
-        const float pulled = -__builtin_copysignf(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
+        const float pulled =
+            -__builtin_copysignf(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
         w[i] = beyond > 0.0f ? finite(pulled) : 0.0f;
     }
 }
 
-CLIPPER_KERNEL void step_by(
-    bool clips, const Rule& r, const Stride& s, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
+CLIPPER_KERNEL void step_by(bool clips, const Rule& r, const Stride& s, float* w, float* slots,
+                            std::uint64_t apart, const float* g, std::uint64_t n) {
     switch (r.kind) {
         case SGD: return sgd(clips, r, s, w, g, n);
         case MOMENTUM: return momentum(clips, false, r, s, w, slots, g, n);
         case NESTEROV: return momentum(clips, true, r, s, w, slots, g, n);
         case ADAGRAD: return adagrad(clips, r, s, w, slots, g, n);
         case ADAM: return adam(clips, false, r, s, w, slots, slots + apart, nullptr, g, n);
-        case AMSGRAD: return adam(clips, true, r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
+        case AMSGRAD:
+            return adam(clips, true, r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
         default: return ftrl(clips, r, s, w, slots, slots + apart, g, n);
     }
 }
 
 // w[n] and its slots, each `apart` floats after the one before, by the gradient g[n].
-inline void optimizer_step(
-    const Rule& r, const Stride& step, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
-    if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY)) return step_by(false, r, step, w, slots, apart, g, n);
+inline void optimizer_step(const Rule& r, const Stride& step, float* w, float* slots,
+                           std::uint64_t apart, const float* g, std::uint64_t n) {
+    if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY))
+        return step_by(false, r, step, w, slots, apart, g, n);
     Stride clipped = step;
     const float norm = r.clip_norm < INFINITY ? norm_within(g, r.clip_value, n) : 0.0f;
     clipped.gradient = norm > r.clip_norm ? r.clip_norm / norm : 1.0f;

@@ -22,7 +22,8 @@ _SETTINGS = {
     "ftrl": {"rate": 0.1, "beta": 1.0, "l1": 0.0, "l2": 0.0, "start": 0.0, **_CLIPS},
 }
 _SLOTS = {
-    "sgd": (), "momentum": ("velocity",), "nesterov": ("velocity",), "adagrad": ("squares",), "adam": ("mean", "squares"),
+    "sgd": (), "momentum": ("velocity",), "nesterov": ("velocity",), "adagrad": ("squares",),
+    "adam": ("mean", "squares"),
     "amsgrad": ("mean", "squares", "largest"), "ftrl": ("squares", "linear"),
 }
 cdef double LEAST = 1.17549435e-38, LARGEST = 3.4028234e38     # normal floats
@@ -80,11 +81,13 @@ cdef class Optimizer:
                                                BELOW_ONE), min(<float> get("beta2", 0.0), BELOW_ONE)
         self.rule.eps = max(<float> get("eps", 0.0), <float> LEAST)   # nothing is divided by zero
         self.rule.l1, self.rule.l2, self.rule.beta = get("l1", 0.0), get("l2"), get("beta", 0.0)
-        self.rule.start, self.rule.clip_value, self.rule.clip_norm = get("start", 0.0), get("clip_value"), get("clip_norm")
+        self.rule.start, self.rule.clip_value, self.rule.clip_norm = get("start",
+                0.0), get("clip_value"), get("clip_norm")
 
     def __repr__(self):
         plain = _SETTINGS[self.name]
-        return f"Optimizer({', '.join([repr(self.name), *(f'{k}={v:g}' for k, v in self.settings.items() if v != plain[k])])})"
+        changed = [f"{k}={v:g}" for k, v in self.settings.items() if v != plain[k]]
+        return f"Optimizer({', '.join([repr(self.name), *changed])})"
 
     @property
     def slots(self):
@@ -110,10 +113,14 @@ cdef class Optimizer:
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(weights)
         cdef Stride step
         for array, shape in ((weights, (n,)), (state, (self.rule.slots, n)), (gradient, (n,))):
-            if (<cnp.ndarray> array).dtype != np.float32 or not cnp.PyArray_IS_C_CONTIGUOUS(array) or array.shape != shape:
-                raise_for(BAD_INPUT, f"expected contiguous f32{list(shape)}, got {array.dtype}{list(array.shape)}")
+            if ((<cnp.ndarray> array).dtype != np.float32
+                    or not cnp.PyArray_IS_C_CONTIGUOUS(array) or array.shape != shape):
+                raise_for(BAD_INPUT,
+                          f"expected contiguous f32{list(shape)}, got "
+                          f"{array.dtype}{list(array.shape)}")
         if not (t >= 1 and scale > 0.0 and isfinite(scale)):
-            raise_for(BAD_INPUT, f"t = {t}, scale = {scale}: a step has a number from 1, and a scale above 0")
+            raise_for(BAD_INPUT,
+                      f"t = {t}, scale = {scale}: a step has a number from 1, and a scale above 0")
         cdef const float* g = <const float*> cnp.PyArray_DATA(gradient)
         cdef float* w = <float*> cnp.PyArray_DATA(weights)
         cdef float* slots = <float*> cnp.PyArray_DATA(state)

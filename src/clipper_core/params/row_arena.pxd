@@ -3,18 +3,18 @@
 #
 # Threads: any. Only taking a row and giving one back take the lock; whose row it is, is the index's
 # to say.
-from clipper_core.runtime.machine cimport atomic, relaxed, u8, u32, u64
+from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64, u8
 
 cdef struct Arena:
     atomic[u8*]* chunks     # of all rows that there is room for; NULL where nothing was made yet
-    u32 shift               # a chunk has 1 << shift rows, and behind them a stamp for each
+    u32 shift                   # a chunk has 1 << shift rows, and behind them a stamp for each
     u64 row_bytes
-    u64 rows_max            # at most `room`
-    u64 room                # rows that there are chunks for: some more, for a table that is not
+    u64 rows_max                # at most `room`
+    u64 room                    # rows that there are chunks for: some more, for a table that is not
                             # bounded for a while
-    atomic[u32] lock        # of the rest
-    u64 next                # rows handed out so far
-    u32 free                # the first of a list through the rows given back, or NO_ROW
+    atomic[u32] lock            # of the rest
+    u64 next                    # rows handed out so far
+    u32 free                    # the first of a list through the rows given back, or NO_ROW
     u64 free_count
     u64 chunk_count
 

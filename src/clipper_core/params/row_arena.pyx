@@ -7,7 +7,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from clipper_core.params.row_index cimport NO_ROW, pages_free, pages_new, pages_touch
-from clipper_core.runtime.machine cimport acquire, atomic, pause, relaxed, release, u8, u32, u64
+from clipper_core.runtime.machine cimport acquire, atomic, pause, relaxed, release, u32, u64, u8
 
 cdef enum:
     CHUNK_BYTES = 32 << 20

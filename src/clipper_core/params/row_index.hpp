@@ -60,8 +60,10 @@ inline void bucket_overflow(Bucket* b) { b->lock.overflow(); }
 
 CLIPPER_RACES int slot_of(const Bucket* b, std::int64_t id, std::uint32_t count) {
 #if defined(__AVX2__)
-    const __m256i four = _mm256_cmpeq_epi64(_mm256_load_si256(reinterpret_cast<const __m256i*>(b->ids)), _mm256_set1_epi64x(id));
-    unsigned found = unsigned(_mm256_movemask_pd(_mm256_castsi256_pd(four))) | unsigned(b->ids[4] == id) << 4;
+    const __m256i four = _mm256_cmpeq_epi64(
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(b->ids)), _mm256_set1_epi64x(id));
+    unsigned found =
+        unsigned(_mm256_movemask_pd(_mm256_castsi256_pd(four))) | unsigned(b->ids[4] == id) << 4;
 #else
     unsigned found = 0;
 #pragma GCC unroll 5
@@ -97,7 +99,7 @@ inline std::uint64_t least_with(std::uint64_t product, std::uint64_t n) {
 }
 
 // -- the whole
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 struct Part {
     Bucket* buckets;
@@ -112,13 +114,21 @@ struct Index {
     std::uint32_t depth;
 };
 
-inline std::uint64_t index_hash(std::int64_t id) { return mix64(std::uint64_t(id) + 0x9e3779b97f4a7c15u); }
+inline std::uint64_t index_hash(std::int64_t id) {
+    return mix64(std::uint64_t(id) + 0x9e3779b97f4a7c15u);
+}
 
-inline Part* index_part(const Index* index, std::uint64_t hash) { return index->directory[hash >> 1 >> (63 - index->depth)]; }
+inline Part* index_part(const Index* index, std::uint64_t hash) {
+    return index->directory[hash >> 1 >> (63 - index->depth)];
+}
 
-inline Bucket* part_home(const Part* part, std::uint64_t hash) { return part->buckets + high_product(hash << part->depth, part->n); }
+inline Bucket* part_home(const Part* part, std::uint64_t hash) {
+    return part->buckets + high_product(hash << part->depth, part->n);
+}
 
-inline Bucket* index_bucket(const Index* index, std::uint64_t hash) { return part_home(index_part(index, hash), hash); }
+inline Bucket* index_bucket(const Index* index, std::uint64_t hash) {
+    return part_home(index_part(index, hash), hash);
+}
 
 struct HeldRow {  // an id whose home is locked, until bucket_unlock(home)
     Bucket* home;
@@ -148,7 +158,7 @@ inline HeldRow index_hold(const Index* index, std::uint64_t hash, std::int64_t i
 }
 
 // -- ahead of time
-// -----------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 struct Seen {  // where an id seems to lie; good for as long as no part moves
     Bucket* home;
@@ -183,7 +193,8 @@ CLIPPER_RACES void index_look(Seen* seen, std::int64_t id) {
 
 inline bool still_there(const Seen* seen, std::int64_t id) {  // its bucket is locked
     const Bucket* b = seen->bucket;
-    return seen->slot < b->lock.count() && b->ids[seen->slot] == id && b->rows[seen->slot] == seen->row;
+    return seen->slot < b->lock.count() && b->ids[seen->slot] == id &&
+           b->rows[seen->slot] == seen->row;
 }
 
 // index_hold of an id that was looked for. That it is where it seemed to be is guessed, not
@@ -210,13 +221,16 @@ constexpr std::size_t kHuge = 2u << 20;
 
 inline void* pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
     const std::size_t slack = bytes >= kHuge ? kHuge : 0;
-    void* at = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* at = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return nullptr;
     if (!slack) return at;
     char* begin = static_cast<char*>(at);
-    char* aligned = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + kHuge - 1) / kHuge * kHuge);
+    char* aligned = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + kHuge - 1) /
+                                            kHuge * kHuge);
     if (aligned > begin) munmap(begin, std::size_t(aligned - begin));
-    const std::size_t pages = (bytes + 4095) / 4096 * 4096, after = std::size_t(begin + bytes + slack - (aligned + pages));
+    const std::size_t pages = (bytes + 4095) / 4096 * 4096,
+                      after = std::size_t(begin + bytes + slack - (aligned + pages));
     if (after >= 4096) munmap(aligned + pages, after);
     madvise(aligned, pages, MADV_HUGEPAGE);
     return aligned;
@@ -231,7 +245,8 @@ inline void pages_touch(void* at, std::size_t bytes) {  // so that nobody waits 
 #ifdef MADV_POPULATE_WRITE
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
 #endif
-    for (std::size_t i = 0; i < bytes; i += 4096) static_cast<volatile char*>(at)[i] = static_cast<volatile char*>(at)[i];
+    for (std::size_t i = 0; i < bytes; i += 4096)
+        static_cast<volatile char*>(at)[i] = static_cast<volatile char*>(at)[i];
 }
 
 }  // namespace clipper

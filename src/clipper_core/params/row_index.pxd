@@ -56,7 +56,7 @@ cdef extern from "params/row_index.hpp" namespace "clipper" nogil:
     void pages_touch(void* at, size_t bytes) noexcept
 
 cdef enum:
-    GATHER_MAX = 128    # ids of one home: 125 at most
+    GATHER_MAX = 128            # ids of one home: 125 at most
 
 cdef bint index_init(Index* index) noexcept nogil
 cdef void index_free(Index* index) noexcept nogil

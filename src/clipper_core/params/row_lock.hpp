@@ -21,12 +21,18 @@ struct RowLock {
     typename Atomics::template atomic<std::uint32_t> word;
 
     bool take() { return !(word.fetch_or(kLocked, std::memory_order_acquire) & kLocked); }
-    void give() { word.store(word.load(std::memory_order_relaxed) & ~kLocked, std::memory_order_release); }
+    void give() {
+        word.store(word.load(std::memory_order_relaxed) & ~kLocked, std::memory_order_release);
+    }
 
     std::uint32_t count() const { return word.load(std::memory_order_relaxed) & kCount; }
     bool overflowed() const { return word.load(std::memory_order_relaxed) & kOverflowed; }
-    void overflow() { word.store(word.load(std::memory_order_relaxed) | kOverflowed, std::memory_order_relaxed); }
-    void more(std::uint32_t ids) { word.store(word.load(std::memory_order_relaxed) + ids, std::memory_order_relaxed); }
+    void overflow() {
+        word.store(word.load(std::memory_order_relaxed) | kOverflowed, std::memory_order_relaxed);
+    }
+    void more(std::uint32_t ids) {
+        word.store(word.load(std::memory_order_relaxed) + ids, std::memory_order_relaxed);
+    }
 };
 
 // The gate: how many threads are inside; one bit for who waits to be alone there, to move a part of

@@ -2,14 +2,14 @@
 # pushes, why requests were refused, how old gradients were.
 #
 # Threads: any reads. Of a table, who pulls is one (the loop), and who pushes has the shard to
-# itself (DoorState.still), so a load and a store are enough; refusals and lags come from anywhere,
-# and are added.
+# itself (ShardLoopState.still), so a load and a store are enough; refusals and lags come from
+# anywhere, and are added.
 from clipper_core.runtime.histogram cimport Histogram
 from clipper_core.runtime.machine cimport atomic, u32, u64
 
 cdef enum:
     COUNTED_MAX = 1024          # tables
-    REASONS_MAX = 128           # a Status, or a refusal of shard_line.hpp
+    REASONS_MAX = 128           # a Status, or a refusal of shard_connection.hpp
 
 cdef cppclass TableCounts:
     atomic[u64] pulled          # rows asked for

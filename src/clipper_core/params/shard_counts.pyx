@@ -69,7 +69,8 @@ cdef class Counts:
         cdef TableCounts* one = self._table(table)
         return {"pulled": one.pulled.load(relaxed), "missed": one.missed.load(relaxed),
                 "applied": one.applied.load(relaxed),
-                "made": one.made.load(relaxed), "unadmitted": one.unadmitted.load(relaxed), "refused": one.refused.load(relaxed),
+                "made": one.made.load(relaxed), "unadmitted": one.unadmitted.load(relaxed),
+                "refused": one.refused.load(relaxed),
                 "evicted": one.evicted.load(relaxed), "expired": one.expired.load(relaxed)}
 
     def refused(self):

@@ -42,7 +42,8 @@ struct Sequences {  // of one worker
         if (n > high) {
             // a peer chooses n: at most a window is cleared
             std::uint64_t skipped = n - high < kWindow ? n - high : kWindow;
-            for (std::uint64_t i = 0; i < skipped; ++i) seen[(n - i) % kWindow / 64] &= ~(1ull << ((n - i) % 64));
+            for (std::uint64_t i = 0; i < skipped; ++i)
+                seen[(n - i) % kWindow / 64] &= ~(1ull << ((n - i) % 64));
             high = n;
         }
         seen[n % kWindow / 64] |= 1ull << (n % 64);
@@ -96,7 +97,8 @@ struct ShardLog {
     }
     Sequences* window(std::uint64_t worker) {  // nullptr: there is no memory
         try {
-            if (workers.size() >= workers_max && workers.find(worker) == workers.end()) forget_oldest();
+            if (workers.size() >= workers_max && workers.find(worker) == workers.end())
+                forget_oldest();
             auto& one = workers[worker];
             one.touched = ++clock;
             return &one;
@@ -128,7 +130,8 @@ struct ShardLog {
     }
     // What has changed is noted in any case: without memory for it every follower begins anew.
     // False: `mark` had none.
-    bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n, std::uint64_t worker, std::uint64_t sequence) {
+    bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n,
+                std::uint64_t worker, std::uint64_t sequence) {
         bool marked = mark(worker, sequence);
         if (!listened()) {
             ++first;             // nobody will ask
@@ -152,18 +155,20 @@ struct ShardLog {
     }
     // What `one` has not been told, which it now has: ids by table, (worker, sequence) pairs.
     // False: no memory, nothing changed.
-    bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table, std::vector<std::uint64_t>& told,
-                std::uint64_t most) {
+    bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table,
+                std::vector<std::uint64_t>& told, std::uint64_t most) {
         std::uint64_t taken = one.taken;
         std::size_t at = ids.size();
-        for (std::size_t i = std::size_t(taken - first); i < changes.size(); ++i) at -= changes[i].n;
+        for (std::size_t i = std::size_t(taken - first); i < changes.size(); ++i)
+            at -= changes[i].n;
         std::size_t begin = at;
         try {
             for (; taken < position() && at - begin < most; ++taken) {
                 const Change& change = changes[std::size_t(taken - first)];
                 if (by_table.size() <= change.table) by_table.resize(change.table + 1);
                 auto& into = by_table[change.table];
-                into.insert(into.end(), ids.begin() + std::ptrdiff_t(at), ids.begin() + std::ptrdiff_t(at + change.n));
+                into.insert(into.end(), ids.begin() + std::ptrdiff_t(at),
+                            ids.begin() + std::ptrdiff_t(at + change.n));
                 if (change.sequence) {
                     told.push_back(change.worker);
                     told.push_back(change.sequence);
@@ -202,7 +207,8 @@ struct ShardLog {
     }
     std::uint64_t sure() const {  // what every follower that is waited for has
         std::uint64_t least = position();
-        for (auto& one : followers) if (one.on && one.waited && one.acknowledged < least) least = one.acknowledged;
+        for (auto& one : followers)
+            if (one.on && one.waited && one.acknowledged < least) least = one.acknowledged;
         return least;
     }
 };

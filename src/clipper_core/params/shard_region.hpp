@@ -30,7 +30,13 @@
 
 namespace clipper {
 
-enum RegionFault { REGION_MAPPED = 0, REGION_ABSENT = 1, REGION_UNSEALED = 2, REGION_TOO_LARGE = 3, REGION_UNMAPPED = 4 };
+enum RegionFault {
+    REGION_MAPPED = 0,
+    REGION_ABSENT = 1,
+    REGION_UNSEALED = 2,
+    REGION_TOO_LARGE = 3,
+    REGION_UNMAPPED = 4
+};
 
 struct Region {
     std::uint8_t* memory = nullptr;
@@ -76,11 +82,14 @@ private:
         struct stat about;
         struct statfs system;
         int seals = fcntl(fd, F_GET_SEALS);
-        if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) return REGION_UNSEALED;
-        if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC || fstat(fd, &about) != 0) return REGION_UNSEALED;
+        if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+            return REGION_UNSEALED;
+        if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC || fstat(fd, &about) != 0)
+            return REGION_UNSEALED;
         if (about.st_size <= 0) return REGION_UNMAPPED;
         if (std::uint64_t(about.st_size) > most) return REGION_TOO_LARGE;
-        void* map = mmap(nullptr, std::size_t(about.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void* map =
+            mmap(nullptr, std::size_t(about.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (map == MAP_FAILED) return REGION_UNMAPPED;
         memory = static_cast<std::uint8_t*>(map);
         bytes = std::uint64_t(about.st_size);
@@ -100,13 +109,16 @@ inline void calm_loopback(int fd) {
     sockaddr_storage here{}, there{};
     socklen_t one = sizeof here, other = sizeof there;
     if (getsockname(fd, reinterpret_cast<sockaddr*>(&here), &one) != 0) return;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &other) != 0 || here.ss_family != there.ss_family) return;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &other) != 0 ||
+        here.ss_family != there.ss_family)
+        return;
     const auto* h4 = reinterpret_cast<const sockaddr_in*>(&here);
     const auto* t4 = reinterpret_cast<const sockaddr_in*>(&there);
     const auto* h6 = reinterpret_cast<const sockaddr_in6*>(&here);
     const auto* t6 = reinterpret_cast<const sockaddr_in6*>(&there);
     const bool v4 = here.ss_family == AF_INET && h4->sin_addr.s_addr == t4->sin_addr.s_addr;
-    const bool v6 = here.ss_family == AF_INET6 && std::memcmp(&h6->sin6_addr, &t6->sin6_addr, sizeof h6->sin6_addr) == 0;
+    const bool v6 = here.ss_family == AF_INET6 &&
+                    std::memcmp(&h6->sin6_addr, &t6->sin6_addr, sizeof h6->sin6_addr) == 0;
     if (v4 || v6) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);  // which every kernel has
 }
 

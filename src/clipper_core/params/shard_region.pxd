@@ -2,7 +2,7 @@
 # shard_region.hpp says why.
 #
 # Threads: the loop's.
-from clipper_core.runtime.machine cimport u8, u64
+from clipper_core.runtime.machine cimport u64, u8
 
 cdef extern from "params/shard_region.hpp" namespace "clipper" nogil:
     cdef enum RegionFault:

@@ -2,7 +2,7 @@
 from libc.string cimport memcpy
 from posix.unistd cimport dup
 
-from clipper_core.runtime.machine cimport u8, u64
+from clipper_core.runtime.machine cimport u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, TOO_LARGE, raise_for
 
 _WHY = {

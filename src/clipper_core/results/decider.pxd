@@ -4,11 +4,11 @@
 #
 # Threads: any; a DeciderState is never changed once made, but for its bucket of extra tasks, which
 # has a lock. Rules: docs/design.md, "Deciders in the core".
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 
 cdef enum:
     STEPS_MAX = 16
-    HEARD_MAX = 64              # tasks of one query
+    ENSEMBLE_TASKS_MAX = 64     # tasks of one query
 
 cpdef enum Rule:
     ALL = 0                     # when nothing is on its way any more: all that arrived
@@ -66,8 +66,8 @@ cdef struct RulingData:
     u8 kind                     # RulingKind
     u8 step
     bint extra                  # ASK: an extra task, for which there must be a token
-    u32 winner                  # ANSWER: the task whose value it is; HEARD_MAX: several's, or
-                                # nobody's
+    # ANSWER: the task whose value it is; ENSEMBLE_TASKS_MAX: several's, or nobody's
+    u32 winner
     u64 mask                    # ANSWER: tasks whose values it is made of; ASK: tasks to be asked
                                 # now
     u64 until_us                # WAIT: look again then, whatever arrives

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, relaxed
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
-cdef extern from "results/future.hpp" namespace "clipper" nogil:
+cdef extern from "results/completion.hpp" namespace "clipper" nogil:
     void claims_lock(atomic[u32]& lock) noexcept
     void claims_unlock(atomic[u32]& lock) noexcept
 
@@ -57,7 +57,7 @@ cdef inline bint _sure(const StepState* step, const VoteData* vote) noexcept nog
 cdef inline u64 _until(const StepState* step, u64 slo_us) noexcept nogil:
     return step.until_us if 0 < step.until_us < slo_us else slo_us
 
-cdef struct Hall:               # the tasks as one step sees them
+cdef struct StepView:               # the tasks as one step sees them
     const VoteData* votes
     u32 n
     u64 arrived                 # bits
@@ -66,25 +66,25 @@ cdef struct Hall:               # the tasks as one step sees them
     bint last                   # no step comes after it
 
 
-cdef Hall _hall(const StepState* step, const VoteData* votes, u32 n, u64 slo_us,
+cdef StepView _view_of(const StepState* step, const VoteData* votes, u32 n, u64 slo_us,
                 bint last) noexcept nogil:
-    cdef Hall hall
+    cdef StepView view
     cdef u32 i
-    hall.votes, hall.n, hall.slo_us, hall.last = votes, n, slo_us, last
-    hall.arrived = hall.coming = 0
+    view.votes, view.n, view.slo_us, view.last = votes, n, slo_us, last
+    view.arrived = view.coming = 0
     for i in range(n):
         if step.accept >> i & 1:
             if votes[i].state == ARRIVED:
-                hall.arrived |= _bit(i)
+                view.arrived |= _bit(i)
             elif _to_come(&votes[i], slo_us):
-                hall.coming |= _bit(i)
-    return hall
+                view.coming |= _bit(i)
+    return view
 
 
 cdef RulingData _wait() noexcept nogil:
     cdef RulingData ruling
     memset(&ruling, 0, sizeof(RulingData))
-    ruling.winner = HEARD_MAX
+    ruling.winner = ENSEMBLE_TASKS_MAX
     ruling.until_us = NEVER_US
     return ruling
 
@@ -112,86 +112,88 @@ cdef RulingData _ask(u64 mask, bint extra) noexcept nogil:
 # -- picking one
 # --------------------------------------------------------------------------------------------------
 
-cdef u32 _first(const StepState* step, const Hall* hall, bint sure) noexcept nogil:
-    """The first to arrive, of those that are sure enough; HEARD_MAX: none."""
-    cdef u32 i, found = HEARD_MAX
-    for i in range(hall.n):
-        if hall.arrived >> i & 1 and (not sure or _sure(step, &hall.votes[i])):
-            if found == HEARD_MAX or hall.votes[i].order < hall.votes[found].order:
+cdef u32 _first(const StepState* step, const StepView* view, bint sure) noexcept nogil:
+    """The first to arrive, of those that are sure enough; ENSEMBLE_TASKS_MAX: none."""
+    cdef u32 i, found = ENSEMBLE_TASKS_MAX
+    for i in range(view.n):
+        if view.arrived >> i & 1 and (not sure or _sure(step, &view.votes[i])):
+            if found == ENSEMBLE_TASKS_MAX or view.votes[i].order < view.votes[found].order:
                 found = i
     return found
 
 
-cdef u32 _best(const StepState* step, const Hall* hall, bint sure) noexcept nogil:
+cdef u32 _best(const StepState* step, const StepView* view, bint sure) noexcept nogil:
     cdef u32 i
-    for i in range(hall.n):
-        if hall.arrived >> i & 1 and (not sure or _sure(step, &hall.votes[i])):
+    for i in range(view.n):
+        if view.arrived >> i & 1 and (not sure or _sure(step, &view.votes[i])):
             return i
-    return HEARD_MAX
+    return ENSEMBLE_TASKS_MAX
 
 
-cdef u32 _surest(const Hall* hall, bint latest) noexcept nogil:
+cdef u32 _surest(const StepView* view, bint latest) noexcept nogil:
     """The most confident; of equals the best ranked, or the latest asked."""
-    cdef u32 i, found = HEARD_MAX
-    for i in range(hall.n):
-        if hall.arrived >> i & 1 and (found == HEARD_MAX
-                                      or _sound(&hall.votes[i]) > _sound(&hall.votes[found])
-                                      or (latest and _sound(&hall.votes[i])
-                                          == _sound(&hall.votes[found]))):
+    cdef u32 i, found = ENSEMBLE_TASKS_MAX
+    for i in range(view.n):
+        if view.arrived >> i & 1 and (found == ENSEMBLE_TASKS_MAX
+                                      or _sound(&view.votes[i]) > _sound(&view.votes[found])
+                                      or (latest and _sound(&view.votes[i])
+                                          == _sound(&view.votes[found]))):
             found = i
     return found
 
 
-cdef u32 _next_unasked(const StepState* step, const Hall* hall) noexcept nogil:
+cdef u32 _next_unasked(const StepState* step, const StepView* view) noexcept nogil:
     cdef u32 i
-    for i in range(hall.n):
-        if step.accept >> i & 1 and hall.votes[i].state == UNASKED:
+    for i in range(view.n):
+        if step.accept >> i & 1 and view.votes[i].state == UNASKED:
             return i
-    return HEARD_MAX
+    return ENSEMBLE_TASKS_MAX
 
 
-cdef bint _is_asked(const StepState* step, const Hall* hall) noexcept nogil:
+cdef bint _is_asked(const StepState* step, const StepView* view) noexcept nogil:
     """Whether a task that it looks at is on its way now."""
     cdef u32 i
-    for i in range(hall.n):
-        if step.accept >> i & 1 and hall.votes[i].state == OUTSTANDING:
+    for i in range(view.n):
+        if step.accept >> i & 1 and view.votes[i].state == OUTSTANDING:
             return True
     return False
 
 
-cdef RulingData _try_first(const StepState* step, const Hall* hall, bint may_ask) noexcept nogil:
+cdef RulingData _try_first(const StepState* step, const StepView* view,
+                           bint may_ask) noexcept nogil:
     """The first that is sure enough. CASCADE asks for the next when none is on its way, HEDGED when
     all have failed."""
-    cdef u32 found = _first(step, hall, True)
-    if found < HEARD_MAX:
+    cdef u32 found = _first(step, view, True)
+    if found < ENSEMBLE_TASKS_MAX:
         return _answer_one(found)
-    if not may_ask or step.rule == FIRST or step.rule == TIED or _is_asked(step, hall):
+    if not may_ask or step.rule == FIRST or step.rule == TIED or _is_asked(step, view):
         return _wait()
-    found = _next_unasked(step, hall)
-    return _ask(_bit(found), False) if found < HEARD_MAX else _wait()
+    found = _next_unasked(step, view)
+    return _ask(_bit(found), False) if found < ENSEMBLE_TASKS_MAX else _wait()
 
 
-cdef RulingData _try_best(const StepState* step, const Hall* hall) noexcept nogil:
-    cdef u32 found = _best(step, hall, True)
-    if found < HEARD_MAX and hall.coming & (_bit(found) - 1) == 0:
+cdef RulingData _try_best(const StepState* step, const StepView* view) noexcept nogil:
+    cdef u32 found = _best(step, view, True)
+    if found < ENSEMBLE_TASKS_MAX and view.coming & (_bit(found) - 1) == 0:
         return _answer_one(found)
     return _wait()
 
 
-cdef RulingData _try_surest(const StepState* step, const Hall* hall) noexcept nogil:
-    cdef u32 found = _surest(hall, False)
-    if found == HEARD_MAX or not _sure(step, &hall.votes[found]):
+cdef RulingData _try_surest(const StepState* step, const StepView* view) noexcept nogil:
+    cdef u32 found = _surest(view, False)
+    if found == ENSEMBLE_TASKS_MAX or not _sure(step, &view.votes[found]):
         return _wait()
-    if hall.coming == 0 or (_sound(&hall.votes[found]) >= 1
-                            and hall.coming & (_bit(found) - 1) == 0):
+    if view.coming == 0 or (_sound(&view.votes[found]) >= 1
+                            and view.coming & (_bit(found) - 1) == 0):
         return _answer_one(found)
     return _wait()
 
 
-cdef RulingData _try_floor(const StepState* step, const Hall* hall, bint may_ask) noexcept nogil:
-    if hall.arrived >> step.which & 1:
+cdef RulingData _try_floor(const StepState* step, const StepView* view,
+                           bint may_ask) noexcept nogil:
+    if view.arrived >> step.which & 1:
         return _answer_one(step.which)
-    if may_ask and step.which < hall.n and hall.votes[step.which].state == UNASKED:
+    if may_ask and step.which < view.n and view.votes[step.which].state == UNASKED:
         return _ask(_bit(step.which), False)
     return _wait()
 
@@ -200,8 +202,8 @@ cdef RulingData _try_floor(const StepState* step, const Hall* hall, bint may_ask
 # --------------------------------------------------------------------------------------------------
 
 cdef struct Count:
-    u32 winner                  # the lowest task with the winning value; HEARD_MAX: nobody has
-                                # voted
+    # the lowest task with the winning value; ENSEMBLE_TASKS_MAX: nobody has voted
+    u32 winner
     u32 votes                   # for it
     double weight
     double second               # the runner-up's
@@ -209,81 +211,81 @@ cdef struct Count:
     double coming
 
 
-cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
-    cdef double[HEARD_MAX] weight
-    cdef double[HEARD_MAX] sure
-    cdef u32[HEARD_MAX] votes
-    cdef u32[HEARD_MAX] leader              # of a class: the lowest task with that value which the
-                                            # step looks at
+cdef Count _count(const StepState* step, const StepView* view) noexcept nogil:
+    cdef double[ENSEMBLE_TASKS_MAX] weight
+    cdef double[ENSEMBLE_TASKS_MAX] sure
+    cdef u32[ENSEMBLE_TASKS_MAX] votes
+    # of a class: the lowest task with that value which the step looks at
+    cdef u32[ENSEMBLE_TASKS_MAX] leader
     cdef double one, top = 0
     cdef u32 i, k
     cdef Count c
     c.total = c.coming = c.weight = c.second = 0
-    c.winner, c.votes = HEARD_MAX, 0
-    for i in range(hall.n):
+    c.winner, c.votes = ENSEMBLE_TASKS_MAX, 0
+    for i in range(view.n):
         weight[i] = sure[i] = 0
         votes[i] = 0
-        leader[i] = HEARD_MAX
-    for i in range(hall.n):
-        if step.accept >> i & 1 == 0 or (hall.votes[i].state == UNASKED
-                                         and hall.coming >> i & 1 == 0):
+        leader[i] = ENSEMBLE_TASKS_MAX
+    for i in range(view.n):
+        if step.accept >> i & 1 == 0 or (view.votes[i].state == UNASKED
+                                         and view.coming >> i & 1 == 0):
             continue
-        one = hall.votes[i].weight if step.rule == WEIGHTED else 1.0
+        one = view.votes[i].weight if step.rule == WEIGHTED else 1.0
         c.total += one
-        if hall.coming >> i & 1:
+        if view.coming >> i & 1:
             c.coming += one
-        elif hall.arrived >> i & 1:
-            k = leader[hall.votes[i].klass]
-            if k == HEARD_MAX:
-                k = leader[hall.votes[i].klass] = i
+        elif view.arrived >> i & 1:
+            k = leader[view.votes[i].klass]
+            if k == ENSEMBLE_TASKS_MAX:
+                k = leader[view.votes[i].klass] = i
             weight[k] += one
-            sure[k] += _sound(&hall.votes[i])
+            sure[k] += _sound(&view.votes[i])
             votes[k] += 1
             top = max(top, weight[k])
-    for i in range(hall.n):
-        if votes[i] and weight[i] >= top * (1 - 1e-12) and (c.winner == HEARD_MAX
+    for i in range(view.n):
+        if votes[i] and weight[i] >= top * (1 - 1e-12) and (c.winner == ENSEMBLE_TASKS_MAX
                                                             or sure[i] > sure[c.winner]):
             c.winner = i
-    if c.winner < HEARD_MAX:
+    if c.winner < ENSEMBLE_TASKS_MAX:
         c.weight, c.votes = weight[c.winner], votes[c.winner]
-    for i in range(hall.n):
+    for i in range(view.n):
         if i != c.winner:
             c.second = max(c.second, weight[i])
     return c
 
 
-cdef RulingData _try_votes(const StepState* step, const Hall* hall) noexcept nogil:
+cdef RulingData _try_votes(const StepState* step, const StepView* view) noexcept nogil:
     """As soon as nobody else can win, or all is heard. A step that others follow also needs its
     quorum, or its majority."""
-    cdef Count c = _count(step, hall)
-    if c.winner == HEARD_MAX or c.weight < step.confidence_min * c.total:
+    cdef Count c = _count(step, view)
+    if c.winner == ENSEMBLE_TASKS_MAX or c.weight < step.confidence_min * c.total:
         return _wait()
-    if hall.coming and c.weight - c.second <= c.coming + MARGIN * c.total:
+    if view.coming and c.weight - c.second <= c.coming + MARGIN * c.total:
         return _wait()
-    if not hall.last and (c.votes < step.need if step.need
+    if not view.last and (c.votes < step.need if step.need
                           else 2 * c.weight <= c.total * (1 + MARGIN)):
         return _wait()
-    return _answer(hall.arrived, c.winner)
+    return _answer(view.arrived, c.winner)
 
 
 # -- numbers
 # --------------------------------------------------------------------------------------------------
 
-cdef u32 _sorted(const Hall* hall, double* x, double* weights, u64* mask) noexcept nogil:
+cdef u32 _sorted(const StepView* view, double* x, double* weights, u64* mask) noexcept nogil:
     """Numbers that arrived, in order, with their weights; -> how many. mask: whose they are."""
     cdef u32 i, j, m = 0
     cdef double number
     mask[0] = 0
-    for i in range(hall.n):
-        if hall.arrived >> i & 1 == 0 or not hall.votes[i].numeric:
+    for i in range(view.n):
+        if view.arrived >> i & 1 == 0 or not view.votes[i].numeric:
             continue
         mask[0] |= _bit(i)
-        number = hall.votes[i].number
+        number = view.votes[i].number
         j = m
         while j > 0 and x[j - 1] > number:
             x[j], weights[j] = x[j - 1], weights[j - 1]
             j -= 1
-        x[j], weights[j] = number, hall.votes[i].weight
+        x[j], weights[j] = number, view.votes[i].weight
         m += 1
     return m
 
@@ -319,16 +321,17 @@ cdef double _mean(const double* x, const double* weights, u32 m, double more,
     return middle
 
 
-cdef bint _is_fixed(const StepState* step, const Hall* hall, const double* x, const double* weights,
+cdef bint _is_fixed(const StepState* step, const StepView* view, const double* x,
+                    const double* weights,
                     u32 m) noexcept nogil:
     """Nothing that is still to come can move the result by more than the tolerance; it cannot lie
     beyond low and high."""
     cdef u32 i, coming = 0
     cdef double more = 0, low = min(step.low, x[0]), high = max(step.high, x[m - 1])
-    for i in range(hall.n):
-        if hall.coming >> i & 1:
+    for i in range(view.n):
+        if view.coming >> i & 1:
             coming += 1
-            more += hall.votes[i].weight
+            more += view.votes[i].weight
     if step.rule == MEDIAN:
         return (fabs(_median(x, m, coming, 0, low, high)
                      - _median(x, m, 0, 0, 0, 0)) <= step.tolerance
@@ -341,65 +344,68 @@ cdef bint _is_fixed(const StepState* step, const Hall* hall, const double* x, co
                      - _mean(x, weights, m, 0, 0)) <= step.tolerance)
 
 
-cdef RulingData _try_numbers(const StepState* step, const Hall* hall) noexcept nogil:
-    cdef double[HEARD_MAX] x
-    cdef double[HEARD_MAX] weights
+cdef RulingData _try_numbers(const StepState* step, const StepView* view) noexcept nogil:
+    cdef double[ENSEMBLE_TASKS_MAX] x
+    cdef double[ENSEMBLE_TASKS_MAX] weights
     cdef u64 mask
-    cdef u32 m = _sorted(hall, x, weights, &mask)
-    if hall.coming == 0 and hall.arrived and m >= step.need:
-        return _answer(mask if m else hall.arrived, HEARD_MAX)
-    if m < max(step.need, <u32> 1) or hall.coming == 0:
+    cdef u32 m = _sorted(view, x, weights, &mask)
+    if view.coming == 0 and view.arrived and m >= step.need:
+        return _answer(mask if m else view.arrived, ENSEMBLE_TASKS_MAX)
+    if m < max(step.need, <u32> 1) or view.coming == 0:
         return _wait()
     if (step.need > 1 and step.tolerance > 0
-        and x[m - 1] - x[0] <= step.tolerance) or _is_fixed(step, hall, x, weights, m):
-        return _answer(mask, HEARD_MAX)
+        and x[m - 1] - x[0] <= step.tolerance) or _is_fixed(step, view, x, weights, m):
+        return _answer(mask, ENSEMBLE_TASKS_MAX)
     return _wait()
 
 
 # -- steps
 # --------------------------------------------------------------------------------------------------
 
-cdef RulingData _try(const StepState* step, const Hall* hall, bint may_ask) noexcept nogil:
+cdef RulingData _try(const StepState* step, const StepView* view, bint may_ask) noexcept nogil:
     if step.rule == ALL:
-        return _wait() if hall.coming or hall.arrived == 0 else _answer(hall.arrived, HEARD_MAX)
+        return _wait() if view.coming or view.arrived == 0 else _answer(view.arrived,
+                ENSEMBLE_TASKS_MAX)
     if step.rule == QUORUM or step.rule == WEIGHTED:
-        return _try_votes(step, hall)
+        return _try_votes(step, view)
     if step.rule == BEST:
-        return _try_best(step, hall)
+        return _try_best(step, view)
     if step.rule == SUREST:
-        return _try_surest(step, hall)
+        return _try_surest(step, view)
     if step.rule == MEAN or step.rule == MEDIAN:
-        return _try_numbers(step, hall)
+        return _try_numbers(step, view)
     if step.rule == FLOOR:
-        return _try_floor(step, hall, may_ask)
+        return _try_floor(step, view, may_ask)
     if step.rule == ROW:
-        return _wait() if _best(step, hall,
-                                True) == HEARD_MAX else _answer_one(_best(step, hall, True))
-    return _try_first(step, hall, may_ask)
+        return _wait() if _best(step, view,
+                                True) == ENSEMBLE_TASKS_MAX else _answer_one(_best(step, view,
+                                    True))
+    return _try_first(step, view, may_ask)
 
 
-cdef RulingData _with_what_there_is(const StepState* step, const Hall* hall) noexcept nogil:
+cdef RulingData _with_what_there_is(const StepState* step, const StepView* view) noexcept nogil:
     """The last step, when nothing more comes: sure enough or not."""
     cdef bint ranked = step.rule == BEST or step.rule == ROW
     cdef u32 found
-    cdef double[HEARD_MAX] x
-    cdef double[HEARD_MAX] weights
+    cdef double[ENSEMBLE_TASKS_MAX] x
+    cdef double[ENSEMBLE_TASKS_MAX] weights
     cdef u64 mask
-    if hall.arrived == 0 or (step.rule == FLOOR and hall.arrived >> step.which & 1 == 0):
-        return _answer(0, HEARD_MAX)
+    if view.arrived == 0 or (step.rule == FLOOR and view.arrived >> step.which & 1 == 0):
+        return _answer(0, ENSEMBLE_TASKS_MAX)
     if step.rule == ALL:
-        return _answer(hall.arrived, HEARD_MAX)
+        return _answer(view.arrived, ENSEMBLE_TASKS_MAX)
     if step.rule == QUORUM or step.rule == WEIGHTED:
-        return _answer(hall.arrived, _count(step, hall).winner)
+        return _answer(view.arrived, _count(step, view).winner)
     if step.rule == MEAN or step.rule == MEDIAN:
-        return _answer(mask if _sorted(hall, x, weights, &mask) else hall.arrived, HEARD_MAX)
+        return _answer(mask if _sorted(view, x, weights, &mask) else view.arrived,
+                       ENSEMBLE_TASKS_MAX)
     if step.rule == SUREST or step.rule == CASCADE:
-        return _answer_one(_surest(hall, step.rule == CASCADE))
+        return _answer_one(_surest(view, step.rule == CASCADE))
     if step.rule == FLOOR:
         return _answer_one(step.which)
-    found = _best(step, hall, True) if ranked else _first(step, hall, True)
-    if found == HEARD_MAX:
-        found = _best(step, hall, False) if ranked else _first(step, hall, False)
+    found = _best(step, view, True) if ranked else _first(step, view, True)
+    if found == ENSEMBLE_TASKS_MAX:
+        found = _best(step, view, False) if ranked else _first(step, view, False)
     return _answer_one(found)
 
 
@@ -420,7 +426,7 @@ cdef u64 _next_us(const VoteData* votes, u32 n, u64 elapsed_us, u64* due) noexce
 cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 elapsed_us,
                        u64 slo_us) noexcept nogil:
     cdef RulingData ruling
-    cdef Hall hall
+    cdef StepView view
     cdef u32 i, s = 0
     cdef u64 due, next_us = _next_us(votes, n, elapsed_us, &due)
     cdef bint over, coming = False
@@ -431,15 +437,15 @@ cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 
     while s + 1 < d.count and _until(&d.steps[s], slo_us) <= elapsed_us:
         s += 1
     while True:
-        hall = _hall(&d.steps[s], votes, n, slo_us, s + 1 == d.count)
-        ruling = _try(&d.steps[s], &hall, not over)
+        view = _view_of(&d.steps[s], votes, n, slo_us, s + 1 == d.count)
+        ruling = _try(&d.steps[s], &view, not over)
         if ruling.kind == WAIT and coming and not over:
             if due:
                 ruling = _ask(due, d.steps[s].rule == HEDGED)
             else:
                 ruling.until_us = min(_until(&d.steps[s], slo_us), next_us)
-        elif ruling.kind == WAIT and hall.last:
-            ruling = _with_what_there_is(&d.steps[s], &hall)
+        elif ruling.kind == WAIT and view.last:
+            ruling = _with_what_there_is(&d.steps[s], &view)
         elif ruling.kind == WAIT:
             s += 1
             continue
@@ -500,20 +506,26 @@ cdef int _read_step(u32 i, object step, StepState* to) except -1:
     if not 0 <= int(step.rule) <= ROW:
         _bad(i, f"no rule has the number {step.rule}; see clipper_core.results.decider.Rule")
     if step.accept is not None and not 0 < int(step.accept) <= NEVER_US:
-        _bad(i, f"accept is a set of tasks, one bit each, of {HEARD_MAX} at most, not {step.accept}")
-    if not 0 <= step.need <= HEARD_MAX or not 0 <= step.which < HEARD_MAX:
-        _bad(i, f"{name}: need and which count tasks, of which there are {HEARD_MAX} at most, not {step.need} and {step.which}")
+        _bad(i, f"accept is a set of tasks, one bit each, of {ENSEMBLE_TASKS_MAX} at most, not "
+             f"{step.accept}")
+    if not 0 <= step.need <= ENSEMBLE_TASKS_MAX or not 0 <= step.which < ENSEMBLE_TASKS_MAX:
+        _bad(i, f"{name}: need and which count tasks, of which there are {ENSEMBLE_TASKS_MAX} at "
+             f"most, not {step.need} and {step.which}")
     if not 0 <= step.confidence_min <= 1:
         _bad(i, f"{name}: confidence_min lies between 0 and 1, not {step.confidence_min}")
     if not 0 <= step.tolerance < INFINITY or not step.low <= step.high:
-        _bad(i, f"{name}: tolerance is from 0 on, and low below high; not {step.tolerance}, {step.low} and {step.high}")
+        _bad(i, f"{name}: tolerance is from 0 on, and low below high; not {step.tolerance}, "
+             f"{step.low} and {step.high}")
     if not 0 <= step.extra <= 1:
         _bad(i, f"{name}: extra is a share of the queries, 0 to 1, not {step.extra}")
     if not 0 <= step.until_us < (<u64> 1 << 62):
-        _bad(i, f"{name}: until_us is a time after receipt in microseconds, 0 for the deadline, not {step.until_us}")
-    to.rule, to.which, to.need, to.until_us = <u8> int(step.rule), step.which, step.need, step.until_us
+        _bad(i, f"{name}: until_us is a time after receipt in microseconds, 0 for the deadline, "
+             f"not {step.until_us}")
+    to.rule, to.which, to.need, to.until_us = (<u8> int(step.rule), step.which, step.need,
+                                               step.until_us)
     to.accept = NEVER_US if step.accept is None else step.accept
-    to.confidence_min, to.tolerance, to.low, to.high = step.confidence_min, step.tolerance, step.low, step.high
+    to.confidence_min, to.tolerance, to.low, to.high = (step.confidence_min, step.tolerance,
+            step.low, step.high)
     if to.rule == FLOOR and to.accept >> to.which & 1 == 0:
         _bad(i, f"FLOOR answers with task {to.which}, which accept leaves out")
     return 0
@@ -531,7 +543,8 @@ cdef int _read_steps(tuple steps, DeciderState* d) except -1:
     for i in range(d.count):
         _read_step(i, steps[i], &d.steps[i])
         if i and d.steps[i].until_us and (before == 0 or d.steps[i].until_us <= before):
-            _bad(i, f"steps end one after another; this one at {d.steps[i].until_us} us, the one before it at "
+            _bad(i, f"steps end one after another; this one at {d.steps[i].until_us} us, the one "
+                 f"before it at "
                     f"{f'{before} us' if before else 'the deadline'}")
         before = d.steps[i].until_us
         d.tied |= d.steps[i].rule == TIED
@@ -580,17 +593,18 @@ cdef class Decider:
         only if a rule asks; `order` of arrival. kind: "wait" (until_us, None: for whatever comes),
         "answer" (mask: the tasks whose values are used) or "ask" (mask).
         """
-        cdef VoteData[HEARD_MAX] heard
+        cdef VoteData[ENSEMBLE_TASKS_MAX] heard
         cdef RulingData r
         cdef u32 i, n = <u32> len(votes)
-        if not 1 <= len(votes) <= HEARD_MAX:
-            raise_for(BAD_INPUT, f"a decider hears 1 to {HEARD_MAX} tasks, not {len(votes)}")
+        if not 1 <= len(votes) <= ENSEMBLE_TASKS_MAX:
+            raise_for(BAD_INPUT,
+                      f"a decider hears 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
         for i in range(n):
             _read_vote(votes, i, &heard[i])
         r = decide(self.state, heard, n, elapsed_us, NEVER_US if slo_us is None else slo_us)
         return Ruling(_kinds[r.kind], r.step, r.mask,
                       None if r.until_us == NEVER_US else r.until_us,
-                      None if r.winner == HEARD_MAX else r.winner)
+                      None if r.winner == ENSEMBLE_TASKS_MAX else r.winner)
 
     def replay(self, votes, u64 laps):
         """Hears `votes` (all ARRIVED) one after another, in order, and decides after each, `laps`
@@ -598,11 +612,12 @@ cdef class Decider:
 
         For benchmarks. -> after how many votes it had an answer; 0: it had none.
         """
-        cdef VoteData[HEARD_MAX] all
-        cdef VoteData[HEARD_MAX] heard
+        cdef VoteData[ENSEMBLE_TASKS_MAX] all
+        cdef VoteData[ENSEMBLE_TASKS_MAX] heard
         cdef u32 i, answered = 0, n = <u32> len(votes)
-        if not 1 <= len(votes) <= HEARD_MAX:
-            raise_for(BAD_INPUT, f"a decider hears 1 to {HEARD_MAX} tasks, not {len(votes)}")
+        if not 1 <= len(votes) <= ENSEMBLE_TASKS_MAX:
+            raise_for(BAD_INPUT,
+                      f"a decider hears 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
         for i in range(n):
             _read_vote(votes, i, &all[i])
         with nogil:
@@ -631,7 +646,7 @@ cdef int _read_vote(object votes, u32 i, VoteData* to) except -1:
     to.klass = i
     to.numeric = isinstance(vote.value, (int, float))
     to.number = vote.value if to.numeric else 0
-    for j in range(<u32> len(votes)):           # the first to arrive, as in a hearing
+    for j in range(<u32> len(votes)):           # the first to arrive, as in an ensemble call
         if (int(votes[j].state) == ARRIVED and type(votes[j].value) is type(vote.value)
             and votes[j].value == vote.value
                 and (votes[j].order, j) < (votes[to.klass].order, to.klass)):

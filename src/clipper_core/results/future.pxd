@@ -1,14 +1,14 @@
 # Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an
 # ensemble, thousands for an array. done() is one load per slot. A query that is answered at submit
 # (a cache hit, a refusal) needs no slot: its Future holds the value itself.
-from clipper_core.results.delivery cimport Block, Delivery
-from clipper_core.results.hearing cimport Hearing
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.results.completion cimport Block, Completion
+from clipper_core.results.ensemble_call cimport EnsembleCall
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.wire.column cimport Column
 from clipper_core.wire.prediction cimport Value
 
 cdef class Future:
-    cdef Delivery delivery
+    cdef Completion completion
     cdef Block* block                  # NULL: answered at submit, `value` and `status` are here
     cdef Value at_once
     cdef u8 status_at_once
@@ -20,10 +20,11 @@ cdef class Future:
     cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
-    cdef u32 slots                     # count, and one more for the verdict of one with a hearing
-    cdef atomic[u32] cursor            # slots before it are done; with a hearing, only the
+    # count, and one more for the verdict of one with an ensemble call
+    cdef u32 slots
+    cdef atomic[u32] cursor            # slots before it are done; with an ensemble call, only the
                                        # verdict's is looked at
-    cdef Hearing* hearing              # NULL: it is done when all its tasks are
+    cdef EnsembleCall* ensemble_call              # NULL: it is done when all its tasks are
     cdef object finish                 # Future -> result, or None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
@@ -41,7 +42,7 @@ cdef class Future:
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
     cdef object _outcome(self)
     cdef object _heard(self)
-    cdef bint _leave_hearing(self) noexcept
+    cdef bint _leave_ensemble_call(self) noexcept
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)
     cdef object _error(self, u32 i, u8 state)
@@ -49,11 +50,12 @@ cdef class Future:
     cdef Column _column(self, u32 first, object n) except *
     cdef int _check(self, u32 i) except -1
 
-cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish,
+cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra)
 # ^ takes over the value's reference
 # takes it over
-cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish,
+cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_call, object models,
+                               object finish,
                          object extra)
-cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish,
+cdef Future future_new(Completion completion, Block* block, u32 first, u32 count, object finish,
                        object extra)

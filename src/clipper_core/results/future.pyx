@@ -1,6 +1,7 @@
 """Futures by ticket: looking, waiting, awaiting, giving up.
 
-How a waiter and the loop cannot miss each other: future.hpp. What is asked of this module is the
+How a waiter and the loop cannot miss each other: completion.hpp. What is asked of this module is
+the
 order: a blocked thread counts itself, then reads `epoch`, then looks at its slots, and only then
 sleeps, or takes the lead.
 """
@@ -13,12 +14,14 @@ import logging
 from concurrent.futures import Future as StandardFuture
 from concurrent.futures import TimeoutError as FutureTimeout
 
-from clipper_core.results.delivery cimport (
-    DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead, delivery_ring,
-    delivery_tell_outside, slot_boxes, slot_state, slot_try_cancel, slots_first_open, waiter_dead,
-    waiter_enters, waiter_epoch, waiter_leaves,
+from clipper_core.results.completion cimport (
+    CompletionState, block_drop, claims_lock, claims_unlock, completion_notify_outside,
+    completion_try_own_loop, completion_wake_loop_thread, slot_boxes, slot_state, slot_try_cancel,
+    slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves,
 )
-from clipper_core.results.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
+from clipper_core.results.ensemble_call cimport (
+    ensemble_call_answer_chosen, ensemble_call_cancel, ensemble_call_drop,
+)
 from clipper_core.results.standard_future cimport (
     cancelled_error, standard_begin, standard_forget, standard_of,
 )
@@ -84,23 +87,24 @@ cdef class Future:
         if self.block == NULL:
             value_drop(&self.at_once)
             return
-        if (self.hearing != NULL and not self._leave_hearing()) or self.view:
+        if (self.ensemble_call != NULL and not self._leave_ensemble_call()) or self.view:
             return
         for i in range(self.first, self.first + self.count):
             state = slot_state(self.block[0], i)
-            if state != PENDING and state != CANCELLED and state != UNNEEDED and self.block.tag[i] == TAG_BLOB:
+            if (state != PENDING and state != CANCELLED and state != UNNEEDED
+                and self.block.tag[i] == TAG_BLOB):
                 value.word = self.block.word[i]
                 value.tag = TAG_BLOB
                 value_drop(&value)
                 self.block.tag[i] = TAG_NONE
-        block_drop(self.delivery.state, self.block, self.slots)
+        block_drop(self.completion.state, self.block, self.slots)
 
-    cdef bint _leave_hearing(self) noexcept:
+    cdef bint _leave_ensemble_call(self) noexcept:
         """False: in a fork, where locks may be held by threads that are not there."""
-        cdef void* models = self.hearing.models
-        if waiter_dead(self.delivery.state[0]) == FORKED:
+        cdef void* models = self.ensemble_call.models
+        if waiter_dead(self.completion.state[0]) == FORKED:
             return False
-        hearing_drop(self.hearing)
+        ensemble_call_drop(self.ensemble_call)
         Py_DECREF(<object> models)
         return True
 
@@ -148,7 +152,7 @@ cdef class Future:
         prediction on its way still fills the cache.
         """
         if not self.is_cancelled and not self.is_done():
-            self.is_cancelled = self._end_now() and (self.hearing == NULL
+            self.is_cancelled = self._end_now() and (self.ensemble_call == NULL
                                                      or self._state_of(self.count) == CANCELLED)
         return bool(self.is_cancelled)
 
@@ -158,24 +162,24 @@ cdef class Future:
         return self._end_now()
 
     cdef bint _end_now(self):
-        cdef DeliveryState* d = self.delivery.state
+        cdef CompletionState* d = self.completion.state
         cdef u32 i, ended = 0, boxes = 0
         if self.block == NULL or self.view:
             return False
-        if self.hearing != NULL:
-            ended = hearing_cancel(self.hearing)
+        if self.ensemble_call != NULL:
+            ended = ensemble_call_cancel(self.ensemble_call)
         for i in range(self.first, self.first + self.count):
             ended += slot_try_cancel(self.block[0], i, CANCELLED)
         if ended:
             d.answered.fetch_add(ended, relaxed)
             for i in range(self.first, self.first + self.slots):
                 boxes |= slot_boxes(self.block[0], i)
-            delivery_tell_outside(d, boxes)
+            completion_notify_outside(d, boxes)
         return ended > 0
 
     cdef int _wait(self, u64 until_us) noexcept nogil:
         """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
-        cdef DeliveryState* d = self.delivery.state
+        cdef CompletionState* d = self.completion.state
         cdef u32 epoch
         cdef u64 now, slice_us
         cdef bint leads
@@ -195,8 +199,8 @@ cdef class Future:
                 break
             slice_us = min(until_us - now, <u64> WAIT_SLICE_US)
             if self.mixed:
-                delivery_ring(d)
-            leads = not self.mixed and delivery_lead(d)
+                completion_wake_loop_thread(d)
+            leads = not self.mixed and completion_try_own_loop(d)
             if self._lead(until_us, now + slice_us) if leads else futex_wait(&d.epoch, epoch,
                     slice_us) != 0:
                 rc = 2
@@ -206,14 +210,14 @@ cdef class Future:
 
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil:
         """Be the loop until done; True: look for signals."""
-        cdef DeliveryState* d = self.delivery.state
+        cdef CompletionState* d = self.completion.state
         cdef bint look = False
         cdef u32 epoch = waiter_epoch(d[0])
         while not self.is_done() and not look:
-            look = d.turn(d.mover, slice_us,
+            look = d.run_turn(d.loop, slice_us,
                           epoch) or waiter_dead(d[0]) or monotonic_us() >= slice_us
             epoch = waiter_epoch(d[0])
-        d.leave(d.mover, not look or slice_us == until_us)
+        d.leave_loop(d.loop, not look or slice_us == until_us)
         return look
 
     def wait(self, timeout=None):
@@ -231,7 +235,7 @@ cdef class Future:
             if rc == 2:
                 PyErr_CheckSignals()
         if rc == 3 and not self.is_done():
-            raise_for(waiter_dead(self.delivery.state[0]),
+            raise_for(waiter_dead(self.completion.state[0]),
                       "the query was in flight in an engine that is gone")
         return rc == 0
 
@@ -240,7 +244,8 @@ cdef class Future:
         """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or
         TimeoutError."""
         if not self.is_done() and not self.wait(timeout):
-            raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not passed yet")
+            raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not "
+                                f"passed yet")
         return self._outcome()
 
     cdef object _outcome(self):
@@ -252,14 +257,14 @@ cdef class Future:
                 self.outcome = self.finish(self)
                 self.settled = True
             return self.outcome
-        if self.hearing != NULL:
+        if self.ensemble_call != NULL:
             return self._heard()
         if self.count == 1:
             return self._single(0)
         return self._many()
 
     cdef object _heard(self):
-        return [self._value(i) for i in range(self.count) if self.hearing.used >> i & 1]
+        return [self._value(i) for i in range(self.count) if self.ensemble_call.used >> i & 1]
 
     def exception(self, timeout=None):
         """The error that `result()` would raise, or None. Raises CancelledError of a query that was
@@ -334,7 +339,8 @@ cdef class Future:
 
     def progress(self):
         """(tasks that have ended, tasks)."""
-        cdef u32 i, done = self.count if self.block == NULL else 0 if self.hearing != NULL else self.first_open()
+        cdef u32 i, done = (self.count if self.block == NULL else 0 if self.ensemble_call != NULL
+                            else self.first_open())
         for i in range(done, self.count):
             done += self._state_of(i) != PENDING
         return done, self.count
@@ -412,7 +418,7 @@ cdef class Future:
     @property
     def id(self):
         """The query's id, unique in this engine: the same in answers, logs and feedback."""
-        cdef DeliveryState* d = self.delivery.state
+        cdef CompletionState* d = self.completion.state
         if self.block != NULL:
             return self.block.first_id + self.first
         if self.own_id == 0:
@@ -428,7 +434,7 @@ cdef class Future:
         cdef u32 i, longest = 0
         if self.block == NULL or not self.is_done():
             return 0
-        if self.hearing != NULL:
+        if self.ensemble_call != NULL:
             return self.block.latency_us[self.first + self.count]
         for i in range(self.first, self.first + self.count):
             # the loop may still write what nobody will read
@@ -443,18 +449,18 @@ cdef class Future:
         """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of
         the tasks whose values are the answer's and of those that had arrived by then. None while
         pending, when cancelled, and without a decider."""
-        if self.hearing == NULL or self._state_of(self.count) != OK:
+        if self.ensemble_call == NULL or self._state_of(self.count) != OK:
             return None
-        return self.hearing.step, self.hearing.used, self.hearing.arrived
+        return self.ensemble_call.step, self.ensemble_call.used, self.ensemble_call.arrived
 
     def rule(self, u8 step, u64 used, u64 elapsed_us=0):
         """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked:
         at least when it last heard something. False: it was too late. ValueError: one has no
         prediction."""
         cdef int ruled
-        if self.hearing == NULL:
-            raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_heard")
-        ruled = hearing_ruled(self.hearing, step, used, elapsed_us)
+        if self.ensemble_call == NULL:
+            raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_ensemble")
+        ruled = ensemble_call_answer_chosen(self.ensemble_call, step, used, elapsed_us)
         if ruled < 0:
             raise ValueError(f"the tasks {used:#b} have not all arrived")
         return bool(ruled)
@@ -470,7 +476,7 @@ cdef class Future:
                 fn(self)
         for i in range(self.count):
             if self._state_of(i) == PENDING:
-                view = future_new(self.delivery, self.block, self.first + i, 1, None, self)
+                view = future_new(self.completion, self.block, self.first + i, 1, None, self)
                 view.view = view.mixed = True
                 view.add_done_callback(hear)
         if self.progress()[0]:
@@ -492,10 +498,10 @@ cdef class Future:
             except Exception:       # as it would be on the callback thread: which of the two it is,
                                     # is chance
                 logging.getLogger("clipper").exception("a done-callback of %r raised", self)
-        elif self.delivery.on_callback is None:
+        elif self.completion.on_callback is None:
             raise RuntimeError("this engine has no callback thread; use clipper.start()")
         else:
-            self.delivery.on_callback(self, fn)
+            self.completion.on_callback(self, fn)
 
     # -- what concurrent.futures.wait and as_completed, and asyncio.wrap_future look at
 
@@ -594,10 +600,10 @@ cdef int _send(Awaiting self, object value, PyObject** given) except -1:
     cdef bint done = self.future.is_done()
     if done:
         out = self.future._outcome()
-    elif self.future.delivery.on_await is None:
-        raise RuntimeError("this engine has no asyncio face; use clipper.start(), or result()")
+    elif self.future.completion.on_await is None:
+        raise RuntimeError("this engine has no asyncio interface; use clipper.start(), or result()")
     else:
-        out = self.future.delivery.on_await(self.future)
+        out = self.future.completion.on_await(self.future)
         out._asyncio_future_blocking = True         # as `yield from` it would
         self.waits = True
     Py_INCREF(out)
@@ -608,10 +614,10 @@ cdef int _send(Awaiting self, object value, PyObject** given) except -1:
 set_am_send(<PyTypeObject*> Awaiting, <void*> &_send)
 
 
-cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish,
+cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra):
     cdef Future future = Future.__new__(Future)
-    future.delivery = delivery
+    future.completion = completion
     future.at_once = value[0]
     future.status_at_once = status
     future.count = 1
@@ -620,10 +626,10 @@ cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, obj
     return future
 
 
-cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish,
+cdef Future future_new(Completion completion, Block* block, u32 first, u32 count, object finish,
                        object extra):
     cdef Future future = Future.__new__(Future)
-    future.delivery = delivery
+    future.completion = completion
     future.block = block
     future.first = first
     future.count = future.slots = count
@@ -632,13 +638,15 @@ cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, ob
     return future
 
 
-cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish,
+cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_call, object models,
+                               object finish,
                          object extra):
-    cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish,
+    cdef Future future = future_new(completion, ensemble_call.block, ensemble_call.first,
+                                    ensemble_call.n, finish,
                                     extra)
-    future.hearing = hearing
-    hearing.models = <void*> models
+    future.ensemble_call = ensemble_call
+    ensemble_call.models = <void*> models
     Py_INCREF(models)
     future.slots += 1
-    future.cursor.store(hearing.n, relaxed)
+    future.cursor.store(ensemble_call.n, relaxed)
     return future

@@ -2,12 +2,12 @@
 #
 # Threads: one at a time (its event loop's, or the callback thread); the engine's loop thread is the
 # other side.
-from clipper_core.results.delivery cimport Delivery, Mailbox
+from clipper_core.results.completion cimport Completion, Mailbox
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.machine cimport u32
 
 cdef class MailboxReader:
-    cdef Delivery delivery
+    cdef Completion completion
     cdef Mailbox* box
     cdef u32 bit
     cdef dict waiting           # slot id -> list of (future, item)

@@ -2,9 +2,9 @@
 callbacks."""
 from libc.stdlib cimport free
 
-from clipper_core.results.delivery cimport (
-    MAILBOXES_MAX, Delivery, DeliveryState, Mailbox, delivery_ring, mailbox_arm,
-    mailbox_look_at_all, slot_ask,
+from clipper_core.results.completion cimport (
+    MAILBOXES_MAX, Completion, CompletionState, Mailbox, completion_wake_loop_thread, mailbox_arm,
+    mailbox_must_rescan, slot_watch,
 )
 from clipper_core.results.future cimport Future
 from clipper_core.runtime.machine cimport (
@@ -25,10 +25,10 @@ cdef class MailboxReader:
     (future, item) pairs that are done. One eventfd write per batch of news, none while the reader
     is awake.
     """
-    def __cinit__(self, Delivery delivery):
-        cdef DeliveryState* d = delivery.state
+    def __cinit__(self, Completion completion):
+        cdef CompletionState* d = completion.state
         cdef u32 i
-        self.delivery = delivery
+        self.completion = completion
         self.waiting = {}
         for i in range(MAILBOXES_MAX):
             if d.boxes[i] == NULL:
@@ -67,8 +67,8 @@ cdef class MailboxReader:
             slot_id = future.block.first_id + slot
             pairs = self.waiting.setdefault(slot_id, [])
             pairs.append((future, item))
-            if slot_ask(future.block[0], slot, self.bit):
-                delivery_ring(self.delivery.state)
+            if slot_watch(future.block[0], slot, self.bit):
+                completion_wake_loop_thread(self.completion.state)
                 return True
             pairs.pop()
             if not pairs:
@@ -95,7 +95,7 @@ cdef class MailboxReader:
         while self.box.ids.pop(&slot_id):
             self._collect(slot_id, done)
             any = True
-        if mailbox_look_at_all(self.box[0]):
+        if mailbox_must_rescan(self.box[0]):
             for key in list(self.waiting):
                 self._collect(key, done)
             any = True

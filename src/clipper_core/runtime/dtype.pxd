@@ -15,8 +15,8 @@ cpdef enum DType:
     F16 = 10
     F32 = 11
     F64 = 12
-    STR = 13           # UTF-8, always of variable length
-    BYTES = 14         # always of variable length
+    STR = 13                    # UTF-8, always of variable length
+    BYTES = 14                  # always of variable length
 
 cdef inline u32 itemsize(int dtype) noexcept nogil:
     """Bytes of one element; 1 for STR and BYTES; 0 for a number that is no type."""

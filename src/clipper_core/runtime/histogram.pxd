@@ -8,7 +8,7 @@ cdef enum:
 
 cdef cppclass Histogram:
     atomic[u64] buckets[320]
-    atomic[u64] total          # sum of recorded values
+    atomic[u64] total           # sum of recorded values
 
 cdef u32 bucket_of(u64 value) noexcept nogil
 # smallest value that falls into it

@@ -34,7 +34,8 @@ constexpr std::size_t kLine = 64;  // bytes of a cache line on every machine we 
     std::fprintf(stderr, "clipper_core: broken invariant: %s (%s:%d)\n", what, file, line);
     std::abort();
 }
-#define CLIPPER_CHECK(ok, what) (__builtin_expect(!(ok), 0) ? ::clipper::check_failed(what, __FILE__, __LINE__) : (void)0)
+#define CLIPPER_CHECK(ok, what) \
+    (__builtin_expect(!(ok), 0) ? ::clipper::check_failed(what, __FILE__, __LINE__) : (void)0)
 inline void check(bool ok, const char* what) {
     if (__builtin_expect(!ok, 0)) check_failed(what, "clipper_core", 0);
 }
@@ -69,14 +70,17 @@ inline void* aligned_new(std::size_t bytes) {
 }
 
 // 0 woken or value changed, 1 timed out, 2 interrupted by a signal.
-inline int futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::uint64_t timeout_us) {
+inline int futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected,
+                      std::uint64_t timeout_us) {
     timespec t{time_t(timeout_us / 1000000u), long(timeout_us % 1000000u) * 1000};
-    long rc = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, &t, nullptr, 0);
+    long rc = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT_PRIVATE,
+                      expected, &t, nullptr, 0);
     if (rc == 0 || errno == EAGAIN) return 0;
     return errno == ETIMEDOUT ? 1 : 2;
 }
 inline void futex_wake_all(std::atomic<std::uint32_t>* word) {
-    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr,
+            nullptr, 0);
 }
 
 inline void eventfd_signal(int fd) {
@@ -113,9 +117,11 @@ inline void* shared_new(std::size_t bytes, int* fd) {
     if (f < 0 && errno == EINVAL) f = memfd_create("clipper-rows", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (f < 0) return nullptr;
     void* map = MAP_FAILED;
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && rlim_t(f) < files.rlim_cur / 2 && ftruncate(f, off_t(bytes)) == 0)
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && rlim_t(f) < files.rlim_cur / 2 &&
+        ftruncate(f, off_t(bytes)) == 0)
         map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, f, 0);
-    if (map != MAP_FAILED && fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite | F_SEAL_SEAL) != 0) {
+    if (map != MAP_FAILED &&
+        fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite | F_SEAL_SEAL) != 0) {
         munmap(map, bytes);
         map = MAP_FAILED;
     }
@@ -139,7 +145,7 @@ inline bool passes_descriptors(int fd) {
 }
 
 // sendmsg; a descriptor `passed` (-1: none) travels with the first byte.
-inline ssize_t send_pieces(int fd, iovec* pieces, std::size_t n, int passed) {
+inline ssize_t send_iovecs(int fd, iovec* pieces, std::size_t n, int passed) {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     msghdr message{};
     message.msg_iov = pieces;

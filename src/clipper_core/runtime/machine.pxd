@@ -68,4 +68,4 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef extern from "runtime/machine.hpp" namespace "clipper" nogil:
     # passed: a descriptor to go along, or -1
-    ssize_t send_pieces(int fd, iovec* pieces, size_t n, int passed) noexcept
+    ssize_t send_iovecs(int fd, iovec* pieces, size_t n, int passed) noexcept

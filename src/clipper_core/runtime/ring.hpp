@@ -26,7 +26,8 @@ struct Cells {
         turns = zeros;
         size = n;
         tail.store(first, std::memory_order_relaxed);
-        for (std::uint64_t pos = first; first && pos < first + n; ++pos) turn(pos).store(base(pos), std::memory_order_relaxed);
+        for (std::uint64_t pos = first; first && pos < first + n; ++pos)
+            turn(pos).store(base(pos), std::memory_order_relaxed);
     }
     std::uint64_t base(std::uint64_t pos) const { return pos & ~(size - 1); }
     Turn& turn(std::uint64_t pos) const { return turns[pos & (size - 1)]; }
@@ -55,7 +56,9 @@ struct Cells {
     // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then
     // load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
-    bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }
+    bool published(std::uint64_t pos) const {
+        return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1;
+    }
     bool idle() const {  // all that were claimed are released: the consumer's own doing; while
                          // nobody claims
         std::uint64_t t = tail.load(std::memory_order_relaxed);
@@ -77,7 +80,9 @@ struct Cells {
         return pos != pos;
 #endif
     }
-    void release(std::uint64_t pos) { turn(pos).store(base(pos) + size, std::memory_order_release); }
+    void release(std::uint64_t pos) {
+        turn(pos).store(base(pos) + size, std::memory_order_release);
+    }
 };
 
 // One producer, one consumer, words of 64 bits. Each side keeps a cached copy of the other's index
@@ -114,7 +119,9 @@ struct Spsc {
         head_seen = head.load(std::memory_order_acquire);
         return size - (tail.load(std::memory_order_relaxed) - head_seen);
     }
-    bool tail_moved() const { return tail.load(std::memory_order_seq_cst) != head.load(std::memory_order_relaxed); }
+    bool tail_moved() const {
+        return tail.load(std::memory_order_seq_cst) != head.load(std::memory_order_relaxed);
+    }
     bool pop(std::uint64_t* word) {
         std::uint64_t h = head.load(std::memory_order_relaxed);
         if (h == tail_seen) {

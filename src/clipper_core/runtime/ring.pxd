@@ -5,7 +5,7 @@
 # Threads: claim, publish, row, side: any thread (a cell is its claimer's until published, then the
 # consumer's).
 #          published, release: the consumer (the loop) only.
-from clipper_core.runtime.machine cimport atomic, u8, u64
+from clipper_core.runtime.machine cimport atomic, u64, u8
 
 cdef extern from "runtime/ring.hpp" namespace "clipper" nogil:
     cdef cppclass Cells "clipper::Cells<>":
@@ -31,14 +31,14 @@ cdef extern from "runtime/ring.hpp" namespace "clipper" nogil:
 cdef struct Ring:
     Cells* cells
     u64 mask
-    u64 row_bytes            # stride of the rows; 0 when rows live elsewhere (variable length)
+    u64 row_bytes               # stride of the rows; 0 when rows live elsewhere (variable length)
     u64 side_bytes
-    u8* rows                 # size x row_bytes, 64-byte aligned, touched lazily
-    u8* sides                # size x side_bytes
-    int fd                   # rows that containers may map: their memfd, and a mapping of their
+    u8* rows                    # size x row_bytes, 64-byte aligned, touched lazily
+    u8* sides                   # size x side_bytes
+    int fd                      # rows that containers may map: their memfd, and a mapping of their
                              # own; else -1
     u64 rows_bytes
-    void* map                # one mapping holds all the rest
+    void* map                   # one mapping holds all the rest
     u64 map_bytes
 
 cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*,

@@ -42,8 +42,8 @@ enum Variant : uint8_t { kPlain, kAvx2, kAvx512 };
 inline Variant variant_best() {
 #if CLIPPER_VECTORS
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi2") &&
-        __builtin_cpu_supports("vpclmulqdq"))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("vpclmulqdq"))
         return kAvx512;
     if (__builtin_cpu_supports("avx2")) return kAvx2;
 #endif
@@ -104,7 +104,8 @@ inline uint64_t fold(uint64_t a, uint64_t b) {
 }
 
 inline uint64_t hash_join(const HashHalf& h, const uint64_t* lane) {
-    return fold(lane[0] ^ h.join[0], lane[1] ^ h.join[1]) ^ fold(lane[2] ^ h.join[2], lane[3] ^ h.join[3]);
+    return fold(lane[0] ^ h.join[0], lane[1] ^ h.join[1]) ^
+           fold(lane[2] ^ h.join[2], lane[3] ^ h.join[3]);
 }
 
 inline Key hash_long(const HashSecret& secret, const uint8_t* p, uint64_t n) {  // n > 16
@@ -137,11 +138,13 @@ inline Key hash_short(const HashSecret& secret, const uint8_t* p, uint64_t n) { 
     } else if (n > 0) {
         first = (uint64_t(p[0]) << 16) | (uint64_t(p[n >> 1]) << 8) | p[n - 1];
     }
-    return {fold(first ^ x.mask[0], second ^ x.start[0]), fold(first ^ y.mask[0], second ^ y.start[0])};
+    return {fold(first ^ x.mask[0], second ^ x.start[0]),
+            fold(first ^ y.mask[0], second ^ y.start[0])};
 }
 
 #if CLIPPER_VECTORS
-__attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline __m512i line_product(__m512i row, const uint64_t* secret) {
+__attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline __m512i line_product(
+    __m512i row, const uint64_t* secret) {
     __m512i masked = _mm512_xor_si512(row, _mm512_load_si512(secret));
     return _mm512_clmulepi64_epi128(masked, masked, 0x10);
 }
@@ -175,7 +178,8 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline uint64_t hash_cond
         // lanes of 128 bits, xored together: the one left of u, and the one left of v
         __m256i u2 = _mm256_xor_si256(half_line<0>(u), half_line<1>(u));
         __m256i v2 = _mm256_xor_si256(half_line<0>(v), half_line<1>(v));
-        __m256i low = _mm256_permute2x128_si256(u2, v2, 0x20), high = _mm256_permute2x128_si256(u2, v2, 0x31);
+        __m256i low = _mm256_permute2x128_si256(u2, v2, 0x20),
+                high = _mm256_permute2x128_si256(u2, v2, 0x31);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + made), _mm256_xor_si256(low, high));
         made += 32;
     }
@@ -206,7 +210,8 @@ inline Key hash_bytes(const HashSecret& secret, const uint8_t* p, uint64_t n) {
     return hash_long(secret, p, n);
 }
 
-inline Key hash_row(const HashSecret& secret, uint64_t model, uint64_t salt, const void* row, uint64_t n) {
+inline Key hash_row(const HashSecret& secret, uint64_t model, uint64_t salt, const void* row,
+                    uint64_t n) {
     const HashHalf &x = secret.half[0], &y = secret.half[1];
     Key d = hash_bytes(secret, static_cast<const uint8_t*>(row), n);
     uint64_t mx = fold(model ^ x.model, salt ^ x.salt), my = fold(model ^ y.model, salt ^ y.salt);

@@ -1,11 +1,11 @@
 # Polling for a moment before sleeping: to wake a thread whose core sleeps takes 20 to 40 us, often
 # more than what it waits for.
 #
-# Only while it pays: each spell that ends with what was waited for is one for, each that does not
+# Only while it pays: each spin that ends with what was waited for is one for, each that does not
 # is one against, and with the score below zero only one in SPIN_TRIAL is tried. A gap between two
-# polls shows that the machine has more threads to run than cores, and halves the score. A spell
+# polls shows that the machine has more threads to run than cores, and halves the score. A spin
 # begins after a message, or with a question: who hears nothing polls for nothing, and who hears
-# less often than polling pays spends 1/SPIN_TRIAL of a spell a message. The engine's loop does the
+# less often than polling pays spends 1/SPIN_TRIAL of a spin a message. The engine's loop does the
 # same, and has more to look at.
 #
 # Threads: one.
@@ -17,14 +17,14 @@ cdef enum:
     SPIN_GAP_US = 20            # between two polls: somebody else had the core
 
 cdef struct Spin:
-    u64 us                      # of a spell, at most; 0: never
+    u64 us                      # of a spin, at most; 0: never
     u64 end
     u64 polled
     u32 asked                   # with a score below zero
     int score
 
 cdef inline bint spin_begin(Spin* s, u64 now) noexcept nogil:
-    """Is it worth a spell? Then poll."""
+    """Is it worth a spin? Then poll."""
     if s.score < 0 and s.us:
         s.asked += 1
     if not s.us or (s.score < 0 and s.asked % SPIN_TRIAL):

@@ -1,7 +1,7 @@
 from typing_extensions import Buffer, disjoint_base
 
 @disjoint_base
-class Spells:
+class SpinPolicy:
     def __init__(self, spin_us: int) -> None: ...
     @property
     def score(self) -> int: ...
@@ -11,6 +11,6 @@ class Spells:
 
 @disjoint_base
 class Receiver:
-    spells: int
+    spins: int
     def __init__(self, *, spin_us: int = 0) -> None: ...
     def fill(self, fd: int, into: Buffer) -> bool: ...

@@ -3,7 +3,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
 
-from clipper_core.runtime.machine cimport monotonic_us, pause, u8, u64
+from clipper_core.runtime.machine cimport monotonic_us, pause, u64, u8
 
 import os
 
@@ -31,11 +31,11 @@ cdef ssize_t _receive(int fd, u8* to, u64 n, int flags) noexcept nogil:
     return got if got >= 0 else -errno
 
 
-cdef class Spells:
+cdef class SpinPolicy:
     """Threads: one. When to poll, by itself: begin(), then on() after each poll that found nothing,
     or paid().
 
-    spin_us: a spell, at most.  now_us: monotonic.  score: spells that paid, less those that did
+    spin_us: a spin, at most.  now_us: monotonic.  score: spins that paid, less those that did
     not; below 0 few are tried.
     """
     cdef Spin spin
@@ -62,10 +62,10 @@ cdef class Receiver:
     a moment before it sleeps.
 
     spin_us: such a moment, at most; 0: none, as where this thread may run on a single core.
-    spells: begun so far.
+    spins: begun so far.
     """
     cdef Spin spin
-    cdef readonly u64 spells
+    cdef readonly u64 spins
 
     def __cinit__(self, *, u64 spin_us=0):
         spin_init(&self.spin, spin_us)
@@ -99,7 +99,7 @@ cdef class Receiver:
         return got
 
     cdef ssize_t some(self, int fd, u8* to, u64 n) noexcept nogil:
-        """What is there, or comes within a spell; else it sleeps for all. -> how many; 0: it is
+        """What is there, or comes within a spin; else it sleeps for all. -> how many; 0: it is
         closed; below: -errno"""
         cdef ssize_t got = -EAGAIN
         if self.spin.us:
@@ -112,7 +112,7 @@ cdef class Receiver:
         cdef pollfd one
         if not spin_begin(&self.spin, monotonic_us()):
             return False
-        self.spells += 1
+        self.spins += 1
         one.fd, one.events = fd, POLLIN
         while poll(&one, 1, 0) == 0:
             pause()

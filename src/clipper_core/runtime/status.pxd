@@ -2,25 +2,25 @@
 # of these.
 
 cpdef enum Status:
-    PENDING = 0        # not ended yet
+    PENDING = 0                 # not ended yet
     OK = 1
     FULL = 2           # it could not finish by its deadline, or a named bound is reached: ring,
                        # bytes, futures; back off
-    DEADLINE = 3       # the deadline passed before a prediction arrived
-    DROPPED = 4        # shed early: it could not have finished by its deadline
-    NO_REPLICA = 5     # the deadline passed and no replica of the model was connected
-    MODEL_ERROR = 6    # the model raised; its traceback travels with the status
-    BAD_OUTPUT = 7     # the model's reply had the wrong count, type or shape
-    REPLICA_LOST = 8   # the container died with the task and no second try was possible
-    CANCELLED = 9      # the caller gave the query up
-    CLOSED = 10        # the engine is shutting down
-    FORKED = 11        # this process is a fork: the engine lives in the parent
-    BAD_INPUT = 12     # the row's type or shape is not the model's
-    BAD_FRAME = 13     # bytes from a peer that are no valid frame
-    TOO_LARGE = 14     # a declared length exceeds its named limit
+    DEADLINE = 3                # the deadline passed before a prediction arrived
+    DROPPED = 4                 # shed early: it could not have finished by its deadline
+    NO_REPLICA = 5              # the deadline passed and no replica of the model was connected
+    MODEL_ERROR = 6             # the model raised; its traceback travels with the status
+    BAD_OUTPUT = 7              # the model's reply had the wrong count, type or shape
+    REPLICA_LOST = 8            # the container died with the task and no second try was possible
+    CANCELLED = 9               # the caller gave the query up
+    CLOSED = 10                 # the engine is shutting down
+    FORKED = 11                 # this process is a fork: the engine lives in the parent
+    BAD_INPUT = 12              # the row's type or shape is not the model's
+    BAD_FRAME = 13              # bytes from a peer that are no valid frame
+    TOO_LARGE = 14              # a declared length exceeds its named limit
     NO_MEMORY = 15
-    UNKNOWN = 16       # no such model, connection or version
-    UNNEEDED = 17      # its query was answered without it
+    UNKNOWN = 16                # no such model, connection or version
+    UNNEEDED = 17               # its query was answered without it
 
 # The only door from a status to an exception. `detail` names the thing and the cause.
 cdef int raise_for(int status, object detail) except -1

@@ -16,7 +16,8 @@ class StatusError(Exception):
 cdef dict _errors = {}
 
 _DETAILS = {
-    FULL: "the model is overloaded: the query could not have finished by its deadline, or a queue is full; try again later, "
+    FULL: "the model is overloaded: the query could not have finished by its deadline, or a queue "
+    "is full; try again later, "
           "add replicas, give it more time, or raise limits.queue_rows_max",
     DEADLINE: "no prediction arrived by the query's deadline",
     DROPPED: "shed: the prediction could not have been ready by the query's deadline",

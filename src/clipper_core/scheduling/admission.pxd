@@ -8,28 +8,28 @@
 from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
 
 cdef enum:
-    PROBE_US = 100000       # after a row was let through to see, none is for this long, unless
+    PROBE_US = 100000           # after a row was let through to see, none is for this long, unless
                             # there is a new forecast
 
 cdef cppclass Gate:         # of one class of SLO. Its fields are read one by one: a mix of old and
                             # new is a guess like any other
-    atomic[u64] begin_us    # when the batch begins that the next row would join
-    atomic[u64] base        # position in the lane of that batch's first row
-    atomic[u64] probe_us    # from then on a refusal may let one row through instead
-    atomic[u32] own_us      # that batch's time, with the rows that will have joined it by then
-    atomic[u32] row_1024    # more for each row from `base` on, in 1024ths of a microsecond
-    atomic[u32] full_us     # at most: a full batch's time
-    atomic[u32] size        # rows of a full batch; 0: no replica, and none before begin_us
+    atomic[u64] begin_us        # when the batch begins that the next row would join
+    atomic[u64] base            # position in the lane of that batch's first row
+    atomic[u64] probe_us        # from then on a refusal may let one row through instead
+    atomic[u32] own_us          # that batch's time, with the rows that will have joined it by then
+    atomic[u32] row_1024        # more for each row from `base` on, in 1024ths of a microsecond
+    atomic[u32] full_us         # at most: a full batch's time
+    atomic[u32] size            # rows of a full batch; 0: no replica, and none before begin_us
     atomic[u64] asked_us    # when one was refused last: who is turned away counts as one who asks
     u64 pad[2]              # to 64 bytes: submitters of other classes share its cache line hardly
                             # ever
 
 cdef struct Forecast:
-    double begin_us         # times from now
+    double begin_us             # times from now
     double own_us, row_us, full_us
-    u64 ahead               # rows of that batch that are in the queue already
+    u64 ahead                   # rows of that batch that are in the queue already
     u32 size
-    u64 probe_us            # a moment, not a distance
+    u64 probe_us                # a moment, not a distance
 
 cdef struct Margin:         # how much longer things take than was forecast: the 98th percentile of
                             # actual / forecast
@@ -44,7 +44,7 @@ cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
         begin = now_us
     if size == 0:
         return begin
-    if rows >= size:                # since the last forecast a whole batch was queued, or `tail` is
+    if rows >= size:            # since the last forecast a whole batch was queued, or `tail` is
                                     # older than `base`
         if rows >> 63:
             rows = 0

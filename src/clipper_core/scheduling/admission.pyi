@@ -1,7 +1,7 @@
 from typing import final
 
 @final
-class Door:
+class AdmissionGate:
     def __init__(self) -> None: ...
     def publish(
         self,

@@ -74,7 +74,7 @@ cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_
 
 
 @cython.final
-cdef class Door:
+cdef class AdmissionGate:
     """Threads: one at a time. The gate of one lane and its margin, for tests and simulations. Times
     in microseconds on one clock.
 

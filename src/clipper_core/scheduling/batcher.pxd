@@ -18,11 +18,11 @@ cpdef enum Batching:
 cdef struct BatcherConfig:   # a zero in step, backoff, budget_share or size_max means its default
                              # (1, 0.9, 0.5, 1)
     u32 mode
-    u32 size_max             # never more rows than this in one batch
-    u32 step                 # AIMD additive step, rows
-    double backoff           # AIMD multiplicative factor on a miss, 0.9
-    u32 delay_us             # hold a batch that is not full up to this long, 0-2000
-    double budget_share      # share of the SLO that one batch may take, 0.5
+    u32 size_max                # never more rows than this in one batch
+    u32 step                    # AIMD additive step, rows
+    double backoff              # AIMD multiplicative factor on a miss, 0.9
+    u32 delay_us                # hold a batch that is not full up to this long, 0-2000
+    double budget_share         # share of the SLO that one batch may take, 0.5
     bint pad
 
 cdef enum:
@@ -34,33 +34,33 @@ cdef struct Timing:          # of a batch that the container ran before it was r
 
 cdef struct Batcher:
     BatcherConfig config
-    double limit             # current maximum batch size, rows (as a real number: additive steps
+    double limit                # current maximum batch size, rows (as a real number: additive steps
                              # may be fractions)
     bint slow_start
-    bint seeded              # what is known is of the warm-up; no SLO has been named yet
+    bint seeded                 # what is known is of the warm-up; no SLO has been named yet
     u64 batches, misses
-    u64 learned_us           # when the last batch was learned: an old estimate is probed, not
+    u64 learned_us              # when the last batch was learned: an old estimate is probed, not
                              # believed
-    double slo_us            # tightest SLO of late; rises by at most 1/64 a batch
+    double slo_us               # tightest SLO of late; rises by at most 1/64 a batch
     # AIMD
-    u32 clean, missed        # batches in a row within the budget; beyond it
-    u32 patience             # clean batches asked for before the limit may jump to what the fit
+    u32 clean, missed           # batches in a row within the budget; beyond it
+    u32 patience                # clean batches asked for before the limit may jump to what the fit
                              # allows
     bint jumped              # the last growth was such a jump, and no full batch has confirmed it
     # the fit
-    double fit_a, fit_b      # L(n) = a + b n, us, exponentially weighted
-    double residual_p99      # us above the fit that 1 batch in 100 exceeds
-    double deviation_us      # mean |residual|
-    double sums[5]           # the fit's weighted sums: 1, n, y, n n, n y
-    u32 settled              # batches since the fit began or was rescaled
-    u32 speedups             # times that the fit was rescaled to a faster replica
-    u32 outliers             # outliers in a row on the same side
-    i32 side                 # of the last one: +1 slow, -1 fast, 0 none
-    double ratios[3]         # their latency / prediction
-    double before[8]         # sums, a, b and deviation before the first of them
-    double q_a, q_b          # P99 quantile regression
-    double profile_us[24]    # weighted mean service time by log2(n): the latency profile
-    u64 profile_n[24]        # batches seen by log2(n)
+    double fit_a, fit_b         # L(n) = a + b n, us, exponentially weighted
+    double residual_p99         # us above the fit that 1 batch in 100 exceeds
+    double deviation_us         # mean |residual|
+    double sums[5]              # the fit's weighted sums: 1, n, y, n n, n y
+    u32 settled                 # batches since the fit began or was rescaled
+    u32 speedups                # times that the fit was rescaled to a faster replica
+    u32 outliers                # outliers in a row on the same side
+    i32 side                    # of the last one: +1 slow, -1 fast, 0 none
+    double ratios[3]            # their latency / prediction
+    double before[8]            # sums, a, b and deviation before the first of them
+    double q_a, q_b             # P99 quantile regression
+    double profile_us[24]       # weighted mean service time by log2(n): the latency profile
+    u64 profile_n[24]           # batches seen by log2(n)
 
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil

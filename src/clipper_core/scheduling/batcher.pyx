@@ -18,9 +18,9 @@ neighbour takes the core, the model is swapped). Two estimates live side by side
   1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three
      in a row on one side are the truth: the clips are taken back, the line is scaled by the median
      of their ratios (a slowdown scales both a and b) and relearns with a quarter of the old weight.
-     Meanwhile n does not grow by leaps. News that the replica is *fast* is believed at once where
-     the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate that is too high would
-     shed the very rows that could correct it.
+     Meanwhile n does not grow by leaps. PendingEvent that the replica is *fast* is believed at once
+     where the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate that is too high
+     would shed the very rows that could correct it.
   2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its
      last value, so the line turns only when the data say so. Of budget that goes unused the held
      slope shrinks, by up to 1/32 a batch: optimism, so that larger batches are tried and the slope
@@ -187,7 +187,8 @@ cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil:
 
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
                             u64 deadline_us) noexcept nogil:
-    if b.config.delay_us == 0 or queued >= <u32> b.limit or not _known(b) or deadline_us <= oldest_us:
+    if (b.config.delay_us == 0 or queued >= <u32> b.limit or not _known(b)
+        or deadline_us <= oldest_us):
         return 0
     # The batch may fill while it waits, so it is the full one that must still make it.
     cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b,
@@ -359,7 +360,8 @@ cdef double batcher_room(const Batcher* b) noexcept nogil:
     if not _known(b):
         return b.config.size_max
     # QUANTILE's line has its own excess at each n; of it, too, a batch pays its share
-    cdef double share = b.config.budget_share, left = _budget_us(b, b.slo_us) - b.fit_a, slope = b.fit_b
+    cdef double share = b.config.budget_share, left = _budget_us(b,
+            b.slo_us) - b.fit_a, slope = b.fit_b
     if b.config.mode == QUANTILE:
         left -= share * (b.q_a - b.fit_a)
         slope += share * (b.q_b - b.fit_b)
@@ -489,7 +491,8 @@ cdef class BatchSizer:
         if mode not in _MODES:
             raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
         if size_max < 1 or step < 1:
-            raise ValueError(f"size_max is {size_max} and step {step} rows; both must be at least 1")
+            raise ValueError(f"size_max is {size_max} and step {step} rows; both must be at least "
+                             f"1")
         if not 0 < backoff < 1:
             raise ValueError(f"backoff is {backoff}; it must lie between 0 and 1")
         if not 0 < budget_share <= 1:

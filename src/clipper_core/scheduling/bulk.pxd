@@ -1,5 +1,5 @@
 # An array on its way in: every row is hashed and looked up, hits end at once, misses are packed
-# into pieces of the model's lane for arrays. No Python object a row, no lock a row; it needs no
+# into chunks of the model's lane for arrays. No Python object a row, no lock a row; it needs no
 # GIL.
 #
 # Bounded: a run ends when the lane has no room for the next row (intake.at), and whoever runs it
@@ -10,8 +10,8 @@
 from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport CacheState
 from clipper_core.cache.projection cimport Projection
-from clipper_core.results.delivery cimport Block
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.results.completion cimport Block
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.task cimport Lane, Lanes, Tally
 
@@ -31,14 +31,14 @@ cdef struct Intake:
     Block* block
     u32 slot                    # of row 0
     u32 n
-    u32 at                      # rows before it are hits, or in a piece, or ended
+    u32 at                      # rows before it are hits, or in a chunk, or ended
     u64 now_us, deadline_us
     bint patient                # it waits for room; on a clock of a test's nobody would make any
                                 # meanwhile
 
-cdef u32 piece_rows_of(u64 row_bytes) noexcept nogil                # rows of one cell
+cdef u32 chunk_rows_of(u64 row_bytes) noexcept nogil                # rows of one cell
 # cells of a lane of at most so many bytes
-cdef u64 piece_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil
+cdef u64 chunk_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil
 # until all are in, the lane is full, or rows_max rows
 cdef void intake_run(Intake* intake, u32 rows_max) noexcept nogil
 # the rest: what the cache has is a hit still

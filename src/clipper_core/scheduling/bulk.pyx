@@ -4,22 +4,22 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.cache.clock_cache cimport Key, cache_lookup_many, key_marked, key_of
 from clipper_core.cache.projection cimport CELLS_MAX, projection_cells
-from clipper_core.results.delivery cimport (
-    block_drop, delivery_ring, waiter_enters, waiter_epoch, waiter_leaves,
+from clipper_core.results.completion cimport (
+    block_drop, completion_wake_loop_thread, waiter_enters, waiter_epoch, waiter_leaves,
 )
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport futex_wait, i32, monotonic_us, relaxed
 from clipper_core.runtime.ring cimport ring_row
 from clipper_core.runtime.status cimport CANCELLED, FULL, NO_MEMORY, OK, PENDING
-from clipper_core.scheduling.lane cimport lane_has_news, taker_enters, taker_leaves
-from clipper_core.scheduling.piece cimport piece_claim, piece_publish, slots_fill
+from clipper_core.scheduling.array_chunk cimport chunk_claim, chunk_publish, slots_fill
+from clipper_core.scheduling.lane cimport lane_has_news, submitter_enter, submitter_leave
 from clipper_core.scheduling.task cimport Task
 from clipper_core.wire.prediction cimport Value, value_drop
 
 cdef enum:
     LOOK_ROWS = 256             # looked up together
-    PIECE_BYTES = 262144        # rows of a piece at most: some 100 us of copying
-    PIECE_ROWS_MAX = 1024
+    CHUNK_BYTES = 262144        # rows of a chunk at most: some 100 us of copying
+    CHUNK_ROWS_MAX = 1024
     PIECES_MAX = 1024           # of a lane
     RUN_ROWS = 65536            # of an array between two looks for a signal
     RUN_BYTES = 33554432
@@ -33,17 +33,17 @@ cdef struct Look:               # rows [at, at + n) of an array
     Value[LOOK_ROWS] values
     u8[LOOK_ROWS] found
 
-cdef struct Packing:            # the piece that is being filled
+cdef struct Packing:            # the chunk that is being filled
     Task* task                  # NULL: none is
     u64 pos
 
 
-cdef u32 piece_rows_of(u64 row_bytes) noexcept nogil:
-    return <u32> min(max(PIECE_BYTES // row_bytes, <u64> 1), <u64> PIECE_ROWS_MAX)
+cdef u32 chunk_rows_of(u64 row_bytes) noexcept nogil:
+    return <u32> min(max(CHUNK_BYTES // row_bytes, <u64> 1), <u64> CHUNK_ROWS_MAX)
 
 
-cdef u64 piece_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil:
-    cdef u64 cell_bytes = piece_rows_of(row_bytes) * (row_bytes + sizeof(Key) + 4)
+cdef u64 chunk_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil:
+    cdef u64 cell_bytes = chunk_rows_of(row_bytes) * (row_bytes + sizeof(Key) + 4)
     cdef u64 cells = PIECES_MAX
     while cells > 2 and cells * cell_bytes > bytes_max:
         cells >>= 1
@@ -81,22 +81,22 @@ cdef void _settle(Intake* intake, Look* look, u32 n) noexcept nogil:
         if look.found[i]:
             value_drop(&look.values[i])
     if hits:
-        slots_fill(intake.lanes.delivery, intake.block, intake.slot + intake.at, n, look.values,
+        slots_fill(intake.lanes.completion, intake.block, intake.slot + intake.at, n, look.values,
                    look.found, OK)
-        block_drop(intake.lanes.delivery, intake.block, hits)
+        block_drop(intake.lanes.completion, intake.block, hits)
         count(&intake.tally.hits, hits)
     intake.at += n
 
 
-cdef void _finish_piece(Intake* intake, Packing* packing) noexcept nogil:
+cdef void _finish_chunk(Intake* intake, Packing* packing) noexcept nogil:
     if packing.task != NULL:
-        piece_publish(intake.lane, packing.pos)
+        chunk_publish(intake.lane, packing.pos)
         lane_has_news(intake.lanes, intake.lane)
         packing.task = NULL
 
 
-cdef bint _begin_piece(Intake* intake, Packing* packing) noexcept nogil:
-    packing.task = piece_claim(intake.lane, &packing.pos)
+cdef bint _begin_chunk(Intake* intake, Packing* packing) noexcept nogil:
+    packing.task = chunk_claim(intake.lane, &packing.pos)
     if packing.task == NULL:
         return False
     packing.task.block = intake.block
@@ -109,16 +109,16 @@ cdef bint _begin_piece(Intake* intake, Packing* packing) noexcept nogil:
 
 
 cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end) noexcept nogil:
-    """Rows [first, end) of those looked at, all misses, into pieces; -> the first that found no
+    """Rows [first, end) of those looked at, all misses, into chunks; -> the first that found no
     room."""
     cdef u32 i, n, slot
     cdef Task* task
     cdef u8* to
     while first < end:
-        if packing.task == NULL and not _begin_piece(intake, packing):
+        if packing.task == NULL and not _begin_chunk(intake, packing):
             return first
         task = packing.task
-        n = min(end - first, intake.lane.piece_rows - task.rows)
+        n = min(end - first, intake.lane.chunk_rows - task.rows)
         to = <u8*> ring_row(intake.lane.ring, packing.pos) + task.rows * intake.row_bytes
         memcpy(to, intake.rows + (<u64> intake.at + first) * intake.row_bytes, n * intake.row_bytes)
         slot = intake.slot + intake.at + first
@@ -128,8 +128,8 @@ cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end)
             memcpy(&task.keys[task.rows], &look.keys[first], n * sizeof(Key))
         task.rows += n
         first += n
-        if task.rows == intake.lane.piece_rows:
-            _finish_piece(intake, packing)
+        if task.rows == intake.lane.chunk_rows:
+            _finish_chunk(intake, packing)
     return end
 
 
@@ -155,7 +155,7 @@ cdef void intake_run(Intake* intake, u32 rows_max) noexcept nogil:
     cdef u32 stop = intake.at + min(intake.n - intake.at, rows_max)
     cdef u32 done
     packing.task = NULL
-    if not taker_enters(intake.lanes[0], intake.refusing[0]):
+    if not submitter_enter(intake.lanes[0], intake.refusing[0]):
         return
     while intake.at < stop and intake.refusing.load(relaxed) == 0:
         _look(intake, &look, stop - intake.at)
@@ -163,8 +163,8 @@ cdef void intake_run(Intake* intake, u32 rows_max) noexcept nogil:
         _settle(intake, &look, done)
         if done < look.n:
             break
-    _finish_piece(intake, &packing)
-    taker_leaves(intake.lanes[0])
+    _finish_chunk(intake, &packing)
+    submitter_leave(intake.lanes[0])
 
 
 cdef void intake_end(Intake* intake, Status status) noexcept nogil:
@@ -180,9 +180,9 @@ cdef void intake_end(Intake* intake, Status status) noexcept nogil:
         for i in range(look.n):
             look.found[i] = not look.found[i]
             misses += look.found[i]
-        slots_fill(intake.lanes.delivery, intake.block, at, look.n, nothing, look.found, status)
+        slots_fill(intake.lanes.completion, intake.block, at, look.n, nothing, look.found, status)
         count(&intake.tally.refused[<u32> status], misses)
-        block_drop(intake.lanes.delivery, intake.block, misses)
+        block_drop(intake.lanes.completion, intake.block, misses)
 
 
 # -- feeding
@@ -191,14 +191,14 @@ cdef void intake_end(Intake* intake, Status status) noexcept nogil:
 cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 until_us) except -1:
     cdef u32 epoch
     while (lane.ring.cells.full() and monotonic_us() < until_us and refusing.load(relaxed) == 0
-           and lanes.delivery.dead.load(relaxed) == 0):
-        waiter_enters(lanes.delivery[0])
-        epoch = waiter_epoch(lanes.delivery[0])
+           and lanes.completion.dead.load(relaxed) == 0):
+        waiter_enters(lanes.completion[0])
+        epoch = waiter_epoch(lanes.completion[0])
         if lane.ring.cells.full():
-            delivery_ring(lanes.delivery)
+            completion_wake_loop_thread(lanes.completion)
             with nogil:
-                futex_wait(&lanes.delivery.epoch, epoch, QUEUE_WAIT_US)
-        waiter_leaves(lanes.delivery[0])
+                futex_wait(&lanes.completion.epoch, epoch, QUEUE_WAIT_US)
+        waiter_leaves(lanes.completion[0])
         PyErr_CheckSignals()
     return 0
 
@@ -238,7 +238,7 @@ cdef void _run(Intake* intake) noexcept:
 
 cdef Status _what_now(Intake* intake, u64 until_us) except? OK:
     """PENDING: run on, there is room, or may be after this wait. Else why the rest is refused."""
-    cdef Status why = <Status> (intake.lanes.delivery.dead.load(relaxed)
+    cdef Status why = <Status> (intake.lanes.completion.dead.load(relaxed)
                                 or intake.refusing.load(relaxed))
     if why != PENDING:
         return why

@@ -3,9 +3,10 @@
 //
 // Two words keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in
 // the ready ring, or being put there; the loop clears it before it takes the lane's rows in, so
-// whoever publishes a row and finds it set is seen by that very taking in. The baton, the loop's
-// (lead.hpp): the loop looks at the ready ring after it has written there that it sleeps or leaves,
-// a submitter reads it after it has published, all of it sequentially consistent.
+// whoever publishes a row and finds it set is seen by that very taking in. the ownership of the
+// loop, the loop's (loop_owner.hpp): the loop looks at the ready ring after it has written there
+// that it sleeps or leaves, a submitter reads it after it has published, all of it sequentially
+// consistent.
 #pragma once
 #include "runtime/machine.hpp"
 
@@ -15,9 +16,9 @@ namespace clipper {
 // to be woken.
 template <class Lane, class Cells, class Id>
 inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
-    // order: relaxed would do for the exchange: the load is the look that counts, the exchange lets
-    // one of those who look go on
-    if (lane.dirty.load(std::memory_order_seq_cst) || lane.dirty.exchange(1, std::memory_order_seq_cst)) return false;
+    if (lane.dirty.load(std::memory_order_seq_cst)) return false;
+    // order: relaxed would do: the load above decides, the exchange only selects one thread
+    if (lane.dirty.exchange(1, std::memory_order_seq_cst)) return false;
     std::uint64_t pos;
     CLIPPER_CHECK(ready.claim(&pos), "the ready ring holds every lane once");
     ids[pos & (ready.size - 1)] = id;
@@ -25,7 +26,7 @@ inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
     return true;
 }
 // The loop: the next lane with news; false: there is none. Its rows are to be looked at after
-// lane_heard().
+// lane_clear_dirty().
 template <class Cells, class Id>
 inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t* id) {
     std::uint64_t pos = *head;
@@ -36,7 +37,7 @@ inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t*
     return true;
 }
 template <class Lane>
-inline void lane_heard(Lane& lane) {
+inline void lane_clear_dirty(Lane& lane) {
     lane.dirty.store(0, std::memory_order_seq_cst);
 }
 
@@ -57,21 +58,21 @@ inline bool lane_all_taken_in(Lane& lane, std::uint64_t tail) {
 // itself, then looks at `refusing`; the engine sets that, then looks at the count, all of it
 // sequentially consistent; so whoever goes on is waited for.
 template <class Lanes, class Flag>
-inline bool taker_enters(Lanes& lanes, Flag& refusing) {  // false: nothing is taken in any more
-    lanes.takers.fetch_add(1, std::memory_order_seq_cst);
+inline bool submitter_enter(Lanes& lanes, Flag& refusing) {  // false: nothing is taken in any more
+    lanes.submitters.fetch_add(1, std::memory_order_seq_cst);
     if (refusing.load(std::memory_order_seq_cst) == 0) return true;
-    lanes.takers.fetch_sub(1, std::memory_order_relaxed);
+    lanes.submitters.fetch_sub(1, std::memory_order_relaxed);
     return false;
 }
 template <class Lanes>
-inline void taker_leaves(Lanes& lanes) {
-    lanes.takers.fetch_sub(1, std::memory_order_release);
+inline void submitter_leave(Lanes& lanes) {
+    lanes.submitters.fetch_sub(1, std::memory_order_release);
 }
 template <class Lanes, class Flag>
 // they look at `refusing` often, and wait for nobody
-inline void takers_end(Lanes& lanes, Flag& refusing, std::uint32_t why) {
+inline void submitters_stop(Lanes& lanes, Flag& refusing, std::uint32_t why) {
     refusing.store(why, std::memory_order_seq_cst);
-    while (lanes.takers.load(std::memory_order_seq_cst)) pause();
+    while (lanes.submitters.load(std::memory_order_seq_cst)) pause();
 }
 
 }  // namespace clipper

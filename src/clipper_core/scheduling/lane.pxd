@@ -2,10 +2,10 @@
 # factor of two); a ring cell is the task: its row is the wire's, its side cell says whose slot it
 # fills and by when. A ticket names it: lane id and position.
 #
-# Arrays have lanes of their own, whose cells hold many rows: a cell is a *piece* of an array, one
+# Arrays have lanes of their own, whose cells hold many rows: a cell is a *chunk* of an array, one
 # task with a slot for each of its rows, one deadline and one entry in the wheel. Batches take spans
-# of it. A span is consecutive rows of one task: all of a single one (its one row), part of a piece.
-# A piece's cell is freed when none of its rows waits or is on its way. Its rows do not join equal
+# of it. A span is consecutive rows of one task: all of a single one (its one row), part of a chunk.
+# A chunk's cell is freed when none of its rows waits or is on its way. Its rows do not join equal
 # ones: they are looked up once, at submit.
 #
 # A task's phase:   claimed by a submitter -> published -> WAITING -> SENT -> released
@@ -17,7 +17,7 @@
 # Threads: lane_submit and lane_new from any thread (lane_new under the caller's lock); everything
 # else loop only.
 from clipper_core.cache.clock_cache cimport CacheState, Key
-from clipper_core.results.delivery cimport Block, DeliveryState
+from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.machine cimport atomic, u32, u64
 from clipper_core.runtime.ring cimport Cells
 from clipper_core.runtime.status cimport Status
@@ -25,23 +25,23 @@ from clipper_core.scheduling.task cimport Lane, Lanes, Span, Tally, Task
 from clipper_core.wire.prediction cimport Value
 
 cdef enum:
-    SHARED_ROW_BYTES_MIN = 512      # smaller rows travel as fast over a socket (docs/design.md)
+    SHARED_ROW_BYTES_MIN = 512  # smaller rows travel as fast over a socket (docs/design.md)
 
 # -- the steps that threads race on: lane.hpp, the source that tests/schedules checks
 cdef extern from "scheduling/lane.hpp" namespace "clipper" nogil:
     bint lane_announce(Lane& lane, Cells& ready, u64* ids, u64 id) noexcept
     bint lane_next(Cells& ready, u64* ids, u64* head, u64* id) noexcept
-    void lane_heard(Lane& lane) noexcept
+    void lane_clear_dirty(Lane& lane) noexcept
     void lane_took_in(Lane& lane, u64 seen) noexcept
     bint lane_all_taken_in(Lane& lane, u64 tail) noexcept
-    bint taker_enters(Lanes& lanes, atomic[u32]& refusing) noexcept
-    void taker_leaves(Lanes& lanes) noexcept
-    void takers_end(Lanes& lanes, atomic[u32]& refusing, u32 why) noexcept
+    bint submitter_enter(Lanes& lanes, atomic[u32]& refusing) noexcept
+    void submitter_leave(Lanes& lanes) noexcept
+    void submitters_stop(Lanes& lanes, atomic[u32]& refusing, u32 why) noexcept
 
-cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max,
+cdef Lanes* lanes_new(CompletionState* completion, CacheState* cache, u64 now_us, u64 tasks_max,
                       u64 heap_bytes_max) noexcept nogil
 cdef void lanes_free(Lanes* lanes) noexcept nogil
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows,
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 chunk_rows,
                     Tally* tally,
                     bint shared=*) noexcept nogil      # shared: rows that containers may map, if
                                                        # that pays and can be had

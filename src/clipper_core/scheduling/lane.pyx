@@ -8,7 +8,7 @@ is that a joined row was copied into the ring for nothing.
 
 Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a
 WAITING one that nobody joined), the skip at the head, `row_end`. A cell in phase SENT is freed only
-by `row_end`, because the kernel may still be reading its row. A piece of an array counts its rows
+by `row_end`, because the kernel may still be reading its row. A chunk of an array counts its rows
 that wait or are on their way, and is freed with the last of them; until then it holds its slots'
 block, so that whoever has ended them, its slots may be looked at.
 """
@@ -17,10 +17,11 @@ from libc.string cimport memcpy
 from libcpp.deque cimport deque
 
 from clipper_core.cache.clock_cache cimport cache_lookup
-from clipper_core.results.delivery cimport delivery_news, slot_end, slot_state
-from clipper_core.results.hearing cimport (
-    Hearing, hearing_call, hearing_heard, hearing_let_go, hearing_lock, hearing_sent,
-    hearing_unlock, timers_free, timers_has, timers_new, timers_take,
+from clipper_core.results.completion cimport completion_notify_loop, slot_end, slot_state
+from clipper_core.results.ensemble_call cimport (
+    EnsembleCall, ensemble_call_enqueue, ensemble_call_lock, ensemble_call_release,
+    ensemble_call_sent, ensemble_call_task_ended, ensemble_call_unlock, timers_free, timers_has,
+    timers_new, timers_take,
 )
 from clipper_core.runtime.allocation cimport make, try_push
 from clipper_core.runtime.dtype cimport F64
@@ -31,11 +32,11 @@ from clipper_core.runtime.machine cimport (
 from clipper_core.runtime.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free, spsc_new
 from clipper_core.runtime.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
 from clipper_core.runtime.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
+from clipper_core.scheduling.array_chunk cimport (
+    chunk_close, chunk_end_rows, chunk_ended_from, chunk_leave, chunk_waits, lines_of,
+)
 from clipper_core.scheduling.pending cimport (
     pending_find, pending_free, pending_new, pending_put, pending_remove,
-)
-from clipper_core.scheduling.piece cimport (
-    lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits,
 )
 from clipper_core.scheduling.task cimport (
     IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of,
@@ -57,22 +58,22 @@ cdef enum:
 # -- owners
 # --------------------------------------------------------------------------------------------------
 
-cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max,
+cdef Lanes* lanes_new(CompletionState* completion, CacheState* cache, u64 now_us, u64 tasks_max,
                       u64 heap_bytes_max) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> aligned_new(sizeof(Lanes))
     if lanes == NULL:
         return NULL
-    lanes.delivery = delivery
+    lanes.completion = completion
     lanes.cache = cache
     lanes.heap_bytes_max = heap_bytes_max
-    delivery.heard = hearing_heard
+    completion.task_ended = ensemble_call_task_ended
     lanes.by_id = <Lane**> aligned_new((LANES_MAX + 1) * sizeof(void*))
     lanes.wheel = wheel_new(now_us, TICK_US, tasks_max * 2, &_is_live, lanes)
     lanes.pending = pending_new(tasks_max)
     lanes.timers = timers_new()
     lanes.ready = ring_new(READY_SIZE, 8, 0)
     lanes.unused = spsc_new(UNUSED_MAX)
-    lanes.wake_fd = delivery.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    lanes.wake_fd = completion.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if (lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL
         or lanes.timers == NULL
             or lanes.unused == NULL or lanes.wake_fd < 0):
@@ -102,12 +103,12 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
         spsc_free(lanes.log)
     if lanes.wake_fd > 0:
         close(lanes.wake_fd)
-    lanes.delivery.wake_fd = -1         # futures may outlive us
+    lanes.completion.wake_fd = -1         # futures may outlive us
     free(lanes.by_id)
     free(lanes)
 
 
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows,
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 chunk_rows,
                     Tally* tally,
                     bint shared=False) noexcept nogil:
     cdef Lane* lane
@@ -118,9 +119,9 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     if lane == NULL:
         return NULL
     lanes.unused.pop(&first)
-    lane.ring = ring_new(cells, row_bytes * max(piece_rows, <u32> 1),
-                         lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key)
-                                 * piece_rows),
+    lane.ring = ring_new(cells, row_bytes * max(chunk_rows, <u32> 1),
+                         lines_of(sizeof(Task)) + lines_of(4 * chunk_rows) + lines_of(sizeof(Key)
+                                 * chunk_rows),
                          shared and row_bytes >= SHARED_ROW_BYTES_MIN, pos_of(first))
     lane.retry = make[deque[Span]]()
     if lane.ring == NULL or lane.retry == NULL:
@@ -134,7 +135,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     lane.model = model
     lane.slo_us = slo_us
     lane.tally = tally
-    lane.piece_rows = piece_rows
+    lane.chunk_rows = chunk_rows
     lanes.by_id[lane.id] = lane
     lanes.count = max(lanes.count, lane.id)
     lanes.live.fetch_add(1, relaxed)
@@ -145,7 +146,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
 # -------------------------------------------------------------------------------------------
 
 cdef void lanes_wake(Lanes* lanes) noexcept nogil:
-    delivery_news(lanes.delivery)
+    completion_notify_loop(lanes.completion)
 
 
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
@@ -215,8 +216,8 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> owner
-    if lane_of(lanes, ticket) == NULL:          # without a lane: a hearing's, or of a lane that is
-                                                # gone
+    # without a lane: an ensemble call's, or of a lane that is gone
+    if lane_of(lanes, ticket) == NULL:
         return ticket >> 48 == 0 and timers_has(lanes.timers, ticket)
     cdef Task* task = task_of(lanes, ticket)
     return task != NULL and (not task.answered if task.slots != NULL else _open(task))
@@ -231,7 +232,7 @@ cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* va
         return
     task.answered = True
     value_hold(value)
-    ended = slot_end(lanes.delivery, task.block, task.slot, status, value,
+    ended = slot_end(lanes.completion, task.block, task.slot, status, value,
                      <u32> min(latency, <u64> 0xFFFFFFFF))
     note(&lane.tally.ended[<u32> ended], 1)
     if ended == OK:
@@ -305,16 +306,16 @@ cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
     cdef u64 lane_id
     if not lane_next(lanes.ready.cells[0], <u64*> lanes.ready.rows, &lanes.ready_head, &lane_id):
         return NULL
-    lane_heard(lanes.by_id[lane_id][0])
+    lane_clear_dirty(lanes.by_id[lane_id][0])
     return lanes.by_id[lane_id]
 
 
 cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
     cdef u64 rows = 0, own = 0
     while lane.ring.cells.published(lane.seen):
-        if lane.piece_rows:
+        if lane.chunk_rows:
             rows += (<Task*> ring_side(lane.ring, lane.seen)).rows
-            _admit_piece(lanes, lane, lane.seen, now_us)
+            _admit_chunk(lanes, lane, lane.seen, now_us)
         else:
             rows += 1
             own += _admit(lanes, lane, lane.seen, now_us)
@@ -445,28 +446,28 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
             _expire(lanes, due[i], now_us)
 
 
-cdef void _call_hearing(Lanes* lanes, u64 ticket) noexcept nogil:
-    """Its time has come; who looks at hearings that were called does the rest."""
-    cdef Hearing* h = timers_take(lanes.timers, ticket)
+cdef void _enqueue_ensemble_call(Lanes* lanes, u64 ticket) noexcept nogil:
+    """Its time has come; who looks at ensemble calls that were called does the rest."""
+    cdef EnsembleCall* h = timers_take(lanes.timers, ticket)
     if h != NULL:
-        hearing_lock(h)
+        ensemble_call_lock(h)
         h.timer_us = 0
-        hearing_unlock(h)
-        hearing_call(h, False)
-        hearing_let_go(h)
+        ensemble_call_unlock(h)
+        ensemble_call_enqueue(h, False)
+        ensemble_call_release(h)
 
 
 cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, ticket)
     if lane == NULL:
-        _call_hearing(lanes, ticket)
+        _enqueue_ensemble_call(lanes, ticket)
         return
     cdef Task* task = task_of(lanes, ticket)
     cdef Status status = DEADLINE if lane.tally.replicas.load(relaxed) else NO_REPLICA
     if task == NULL or task.answered:
         return
     if task.slots != NULL:
-        piece_close(lanes, lane, pos_of(ticket), status, now_us)
+        chunk_close(lanes, lane, pos_of(ticket), status, now_us)
         return
     _answer_empty(lane, lanes, task, status, now_us)
     if task.phase == JOINED:
@@ -500,13 +501,13 @@ cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
 cdef bint _retry_waits(Lanes* lanes, Lane* lane) noexcept nogil:
     cdef Span* span = &lane.retry.front()
     cdef u32 gone
-    if lane.piece_rows == 0:
+    if lane.chunk_rows == 0:
         return _head_waits(lanes, lane, pos_of(span.ticket))
-    gone = piece_ended_from(task_of(lanes, span.ticket), span.first, span.first + span.rows)
+    gone = chunk_ended_from(task_of(lanes, span.ticket), span.first, span.first + span.rows)
     span.first += gone
     span.rows -= gone
     lane.waiting -= gone
-    piece_leave(lanes, lane, pos_of(span.ticket), gone)
+    chunk_leave(lanes, lane, pos_of(span.ticket), gone)
     return span.rows > 0
 
 
@@ -517,7 +518,7 @@ cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil:
             return True
         lane.retry.pop_front()
     while lane.head < lane.seen:
-        if piece_waits(lanes, lane, lane.head) if lane.piece_rows else _head_waits(lanes, lane,
+        if chunk_waits(lanes, lane, lane.head) if lane.chunk_rows else _head_waits(lanes, lane,
                 lane.head):
             ticket[0] = ticket_of(lane.id, lane.head)
             return True
@@ -547,7 +548,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
         span.first = span.tries = 0
         span.failed_on = 0
         span.rows = 1
-        if lane.piece_rows:
+        if lane.chunk_rows:
             span.first = task.next_row
             span.rows = <u16> min(rows_max, task.rows - task.next_row)
             task.next_row += span.rows          # lane_head goes on to the next once all of it is
@@ -556,11 +557,11 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
             lane.head += 1
     span.tries += 1
     lane.waiting -= span.rows
-    if lane.piece_rows == 0:
+    if lane.chunk_rows == 0:
         task.phase = SENT
         task.tries += 1
-        if task.heard and not task.answered:        # its slot holds its hearing still
-            hearing_sent(<Hearing*> task.block.word[task.slot], task.slot)
+        if task.heard and not task.answered:        # its slot holds its ensemble call still
+            ensemble_call_sent(<EnsembleCall*> task.block.word[task.slot], task.slot)
 
 
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil:
@@ -585,24 +586,24 @@ cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexce
         pos = lane.seen - 1 - i
         task = task_of(lanes, ticket_of(lane.id, pos))
         if task != NULL and task.slots != NULL:
-            piece_close(lanes, lane, pos, status, now_us)
+            chunk_close(lanes, lane, pos, status, now_us)
         elif task != NULL and task.prev == 0:
             row_end(lanes, ticket_of(lane.id, pos), status, &nothing, now_us)
     lane_head(lanes, lane, &ticket)             # rows that were to be sent once more let go of
-                                                # their pieces
+                                                # their chunks
     lane.waiting = 0
 
 
 # -- what becomes of a span
 # --------------------------------------------------------------------------------------------
 
-cdef void _admit_piece(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
+cdef void _admit_chunk(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     _learn_slo(lane, task.deadline_us - task.submit_us)
     task.phase = WAITING
     lane.waiting += task.rows
     if not lanes_set_timer(lanes, task.deadline_us, ticket_of(lane.id, pos)):
-        piece_close(lanes, lane, pos, FULL, now_us)
+        chunk_close(lanes, lane, pos, FULL, now_us)
 
 
 cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil:
@@ -618,32 +619,32 @@ cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Val
     if task.slots == NULL:
         row_end(lanes, span.ticket, status, value, now_us)
     else:
-        piece_end_rows(lanes, lane_of(lanes, span.ticket), task, span.first + k, 1, status, value,
+        chunk_end_rows(lanes, lane_of(lanes, span.ticket), task, span.first + k, 1, status, value,
                        now_us)
 
 
 cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value,
                    u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, span.ticket)
-    if lane.piece_rows == 0:
+    if lane.chunk_rows == 0:
         row_end(lanes, span.ticket, status, value, now_us)
         return
-    piece_end_rows(lanes, lane, task_of(lanes, span.ticket), span.first, span.rows, status, value,
+    chunk_end_rows(lanes, lane, task_of(lanes, span.ticket), span.first, span.rows, status, value,
                    now_us)
-    piece_leave(lanes, lane, pos_of(span.ticket), span.rows)
+    chunk_leave(lanes, lane, pos_of(span.ticket), span.rows)
 
 
 cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, span.ticket)
     cdef Task* task = task_of(lanes, span.ticket)
-    if lane.piece_rows == 0:
+    if lane.chunk_rows == 0:
         if task.tries > 1 or task.due_us <= now_us or not task_needed(lanes, task):
             return False
     elif span.tries > 1 or task.answered or task.due_us <= now_us:
         return False
     if not try_push(lane.retry[0], span[0]):
         return False
-    if lane.piece_rows == 0:
+    if lane.chunk_rows == 0:
         task.phase = WAITING
     lane.retry.back().failed_on = failed_on
     lane.waiting += span.rows

@@ -12,9 +12,9 @@ from libcpp.vector cimport vector
 from clipper_core.runtime.machine cimport atomic, u32, u64
 from clipper_core.runtime.ring cimport Spsc
 from clipper_core.scheduling.admission cimport Gate
-from clipper_core.scheduling.crew cimport Crew
-from clipper_core.scheduling.demand cimport Demand
+from clipper_core.scheduling.model_queue cimport ModelQueue
 from clipper_core.scheduling.replica cimport RowSpec
+from clipper_core.scheduling.replica_set cimport ReplicaSet
 from clipper_core.scheduling.task cimport Lane, Lanes, Tally
 
 cdef enum:
@@ -32,8 +32,8 @@ cdef cppclass ModelState:
     Gate gates[44]              # by class of SLO: what a row submitted now can expect
     atomic[u32] shares          # a replica that maps rows has come: new lanes are made to be shared
     vector[u32]* replicas       # loop: conns
-    Crew crew                   # loop: those replicas themselves, in the same order
-    Demand demand               # loop: its lanes that have had rows
+    ReplicaSet replica_set      # loop: those replicas themselves, in the same order
+    ModelQueue queue            # loop: its lanes that have had rows
     u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica;
                                 # 0: none do
     bint hot                    # loop: on the list of models to look at
@@ -42,7 +42,7 @@ cdef cppclass ModelState:
                                 # dropped
     u64 next_dropped            # ModelState*, of those that the loop has not heard of yet
 
-cdef cppclass Departed:         # of an engine: models that nobody asks any more
+cdef cppclass RetiredModels:         # of an engine: models that nobody asks any more
     atomic[u64] dropped         # ModelState*: a list of those that the loop has not heard of
     vector[void*]* leaving      # loop: those that it has, until they are given back
     Spsc* unused                # numbers of those that were given back: loop -> whoever makes a
@@ -53,8 +53,9 @@ cdef cppclass Departed:         # of an engine: models that nobody asks any more
 cdef bint model_state_init(ModelState* m) noexcept nogil
 cdef void model_state_clear(ModelState* m) noexcept nogil        # as new, with its number
 cdef void model_state_free(ModelState* m) noexcept nogil
-cdef bint departed_init(Departed* d) noexcept nogil              # all zeros; False: no memory
-cdef void departed_free(Departed* d) noexcept nogil
+# all zeros; False: no memory
+cdef bint retired_models_init(RetiredModels* d) noexcept nogil
+cdef void retired_models_free(RetiredModels* d) noexcept nogil
 # nobody submits to it any more, ever
-cdef void model_drop(Departed* d, ModelState* m) noexcept nogil
-cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil
+cdef void model_drop(RetiredModels* d, ModelState* m) noexcept nogil
+cdef void models_give_back(RetiredModels* d, Lanes* lanes) noexcept nogil

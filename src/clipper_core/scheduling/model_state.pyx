@@ -11,8 +11,12 @@ from libc.string cimport memset
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.machine cimport acquire, relaxed, release
 from clipper_core.runtime.ring cimport ring_free, spsc_free, spsc_new
-from clipper_core.scheduling.crew cimport ReplicaPointer, crew_begin, crew_free, crew_init
-from clipper_core.scheduling.demand cimport GatePointer, LanePointer, demand_free, demand_init
+from clipper_core.scheduling.model_queue cimport (
+    GatePointer, LanePointer, model_queue_free, model_queue_init,
+)
+from clipper_core.scheduling.replica_set cimport (
+    ReplicaPointer, replica_set_free, replica_set_init, replica_set_reset,
+)
 from clipper_core.scheduling.task cimport ticket_of
 
 ctypedef void* Pointer
@@ -23,29 +27,30 @@ cdef enum:
 
 
 cdef bint model_state_init(ModelState* m) noexcept nogil:
-    cdef bint has_demand = demand_init(&m.demand), has_crew = crew_init(&m.crew)
+    cdef bint has_queue = model_queue_init(&m.queue)
+    cdef bint has_replica_set = replica_set_init(&m.replica_set)
     m.replicas = make[vector[u32]]()
-    return has_demand and has_crew and m.replicas != NULL
+    return has_queue and has_replica_set and m.replicas != NULL
 
 
 cdef void _release(ModelState* m) noexcept nogil:
     del m.replicas
-    demand_free(&m.demand)
-    crew_free(&m.crew)
+    model_queue_free(&m.queue)
+    replica_set_free(&m.replica_set)
 
 
 cdef void model_state_clear(ModelState* m) noexcept nogil:
     """Its lists are empty and stay, so this needs no memory."""
     cdef u32 index = m.index
     cdef vector[u32]* replicas = m.replicas
-    cdef vector[LanePointer]* lanes = m.demand.lanes
-    cdef vector[GatePointer]* gates = m.demand.gates
-    cdef vector[ReplicaPointer]* members = m.crew.members
-    cdef vector[double]* free_us = m.crew.free_us
+    cdef vector[LanePointer]* lanes = m.queue.lanes
+    cdef vector[GatePointer]* gates = m.queue.gates
+    cdef vector[ReplicaPointer]* members = m.replica_set.members
+    cdef vector[double]* free_us = m.replica_set.free_us
     memset(<void*> m, 0, sizeof(ModelState))
-    m.index, m.replicas, m.demand.lanes, m.demand.gates = index, replicas, lanes, gates
-    m.crew.members, m.crew.free_us = members, free_us
-    crew_begin(&m.crew)
+    m.index, m.replicas, m.queue.lanes, m.queue.gates = index, replicas, lanes, gates
+    m.replica_set.members, m.replica_set.free_us = members, free_us
+    replica_set_reset(&m.replica_set)
 
 
 cdef void model_state_free(ModelState* m) noexcept nogil:
@@ -53,18 +58,18 @@ cdef void model_state_free(ModelState* m) noexcept nogil:
     free(m)
 
 
-cdef bint departed_init(Departed* d) noexcept nogil:
+cdef bint retired_models_init(RetiredModels* d) noexcept nogil:
     d.leaving = make[vector[Pointer]]()
     d.unused = spsc_new(UNUSED_MAX)
     return d.leaving != NULL and d.unused != NULL
 
 
-cdef void departed_free(Departed* d) noexcept nogil:
+cdef void retired_models_free(RetiredModels* d) noexcept nogil:
     del d.leaving
     spsc_free(d.unused)
 
 
-cdef void model_drop(Departed* d, ModelState* m) noexcept nogil:
+cdef void model_drop(RetiredModels* d, ModelState* m) noexcept nogil:
     cdef u64 first = d.dropped.load(relaxed)
     m.next_dropped = first
     # what was submitted before is seen with it
@@ -98,8 +103,8 @@ cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
     for i in range(LANE_CLASSES):
         if not (_is_idle(m.lanes[i]) and _is_idle(m.array_lanes[i])):
             return False
-    m.demand.lanes.clear()
-    m.demand.gates.clear()
+    m.queue.lanes.clear()
+    m.queue.gates.clear()
     for i in range(LANE_CLASSES):
         _free_lane(lanes, m.lanes[i])
         _free_lane(lanes, m.array_lanes[i])
@@ -107,7 +112,7 @@ cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
     return True
 
 
-cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil:
+cdef void models_give_back(RetiredModels* d, Lanes* lanes) noexcept nogil:
     """One just heard of waits for the next call: commands from before it was dropped are obeyed by
     then."""
     cdef size_t i = 0

@@ -1,7 +1,7 @@
 # A row through the gate of its lane, or past it to be joined to an equal row.
 #
 # Threads: any.
-from clipper_core.results.delivery cimport Block
+from clipper_core.results.completion cimport Block
 from clipper_core.runtime.machine cimport relaxed, u32, u64
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status

@@ -68,9 +68,9 @@ cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil:
 cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
     """The key's slot, or the free one where it would go; half of the slots are free."""
     cdef u64 slot = key.lo & table.mask
-    while table.flights[slot].ticket.load(acquire) and not (table.flights[slot].lo.load(acquire)
-                                                            == key.lo and
-                                                            table.flights[slot].hi.load(acquire) == key.hi):
+    while (table.flights[slot].ticket.load(acquire)
+           and not (table.flights[slot].lo.load(acquire) == key.lo
+                    and table.flights[slot].hi.load(acquire) == key.hi)):
         slot = (slot + 1) & table.mask
     return slot
 

@@ -1,5 +1,5 @@
 # One attached container as the engine sees it: a batcher, at most two batches in flight, and the
-# link they travel on.
+# connection they travel on.
 #
 # A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them
 # any more; then only their keys are kept, so that a late reply still fills the cache. A container
@@ -9,10 +9,10 @@
 # Threads: loop only, but for the Gauge, which anyone may read.
 from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport Key
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
-from clipper_core.scheduling.link cimport Link
+from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.task cimport Lanes, Span, Tally
 from clipper_core.wire.codec cimport Header, Limits
 from clipper_core.wire.correction cimport Progress
@@ -52,7 +52,7 @@ cdef struct Batch:
     bint shared                 # the container reads the rows where they lie, for as long as it
                                 # likes
     u64 sent_us
-    u64 end_bytes               # of all the link's bytes, where this frame ends
+    u64 end_bytes               # of all the connection's bytes, where this frame ends
     u64 due_us                  # the latest deadline of its rows
     u64 first_due_us            # the first one
     u64 slo_us                  # the tightest SLO
@@ -75,7 +75,7 @@ cdef cppclass Gauge:            # for snapshots
     atomic[u64] profile_n[24]
 
 cdef cppclass Replica:
-    Link* link
+    ContainerConnection* connection
     Tally* tally
     Batcher batcher
     Gauge gauge
@@ -104,7 +104,7 @@ cdef cppclass Replica:
     vector[u64]* row_bytes
     vector[u32]* row_bytes32
 
-cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil
+cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil
 cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil
 cdef void batch_free(Batch* batch) noexcept nogil
@@ -114,21 +114,22 @@ cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noex
 cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
                         u64 now_us) noexcept nogil
 # ^ before its first batch: how it batches, and what its container measured before it was ready
-cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows,
+cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u32 rows,
                         u64 now_us) noexcept nogil
 # ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when
 # too much of it waits
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
                           const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
-# ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the link is of no more use
+# ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the connection is of no
+#  more use
 #   elsewhere: rows that the model failed may be tried on another replica
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
                          u64 now_us) noexcept nogil
 # ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 # ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once.
-# True: the link must go, its
+# True: the connection must go, its
 #   rows have not even left
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil

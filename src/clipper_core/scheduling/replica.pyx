@@ -10,15 +10,17 @@ from clipper_core.runtime.machine cimport acquire, aligned_new, relaxed
 from clipper_core.runtime.status cimport (
     BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE,
 )
+from clipper_core.scheduling.array_chunk cimport chunk_end_words, span_leave
 from clipper_core.scheduling.batch_log cimport batch_log_put
 from clipper_core.scheduling.batcher cimport (
     batcher_init, batcher_learn, batcher_predict_us, batcher_seed,
 )
+from clipper_core.scheduling.container_connection cimport (
+    connection_next_bare, connection_send_later,
+)
 from clipper_core.scheduling.lane cimport (
     row_end, row_found, span_end, span_key, span_retry, span_row_end,
 )
-from clipper_core.scheduling.link cimport link_next_bare, link_send_later
-from clipper_core.scheduling.piece cimport piece_end_words, span_leave
 from clipper_core.scheduling.task cimport Task, lane_of, pos_of, span_is_first_try, task_of
 from clipper_core.wire.codec cimport (
     ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, rows_open,
@@ -34,11 +36,11 @@ cdef enum:
 ctypedef const void* ConstPointer
 
 
-cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
+cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil:
     cdef Replica* r = <Replica*> aligned_new(sizeof(Replica))
     if r == NULL:
         return NULL
-    r.link = link
+    r.connection = connection
     r.tally = tally
     r.number = number
     r.next_id = 1
@@ -47,7 +49,8 @@ cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
     r.row_bytes32 = make[vector[u32]]()
     r.runs = make[vector[Run]]()
     r.regions = make[vector[u32]]()
-    if r.rows == NULL or r.row_bytes == NULL or r.row_bytes32 == NULL or r.runs == NULL or r.regions == NULL:
+    if (r.rows == NULL or r.row_bytes == NULL or r.row_bytes32 == NULL or r.runs == NULL
+        or r.regions == NULL):
         replica_free(r)
         return NULL
     return r
@@ -83,9 +86,9 @@ cdef void batch_free(Batch* batch) noexcept nogil:
     free(batch)
 
 
-cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows,
+cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u32 rows,
                         u64 now_us) noexcept nogil:
-    if link_send_later(r.link, FEEDBACK, feedback, nbytes, now_us):
+    if connection_send_later(r.connection, FEEDBACK, feedback, nbytes, now_us):
         r.gauge.taught.fetch_add(rows, relaxed)
     else:
         r.gauge.untaught.fetch_add(rows, relaxed)
@@ -158,7 +161,7 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
                                     # never be answered
     if r.in_flight == 0 or header.id < r.flight[0].id:
         return OK                   # a late twin is dropped
-    if r.link.bytes_out < r.flight[0].end_bytes:
+    if r.connection.bytes_out < r.flight[0].end_bytes:
         return BAD_FRAME            # answered before it was sent: its rows must stay until they
                                     # have left
     if header.kind == FAILURE:
@@ -167,14 +170,15 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
                 elsewhere, now_us)
         batch_free(batch)
         return OK
-    status = rows_open(header, payload, &r.link.limits, &rows)
+    status = rows_open(header, payload, &r.connection.limits, &rows)
     if status != OK and status != TOO_LARGE:
         return status
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica
                                     # would say the same
         _end_all_text(lanes, batch, TOO_LARGE,
-                      b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
+                      b"the model returned an output beyond output_bytes_max, or qualifiers beyond "
+                      b"1 KiB",
                       now_us)
     elif rows.n != batch.n:
         _failed_text(r, lanes, batch,
@@ -254,7 +258,7 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
             cache_prefetch(lanes.cache, &task.keys[span.first + k + AHEAD])
         memcpy(&value.word, data + <u64> k * size, size)
         cache_fill(lanes.cache, &task.keys[span.first + k], &value)
-    piece_end_words(lanes, span, data, size, tag, now_us)
+    chunk_end_words(lanes, span, data, size, tag, now_us)
     span_leave(lanes, span)
     return True
 
@@ -284,7 +288,8 @@ cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, S
                    u64 now_us) noexcept nogil:
     cdef Task* task
     if batch.keys != NULL:
-        if status == OK and (batch.keys[i].lo or batch.keys[i].hi) and (not batch.shared or _is_intact(lanes, span.ticket)):
+        if status == OK and (batch.keys[i].lo or batch.keys[i].hi) and (not batch.shared
+                or _is_intact(lanes, span.ticket)):
             cache_fill(lanes.cache, &batch.keys[i], value)
             row_found(lanes, &batch.keys[i], value, now_us)
         return
@@ -379,10 +384,11 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     cdef Rows rows
     cdef Batch* batch
     cdef u8* bytes
-    if r.in_flight == 0 or r.link.bytes_out < r.flight[0].end_bytes:
+    if r.in_flight == 0 or r.connection.bytes_out < r.flight[0].end_bytes:
         # it speaks when asked only
-        return PENDING if r.link.rx_len == r.link.rx_at + r.link.rx_frame else BAD_FRAME
-    bytes = link_next_bare(r.link, <u64> r.flight[0].n * 8)
+        return (PENDING if r.connection.rx_len == r.connection.rx_at + r.connection.rx_frame
+                else BAD_FRAME)
+    bytes = connection_next_bare(r.connection, <u64> r.flight[0].n * 8)
     if bytes == NULL:
         return PENDING
     memset(&header, 0, sizeof(Header))
@@ -439,7 +445,7 @@ cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
         if r.flight[i].keys != NULL or now_us <= r.flight[i].due_us:
             continue
         r.suspect = True
-        if r.link.bytes_out < r.flight[i].end_bytes:
+        if r.connection.bytes_out < r.flight[i].end_bytes:
             return True
         _let_go(lanes, r.flight[i], now_us)
     return False

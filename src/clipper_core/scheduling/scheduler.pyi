@@ -1,7 +1,7 @@
 from enum import IntEnum
 
-class Notice(IntEnum):
-    SAID_HELLO = 1
+class EngineEvent(IntEnum):
+    HELLO_RECEIVED = 1
     ATTACHED = 2
-    GONE = 3
-    TURNED_AWAY = 4
+    DISCONNECTED = 3
+    CONNECTION_REJECTED = 4

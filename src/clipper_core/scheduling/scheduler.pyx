@@ -1,10 +1,10 @@
-"""The scheduler: a sans-io state machine over lanes, replicas and links.
+"""The scheduler: a sans-io state machine over lanes, replicas and connections.
 
 A step is: commands from Python; rows from submitters; deadlines; then, for every model something
 happened to, batches to its free replicas; then one wake-up for all that ended. It never allocates
 per query and never asks for the GIL.
 
-Which replica: the one that is predicted to finish first (`crew`).
+Which replica: the one that is predicted to finish first (`replica set`).
 
 Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next.
 Before a batch is cut, rows at the head that cannot finish by their deadline in a batch of that size
@@ -13,37 +13,38 @@ are shed (docs/design.md, "Early drop").
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from clipper_core.results.delivery cimport delivery_flush
+from clipper_core.results.completion cimport completion_flush
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.runtime.ring cimport ring_row
 from clipper_core.runtime.status cimport BAD_FRAME, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, Status
 from clipper_core.runtime.timer_wheel cimport NEVER, wheel_next_us
 from clipper_core.scheduling.admission cimport Gate
-from clipper_core.scheduling.asking cimport asking_step
+from clipper_core.scheduling.batch_writer cimport replica_send
 from clipper_core.scheduling.batcher cimport batcher_hold_until, batcher_know_slo
-from clipper_core.scheduling.crew cimport (
-    another_can, crew_arrived, crew_forecast, crew_has_other, crew_learn, crew_look,
-    crew_must_pass, crew_pick, crew_room, crew_rows, too_late,
+from clipper_core.scheduling.container_connection cimport (
+    connection_free, connection_has_unsent, connection_new, connection_next_frame,
+    connection_received, connection_reserve, connection_rest, connection_send_frame,
 )
-from clipper_core.scheduling.demand cimport (
-    demand_add, demand_ahead, demand_asks, demand_due_first, demand_end, demand_slo_us,
-    demand_tight, demand_waiting,
-)
+from clipper_core.scheduling.deferred_calls cimport deferred_calls_step
 from clipper_core.scheduling.lane cimport (
     lane_close, lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready,
     lanes_wake, task_due_us,
 )
-from clipper_core.scheduling.link cimport (
-    link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
-    link_unsent,
+from clipper_core.scheduling.model_queue cimport (
+    model_queue_add, model_queue_ahead, model_queue_earliest, model_queue_end_before,
+    model_queue_is_active, model_queue_slo_us, model_queue_tightest, model_queue_waiting,
 )
 from clipper_core.scheduling.model_state cimport LANE_CLASSES, models_give_back
 from clipper_core.scheduling.replica cimport (
     Batch, batch_drop, batch_new, replica_bare, replica_begin, replica_frame, replica_free,
-    replica_late, replica_lost, replica_new, replica_overdue, replica_teach,
+    replica_late, replica_lost, replica_new, replica_overdue, replica_send_feedback,
 )
-from clipper_core.scheduling.sending cimport replica_send
+from clipper_core.scheduling.replica_set cimport (
+    another_can_finish, replica_set_batch_rows, replica_set_count_arrivals, replica_set_forecast,
+    replica_set_has_other, replica_set_learn, replica_set_must_pass, replica_set_pick,
+    replica_set_reserve, replica_set_update_ejections, too_late,
+)
 from clipper_core.scheduling.task cimport Lane, Span, Task, task_of
 from clipper_core.wire.codec cimport (
     ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format,
@@ -52,29 +53,29 @@ from clipper_core.wire.codec cimport (
 cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64
                                 # KiB with a reason
-    CHORES_US = 25000           # overdue batches, heartbeats, silence
+    HOUSEKEEPING_US = 25000           # overdue batches, heartbeats, silence
     HELD_US = 1000000           # a step is asked for at least this often
 
 
-# -- links
+# -- connections
 # --------------------------------------------------------------------------------------------------
 
-cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil:
-    cdef LinkState* slot = &e.links[conn & 0xFFFF]
-    return slot if slot.conn == conn and slot.link != NULL else NULL
+cdef ConnectionState* engine_slot(EngineState* e, u32 conn) noexcept nogil:
+    cdef ConnectionState* slot = &e.connections[conn & 0xFFFF]
+    return slot if slot.conn == conn and slot.connection != NULL else NULL
 
 
-cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil:
-    cdef LinkState* slot = engine_slot(e, conn)
+cdef ContainerConnection* engine_connection(EngineState* e, u32 conn) noexcept nogil:
+    cdef ConnectionState* slot = engine_slot(e, conn)
     if slot == NULL:
         return NULL
-    return slot.link
+    return slot.connection
 
 
 cdef bint _has_room(EngineState* e) noexcept nogil:
-    """For one more link on each of the loop's lists. A link is on a list at most once, but links
-    that are gone may still be on it."""
-    cdef size_t n = e.link_count + 1
+    """For one more connection on each of the loop's lists. A connection is on a list at most once,
+    but connections that are gone may still be on it."""
+    cdef size_t n = e.connection_count + 1
     return (make_room(e.watched[0], e.watched.size() + n)
             and make_room(e.writers[0], e.writers.size() + n)
             and make_room(e.closing[0], e.closing.size() + n))
@@ -82,9 +83,9 @@ cdef bint _has_room(EngineState* e) noexcept nogil:
 
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     cdef u32 i
-    cdef LinkState* slot
-    if e.link_count >= e.links_max:
-        _tell(e, TURNED_AWAY, 0, 0, FULL, NULL, 0)
+    cdef ConnectionState* slot
+    if e.connection_count >= e.connections_max:
+        _tell(e, CONNECTION_REJECTED, 0, 0, FULL, NULL, 0)
         return 0
     if not _has_room(e):
         return 0
@@ -94,57 +95,60 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     else:
         e.slots_used += 1
         i = e.slots_used
-    slot = &e.links[i]
-    slot.attached, slot.gone = <News*> malloc(sizeof(News)), <News*> malloc(sizeof(News))
-    slot.link = link_new(&e.limits, now_us) if slot.attached != NULL and slot.gone != NULL else NULL
-    if slot.link == NULL:
-        _forget_news(slot)
+    slot = &e.connections[i]
+    slot.attached, slot.gone = (<PendingEvent*> malloc(sizeof(PendingEvent)),
+                                <PendingEvent*> malloc(sizeof(PendingEvent)))
+    slot.connection = (connection_new(&e.limits, now_us) if slot.attached != NULL
+                       and slot.gone != NULL else NULL)
+    if slot.connection == NULL:
+        _forget_events(slot)
         e.free_slots.push_back(i)
         return 0
-    slot.link.spare = e.spare
+    slot.connection.spare = e.spare
     # until it is attached
-    slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)
+    slot.connection.limits.payload_bytes_max = min(e.limits.payload_bytes_max,
+                                                   <u64> HELLO_BYTES_MAX)
     slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
-    slot.link.fd = fd
+    slot.connection.fd = fd
     slot.model = 0
     slot.quiet = slot.watched = slot.leaving = False
     _watch(e, slot)
-    e.link_count += 1
+    e.connection_count += 1
     return slot.conn
 
 
-cdef void _watch(EngineState* e, LinkState* slot) noexcept nogil:
+cdef void _watch(EngineState* e, ConnectionState* slot) noexcept nogil:
     if not slot.watched:
         slot.watched = True
         e.watched.push_back(slot.conn)
 
 
-cdef void _want_write(EngineState* e, LinkState* slot) noexcept nogil:
-    if not slot.link.queued and link_unsent(slot.link):
-        slot.link.queued = True
+cdef void _want_write(EngineState* e, ConnectionState* slot) noexcept nogil:
+    if not slot.connection.queued and connection_has_unsent(slot.connection):
+        slot.connection.queued = True
         e.writers.push_back(slot.conn)
 
 
-cdef void _say(EngineState* e, LinkState* slot, int kind, const void* payload, u64 n,
+cdef void _say(EngineState* e, ConnectionState* slot, int kind, const void* payload, u64 n,
                u64 now_us) noexcept nogil:
-    link_send_frame(slot.link, kind, payload, n, now_us)
+    connection_send_frame(slot.connection, kind, payload, n, now_us)
     _want_write(e, slot)
 
 
-cdef void _close_soon(EngineState* e, LinkState* slot) noexcept nogil:
-    if not slot.link.closing:
-        slot.link.closing = True
+cdef void _close_soon(EngineState* e, ConnectionState* slot) noexcept nogil:
+    if not slot.connection.closing:
+        slot.connection.closing = True
         e.closing.push_back(slot.conn)
 
 
-cdef void _place(EngineState* e, LinkState* slot, Replica* replica) noexcept nogil:
-    e.looking.lock()
+cdef void _place(EngineState* e, ConnectionState* slot, Replica* replica) noexcept nogil:
+    e.replica_lock.lock()
     slot.replica = replica
-    e.looking.unlock()
+    e.replica_lock.unlock()
 
 
 cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
-    cdef LinkState* slot = engine_slot(e, conn)
+    cdef ConnectionState* slot = engine_slot(e, conn)
     cdef Replica* gone
     cdef ModelState* model
     cdef size_t i
@@ -156,18 +160,18 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
         for i in range(model.replicas.size()):
             if model.replicas[0][i] == conn:
                 model.replicas.erase(model.replicas.begin() + i)
-                model.crew.members.erase(model.crew.members.begin() + i)
+                model.replica_set.members.erase(model.replica_set.members.begin() + i)
                 break
         model.tally.replicas.fetch_sub(1, relaxed)
         replica_lost(gone, e.lanes, now_us)
         _place(e, slot, NULL)
         replica_free(gone)
-        _warm(e, model)
-    _tell_kept(e, &slot.gone, GONE, conn, slot.model, status)
-    _forget_news(slot)
-    link_free(slot.link)
-    slot.link = NULL
-    e.link_count -= 1
+        _mark_ready(e, model)
+    _tell_kept(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
+    _forget_events(slot)
+    connection_free(slot.connection)
+    slot.connection = NULL
+    e.connection_count -= 1
     e.free_slots.push_back(conn & 0xFFFF)
 
 
@@ -176,80 +180,81 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
 
 cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data,
                 u64 nbytes) noexcept nogil:
-    cdef News* news = <News*> malloc(sizeof(News) + nbytes)
-    if news == NULL:
-        e.news_lost.fetch_add(1, relaxed)
+    cdef PendingEvent* event = <PendingEvent*> malloc(sizeof(PendingEvent) + nbytes)
+    if event == NULL:
+        e.events_lost.fetch_add(1, relaxed)
         return
-    news.nbytes = nbytes
+    event.nbytes = nbytes
     if nbytes:
-        memcpy(<u8*> news + sizeof(News), data, nbytes)
-    _put_news(e, news, kind, conn, model, status)
+        memcpy(<u8*> event + sizeof(PendingEvent), data, nbytes)
+    _put_event(e, event, kind, conn, model, status)
 
 
-cdef void _tell_kept(EngineState* e, News** kept, u32 kind, u32 conn, u32 model,
+cdef void _tell_kept(EngineState* e, PendingEvent** kept, u32 kind, u32 conn, u32 model,
                      u32 status) noexcept nogil:
-    """By the news that was made for this when the link was opened: it cannot be lost for want of
-    memory."""
-    cdef News* news = kept[0]
+    """By the news that was made for this when the connection was opened: it cannot be lost for want
+    of memory."""
+    cdef PendingEvent* event = kept[0]
     kept[0] = NULL
-    if news != NULL:
-        news.nbytes = 0
-        _put_news(e, news, kind, conn, model, status)
+    if event != NULL:
+        event.nbytes = 0
+        _put_event(e, event, kind, conn, model, status)
 
 
-cdef void _forget_news(LinkState* slot) noexcept nogil:
+cdef void _forget_events(ConnectionState* slot) noexcept nogil:
     free(slot.attached)
     free(slot.gone)
     slot.attached = slot.gone = NULL
 
 
-cdef void _put_news(EngineState* e, News* news, u32 kind, u32 conn, u32 model,
+cdef void _put_event(EngineState* e, PendingEvent* event, u32 kind, u32 conn, u32 model,
                     u32 status) noexcept nogil:
-    news.kind = kind
-    news.conn = conn
-    news.model = model
-    news.status = status
-    news.data = <u8*> news + sizeof(News)
-    if not e.news.push(<u64> news):
-        e.news_lost.fetch_add(1, relaxed)
-        free(news)
-    eventfd_signal(e.news_fd)
+    event.kind = kind
+    event.conn = conn
+    event.model = model
+    event.status = status
+    event.data = <u8*> event + sizeof(PendingEvent)
+    if not e.events.push(<u64> event):
+        e.events_lost.fetch_add(1, relaxed)
+        free(event)
+    eventfd_signal(e.events_fd)
 
 
 # -- what arrives
 # --------------------------------------------------------------------------------------------------
 
 cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil:
-    cdef LinkState* slot = engine_slot(e, conn)
+    cdef ConnectionState* slot = engine_slot(e, conn)
     cdef Header header
     cdef u8* payload = NULL
     cdef Status status = OK
     if slot == NULL:
         return False
-    link_received(slot.link, n, now_us)
+    connection_received(slot.connection, n, now_us)
     while status == OK:
-        if slot.replica != NULL and slot.link.protocol == 1:
+        if slot.replica != NULL and slot.connection.protocol == 1:
             status = _bare(e, slot, now_us)
             continue
-        status = link_next(slot.link, &header, &payload)
+        status = connection_next_frame(slot.connection, &header, &payload)
         if status == OK:
             status = _frame(e, slot, &header, payload, now_us)
     if status != PENDING:
         e.frames_bad += 1
         return False
     if slot.replica == NULL:
-        link_rest(slot.link)            # its HELLO is there, or a part of it is
+        connection_rest(slot.connection)            # its HELLO is there, or a part of it is
     _trust(e, slot)
     return True
 
 
-cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_us) noexcept nogil:
-    cdef Link* link
+cdef bint engine_receive_copy(EngineState* e, u32 conn, const u8* data, u64 n,
+                              u64 now_us) noexcept nogil:
+    cdef ContainerConnection* connection
     cdef u8* at
     cdef u64 room, taken, done = 0
     while done < n:
-        link = engine_link(e, conn)
-        room = 0 if link == NULL else link_room(link, &at)
+        connection = engine_connection(e, conn)
+        room = 0 if connection == NULL else connection_reserve(connection, &at)
         if room == 0:
             return False
         taken = min(room, n - done)
@@ -260,30 +265,31 @@ cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_
     return True
 
 
-cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
+cdef void _trust(EngineState* e, ConnectionState* slot) noexcept nogil:
     """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays
     suspect."""
     if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
         slot.replica.suspect = False
         slot.replica.gauge.suspect.store(0, relaxed)
-        _warm(e, e.models[slot.model])
+        _mark_ready(e, e.models[slot.model])
 
 
-cdef Status _bare(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
+cdef Status _bare(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
     cdef ModelState* model = e.models[slot.model]
-    _warm(e, model)
-    return replica_bare(slot.replica, e.lanes, &model.spec, demand_slo_us(&model.demand, now_us),
+    _mark_ready(e, model)
+    return replica_bare(slot.replica, e.lanes, &model.spec,
+                        model_queue_slo_us(&model.queue, now_us),
                         now_us)
 
 
-cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
+cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* payload,
                    u64 now_us) noexcept nogil:
     cdef ModelState* model
     if header.kind == HEARTBEAT:
         return OK
-    if header.kind == HELLO and slot.link.protocol == 0:
-        slot.link.protocol = 2
-        _tell(e, SAID_HELLO, slot.conn, 0, OK, payload, header.payload_bytes)
+    if header.kind == HELLO and slot.connection.protocol == 0:
+        slot.connection.protocol = 2
+        _tell(e, HELLO_RECEIVED, slot.conn, 0, OK, payload, header.payload_bytes)
         return OK
     if header.kind == GOODBYE:
         if slot.replica != NULL:
@@ -298,16 +304,16 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
                                 and header.kind != ACCURACY):
         return BAD_FRAME
     model = e.models[slot.model]
-    _warm(e, model)
+    _mark_ready(e, model)
     return replica_frame(slot.replica, e.lanes, &model.spec, header, payload,
-                         demand_slo_us(&model.demand, now_us),
-                         crew_has_other(&model.crew, slot.replica), now_us)
+                         model_queue_slo_us(&model.queue, now_us),
+                         replica_set_has_other(&model.replica_set, slot.replica), now_us)
 
 
 # -- commands
 # --------------------------------------------------------------------------------------------------
 
-cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil:
+cdef bint engine_command(EngineState* e, const Command* command) noexcept nogil:
     cdef u64 pos = 0
     if not e.commands.cells.claim(&pos):
         return False
@@ -317,52 +323,54 @@ cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil:
     return True
 
 
-cdef void _obey(EngineState* e, u64 now_us) noexcept nogil:
+cdef void _apply_commands(EngineState* e, u64 now_us) noexcept nogil:
     cdef Command* command
     while e.commands.cells.published(e.commands_head) and e.moves.size() < e.moves.capacity():
         command = <Command*> ring_row(e.commands, e.commands_head)
-        if command.kind == HAND_OVER or command.kind == ADOPT:
+        if command.kind == MOVE_CONNECTION or command.kind == ADOPT_CONNECTION:
             e.moves.push_back(command[0])           # with its data
         else:
-            _obey_one(e, command, now_us)
+            _apply_command(e, command, now_us)
             free(command.data)
         e.commands.cells.release(e.commands_head)
         e.commands_head += 1
 
 
-cdef void _obey_one(EngineState* e, Command* command, u64 now_us) noexcept nogil:
-    cdef LinkState* slot = engine_slot(e, command.conn)
-    if command.kind == EXPECT:
-        e.models[command.model].crew.expected_us = command.when_us
-        _warm(e, e.models[command.model])
+cdef void _apply_command(EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef ConnectionState* slot = engine_slot(e, command.conn)
+    if command.kind == SET_EARLIEST_REPLICA:
+        e.models[command.model].replica_set.earliest_replica_us = command.when_us
+        _mark_ready(e, e.models[command.model])
     if slot == NULL:
         return
     if command.kind == ATTACH:
         _attach(e, slot, command, now_us)
-    elif command.kind == REFUSE_LINK:
+    elif command.kind == REFUSE_CONNECTION:
         _say(e, slot, REFUSE, command.data, command.nbytes, now_us)
         _close_soon(e, slot)
     elif command.kind == DRAIN and slot.replica != NULL:
         slot.replica.draining = True
         _watch(e, slot)
-        _warm(e, e.models[slot.model])
+        _mark_ready(e, e.models[slot.model])
         _finish_draining(e, slot, now_us)
-    elif command.kind == TEACH and slot.replica != NULL:
-        replica_teach(slot.replica, command.data, command.nbytes, command.number, now_us)
+    elif command.kind == SEND_FEEDBACK and slot.replica != NULL:
+        replica_send_feedback(slot.replica, command.data, command.nbytes, command.number, now_us)
         _want_write(e, slot)
-    elif command.kind == CLOSE_LINK:
+    elif command.kind == CLOSE_CONNECTION:
         _close_soon(e, slot)
 
 
-cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us) noexcept nogil:
+cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
+                  u64 now_us) noexcept nogil:
     cdef ModelState* model = e.models[command.model]
     if slot.replica != NULL:
         return
-    slot.link.limits = e.limits
-    slot.link.checked = command.checked
-    slot.link.search = e.search_far if slot.link.remote else e.search_near
-    if crew_room(&model.crew) and make_room(model.replicas[0], model.replicas.size() + 1):
-        _place(e, slot, replica_new(slot.link, &model.tally, command.number))
+    slot.connection.limits = e.limits
+    slot.connection.checked = command.checked
+    slot.connection.search = e.search_far if slot.connection.remote else e.search_near
+    if replica_set_reserve(&model.replica_set) and make_room(model.replicas[0],
+            model.replicas.size() + 1):
+        _place(e, slot, replica_new(slot.connection, &model.tally, command.number))
     if slot.replica == NULL:
         _close_soon(e, slot)
         return
@@ -373,23 +381,24 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     slot.replica.eject_after = e.eject_after
     replica_begin(slot.replica, &command.batching, command.timings, command.timing_count, now_us)
     slot.replica.sessions = command.sessions and command.protocol == 2
-    slot.replica.shared = command.shared and command.protocol == 2 and slot.link.passes and not command.sessions
+    slot.replica.shared = (command.shared and command.protocol == 2 and slot.connection.passes
+                           and not command.sessions)
     if slot.replica.shared:
         model.shares.store(1, relaxed)
     slot.replica.v1_format = <u8> v1_format(model.spec.dtype, model.spec.variable)
     _say(e, slot, WELCOME, command.data, command.nbytes, now_us)
-    slot.link.protocol = command.protocol
+    slot.connection.protocol = command.protocol
     model.replicas.push_back(slot.conn)
-    model.crew.members.push_back(slot.replica)
-    model.crew.expected_us = 0
+    model.replica_set.members.push_back(slot.replica)
+    model.replica_set.earliest_replica_us = 0
     model.tally.replicas.fetch_add(1, relaxed)
     _tell_kept(e, &slot.attached, ATTACHED, slot.conn, command.model, OK)
-    _warm(e, model)
+    _mark_ready(e, model)
 
 
-cdef void _finish_draining(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
-    if slot.replica.draining and slot.replica.in_flight == 0 and not slot.link.closing:
-        if slot.link.protocol == 2:
+cdef void _finish_draining(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
+    if slot.replica.draining and slot.replica.in_flight == 0 and not slot.connection.closing:
+        if slot.connection.protocol == 2:
             _say(e, slot, GOODBYE, NULL, 0, now_us)
         _close_soon(e, slot)
 
@@ -397,7 +406,7 @@ cdef void _finish_draining(EngineState* e, LinkState* slot, u64 now_us) noexcept
 # -- sending
 # --------------------------------------------------------------------------------------------------
 
-cdef void _warm(EngineState* e, ModelState* model) noexcept nogil:
+cdef void _mark_ready(EngineState* e, ModelState* model) noexcept nogil:
     if not model.hot:
         model.hot = True
         e.hot.push_back(model.index)
@@ -408,54 +417,57 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
                  u64 now_us) noexcept nogil:
     """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL:
     nothing for this replica."""
-    cdef Lane* lane = demand_due_first(&model.demand, e.lanes, ticket)
+    cdef Lane* lane = model_queue_earliest(&model.queue, e.lanes, ticket)
     cdef u64 due
     while lane != NULL:
         due = task_of(e.lanes, ticket[0]).due_us
-        n[0] = crew_rows(&model.crew, r, waiting[0], tight)
+        n[0] = replica_set_batch_rows(&model.replica_set, r, waiting[0], tight)
         if not too_late(r, n[0], due, now_us):
             return lane
-        if another_can(&model.crew, r, waiting[0], due, now_us):
+        if another_can_finish(&model.replica_set, r, waiting[0], due, now_us):
             n[0] = 1                                # a slow one may still be in time with a single
                                                     # row, and is not forgotten
             if not too_late(r, 1, due, now_us):
                 return lane
-            r.passed = model.crew.round
+            r.passed = model.replica_set.round
             return NULL
         lane_shed(e.lanes, lane, <u32> max(waiting[0] - n[0], <u64> 1), now_us)
-        lane = demand_due_first(&model.demand, e.lanes, ticket)
-        waiting[0] = demand_waiting(&model.demand)
+        lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+        waiting[0] = model_queue_waiting(&model.queue)
     return NULL
 
 
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
-    cdef u64 waiting = demand_waiting(&model.demand), tight = demand_tight(&model.demand, now_us,
-                                                                           &model.crew.tight_us)
+    cdef u64 waiting = model_queue_waiting(&model.queue)
+    cdef u64 tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
     cdef u64 ticket
     cdef u32 n
     cdef i32 who
-    cdef LinkState* slot
+    cdef ConnectionState* slot
     cdef Lane* lane
-    model.crew.round += 1
-    crew_look(&model.crew)
-    if waiting and model.crew.members.empty() and model.crew.expected_us > now_us:
+    model.replica_set.round += 1
+    replica_set_update_ejections(&model.replica_set)
+    if (waiting and model.replica_set.members.empty()
+        and model.replica_set.earliest_replica_us > now_us):
         # nobody comes in time for them
-        demand_end(&model.demand, e.lanes, model.crew.expected_us, NO_REPLICA, now_us)
-        waiting = demand_waiting(&model.demand)
+        model_queue_end_before(&model.queue, e.lanes, model.replica_set.earliest_replica_us,
+                               NO_REPLICA, now_us)
+        waiting = model_queue_waiting(&model.queue)
     while waiting:
-        who = crew_pick(&model.crew, waiting, now_us, &model.hold_until_us)
+        who = replica_set_pick(&model.replica_set, waiting, now_us, &model.hold_until_us)
         if who < 0:
             break
         slot = engine_slot(e, model.replicas[0][who])
         if slot.replica.batcher.seeded:
-            batcher_know_slo(&slot.replica.batcher, <double> demand_slo_us(&model.demand, now_us))
+            batcher_know_slo(&slot.replica.batcher,
+                             <double> model_queue_slo_us(&model.queue, now_us))
         lane = _shed(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
-        if lane == NULL and slot.replica.passed == model.crew.round:
+        if lane == NULL and slot.replica.passed == model.replica_set.round:
             continue
         if lane == NULL:
             break
-        if crew_must_pass(&model.crew, slot.replica, lane):
-            slot.replica.passed = model.crew.round
+        if replica_set_must_pass(&model.replica_set, slot.replica, lane):
+            slot.replica.passed = model.replica_set.round
             continue
         model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting,
                                                  task_of(e.lanes, ticket).submit_us,
@@ -465,8 +477,8 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         model.hold_until_us = 0
         if not _send(e, model, slot, lane, ticket, n, now_us):
             break
-        waiting = demand_waiting(&model.demand)
-        tight = demand_tight(&model.demand, now_us, &model.crew.tight_us)
+        waiting = model_queue_waiting(&model.queue)
+        tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
     model.tally.queued.store(waiting, relaxed)
     _forecast(e, model, waiting, now_us)
 
@@ -475,27 +487,28 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
     """Tell submitters what they can expect; a snapshot shows what those of the tightest SLO can."""
     cdef size_t i
     cdef u64 ahead
-    cdef u64 tightest = demand_slo_us(&model.demand, now_us)
+    cdef u64 tightest = model_queue_slo_us(&model.queue, now_us)
     cdef Lane* lane
-    crew_learn(&model.crew, e.lanes, &model.tally, now_us)
-    for i in range(model.demand.lanes.size()):
-        lane = model.demand.lanes[0][i]
-        if demand_asks(&model.demand, i, now_us) or model.crew.members.empty():
-            ahead = demand_ahead(&model.demand, e.lanes, lane, now_us)
-            crew_forecast(&model.crew, e.lanes, lane, model.demand.gates[0][i], ahead,
+    replica_set_learn(&model.replica_set, e.lanes, &model.tally, now_us)
+    for i in range(model.queue.lanes.size()):
+        lane = model.queue.lanes[0][i]
+        if model_queue_is_active(&model.queue, i, now_us) or model.replica_set.members.empty():
+            ahead = model_queue_ahead(&model.queue, e.lanes, lane, now_us)
+            replica_set_forecast(&model.replica_set, e.lanes, lane, model.queue.gates[0][i], ahead,
                           waiting - min(ahead, waiting),
                           lane.slo_us == tightest, now_us)
 
 
-cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept nogil:
+cdef u64 _wire_bytes(ModelState* model, ConnectionState* slot, Task* task) noexcept nogil:
     """At most what this row adds to a payload: its length beside it, its share of the padding, and
     what LZ4 may add."""
-    if slot.link.protocol == 2 and not model.spec.variable:
+    if slot.connection.protocol == 2 and not model.spec.variable:
         return task.bytes
     return task.bytes + task.bytes / 128 + 40
 
 
-cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n,
+cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* lane, u64 ticket,
+                u32 n,
                 u64 now_us) noexcept nogil:
     cdef Batch* batch = batch_new(n)
     cdef Status status
@@ -511,21 +524,21 @@ cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, 
     return True
 
 
-cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch, Lane* lane,
+cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch* batch, Lane* lane,
                 u64 ticket, u32 n,
                 u64 now_us) noexcept nogil:
     """Up to n rows into the batch, the first of them `ticket`, which is known to be in time. A
-    piece's rows are due together."""
+    chunk's rows are due together."""
     cdef Task* task
     cdef Span* span
     cdef u64 nbytes = 0, fitting
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
         task = task_of(e.lanes, ticket)
-        if batch.n and crew_must_pass(&model.crew, slot.replica, lane):
+        if batch.n and replica_set_must_pass(&model.replica_set, slot.replica, lane):
             break
         if batch.n and too_late(slot.replica, n, task.due_us, now_us):
-            if another_can(&model.crew, slot.replica, n, task.due_us, now_us):
+            if another_can_finish(&model.replica_set, slot.replica, n, task.due_us, now_us):
                 break
             lane_shed(e.lanes, lane, 0xFFFF, now_us)
         else:
@@ -542,8 +555,8 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
             batch.due_us = max(batch.due_us, task.due_us)
             batch.first_due_us = min(batch.first_due_us, task_due_us(task))
             batch.slo_us = min(batch.slo_us, lane.slo_us)
-        if model.demand.lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
-            lane = demand_due_first(&model.demand, e.lanes, &ticket)
+        if model.queue.lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
+            lane = model_queue_earliest(&model.queue, e.lanes, &ticket)
 
 
 # -- the step
@@ -556,22 +569,23 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     while lane != NULL:
         model = e.models[lane.model]
         if lane.used_us == 0:
-            if not demand_add(&model.demand, lane, _gate_of(model, lane)):
+            if not model_queue_add(&model.queue, lane, _gate_of(model, lane)):
                 lane_close(e.lanes, lane, NO_MEMORY, now_us)
                 lane.used_us = 0        # as if nothing had come: its next rows try again
                 lane = lanes_next_ready(e.lanes)
                 continue
         own = lane_take_in(e.lanes, lane, now_us)
-        if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it
+        if lane.chunk_rows == 0:        # an array comes at once: the forecast counts what of it
                                         # waits
-            crew_arrived(&model.crew, own, now_us)      # what joined costs no replica anything
-        _warm(e, model)
+            # what joined costs no replica anything
+            replica_set_count_arrivals(&model.replica_set, own, now_us)
+        _mark_ready(e, model)
         lane = lanes_next_ready(e.lanes)
 
 
 cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     cdef u32 klass = 0
-    if lane.piece_rows:
+    if lane.chunk_rows:
         return NULL                     # an array's rows are taken in whatever the forecast: more
                                         # of them wait with their caller
     while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
@@ -579,23 +593,23 @@ cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     return &model.gates[klass]
 
 
-cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
-    """Of what needs any: a node of a mesh has thousands of links and models at which nothing
+cdef void _housekeeping(EngineState* e, u64 now_us) noexcept nogil:
+    """Of what needs any: a node of a mesh has thousands of connections and models at which nothing
     happens."""
     cdef size_t i = 0
-    cdef LinkState* slot
-    cdef u64 away_us = now_us - e.chores_us         # we did not listen meanwhile: that is no
+    cdef ConnectionState* slot
+    cdef u64 away_us = now_us - e.housekeeping_us         # we did not listen meanwhile: that is no
                                                     # silence of theirs
     while i < e.watched.size():
         slot = engine_slot(e, e.watched[0][i])
         if slot != NULL:
-            slot.link.heard_us = min(slot.link.heard_us + away_us, now_us)
-            _chore(e, slot, now_us)
-            if _needs_chores(slot):
+            slot.connection.heard_us = min(slot.connection.heard_us + away_us, now_us)
+            _check_connection(e, slot, now_us)
+            if _needs_housekeeping(slot):
                 i += 1
                 continue
             slot.watched = False
-            link_rest(slot.link)
+            connection_rest(slot.connection)
         e.watched[0][i] = e.watched.back()
         e.watched.pop_back()
     i = 0
@@ -606,54 +620,56 @@ cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
         e.models[e.waits[0][i]].waits = False
         e.waits[0][i] = e.waits.back()
         e.waits.pop_back()
-    models_give_back(&e.departed, e.lanes)
-    e.chores_us = now_us + CHORES_US
+    models_give_back(&e.retired, e.lanes)
+    e.housekeeping_us = now_us + HOUSEKEEPING_US
 
 
-cdef bint _needs_chores(const LinkState* slot) noexcept nogil:
+cdef bint _needs_housekeeping(const ConnectionState* slot) noexcept nogil:
     cdef const Replica* r = slot.replica
-    return r == NULL or not slot.quiet or r.in_flight > 0 or r.suspect or r.draining or link_unsent(slot.link)
+    return (r == NULL or not slot.quiet or r.in_flight > 0 or r.suspect or r.draining
+            or connection_has_unsent(slot.connection))
 
 
 cdef bint _still_waits(EngineState* e, ModelState* model) noexcept nogil:
     cdef u64 ticket
     # frees given-up rows at the heads, replicas or not
-    demand_due_first(&model.demand, e.lanes, &ticket)
-    cdef u64 waiting = demand_waiting(&model.demand)
+    model_queue_earliest(&model.queue, e.lanes, &ticket)
+    cdef u64 waiting = model_queue_waiting(&model.queue)
     model.tally.queued.store(waiting, relaxed)
     return waiting > 0
 
 
-cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
+cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
     cdef Replica* r = slot.replica
-    cdef u64 silent = now_us - slot.link.heard_us if now_us > slot.link.heard_us else 0
+    cdef u64 silent = now_us - slot.connection.heard_us if now_us > slot.connection.heard_us else 0
     if r == NULL:
-        if now_us > slot.link.opened_us + e.hello_us:
+        if now_us > slot.connection.opened_us + e.hello_us:
             _close_soon(e, slot)
         return
     if replica_overdue(r, e.lanes, now_us):
         _close_soon(e, slot)
     if r.suspect:
         r.gauge.suspect.store(1, relaxed)
-        _warm(e, e.models[slot.model])              # its rows go to others
+        _mark_ready(e, e.models[slot.model])              # its rows go to others
     _finish_draining(e, slot, now_us)
     if slot.leaving and replica_late(r):
         _close_soon(e, slot)
-    if slot.link.protocol == 1 or slot.quiet:
+    if slot.connection.protocol == 1 or slot.quiet:
         return
     if silent > 2 * slot.heartbeat_us:
         r.suspect = True
         r.gauge.suspect.store(1, relaxed)
     if silent > 3 * slot.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
         _close_soon(e, slot)
-    if now_us > slot.link.spoke_us + slot.heartbeat_us and not link_unsent(slot.link):
+    if (now_us > slot.connection.spoke_us + slot.heartbeat_us
+        and not connection_has_unsent(slot.connection)):
         _say(e, slot, HEARTBEAT, NULL, 0, now_us)
 
 
 cdef bint engine_idle(EngineState* e) noexcept nogil:
     return not (e.lanes.ready.cells.published(e.lanes.ready_head)
                 or e.commands.cells.published(e.commands_head)
-                or e.delivery.calls.load(seq_cst))
+                or e.completion.calls.load(seq_cst))
 
 
 cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
@@ -661,18 +677,18 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
     cdef size_t i
     cdef ModelState* model
     e.now_us.store(now_us, relaxed)
-    _obey(e, now_us)
+    _apply_commands(e, now_us)
     _take_in(e, now_us)
     lanes_expire(e.lanes, now_us)
-    if asking_step(e.lanes, now_us):
+    if deferred_calls_step(e.lanes, now_us):
         _take_in(e, now_us)
-    if now_us >= e.chores_us:
-        _chores(e, now_us)
+    if now_us >= e.housekeeping_us:
+        _housekeeping(e, now_us)
     i = 0
     while i < e.hot.size():
         model = e.models[e.hot[0][i]]
         _pump(e, model, now_us)
-        if not model.waits and demand_waiting(&model.demand):
+        if not model.waits and model_queue_waiting(&model.queue):
             model.waits = True
             e.waits.push_back(model.index)
         if model.hold_until_us:
@@ -682,5 +698,5 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
             model.hot = False
             e.hot[0][i] = e.hot.back()
             e.hot.pop_back()
-    delivery_flush(e.delivery)
-    return min(next_us, e.chores_us, wheel_next_us(e.lanes.wheel))
+    completion_flush(e.completion)
+    return min(next_us, e.housekeeping_us, wheel_next_us(e.lanes.wheel))

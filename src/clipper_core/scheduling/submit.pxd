@@ -1,8 +1,8 @@
 # A row into its lane, by whoever has its bytes: the last step of submitting, without Python.
 #
 # Threads: any; lane_prepare under the GIL, which is what makes a lane once.
-from clipper_core.results.delivery cimport Block
-from clipper_core.runtime.machine cimport u64, u32
+from clipper_core.results.completion cimport Block
+from clipper_core.runtime.machine cimport u32, u64
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.model_state cimport ModelState

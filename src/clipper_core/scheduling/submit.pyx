@@ -17,7 +17,7 @@ cdef extern from *:
 
 
 cdef Status rows_shut(EngineState* e) noexcept nogil:
-    return <Status> (e.delivery.dead.load(relaxed) or e.refusing.load(relaxed))
+    return <Status> (e.completion.dead.load(relaxed) or e.refusing.load(relaxed))
 
 
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:

@@ -3,29 +3,29 @@
 #
 # Threads: any (pure functions). Every length is checked by subtraction against what is there, and
 # against a named limit, before anything is read or reserved.
-from clipper_core.runtime.machine cimport u8, u16, u32, u64
+from clipper_core.runtime.machine cimport u16, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 
 cpdef enum:
     HEADER_BYTES = 64
     WIRE_VERSION = 2
     DIMS_MAX = 4
-    REGION_BYTES = 24      # payload of REGION
-    RUN_BYTES = 16         # of each run in the payload of a SHARED batch
-    ACCURACY_BYTES = 24    # payload of ACCURACY; 8 less without the figure
-    QUALIFIERS_MAX = 1024  # bytes beside one row
-    EMPTY_LISTS_MAX = 4096  # of a row of a REPLY: dimensions before the first 0, multiplied
+    REGION_BYTES = 24           # payload of REGION
+    RUN_BYTES = 16              # of each run in the payload of a SHARED batch
+    ACCURACY_BYTES = 24         # payload of ACCURACY; 8 less without the figure
+    QUALIFIERS_MAX = 1024       # bytes beside one row
+    EMPTY_LISTS_MAX = 4096      # of a row of a REPLY: dimensions before the first 0, multiplied
 
 cpdef enum Kind:
-    HELLO = 1          # container -> server: who I am (msgpack map)
-    WELCOME = 2        # server -> container: accepted (msgpack map)
+    HELLO = 1                   # container -> server: who I am (msgpack map)
+    WELCOME = 2                 # server -> container: accepted (msgpack map)
     REFUSE = 3         # server -> container: refused, with the reason (UTF-8 text); then closed
-    PREDICT = 4        # server -> container: a batch of rows
-    REPLY = 5          # container -> server: the batch's predictions
+    PREDICT = 4                 # server -> container: a batch of rows
+    REPLY = 5                   # container -> server: the batch's predictions
     FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's
                        # traceback)
-    HEARTBEAT = 7      # both ways, empty
-    GOODBYE = 8        # both ways, empty: no more batches; then closed
+    HEARTBEAT = 7               # both ways, empty
+    GOODBYE = 8                 # both ways, empty: no more batches; then closed
     REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches
                        # will name
     FEEDBACK = 10      # server -> container: inputs and what would have been right (correction.pxd)
@@ -33,47 +33,47 @@ cpdef enum Kind:
                        # itself
 
 cpdef enum Flag:
-    VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
-    CONFIDENCE = 2     # f32 per row follows the data
+    VARIABLE = 1                # rows differ in length: u32 lengths (in elements) precede the data
+    CONFIDENCE = 2              # f32 per row follows the data
     ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to
                        # the end
     COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as
                        # u64
-    CHECKED = 16       # payload_crc holds the CRC-32 of the payload
+    CHECKED = 16                # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
-    SESSIONS = 64      # PREDICT only: u64 per row follows the data: whose query it is
+    SESSIONS = 64               # PREDICT only: u64 per row follows the data: whose query it is
     QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack,
                        # opaque here)
 
 cdef struct Header:
     u8 kind
-    u8 dtype           # of the rows; see dtype.pxd
-    u8 rank            # dimensions of one row; 0 for a scalar
+    u8 dtype                    # of the rows; see dtype.pxd
+    u8 rank                     # dimensions of one row; 0 for a scalar
     u16 flags
-    u64 id             # batch id; the reply repeats it
+    u64 id                      # batch id; the reply repeats it
     u32 rows
-    u32 dims[4]        # shape of one row; unused ones are 0
+    u32 dims[4]                 # shape of one row; unused ones are 0
     u64 payload_bytes
-    u64 time_us        # PREDICT: budget left for the batch; REPLY: time the model took
+    u64 time_us                 # PREDICT: budget left for the batch; REPLY: time the model took
     u32 payload_crc
 
 cdef struct Limits:
-    u64 payload_bytes_max     # also of COMPRESSED data once opened
+    u64 payload_bytes_max       # also of COMPRESSED data once opened
     u32 rows_max
-    u64 output_bytes_max      # of one row of a REPLY
+    u64 output_bytes_max        # of one row of a REPLY
 
 cdef struct Rows:             # a payload opened: pointers into it, all checked to lie inside
     u32 n
-    u64 row_bytes             # fixed rows: bytes of one; variable rows: 0
-    const u8* data            # of all rows; COMPRESSED: the LZ4 block of them
+    u64 row_bytes               # fixed rows: bytes of one; variable rows: 0
+    const u8* data              # of all rows; COMPRESSED: the LZ4 block of them
     u64 data_bytes
-    const u32* lengths        # variable rows: elements of each, 4-byte aligned; else NULL
-    const u64* sessions       # or NULL
-    const float* confidence   # or NULL
+    const u32* lengths          # variable rows: elements of each, 4-byte aligned; else NULL
+    const u64* sessions         # or NULL
+    const float* confidence     # or NULL
     const u32* qualifier_bytes  # of each row, at most QUALIFIERS_MAX; or NULL
-    const u8* qualifiers      # of all rows, one after another
-    const u8* status          # or NULL
-    const u8* text            # or NULL
+    const u8* qualifiers        # of all rows, one after another
+    const u8* status            # or NULL
+    const u8* text              # or NULL
     u64 text_bytes
 
 # -- frames (v2)

@@ -25,7 +25,7 @@ from libcpp.vector cimport vector
 import numpy as np
 
 from clipper_core.runtime.dtype cimport (
-    BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize,
+    BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, itemsize,
 )
 from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, OK, PENDING, TOO_LARGE, raise_for
 from clipper_core.wire.lz4 cimport (
@@ -36,7 +36,8 @@ from clipper_core.wire.lz4 import decode_lz4
 
 cdef extern from *:
     """
-    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian and is read in place");
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+                  "the wire is little-endian and is read in place");
     """
 
 cdef extern from "Python.h":
@@ -61,7 +62,8 @@ cdef packed struct Wire:              # the header as it travels
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
-    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS | QUALIFIERS
+    FLAGS = (VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS
+             | QUALIFIERS)
 
 
 # -- headers
@@ -143,7 +145,8 @@ cdef bint _is_control(const Header* header) noexcept nogil:
 
 
 cdef bint _is_batch(const Header* header) noexcept nogil:
-    if header.rows == 0 or itemsize(header.dtype) == 0 or header.rank > DIMS_MAX or _dims_used(header, header.rank):
+    if (header.rows == 0 or itemsize(header.dtype) == 0 or header.rank > DIMS_MAX
+        or _dims_used(header, header.rank)):
         return False
     if header.flags & COMPRESSED and (header.kind != PREDICT or header.dtype != STR):
         return False
@@ -400,22 +403,24 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 
 FrameHeader = namedtuple("FrameHeader",
                          "kind dtype flags rows id shape payload_bytes time_us payload_crc")
-FrameHeader.__doc__ = "A header, decoded. Threads: any. shape: of one row; (0,) when rows differ in length."
+FrameHeader.__doc__ = ("A header, decoded. Threads: any. shape: of one row; (0,) when rows differ "
+                       "in length.")
 
 OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text sessions qualifiers")
-OpenRows.__doc__ = """The rows of a PREDICT or REPLY: read-only views into the payload. Threads: any.
+OpenRows.__doc__ = """The rows of a PREDICT or REPLY: read-only views into the payload.
 
-data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length; u8 for STR and
-BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. status: u8 (n,), 1 for a row that failed,
-or None; text: bytes, why it did. sessions: u64 (n,) or None. qualifiers: bytes of each row (msgpack), or None.
+data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length;
+u8 for STR and BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
+status: u8 (n,), 1 for a row that failed, or None; text: bytes, why it did. sessions: u64 (n,) or
+None. qualifiers: bytes of each row (msgpack), or None. Threads: any.
 """
 
-cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16:
-np.dtype("<u2"),
-                     I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64:
-                     np.dtype("<u8"), I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32:
-                     np.dtype("<f4"), F64: np.dtype("<f8"), STR: np.dtype("u1"), BYTES:
-                     np.dtype("u1")}
+cdef dict _dtypes = {
+    BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
+    I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64: np.dtype("<u8"),
+    I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32: np.dtype("<f4"), F64: np.dtype("<f8"),
+    STR: np.dtype("u1"), BYTES: np.dtype("u1"),
+}
 cdef dict _numbers = {dtype: number for number, dtype in _dtypes.items() if number < STR}
 
 
@@ -481,9 +486,12 @@ def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20)
                                        &limits, &header)
     if status == PENDING:
         return None
-    raise_for(status, f"frame header {'too large' if status == TOO_LARGE else 'damaged or unknown'}: {raw.hex(' ', 4)}")
+    raise_for(status,
+              f"frame header {'too large' if status == TOO_LARGE else 'damaged or unknown'}: "
+              f"{raw.hex(' ', 4)}")
     return FrameHeader(Kind(header.kind), header.dtype, Flag(header.flags), header.rows, header.id,
-                       tuple([header.dims[i] for i in range(header.rank)]), header.payload_bytes, header.time_us,
+                       tuple([header.dims[i] for i in range(header.rank)]), header.payload_bytes,
+                       header.time_us,
                        header.payload_crc)
 
 
@@ -507,7 +515,9 @@ def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1
         if not fields.flags & CHECKED or crc32(0, start,
                                                fields.payload_bytes) == fields.payload_crc:
             status = rows_open(&fields, start, &limits, &rows)
-    raise_for(status, f"payload of {len(raw)} bytes, {'too large' if status == TOO_LARGE else 'damaged'}: {header}")
+    raise_for(status,
+              f"payload of {len(raw)} bytes, {'too large' if status == TOO_LARGE else 'damaged'}: "
+              f"{header}")
     return _open(raw, &fields, &rows, header.shape)
 
 
@@ -517,9 +527,11 @@ def open_runs(header, payload):
     Raises BAD_FRAME. Whether a region has these rows is for whoever has mapped it to say.
     """
     cdef bytes raw = bytes(payload)
-    cdef list runs = [(run[0], run[2], run[1]) for run in iter_unpack("<IIQ", raw)] if len(raw) % RUN_BYTES == 0 else []
+    cdef list runs = []
+    if len(raw) % RUN_BYTES == 0:
+        runs = [(run[0], run[2], run[1]) for run in iter_unpack("<IIQ", raw)]
     if (not header.flags & SHARED or not runs or 0 in [run[2] for run in runs]
-        or sum([run[2] for run in runs]) != header.rows
+            or sum([run[2] for run in runs]) != header.rows
             or (header.flags & CHECKED and checksum(raw) != header.payload_crc)):
         raise_for(BAD_FRAME, f"no runs of {header.rows} rows: {raw.hex(' ', 4)}")
     return runs
@@ -616,7 +628,8 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
     if isinstance(rows, np.ndarray):
         dtype, shape, payload = _numbers.get(rows.dtype), rows.shape[1:], _padded(rows.tobytes())
         if dtype is None or rows.ndim == 0:
-            raise_for(BAD_INPUT, f"no rows of the wire: an array of {rows.dtype}, shape {rows.shape}")
+            raise_for(BAD_INPUT,
+                      f"no rows of the wire: an array of {rows.dtype}, shape {rows.shape}")
     else:
         rows = list(rows)
         (dtype, payload), shape = _list_payload(rows, search if compressed else None), (0,)

@@ -1,6 +1,6 @@
 # Many predictions as numpy arrays, without a Python object a row. Threads: any, with the GIL; slots
 # may be ending meanwhile.
-from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 
 cdef struct Column:             # n slots of a block, as they lie there
     const u64* word

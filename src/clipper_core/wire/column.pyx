@@ -187,7 +187,8 @@ cdef object column_confidences(const Column* column):
     cdef double* to = <double*> cnp.PyArray_DATA(confidences)
     cdef u32 i
     for i in range(column.n):
-        if column.state[i].load(acquire) == OK and column.tag[i] == TAG_BLOB and (<Blob*> column.word[i]).has_confidence:
+        if (column.state[i].load(acquire) == OK and column.tag[i] == TAG_BLOB
+            and (<Blob*> column.word[i]).has_confidence):
             to[i] = (<Blob*> column.word[i]).confidence
             if to[i] != to[i]:
                 to[i] = 0

@@ -6,7 +6,7 @@
 # A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with
 # SESSIONS, and a REPLY of as many labels. So every type of input and output that travels is a type
 # of feedback, and nobody writes another codec for it.
-from clipper_core.runtime.machine cimport atomic, u8, u64
+from clipper_core.runtime.machine cimport atomic, u64, u8
 from clipper_core.runtime.status cimport Status
 
 cdef cppclass Progress:         # as a container told it last; anyone may read it

@@ -33,7 +33,8 @@ def encode_feedback(inputs, labels, sessions):
     inputs, labels: as codec.encode_rows takes rows. Raises BAD_INPUT.
     """
     if not len(inputs) == len(labels) == len(sessions):
-        raise_for(BAD_INPUT, f"{len(inputs)} inputs, {len(labels)} labels and {len(sessions)} sessions")
+        raise_for(BAD_INPUT,
+                  f"{len(inputs)} inputs, {len(labels)} labels and {len(sessions)} sessions")
     return encode_rows(PREDICT, inputs, sessions=sessions) + encode_rows(REPLY, labels)
 
 
@@ -72,7 +73,8 @@ def decode_accuracy(payload):
         status = accuracy_read(<const u8*> (<const char*> raw), len(raw), &progress)
     raise_for(status, f"no accuracy: {raw.hex(' ', 8)}")
     billionths = progress.accuracy.load(relaxed)
-    return progress.learned.load(relaxed), progress.failed.load(relaxed), (billionths - 1) / 1e9 if billionths else None
+    return (progress.learned.load(relaxed), progress.failed.load(relaxed),
+            (billionths - 1) / 1e9 if billionths else None)
 
 
 def accuracy_frame(u64 learned, u64 failed, accuracy=None, **fields):

@@ -2,17 +2,17 @@
 # written here; any block is read.
 #
 # Threads: any (pure functions). No Python object, no allocation.
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.runtime.status cimport Status
 
 cpdef enum:
-    LZ4_BYTES_MAX = 0x7E000000        # what LZ4 itself accepts in one block
-    LZ4_GROWTH_MAX = 255              # bytes that one byte of a block can stand for
+    LZ4_BYTES_MAX = 0x7E000000  # what LZ4 itself accepts in one block
+    LZ4_GROWTH_MAX = 255        # bytes that one byte of a block can stand for
 
 cpdef enum Search:                    # positions that the search for matches leaps at first; it
                                       # leaps wider the less it finds
-    LITERALS = 0                      # no search: a copy with a length in front
-    THOROUGH = 1                      # every position, as LZ4 does by default
+    LITERALS = 0                # no search: a copy with a length in front
+    THOROUGH = 1                # every position, as LZ4 does by default
     QUICK = 8
 
 cdef struct Cursor:                   # the part of some bytes that is not yet read

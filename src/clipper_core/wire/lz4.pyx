@@ -23,7 +23,8 @@ from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, OK, TOO_LARGE, ra
 
 cdef extern from *:
     """
-    static inline unsigned clipper_zeros_below(unsigned long long x) { return (unsigned) __builtin_ctzll(x); }
+    static inline unsigned clipper_zeros_below(unsigned long long x) {
+            return (unsigned) __builtin_ctzll(x); }
     static inline unsigned long long clipper_u64_at(const unsigned char* p) {
         unsigned long long x; __builtin_memcpy(&x, p, 8); return x;
     }

@@ -1,7 +1,7 @@
 # What a container returned, as values: one row of a REPLY, or its text.
 #
 # Threads: any (pure functions).
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.wire.codec cimport Header, Rows
 from clipper_core.wire.prediction cimport Value
 

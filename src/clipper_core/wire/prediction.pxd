@@ -2,11 +2,11 @@
 # itself; anything else (vector, string, bytes, any output with a confidence or qualifiers, or the
 # text of an error) is a blob that the word points to.
 from libc.stdlib cimport malloc, free
-from clipper_core.runtime.machine cimport atomic, u8, u16, u32, u64, acq_rel, relaxed
+from clipper_core.runtime.machine cimport acq_rel, atomic, relaxed, u16, u32, u64, u8
 
 cdef enum:
-    TAG_NONE = 0        # no value
-    TAG_BLOB = 0x80     # word is a Blob*; any other tag is the DType of the scalar in word
+    TAG_NONE = 0                # no value
+    TAG_BLOB = 0x80             # word is a Blob*; any other tag is the DType of the scalar in word
                         # (little-endian, zero-extended)
     RANK_MAX = 4
 
@@ -17,7 +17,7 @@ cdef struct Value:
 cdef cppclass Blob:
     atomic[u32] refs
     u8 dtype
-    u8 rank             # dimensions of the output; 0 for a scalar with confidence
+    u8 rank                     # dimensions of the output; 0 for a scalar with confidence
     u8 has_confidence
     u32 dims[4]
     float confidence

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 import numpy as np
 
 from clipper_core.runtime.dtype cimport (
-    BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64,
+    BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8,
 )
 from clipper_core.runtime.machine cimport i64
 
@@ -20,8 +20,10 @@ cdef extern from *:
 
 cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"),
                      U16: np.dtype("<u2"),
-                     I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64: np.dtype("<u8"),
-                     I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32: np.dtype("<f4"), F64: np.dtype("<f8")}
+                     I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"),
+                     U64: np.dtype("<u8"),
+                     I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32: np.dtype("<f4"),
+                     F64: np.dtype("<f8")}
 
 
 cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
@@ -125,7 +127,8 @@ cdef object value_heard(Value* value):
 
 cdef extern from *:
     """
-    static inline unsigned long long f64_word(double d) { unsigned long long w; memcpy(&w, &d, 8); return w; }
+    static inline unsigned long long f64_word(double d) { unsigned long long w; memcpy(&w, &d, 8);
+            return w; }
     """
     u64 f64_word(double) noexcept nogil
 
@@ -149,7 +152,8 @@ cdef Value object_value(object output) except *:
     elif isinstance(output, np.ndarray):
         value = _array_value(output)
     else:
-        raise TypeError(f"a prediction is a number, str, bytes or ndarray, not {type(output).__name__}")
+        raise TypeError(f"a prediction is a number, str, bytes or ndarray, not "
+                        f"{type(output).__name__}")
     return value
 
 

@@ -2,7 +2,7 @@
 # out.
 #
 # Threads: any (pure functions). No Python object, no allocation.
-from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
 from clipper_core.runtime.status cimport Status
 
 cpdef enum:

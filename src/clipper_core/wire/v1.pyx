@@ -201,14 +201,16 @@ cdef Status _v1_open_text(u64 bytes_max, V1Batch* out) noexcept nogil:
         out.text_bytes += length
     if out.text_bytes > bytes_max or out.text_bytes > LZ4_BYTES_MAX:
         return TOO_LARGE
-    return OK if out.text_bytes // LZ4_GROWTH_MAX <= out.content_bytes - <u64> out.n * sizeof(u32) else BAD_FRAME
+    return (OK if out.text_bytes // LZ4_GROWTH_MAX <= out.content_bytes - <u64> out.n * sizeof(u32)
+            else BAD_FRAME)
 
 
 # -- the Python door
 # --------------------------------------------------------------------------------------------------
 
 cdef dict _dtypes = {V1_I32: np.dtype("<i4"), V1_F64: np.dtype("<f8"), V1_U8: np.dtype("u1"),
-                     V1_VAR_I32: np.dtype("<i4"), V1_VAR_F64: np.dtype("<f8"), V1_VAR_U8: np.dtype("u1")}
+                     V1_VAR_I32: np.dtype("<i4"), V1_VAR_F64: np.dtype("<f8"),
+                     V1_VAR_U8: np.dtype("u1")}
 
 
 cdef object _row(int format, object row):
@@ -255,7 +257,9 @@ def encode_v1(int format, rows, u32 search=LITERALS):
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> bound)
     written = v1_encode(format, n, at.data(), sizes.data(), <u8*> PyBytes_AS_STRING(out), bound)
     if written == 0:
-        raise_for(BAD_INPUT, f"the rows do not fit format {format}: partial elements, or fixed rows of two lengths")
+        raise_for(BAD_INPUT,
+                  f"the rows do not fit format {format}: partial elements, or fixed rows of two "
+                  f"lengths")
     if format != V1_STR or search == LITERALS:
         return out
     packed = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> bound)
@@ -275,7 +279,8 @@ def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
     cdef Status status = BAD_FRAME
     if len(raw) >= V1_HEAD_BYTES:
         status = _v1_head(<const u8*> PyBytes_AS_STRING(raw), rows_max, bytes_max, &batch)
-    raise_for(status, f"not the head of a version 1 batch, or too large: {raw[:V1_HEAD_BYTES].hex(' ')}")
+    raise_for(status,
+              f"not the head of a version 1 batch, or too large: {raw[:V1_HEAD_BYTES].hex(' ')}")
     return V1_HEAD_BYTES + batch.content_bytes
 
 
@@ -294,7 +299,9 @@ def decode_v1(message, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
     cdef u64 nbytes = PyBytes_GET_SIZE(raw)
     with nogil:
         status = _v1_open(start, nbytes, rows_max, bytes_max, &batch)
-    raise_for(status, f"version 1 batch of {nbytes} bytes, {'too large' if status == TOO_LARGE else 'damaged'}")
+    raise_for(status,
+              f"version 1 batch of {nbytes} bytes, "
+              f"{'too large' if status == TOO_LARGE else 'damaged'}")
     if batch.format == V1_STR:
         return _texts(raw, &batch)
     return _numbers(raw, &batch)

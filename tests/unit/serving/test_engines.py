@@ -70,7 +70,7 @@ def test_bounds_of_the_server_are_shared_out() -> None:
     alone, four = Engines(config(1, connections_max=10)), Engines(config(4, connections_max=10))
     whole = alone.snapshot()["cache"]["bytes"]
     assert whole / 2 < four.snapshot()["cache"]["bytes"] <= whole
-    assert [engine.limits["links_max"] for engine in four] == [2, 2, 2, 2]
+    assert [engine.limits["connections_max"] for engine in four] == [2, 2, 2, 2]
     assert [engine.limits["tasks_max"] for engine in four] == [1 << 14] * 4
 
 

@@ -20,7 +20,7 @@ class Engine:
     def __init__(self):
         self.sent = []
 
-    def teach(self, conn, payload, rows):
+    def send_feedback(self, conn, payload, rows):
         inputs, labels = decode_feedback(payload)
         assert inputs.n == labels.n == rows
         self.sent.append((conn, inputs, labels))

@@ -50,7 +50,7 @@ from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
-from clipper_core.http.http_door import Door
+from clipper_core.http.http_server import HttpServer
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
@@ -111,7 +111,7 @@ class HttpService:
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection] = set()
-        self.door: Door | None = None
+        self.door: HttpServer | None = None
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: (
             False
         )  # True for requests that the fast path could answer

@@ -42,8 +42,8 @@ from clipper.serving.query.application import fits_id
 from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish, plan_for
 from clipper.types import PredictionRequest
 from clipper_core.engine.engine import Engine
-from clipper_core.http.http_door import Door, Ending, Handed
 from clipper_core.http.http_route import HotRoute, HotTable
+from clipper_core.http.http_server import Ending, Handed, HttpServer
 
 _log = logging.getLogger(__name__)
 _POLICIES = (Ensemble, SingleModel)
@@ -161,7 +161,7 @@ class FastPath:
     ) -> None:
         http = node.config.http
         self._node, self._routes, self.counts = node, routes, counts
-        self.door = Door(
+        self.door = HttpServer(
             engines,
             http.workers,
             secrets.token_hex(6).encode(),

@@ -220,7 +220,8 @@ class MeshNode:
         return self.router.seat(name, version, input)
 
     def on_replicas_changed(self, id: VersionedModel) -> bool:
-        """Notice that replicas have connected or disconnected. False: it is not of the mesh."""
+        """Notice that replicas have connected or disconnected. False: it is not of the
+        mesh."""
         return self._joined is not None and self._joined.replicas.on_replicas_changed(id)
 
     def _record(self, id: str) -> MeshModel | None:

@@ -14,7 +14,7 @@ from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import pushes_paused
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 _NONE = np.empty(0, np.int64)
 
@@ -29,7 +29,7 @@ class AsyncTraining:
     by_python = False  # pushes of rows alone are applied by the core
 
     def __init__(
-        self, door: ShardDoor, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
+        self, door: ShardLoop, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
     ) -> None:
         self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
         self._gradients = GradientApplier(door, parameters)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
-from clipper_core.params.shard_door import ShardDoor, each_once
+from clipper_core.params.shard_loop import ShardLoop, each_once
 
 SLOT = 9  # follower number in the shard's log; see also snapshots and change_watchers
 EPOCHS_MAX = 64  # limit of a history
@@ -127,7 +127,7 @@ class PrimaryLog:
     Threads: the shard's answering thread. ids_max: ids that are kept; 0 keeps none.
     """
 
-    def __init__(self, door: ShardDoor, ids_max: int) -> None:
+    def __init__(self, door: ShardLoop, ids_max: int) -> None:
         self._door, self._changes, self._on = door, ChangeLog(ids_max), ids_max > 0
         self._base = 0  # the core counts from 0 in each process
         self.history = History()

@@ -15,7 +15,7 @@ import numpy as np
 from clipper.errors import InvalidInput
 from clipper.params.frames import packed
 from clipper.params.shard.parameters import Ids, Parameters, Piece
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 SLOT = 8  # follower number in the shard's log
 IDS_MAX = 1 << 20  # kept for watchers that are behind
@@ -34,7 +34,7 @@ class ChangeWatchers:
 
     def __init__(
         self,
-        door: ShardDoor,
+        door: ShardLoop,
         parameters: Callable[[], Parameters],
         answer: Callable[[Any, bytes], None],
     ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from clipper.errors import InvalidInput
 from clipper.params.shard.dense import F32
 from clipper.params.shard.parameters import Ids, Parameters, Piece
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 _SEQUENCE_MAX = (1 << 64) - 1
 SEEN, OLD = 1, 2
@@ -43,7 +43,7 @@ class PushResult(NamedTuple):
 class GradientApplier:
     """Checks gradients and applies those of rows. Threads: the answering one."""
 
-    def __init__(self, door: ShardDoor, parameters: Parameters) -> None:
+    def __init__(self, door: ShardLoop, parameters: Parameters) -> None:
         self._door, self._parameters = door, parameters
 
     def age(self, gradients: Gradients) -> int:

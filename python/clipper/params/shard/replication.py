@@ -33,7 +33,7 @@ from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import Head, packed
 from clipper.params.shard.change_log import ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")
 STILL_BYTES_MAX = 4 << 20  # read while pushes are paused: about a millisecond
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 
 @contextlib.contextmanager
-def pushes_paused(door: ShardDoor) -> Iterator[None]:
+def pushes_paused(door: ShardLoop) -> Iterator[None]:
     """Pause pushes, so that several rows are read or changed as one."""
     door.hold()
     try:
@@ -81,7 +81,7 @@ class FollowerState:
         slot: int,
         shard: int,
         waited: bool,
-        door: ShardDoor,
+        door: ShardLoop,
         parameters: Parameters,
         changes: PrimaryLog,
     ) -> None:
@@ -274,7 +274,7 @@ class FollowerSet:
         replicas: int,
         *,
         waited: bool,
-        door: ShardDoor,
+        door: ShardLoop,
         parameters: Parameters,
         changes: PrimaryLog,
         answer: Callable[[Any, bytes], None],
@@ -373,7 +373,7 @@ class ShardReplica:
         self.history = History()
         self.changes = ChangeLog(resync_ids_max)
         self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
-        self._seen = ShardDoor()  # used only for its record of pushes
+        self._seen = ShardLoop()  # used only for its record of pushes
 
     @classmethod
     def loaded(

@@ -39,7 +39,7 @@ from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")
 PROTOCOL = 1
@@ -82,7 +82,7 @@ class Shard:
 
     def __init__(self, config: ShardConfig) -> None:
         self.config, settings = config, config.settings
-        self.door = ShardDoor(
+        self.door = ShardLoop(
             frame_bytes_max=settings.frame_bytes_max,
             connections_max=settings.connections_max,
             shared_bytes_max=settings.shared_bytes_max,

@@ -34,7 +34,7 @@ from clipper.params.frames import packed, unpacked
 from clipper.params.shard.parameters import DENSE, Ids, Piece
 from clipper.params.shard.recovery import Source, fsync_folder, write_atomically
 from clipper.params.shard.replication import pushes_paused
-from clipper_core.params.shard_door import ShardDoor, each_once
+from clipper_core.params.shard_loop import ShardLoop, each_once
 
 log = logging.getLogger("clipper.params")
 FORMAT = 1
@@ -342,7 +342,7 @@ class Dirty:
 
 
 @contextlib.contextmanager
-def _slowed(door: ShardDoor, share: float) -> Iterator[None]:
+def _slowed(door: ShardLoop, share: float) -> Iterator[None]:
     """Pause pushes for a block, then give them a share of its time."""
     with pushes_paused(door):
         began_s, position = time.monotonic(), door.position

@@ -22,7 +22,7 @@ from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
-from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_loop import ShardLoop
 
 NOTHING: Any = []
 GATHERED_MAX = 4096  # accepted pushes beyond those of the open steps
@@ -39,7 +39,7 @@ class SyncTraining:
 
     def __init__(
         self,
-        door: ShardDoor,
+        door: ShardLoop,
         parameters: Parameters,
         *,
         decides: bool,

@@ -211,7 +211,7 @@ class OnlineLearning:
             if lines and (turn := self._together.get(model)):
                 lines = [lines[next(turn) % len(lines)]]
             for engine, conn in lines:
-                engine.teach(conn, payload, len(lessons))
+                engine.send_feedback(conn, payload, len(lessons))
         except (ClipperError, ValueError, TypeError, OverflowError) as error:
             with self._guard:
                 self._count_untaught(model, len(lessons))

@@ -24,7 +24,7 @@ from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.runtime.status import Status
 from clipper_core.scheduling.batcher import Batching as Mode
-from clipper_core.scheduling.scheduler import Notice
+from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import Kind, encode_frame
 
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Containers:
     def _run(self) -> None:
         poll = select.poll()
         for engine in self._engines:
-            poll.register(engine.news_fd, select.POLLIN)
+            poll.register(engine.events_fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         poll.register(self._teaching.wake_fd, select.POLLIN)
         while not self._stopping:
@@ -195,20 +195,22 @@ class Containers:
             _log.exception("feedback could not be handed on")
 
     def _hear_all(self, engine: Engine) -> None:
-        for kind, conn, _, status, data in engine.news():
+        for kind, conn, _, status, data in engine.events():
             try:
                 self._hear(engine, kind, conn, status, data)
             except Exception:  # news of one container must not stop the news of all
                 _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
 
-    def _hear(self, engine: Engine, kind: Notice, conn: int, status: Status, data: bytes) -> None:
-        if kind is Notice.SAID_HELLO:
+    def _hear(
+        self, engine: Engine, kind: EngineEvent, conn: int, status: Status, data: bytes
+    ) -> None:
+        if kind is EngineEvent.HELLO_RECEIVED:
             self._greet(engine, conn, data)
-        elif kind is Notice.ATTACHED:
+        elif kind is EngineEvent.ATTACHED:
             self._arrived(engine, conn)
-        elif kind is Notice.GONE:
+        elif kind is EngineEvent.DISCONNECTED:
             self._gone((engine, conn), status)
-        elif kind is Notice.TURNED_AWAY:
+        elif kind is EngineEvent.CONNECTION_REJECTED:
             self._count_turned_away()
 
     def _count_turned_away(self) -> None:
@@ -233,7 +235,7 @@ class Containers:
             engine.refuse(conn, "the server failed on this HELLO; its log says why")
             return
         if seat.model.engine is not engine:
-            engine.hand_over(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
+            engine.move_connection(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
             return
         self._greeted[engine, conn] = hello
         self._attach(conn, hello, seat)

@@ -28,7 +28,7 @@ class Engines:
         count = _count(config.server.engines)
         self._all = tuple(_engine_of(config, number, count) for number in range(count))
         for one, other in itertools.combinations(self._all, 2):
-            one.meet(other)
+            one.link_peer(other)
         self._guard = threading.Lock()
         self._placed: dict[str, int] = {}
         self._models = [0] * count
@@ -71,7 +71,7 @@ class Engines:
 
     def in_flight(self) -> bool:
         """Return the number of queries that have not ended."""
-        return any(engine.delivery.issued != engine.delivery.answered for engine in self._all)
+        return any(engine.completion.issued != engine.completion.answered for engine in self._all)
 
     def snapshot(self) -> dict[str, Any]:
         """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
@@ -123,7 +123,7 @@ def _engine_of(config: Config, number: int, count: int) -> Engine:
         frame_bytes_max=limits.frame_bytes_max,
         rows_max=limits.batch_size_max,
         output_bytes_max=limits.output_bytes_max,
-        links_max=max(1, (limits.connections_max + unlisted_model) // count),
+        connections_max=max(1, (limits.connections_max + unlisted_model) // count),
         models_max=limits.models_max + (config.mesh.models_max if config.mesh.enabled else 0),
         heartbeat_ms=config.server.heartbeat_ms,
         eject_after=config.server.eject_after,

@@ -66,8 +66,8 @@ class Dispatch:
         self._callbacks: _CallbackThread | None = None
         self._guard = threading.Lock()
         for i, engine in enumerate(engines):
-            engine.delivery.on_await = _Awaits(engine).awaited
-            engine.delivery.on_callback = functools.partial(self._call_back, i)
+            engine.completion.on_await = _Awaits(engine).awaited
+            engine.completion.on_callback = functools.partial(self._call_back, i)
         _live.add(self)
 
     @property
@@ -99,8 +99,8 @@ class Dispatch:
         if callbacks is not None:
             callbacks.stop()
         for engine in self.engines:
-            engine.delivery.on_await = None
-            engine.delivery.on_callback = None
+            engine.completion.on_await = None
+            engine.completion.on_callback = None
 
     def snapshot(self) -> dict[str, int]:
         """Return the sum of `IoLoop.snapshot()` over all loops; of `late_us_max` the largest."""
@@ -122,7 +122,7 @@ class _Awaits:
     """The event loops that await futures of one engine. Threads: any."""
 
     def __init__(self, engine: Engine) -> None:
-        self._delivery = engine.delivery
+        self._delivery = engine.completion
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MailboxReader] = (
             weakref.WeakKeyDictionary()
         )
@@ -168,7 +168,7 @@ class _CallbackThread:
     other."""
 
     def __init__(self, engines: Iterable[Engine]) -> None:
-        self.mailboxes = [MailboxReader(engine.delivery) for engine in engines]
+        self.mailboxes = [MailboxReader(engine.completion) for engine in engines]
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="clipper-callbacks", daemon=True)
@@ -220,8 +220,8 @@ def _dead_after_fork() -> None:
     for dispatch in list(_live):
         for engine in dispatch.engines:
             engine.kill(Status.FORKED)
-            engine.delivery.on_await = _refuse_in_fork
-            engine.delivery.on_callback = _refuse_in_fork
+            engine.completion.on_await = _refuse_in_fork
+            engine.completion.on_callback = _refuse_in_fork
 
 
 def _refuse_in_fork(*_: object) -> NoReturn:

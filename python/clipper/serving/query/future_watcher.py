@@ -24,7 +24,7 @@ class FutureWatcher:
         self._loop = loop
         self._awaiting: set[asyncio.Future[None]] = set()
         # with several engines, only the future itself knows whose it is
-        self._mailbox = MailboxReader(engines[0].delivery) if len(engines) == 1 else None
+        self._mailbox = MailboxReader(engines[0].completion) if len(engines) == 1 else None
         if self._mailbox is not None:
             loop.add_reader(self._mailbox.fd, self._drain)
 

@@ -40,7 +40,7 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
-from clipper_core.engine.ensemble import predict_heard
+from clipper_core.engine.ensemble import predict_ensemble
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.results.decider import Decider, Rule
 from clipper_core.results.decider import Step as CoreStep
@@ -119,7 +119,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         shape.
         """
         order, speculation = self.order, self.speculation
-        future = predict_heard(
+        future = predict_ensemble(
             order.cores,
             order.decider,
             x,

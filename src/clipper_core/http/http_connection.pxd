@@ -1,0 +1,127 @@
+# A client's connection as one worker of the server holds it: bytes in, requests in their order,
+# bytes out; and when it goes to Python, with every byte that was not yet used.
+#
+# Threads: a Worker and all its connections are one thread's. What others give it comes by its post;
+# what it gives, by `away`.
+from libcpp.vector cimport vector
+from clipper_core.http.http_route cimport Query, TableState
+from clipper_core.results.completion cimport CompletionState, Mailbox
+from clipper_core.runtime.byte_buffer cimport Bytes, Lookup, Post
+from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+
+cdef enum Answered:             # of an exchange
+    NOT_YET = 0                 # its slot is pending
+    BY_PYTHON = 1               # its future went there
+    READY = 2                   # its response is in `text`
+
+cdef enum GivenKind:            # to Python
+    CONNECTION = 0              # a connection
+    ENDING = 1                  # a query whose response is to be made there
+
+cdef struct Settings:
+    u64 header_us, idle_us, check_us
+    u64 connections_max, header_bytes_max, body_bytes_max, unsent_bytes_max
+    u32 pipeline_max
+
+cdef cppclass HandedOver:
+    u32 kind
+    int fd
+    Bytes bytes                 # read and not used
+    u64 age_us                  # since the request that is partly there began
+    u32 returns                 # how often it has come back
+    u32 worker
+    u64 ticket                  # of an ending: to answer by
+    Query query
+
+cdef cppclass HttpConnection:
+    int fd
+    u32 index
+    u32 watched                 # what epoll tells of it
+    u32 open                    # exchanges
+    u32 returns
+    bint leaving                # the next request is Python's: it goes there once all before it are
+                                # answered
+    bint last                   # closed once `out` is sent
+    bint partial                # a request is partly there
+    bint full                   # there may be whole requests left, beyond pipeline_max or
+                                # unsent_bytes_max
+    bint starved                # memory ran out: 503 once all before it are answered, then closed
+    u64 since_us                # when that request began, or the last response left
+    u64 stalled_us              # since when the client has not read; 0: it reads
+    u64 ready_bytes             # of responses that wait for those before them
+    Bytes input, out
+    Exchange* first
+    Exchange* tail
+
+cdef cppclass Exchange:
+    Query query
+    HttpConnection* connection  # NULL: the client is gone
+    Exchange* next
+    u64 key                     # its slot's id, or its ticket
+    u8 how
+    bint close
+    Bytes text
+
+cdef struct Inbox:              # of an engine
+    CompletionState* completion
+    Mailbox* box
+    u32 bit
+
+cdef cppclass Shared:           # of all workers of one server
+    Settings settings
+    Post away                   # HandedOver*, to Python
+    atomic[u64] held            # connections
+    atomic[u64] outside         # connections that Python holds
+    atomic[u64] version         # counts orders to all
+    atomic[u64] tickets
+    Bytes prefix                # of ids made up for requests
+    vector[void*] workers       # Worker*
+
+cdef cppclass Worker:
+    Shared* shared
+    u32 number
+    int epoll_fd
+    Post post                   # WorkerCommand*
+    vector[Inbox] inboxes       # mailboxes, one an engine
+    vector[HttpConnection*] connections         # by index; NULL: free
+    vector[u32] free_connections
+    vector[u32] freed           # of this turn: events of theirs may still come
+    Lookup waiting              # by slot id: Exchange* whose news the mailboxes bring
+    Lookup tickets              # by ticket: Exchange* that Python answers
+    vector[u64] over            # keys of those whose slots had ended when they were asked about
+    Exchange* spare
+    TableState* table
+    u64 version                 # of the orders that were seen
+    u64 now_us
+    u64 turn_bytes              # of responses made in this turn
+    u64 turns
+    int listener                # -1: another worker listens, or nobody any more
+    bint draining
+    bint stopping
+    vector[void*] later         # WorkerCommand*, seen in the middle of a turn
+    Bytes row, body, made
+    u8* buffer
+    char[40] date
+    u64 date_s
+    atomic[u64] count           # its connections
+    void (*apply_commands)(Worker* w) noexcept nogil          # look at the post for another table
+
+cdef enum:
+    TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request
+                                # after another wait
+
+# NULL: no memory; the descriptor is closed
+cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil
+cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil
+cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil
+# bytes that came before it came here
+cdef void http_connection_given(Worker* w, HttpConnection* connection, const void* data,
+                                u64 n) noexcept nogil
+# send, go, or close: after anything happened to it
+cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept nogil
+# its times
+cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil
+cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil
+cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil    # its slot has ended
+# by Python
+cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil

@@ -1,0 +1,578 @@
+"""Reading, answering in order, and handing over.
+
+A connection is here as long as it asks nothing but what the table of routes knows, in the plainest
+of HTTP. The first request that is anything else goes to Python with the whole connection: its
+descriptor, the bytes not yet used, and how long they have been waiting. That is done between two
+requests, when every response before has left, so there is never more than one reader of the bytes,
+and no request has two. Python, which knows all of HTTP and every error, gives a connection back
+that has only asked plain things for a while.
+
+Memory that runs out costs one request, not the server: it is answered by 503, or its connection is
+closed when there is no memory for that either.
+
+A query that ends in anything but a plain prediction stays here and has its response made there:
+under overload, when many do, their connections must not all move.
+
+Limits are Python's, from the same settings. Times are looked at every `check_us`; what is late goes
+to Python, which says so.
+"""
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcpy
+from posix.unistd cimport close as close_fd
+
+from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
+from clipper_core.http.http_route cimport (
+    OPEN, OTHER, VALUE, QueryOutcome, RouteState, query_answer, query_ask, query_drop, query_home,
+    route_at,
+)
+from clipper_core.results.completion cimport (
+    CompletionState, completion_notify_outside, completion_wake_loop_thread, slot_boxes,
+    slot_state, slot_try_cancel, slot_watch,
+)
+from clipper_core.runtime.allocation cimport make, make_room
+from clipper_core.runtime.machine cimport (
+    EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, acquire, epoll_ctl,
+    epoll_event, monotonic_us, relaxed, release,
+)
+from clipper_core.runtime.status cimport CANCELLED, OK
+from clipper_core.wire.prediction cimport TAG_NONE, Value
+
+cdef extern from "<sys/socket.h>" nogil:
+    int MSG_NOSIGNAL
+    ssize_t recv(int fd, void* buffer, size_t n, int flags) noexcept
+    ssize_t send(int fd, const void* buffer, size_t n, int flags) noexcept
+
+cdef extern from *:
+    """
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    static inline void clipper_send_at_once(int fd) {
+        int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    }
+    // The kernel, too, keeps no more than so many bytes that have not been sent: without it,
+    // megabytes for a client that does not read. Fails on a unix socket, whose buffer is small.
+    static inline void clipper_bound_unsent(int fd, unsigned long long bytes_max) {
+    #ifdef TCP_NOTSENT_LOWAT
+        int bound = bytes_max < 1 << 30 ? (int) bytes_max : 1 << 30;
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bound, sizeof bound);
+    #endif
+    }
+    """
+    void clipper_send_at_once(int fd) noexcept nogil
+    void clipper_bound_unsent(int fd, u64 bytes_max) noexcept nogil
+
+cdef enum:
+    BUFFER_BYTES = 262144       # of a read
+    MORE_BYTES = 65536          # of a read that goes on with a request
+    KEPT_BYTES = 65536          # room that an idle connection keeps
+    KEPT_TEXT_BYTES = 4096      # and a spare exchange
+    WORKER_FROM = 1048576       # bytes of a body from which on Python reads it, on a thread of its
+                                # own
+
+cdef const char* NO_MEMORY_RESPONSE = (
+    "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: "
+    "1\r\n"
+    "content-length: 106\r\nconnection: close\r\n\r\n"
+    "{\"type\":\"urn:clipper:error:http-503\",\"title\":\"Service "
+    "Unavailable\",\"status\":503,\"detail\":\"out of memory.\"}")
+
+
+# -- coming and going
+# --------------------------------------------------------------------------------------------------
+
+cdef void _watch(Worker* w, HttpConnection* connection, u32 events) noexcept nogil:
+    cdef epoll_event event
+    if events == connection.watched:
+        return
+    connection.watched = events
+    event.events = events
+    event.data.u64 = connection.index
+    epoll_ctl(w.epoll_fd, EPOLL_CTL_MOD, connection.fd, &event)
+
+
+cdef bint _place(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Give the connection an index. False: there is no memory. Once it has one, forgetting it needs
+    no memory."""
+    cdef size_t n = w.connections.size() + 1
+    if w.free_connections.size():
+        connection.index = w.free_connections.back()
+        w.free_connections.pop_back()
+        w.connections[connection.index] = connection
+        return True
+    if not (make_room(w.connections, n) and make_room(w.freed, n)
+            and make_room(w.free_connections, n)):
+        return False
+    connection.index = <u32> w.connections.size()
+    w.connections.push_back(connection)
+    return True
+
+
+cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil:
+    cdef HttpConnection* connection = make[HttpConnection]()
+    cdef epoll_event event
+    if connection == NULL or not _place(w, connection):
+        del connection
+        close_fd(fd)
+        return NULL
+    connection.fd, connection.returns, connection.since_us, connection.watched = (fd, returns,
+            monotonic_us(), EPOLLIN)
+    clipper_send_at_once(fd)
+    clipper_bound_unsent(fd, w.shared.settings.unsent_bytes_max)
+    event.events = EPOLLIN
+    event.data.u64 = connection.index
+    w.shared.held.fetch_add(1, relaxed)
+    w.count.fetch_add(1, relaxed)
+    if epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0:
+        http_connection_close(w, connection)
+        return NULL
+    return connection
+
+
+cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
+    """It is not here any more; its descriptor is another's, or closed."""
+    w.connections[connection.index] = NULL
+    w.freed.push_back(connection.index)
+    w.shared.held.fetch_sub(1, relaxed)
+    w.count.fetch_sub(1, relaxed)
+    del connection
+
+
+cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef epoll_event event
+    _give_up(w, connection)
+    # a fork may hold the descriptor: epoll would not forget it
+    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, connection.fd, &event)
+    close_fd(connection.fd)
+    _forget(w, connection)
+
+
+cdef void _hand_over(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef HandedOver* handed = make[HandedOver]()
+    cdef epoll_event event
+    if handed == NULL:
+        connection.leaving, connection.starved = False, True
+        http_connection_settle(w, connection)
+        return
+    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, connection.fd, &event)
+    handed.kind, handed.fd, handed.returns = CONNECTION, connection.fd, connection.returns
+    handed.age_us = (w.now_us - connection.since_us if connection.partial
+                     and w.now_us > connection.since_us else 0)
+    handed.bytes.take(connection.input)
+    _forget(w, connection)            # first: it is not to be counted here and there
+    if not w.shared.away.put(handed):
+        close_fd(handed.fd)
+        del handed
+
+
+# -- exchanges
+# --------------------------------------------------------------------------------------------------
+
+cdef Exchange* _exchange(Worker* w) noexcept nogil:
+    """NULL: there is no memory."""
+    cdef Exchange* x = w.spare
+    if x == NULL:
+        return make[Exchange]()
+    w.spare = x.next
+    return x
+
+
+cdef void _put_back(Worker* w, Exchange* x) noexcept nogil:
+    x.text.clear()
+    x.text.shrink(KEPT_TEXT_BYTES)
+    x.query.tag.clear()
+    x.connection = NULL
+    x.next = w.spare
+    w.spare = x
+
+
+cdef void _append(HttpConnection* connection, Exchange* x, bint close) noexcept nogil:
+    x.connection = connection
+    x.next = NULL
+    x.close = close
+    if connection.tail == NULL:
+        connection.first = x
+    else:
+        connection.tail.next = x
+    connection.tail = x
+    connection.open += 1
+
+
+cdef void _over(Exchange* x) noexcept nogil:
+    """Its query has no user here any more."""
+    query_drop(&x.query)
+    x.query.route.users.fetch_sub(1, release)
+
+
+cdef void _cancel(Exchange* x) noexcept nogil:
+    cdef CompletionState* d = query_home(&x.query)
+    if slot_try_cancel(x.query.block[0], x.query.slot, CANCELLED):
+        d.answered.fetch_add(1, relaxed)
+        completion_notify_outside(d, slot_boxes(x.query.block[0], x.query.slot))
+
+
+cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Nobody waits for its responses any more: its queries are given up."""
+    cdef Exchange* x
+    while connection.first != NULL:
+        x = connection.first
+        connection.first = x.next
+        if x.how == NOT_YET:
+            w.waiting.take(x.key)
+            _cancel(x)
+            _over(x)
+        elif x.how == BY_PYTHON:
+            w.tickets.take(x.key)
+        _put_back(w, x)
+    connection.tail = NULL
+    connection.open = 0
+    connection.ready_bytes = 0
+
+
+cdef void _set_ready(Exchange* x) noexcept nogil:
+    """Its response is in `text`, and leaves after those before it."""
+    x.how = READY
+    x.connection.ready_bytes += x.text.size()
+
+
+cdef void _starve(Exchange* x) noexcept nogil:
+    """Its response is that there is no memory."""
+    x.text.clear()
+    x.text.put_text(NO_MEMORY_RESPONSE)
+    x.close = True
+    _set_ready(x)
+
+
+cdef void _flush(Worker* w, HttpConnection* connection) noexcept nogil:
+    """What is ready goes out in the order it was asked for."""
+    cdef Exchange* x
+    while connection.first != NULL and connection.first.how == READY and not connection.last:
+        x = connection.first
+        connection.first = x.next
+        if connection.first == NULL:
+            connection.tail = NULL
+        connection.open -= 1
+        connection.ready_bytes -= x.text.size()
+        connection.out.put(x.text.at(), x.text.size())
+        connection.out.lost = connection.out.lost or x.text.lost
+        connection.last = x.close
+        _put_back(w, x)
+    if connection.last:
+        _give_up(w, connection)
+        connection.input.clear()
+        connection.partial = False
+
+
+cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
+    """Its future goes there, and comes back as bytes."""
+    cdef HandedOver* handed = make[HandedOver]()
+    if handed == NULL:
+        _over(x)
+        _starve(x)
+        return
+    handed.kind, handed.worker, handed.fd = ENDING, w.number, -1
+    handed.ticket = w.shared.tickets.fetch_add(1, relaxed)
+    handed.query.route, handed.query.block, handed.query.slot = (x.query.route, x.query.block,
+            x.query.slot)
+    handed.query.binary, handed.query.value, handed.query.number = (x.query.binary, x.query.value,
+            x.query.number)
+    handed.query.began_us, handed.query.id_bytes = x.query.began_us, x.query.id_bytes
+    memcpy(handed.query.id, x.query.id, x.query.id_bytes)
+    handed.query.tag.put(x.query.tag.at(), x.query.tag.size())
+    x.query.block = NULL
+    x.query.value.tag = TAG_NONE
+    x.how, x.key = BY_PYTHON, handed.ticket
+    # no memory, or the server is at its end
+    if not w.tickets.put(x.key, x) or not w.shared.away.put(handed):
+        w.tickets.take(x.key)
+        _over_given(handed)
+        _starve(x)
+
+
+cdef void _over_given(HandedOver* handed) noexcept nogil:
+    query_drop(&handed.query)
+    handed.query.route.users.fetch_sub(1, release)
+    del handed
+
+
+cdef void _made_up(Worker* w) noexcept nogil:
+    """An id for a request that brought none, as frontend/http/messages makes them."""
+    w.made.clear()
+    w.made.put(w.shared.prefix.at(), w.shared.prefix.size())
+    w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))
+
+
+cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
+                  Bytes* out) noexcept nogil:
+    cdef u64 before = out.size()
+    x.close = x.close or w.draining
+    if x.query.route.form and x.query.id_bytes == 0:
+        _made_up(w)
+    if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out):
+        return False
+    if out.lost:
+        out.end -= out.size() - before
+    return True
+
+
+cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
+    cdef HttpConnection* connection = x.connection
+    cdef Value value
+    cdef u32 slot = x.query.slot
+    value.word, value.tag = x.query.block.word[slot], x.query.block.tag[slot]
+    if (slot_state(x.query.block[0], slot) == OK
+            and _answer(w, x, &value, x.query.block.latency_us[slot], &x.text)):
+        _over(x)
+        _set_ready(x)
+    else:
+        _ask_python(w, x)
+    if connection.first == x and x.how == READY:
+        _flush(w, connection)
+        http_connection_settle(w, connection)
+
+
+cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil:
+    cdef HttpConnection* connection = x.connection
+    x.text.put(text.at(), text.size())
+    x.close = close or x.close
+    _set_ready(x)
+    if connection.first == x:
+        _flush(w, connection)
+        http_connection_settle(w, connection)
+
+
+# -- reading
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, const Head* head,
+                   const u8* body) noexcept nogil:
+    """Ask, and answer if that can be done at once. False: it is Python's, and nothing was asked."""
+    cdef Exchange* x = _exchange(w)
+    cdef QueryOutcome came
+    if x == NULL:
+        connection.starved = True
+        return True
+    x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
+    came = query_ask(&x.query, head, body, &w.row)
+    if came == OTHER:
+        _put_back(w, x)
+        return False
+    route.users.fetch_add(1, relaxed)
+    x.close = False
+    if came == VALUE and _answer(w, x, &x.query.value, 0,
+                                 &connection.out if connection.first == NULL else &x.text):
+        _over(x)
+        if connection.first == NULL:
+            connection.last = x.close
+            _put_back(w, x)
+            return True
+        _append(connection, x, x.close)
+        _set_ready(x)
+        return True
+    _append(connection, x, False)
+    if came == OPEN:
+        _wait(w, x)
+    else:
+        _ask_python(w, x)
+    return True
+
+
+cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
+    cdef size_t i
+    cdef CompletionState* d = query_home(&x.query)
+    x.how = NOT_YET
+    x.key = x.query.block.first_id + x.query.slot
+    if not (make_room(w.over, w.over.size() + 1) and w.waiting.put(x.key, x)):
+        _cancel(x)
+        _over(x)
+        _starve(x)
+        return
+    for i in range(w.inboxes.size()):
+        if w.inboxes[i].completion == d:
+            if slot_watch(x.query.block[0], x.query.slot, w.inboxes[i].bit):
+                completion_wake_loop_thread(d)
+                return
+    w.over.push_back(x.key)     # it has ended already
+
+
+cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Whether another request of the connection may be answered: a client that asks without end, or
+    does not read, waits."""
+    return (connection.open < w.shared.settings.pipeline_max
+            and connection.out.size() + connection.ready_bytes < w.shared.settings.unsent_bytes_max)
+
+
+cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
+    """Take the whole requests at the beginning of `at`; -> how many bytes they were."""
+    cdef Head head
+    cdef RouteState* route
+    cdef u64 used = 0, whole, before
+    cdef int found
+    connection.full = False
+    while used < n and not connection.last and not connection.starved:
+        if not _has_room(w, connection) or (used and w.turn_bytes >= TURN_BYTES):
+            connection.full = True
+            break
+        found = head_read(at + used, n - used, &head)
+        if found == HEAD_UNFINISHED and n - used <= w.shared.settings.header_bytes_max:
+            break
+        if found != HEAD_PLAIN or head.bytes > w.shared.settings.header_bytes_max:
+            connection.leaving = True
+            break
+        route = route_at(w.table, head.path, head.path_bytes)
+        if (route == NULL or head.body_bytes >= WORKER_FROM
+            or head.body_bytes > w.shared.settings.body_bytes_max):
+            connection.leaving = True
+            break
+        whole = head.bytes + head.body_bytes
+        if whole > n - used:
+            break
+        before = connection.out.size() + connection.ready_bytes
+        if not _request(w, connection, route, &head, at + used + head.bytes):
+            connection.leaving = True
+            break
+        w.turn_bytes += connection.out.size() + connection.ready_bytes - before
+        used += whole
+    return used
+
+
+cdef void _note_partial(Worker* w, HttpConnection* connection, bint begins) noexcept nogil:
+    """Whether a request has begun that is not complete; `begins`: not before this turn."""
+    cdef bint partial = connection.input.size() != 0 and not connection.full
+    if partial and (begins or not connection.partial):
+        connection.since_us = w.now_us
+    connection.partial = partial
+
+
+cdef void _advance(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Go on with the bytes that are kept."""
+    cdef u64 used = _parse(w, connection, connection.input.at(), connection.input.size())
+    connection.input.drop(used)
+    _note_partial(w, connection, used != 0)
+
+
+cdef void http_connection_given(Worker* w, HttpConnection* connection, const void* data,
+                                u64 n) noexcept nogil:
+    connection.input.put(data, n)
+    _advance(w, connection)
+    http_connection_settle(w, connection)
+
+
+cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef bint fresh = connection.input.size() == 0
+    cdef u8* to = w.buffer if fresh else connection.input.reserve(MORE_BYTES)
+    cdef ssize_t n = -1
+    cdef u64 used
+    if to == NULL:
+        http_connection_settle(w, connection)                    # its input says that it is lost
+        return
+    while n < 0:
+        n = recv(connection.fd, to, BUFFER_BYTES if fresh else MORE_BYTES, 0)
+        if n < 0 and errno == EAGAIN:
+            return
+        if n == 0 or (n < 0 and errno != EINTR):
+            # the client is gone, as far as anybody can tell
+            http_connection_close(w, connection)
+            return
+    if w.version != w.shared.version.load(acquire):
+        w.apply_commands(w)
+    if fresh:
+        used = _parse(w, connection, to, <u64> n)
+        connection.input.put(to + used, <u64> n - used)
+        _note_partial(w, connection, True)
+    else:
+        connection.input.end += <u64> n
+        _advance(w, connection)
+    http_connection_settle(w, connection)
+
+
+# -- settling
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _send(Worker* w, HttpConnection* connection) noexcept nogil:
+    """False: the connection is closed."""
+    cdef ssize_t n
+    while connection.out.size():
+        n = send(connection.fd, connection.out.at(), connection.out.size(), MSG_NOSIGNAL)
+        if n < 0 and errno == EINTR:
+            continue
+        if n < 0 and errno == EAGAIN:
+            connection.stalled_us = connection.stalled_us or w.now_us
+            return True
+        if n < 0:
+            http_connection_close(w, connection)
+            return False
+        connection.stalled_us = 0
+        connection.out.drop(<u64> n)
+    connection.stalled_us = 0
+    return True
+
+
+cdef void _answer_starved(HttpConnection* connection) noexcept nogil:
+    """503, once it is this one's turn, and nothing after it."""
+    connection.input.clear()
+    connection.partial = connection.full = connection.leaving = False
+    connection.starved = True
+    if connection.open == 0 and not connection.last:
+        connection.out.put_text(NO_MEMORY_RESPONSE)
+        connection.last = True
+
+
+cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef bint sent
+    if connection.first != NULL and connection.first.how == READY:
+        _flush(w, connection)
+    if connection.starved or connection.input.lost:
+        _answer_starved(connection)
+    sent = connection.out.size() != 0
+    if connection.out.lost:
+        http_connection_close(w, connection)
+        return
+    if sent and not _send(w, connection):
+        return
+    if connection.full and connection.out.size() == 0 and _has_room(w,
+            connection) and not connection.last and w.turn_bytes < TURN_BYTES:
+        _advance(w, connection)
+        if connection.out.size() and not _send(w, connection):
+            return
+    if connection.out.size() == 0:
+        if connection.last and connection.open == 0:
+            http_connection_close(w, connection)
+            return
+        if connection.leaving and connection.open == 0:
+            _hand_over(w, connection)
+            return
+        if sent and connection.open == 0 and not connection.partial:
+            connection.since_us = w.now_us
+            connection.input.shrink(KEPT_BYTES)
+            connection.out.shrink(KEPT_BYTES)
+    if connection.out.size() or (connection.full and not connection.last
+                                 and _has_room(w, connection)):
+        # nothing to send, but more to answer: in the next turn, after the others
+        _watch(w, connection, EPOLLOUT)
+    else:
+        _watch(w, connection, 0 if connection.leaving or connection.last or connection.full
+               or connection.starved else EPOLLIN)
+
+
+cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil:
+    cdef Settings* s = &w.shared.settings
+    if connection.out.size():
+        if w.now_us > connection.stalled_us + s.idle_us:
+            http_connection_close(w, connection)
+    elif connection.open:
+        return
+    elif connection.partial:
+        if w.now_us > connection.since_us + s.header_us:
+            _hand_over(w, connection)
+    elif w.now_us > connection.since_us + s.idle_us:
+        http_connection_close(w, connection)
+
+
+cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil:
+    if connection.open or connection.out.size():
+        return
+    if connection.partial:
+        _hand_over(w, connection)
+    else:
+        http_connection_close(w, connection)

@@ -1,0 +1,43 @@
+# The server for HTTP without the GIL: threads that accept, read, answer and hand over; Python's
+# side of them.
+#
+# One worker listens and gives each connection to the one that has fewest; so the balance is exact,
+# and a port is bound once. Each sleeps in an epoll of its own, on its connections, its post and a
+# mailbox of each engine.
+#
+# Threads: run(i) is the body of worker i; the rest any.
+from clipper_core.engine.engine cimport Engine
+from clipper_core.http.http_connection cimport HandedOver, Shared, Worker
+from clipper_core.http.http_route cimport TableState
+from clipper_core.runtime.byte_buffer cimport Bytes
+from clipper_core.runtime.machine cimport u32, u64
+
+cdef enum WorkerCommandKind:
+    ADOPT = 0                   # a connection
+    ANSWERED = 1                # a response, of an ending
+    SET_TABLE = 2               # another table
+    DRAIN = 3                   # drain
+    STOP = 4
+
+cdef cppclass WorkerCommand:
+    u32 kind
+    int fd
+    u32 returns
+    u64 ticket
+    bint close
+    Bytes bytes
+    TableState* table
+
+cdef class HttpServer:
+    cdef Shared* shared
+    cdef list engines
+    cdef list mailboxes                 # MailboxReader: they keep their places in the engines
+    cdef object table                   # HotTable
+    cdef list retired                   # tables before it whose memory somebody still needs
+    cdef object guard
+    cdef object finish
+
+    cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
+    cdef int _command(self, u32 number, WorkerCommand* command) except -1
+    cdef object _ending(self, HandedOver* handed)
+    cdef int _lose(self, HandedOver* handed) except -1

@@ -1,0 +1,53 @@
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from clipper_core.engine.engine import Engine
+from clipper_core.http.http_route import HotRoute, HotTable
+from clipper_core.results.future import Future
+
+class Handed(NamedTuple):
+    fd: int
+    data: bytes
+    age_s: float
+    returns: int
+
+class Ending(NamedTuple):
+    route: HotRoute
+    future: Future
+    id: bytes
+    began_ns: int
+    worker: int
+    ticket: int
+    tag: bytes
+    binary: bool
+
+class HttpServer:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        workers: int,
+        prefix: bytes,
+        *,
+        header_s: float,
+        idle_s: float,
+        connections_max: int,
+        header_bytes_max: int,
+        body_bytes_max: int,
+        pipeline_max: int,
+        unsent_bytes_max: int,
+        finish: Callable[[Future], Any],
+    ) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def connections(self) -> int: ...
+    outside: int
+    def listen(self, fd: int) -> None: ...
+    def run(self, number: int) -> None: ...
+    def set_table(self, table: HotTable) -> None: ...
+    def sweep(self) -> int: ...
+    def take(self) -> list[Handed | Ending]: ...
+    def adopt(self, fd: int, returns: int = 0) -> bool: ...
+    def answer(self, worker: int, ticket: int, response: bytes, close: bool) -> None: ...
+    def drain(self) -> None: ...
+    def stop(self) -> None: ...

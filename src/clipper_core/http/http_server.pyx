@@ -1,0 +1,621 @@
+"""The turns of a worker, and the ways between it and Python.
+
+A turn: sleep until a connection, the post or a mailbox has something; orders first, since whoever
+asks after a change must see it; then the connections, then the news of slots. A mailbox is armed
+only before a sleep, so that a batch of answers costs one write of an eventfd, and none while the
+worker is awake.
+
+Several workers share nothing but the listener's count of connections. Python is told of connections
+and endings by one descriptor, once a batch; it gives back by posts.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport EMFILE, ENFILE, errno
+from libc.stdlib cimport free, malloc
+from libcpp.vector cimport vector
+from posix.fcntl cimport F_SETFL, O_NONBLOCK, fcntl
+from posix.unistd cimport close as close_fd, usleep
+
+from clipper_core.engine.engine cimport Engine
+from clipper_core.http.http_connection cimport (
+    CONNECTION, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings, exchange_answered,
+    exchange_slot_ended, http_connection_check_times, http_connection_close, http_connection_drain,
+    http_connection_open, http_connection_read, http_connection_settle,
+)
+from clipper_core.http.http_route cimport HotRoute, HotTable, query_drop
+from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
+from clipper_core.results.future cimport Future, future_at_once, future_new
+from clipper_core.results.mailbox cimport MailboxReader
+from clipper_core.runtime.allocation cimport make
+from clipper_core.runtime.machine cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
+    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_drain,
+    monotonic_us, relaxed, release, timer_slack_min, u8,
+)
+from clipper_core.runtime.status cimport NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.wire.prediction cimport TAG_NONE
+
+import threading
+from typing import NamedTuple
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SOCK_NONBLOCK
+    int SOCK_CLOEXEC
+    int accept4(int fd, void* address, void* length, int flags) noexcept
+
+cdef extern from *:
+    """
+    #include <ctime>
+    static inline unsigned long long clipper_wall_s() {
+        timespec t;
+        clock_gettime(CLOCK_REALTIME_COARSE, &t);
+        return (unsigned long long) t.tv_sec;
+    }
+    // As RFC 9110 wants it: 29 characters.
+    static inline void clipper_date(unsigned long long wall_s, char* to) {
+        static const char* days = "SunMonTueWedThuFriSat";
+        static const char* months = "JanFebMarAprMayJunJulAugSepOctNovDec";
+        time_t seconds = (time_t) wall_s;
+        tm at;
+        gmtime_r(&seconds, &at);
+        snprintf(to, 40, "%.3s, %02d %.3s %04d %02d:%02d:%02d GMT", days + 3 * at.tm_wday,
+                 at.tm_mday, months + 3 * at.tm_mon,
+                 1900 + at.tm_year, at.tm_hour, at.tm_min, at.tm_sec);
+    }
+    """
+    u64 wall_s "clipper_wall_s"() noexcept nogil
+    void write_date "clipper_date"(u64 wall_s, char* to) noexcept nogil
+
+cdef enum:
+    WORKERS_MAX = 64
+    EVENTS_MAX = 256
+    ACCEPTS_MAX = 64
+    BUFFER_BYTES = 262144
+    CHECK_US_MAX = 500000
+    LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has
+                                # memory to answer
+
+cdef u64 POST = <u64> 1 << 40
+cdef u64 LISTENER = <u64> 1 << 41
+cdef u64 MAILBOX = <u64> 1 << 42
+
+
+# -- connections
+# --------------------------------------------------------------------------------------------------
+
+cdef Worker* _least(Shared* s) noexcept nogil:
+    """The worker with the fewest connections."""
+    cdef size_t i
+    cdef Worker* least = <Worker*> s.workers[0]
+    cdef Worker* w
+    for i in range(1, s.workers.size()):
+        w = <Worker*> s.workers[i]
+        if w.count.load(relaxed) < least.count.load(relaxed):
+            least = w
+    return least
+
+
+cdef WorkerCommand* _command_new(u32 kind) noexcept nogil:
+    """NULL: there is no memory."""
+    cdef WorkerCommand* command = make[WorkerCommand]()
+    if command == NULL:
+        return NULL
+    command.kind, command.fd = kind, -1
+    return command
+
+
+cdef void _give_connection(Worker* w, int fd, u32 returns) noexcept nogil:
+    cdef WorkerCommand* command = _command_new(ADOPT)
+    if command != NULL:
+        command.fd, command.returns = fd, returns
+        if w.post.put(command):
+            return
+    close_fd(fd)
+    del command
+
+
+cdef void _to_python(Shared* s, int fd) noexcept nogil:
+    """One too many: the refusal is said there."""
+    cdef HandedOver* handed = make[HandedOver]()
+    if handed != NULL:
+        handed.kind, handed.fd = CONNECTION, fd
+        if s.away.put(handed):
+            return
+    close_fd(fd)
+    del handed
+
+
+cdef void _accept(Worker* w, int listener) noexcept nogil:
+    cdef Shared* s = w.shared
+    cdef Worker* to
+    cdef int fd, _i
+    for _i in range(ACCEPTS_MAX):
+        fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        if fd < 0:
+            if errno == EMFILE or errno == ENFILE:
+                usleep(1000)    # as long as descriptors are out, the backlog keeps the others
+            return
+        if s.held.load(relaxed) + s.outside.load(relaxed) >= s.settings.connections_max:
+            _to_python(s, fd)
+            continue
+        to = _least(s)
+        if to == w:
+            http_connection_open(w, fd, 0)
+        else:
+            _give_connection(to, fd, 0)
+
+
+# -- orders
+# --------------------------------------------------------------------------------------------------
+
+cdef void _close_up(Worker* w) noexcept nogil:
+    cdef epoll_event event
+    cdef size_t i
+    if w.listener >= 0:
+        epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, w.listener, &event)
+        close_fd(w.listener)
+        w.listener = -1
+    w.draining = True
+    for i in range(w.connections.size()):
+        if w.connections[i] != NULL:
+            http_connection_drain(w, w.connections[i])
+
+
+cdef void _apply_command(Worker* w, WorkerCommand* command) noexcept nogil:
+    cdef Exchange* x
+    if command.kind == ADOPT:
+        http_connection_open(w, command.fd, command.returns)
+    elif command.kind == ANSWERED:
+        x = <Exchange*> w.tickets.take(command.ticket)
+        if x != NULL:
+            exchange_answered(w, x, &command.bytes, command.close)
+    elif command.kind == SET_TABLE:
+        w.table.users.fetch_sub(1, release)
+        w.table = command.table
+    elif command.kind == DRAIN:
+        _close_up(w)
+    else:
+        w.stopping = True
+    del command
+
+
+cdef void _apply_commands(Worker* w) noexcept nogil:
+    cdef vector[void*] commands
+    cdef size_t i
+    w.version = w.shared.version.load(acquire)
+    w.post.take_all(commands)
+    for i in range(commands.size()):
+        _apply_command(w, <WorkerCommand*> commands[i])
+
+
+cdef void _look_up_table(Worker* w) noexcept nogil:
+    """In the middle of a turn: another table, and nothing else; what it finds beside waits for the
+    next turn."""
+    cdef size_t i, first = w.later.size()
+    cdef u64 version = w.shared.version.load(acquire)
+    if not w.post.append_to(w.later):
+        return
+    w.version = version
+    for i in range(first, w.later.size()):
+        if (<WorkerCommand*> w.later[i]).kind == SET_TABLE:
+            _apply_command(w, <WorkerCommand*> w.later[i])
+            w.later[i] = NULL
+
+
+cdef void _apply_later_commands(Worker* w) noexcept nogil:
+    cdef vector[void*] commands
+    cdef size_t i
+    commands.swap(w.later)
+    for i in range(commands.size()):
+        if commands[i] != NULL:
+            _apply_command(w, <WorkerCommand*> commands[i])
+
+
+# -- news
+# --------------------------------------------------------------------------------------------------
+
+cdef void _event_of(Worker* w, u64 key) noexcept nogil:
+    cdef Exchange* x = <Exchange*> w.waiting.get(key)
+    if x != NULL and x.query.block.state[x.query.slot].load(acquire) != PENDING:
+        w.waiting.take(key)
+        exchange_slot_ended(w, x)
+
+
+cdef bint _drain_mailbox(Worker* w, Mailbox* box) noexcept nogil:
+    cdef u64 key
+    cdef bint any = False
+    cdef const vector[u64]* keys
+    cdef size_t i
+    while box.ids.pop(&key):
+        _event_of(w, key)
+        any = True
+    if mailbox_must_rescan(box[0]):
+        keys = w.waiting.all()
+        for i in range(keys.size()):
+            _event_of(w, keys[0][i])
+        any = True
+    return any
+
+
+cdef void _news(Worker* w) noexcept nogil:
+    """All there is, until the mailboxes are armed."""
+    cdef size_t i
+    cdef u64 key
+    cdef bint any = True
+    while any:
+        any = False
+        while w.over.size():
+            key = w.over.back()
+            w.over.pop_back()
+            _event_of(w, key)
+        for i in range(w.inboxes.size()):
+            while _drain_mailbox(w, w.inboxes[i].box) or mailbox_arm(w.inboxes[i].box[0],
+                                                                     w.inboxes[i].box.ids[0]):
+                any = True
+        any = any and w.over.size() != 0
+
+
+# -- turns
+# --------------------------------------------------------------------------------------------------
+
+cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
+    cdef u64 tag = event.data.u64
+    cdef HttpConnection* connection
+    if tag == POST:
+        _apply_commands(w)
+    elif tag == LISTENER:
+        if w.listener >= 0:
+            _accept(w, w.listener)
+    elif tag & MAILBOX:
+        eventfd_drain(w.inboxes[tag & 0xFF].box.fd)
+    else:
+        connection = w.connections[tag]
+        if connection == NULL:
+            return
+        if connection.full and connection.out.size() == 0 and w.turn_bytes >= TURN_BYTES:
+            return                          # the others come first; epoll tells of it again
+        if event.events & EPOLLOUT:
+            http_connection_settle(w, connection)
+        elif event.events & EPOLLIN or connection.watched & EPOLLIN:
+            http_connection_read(w, connection)
+        else:
+            http_connection_close(w, connection)             # it broke while nothing was to be read
+
+
+cdef void _look(Worker* w) noexcept nogil:
+    cdef size_t i
+    for i in range(w.connections.size()):
+        if w.connections[i] != NULL:
+            http_connection_check_times(w, w.connections[i])
+
+
+cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
+    cdef epoll_event[EVENTS_MAX] events
+    cdef u64 now = monotonic_us(), second
+    cdef int i, k, n
+    cdef int first = -1
+    n = epoll_wait_us(w.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
+    w.now_us = monotonic_us()
+    w.turn_bytes, w.turns = 0, w.turns + 1
+    second = wall_s()
+    if second != w.date_s:
+        w.date_s = second
+        write_date(second, w.date)
+    for i in range(n):
+        if events[i].data.u64 == POST:
+            first = i
+    if first >= 0:
+        _handle(w, &events[first])
+    for i in range(n):
+        k = <int> ((i + w.turns) % <u64> n)     # another begins in each turn
+        if k != first:
+            _handle(w, &events[k])
+    if w.later.size():
+        _apply_later_commands(w)
+    _news(w)
+    while w.freed.size():
+        w.free_connections.push_back(w.freed.back())
+        w.freed.pop_back()
+
+
+cdef void _run(Worker* w) noexcept nogil:
+    cdef u64 check_us
+    cdef size_t i
+    timer_slack_min()
+    w.now_us = monotonic_us()
+    check_us = w.now_us + w.shared.settings.check_us
+    while not w.stopping:
+        _turn(w, check_us)
+        if w.now_us >= check_us:
+            _look(w)
+            check_us = w.now_us + w.shared.settings.check_us
+    _close_up(w)
+    for i in range(w.connections.size()):
+        if w.connections[i] != NULL:
+            http_connection_close(w, w.connections[i])
+
+
+# -- for Python
+# --------------------------------------------------------------------------------------------------
+
+class Handed(NamedTuple):
+    """A connection that is Python's from now on. data: read and not used.  age_s: since its first
+    byte came.  returns: how often it has been here before."""
+
+    fd: int
+    data: bytes
+    age_s: float
+    returns: int
+
+
+class Ending(NamedTuple):
+    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id:
+    X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON, and
+    whether its output goes back as bytes."""
+
+    route: object
+    future: object
+    id: bytes
+    began_ns: int
+    worker: int
+    ticket: int
+    tag: bytes
+    binary: bool
+
+
+cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
+    cdef Worker* w = make[Worker]()
+    cdef epoll_event event
+    if w == NULL:
+        raise_for(NO_MEMORY, "no memory for a worker of the HTTP server")
+    w.shared, w.number, w.listener = s, number, -1
+    w.apply_commands = &_look_up_table
+    w.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+    w.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+    w.buffer = <u8*> malloc(BUFFER_BYTES)
+    if w.epoll_fd < 0 or w.post.fd < 0 or w.buffer == NULL:
+        raise_for(NO_MEMORY, "no memory (or no file descriptor) for the HTTP server")
+    event.events = EPOLLIN
+    event.data.u64 = POST
+    epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, w.post.fd, &event)
+    return w
+
+
+cdef WorkerCommand* _checked(WorkerCommand* command) except NULL:
+    if command == NULL:
+        raise_for(NO_MEMORY, "no memory for a command to the HTTP server")
+    return command
+
+
+cdef class HttpServer:
+    """Threads: run(i) is the body of worker i, one each; the other methods any, `take` one at a
+    time.
+
+    finish: what futures of queries that end in Python are made with.  prefix: of request ids that
+    are made up here. Limits are those of `[http]`, of all workers together.
+    """
+
+    def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s,
+                  u64 connections_max,
+                  u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max,
+                  finish):
+        cdef Settings* s
+        cdef u32 i
+        if not 1 <= workers <= WORKERS_MAX:
+            raise ValueError(f"workers={workers} of the HTTP server: 1 to {WORKERS_MAX}")
+        self.engines, self.mailboxes, self.retired, self.finish = list(engines), [], [], finish
+        self.guard = threading.Lock()
+        self.shared = make[Shared]()
+        if self.shared == NULL:
+            raise_for(NO_MEMORY, "no memory for the HTTP server")
+        self.shared.away.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        self.shared.prefix.put(<const char*> prefix, len(prefix))
+        self.shared.prefix.put_byte(45)
+        self.shared.tickets.store(1, relaxed)
+        s = &self.shared.settings
+        s.header_us, s.idle_us = <u64> (header_s * 1e6), <u64> (idle_s * 1e6)
+        s.check_us = min(<u64> CHECK_US_MAX, min(s.header_us // 4, s.idle_us // 4))
+        s.connections_max, s.header_bytes_max, s.body_bytes_max = (connections_max,
+                header_bytes_max, body_bytes_max)
+        s.pipeline_max, s.unsent_bytes_max = pipeline_max, unsent_bytes_max
+        self.table = HotTable({})
+        for i in range(workers):
+            self.shared.workers.push_back(_worker_new(self.shared, i))
+            (<Worker*> self.shared.workers[i]).table = (<HotTable> self.table).state
+            (<HotTable> self.table).state.users.fetch_add(1, relaxed)
+            for engine in self.engines:
+                self._add_mailbox(<Worker*> self.shared.workers[i], engine)
+
+    cdef int _add_mailbox(self, Worker* w, Engine engine) except -1:
+        cdef MailboxReader reader = MailboxReader(engine.completion)
+        cdef Inbox inbox
+        cdef epoll_event event
+        self.mailboxes.append(reader)
+        inbox.completion, inbox.box, inbox.bit = engine.completion.state, reader.box, reader.bit
+        event.events = EPOLLIN
+        event.data.u64 = MAILBOX | w.inboxes.size()
+        w.inboxes.push_back(inbox)
+        epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, reader.box.fd, &event)
+        return 0
+
+    def __dealloc__(self):
+        cdef size_t i
+        cdef Worker* w
+        cdef Exchange* x
+        if self.shared == NULL:
+            return
+        for i in range(self.shared.workers.size()):
+            w = <Worker*> self.shared.workers[i]
+            while w.spare != NULL:
+                x = w.spare
+                w.spare = x.next
+                del x
+            close_fd(w.epoll_fd)
+            close_fd(w.post.fd)
+            free(w.buffer)
+            del w
+        close_fd(self.shared.away.fd)
+        del self.shared
+
+    def run(self, u32 number):
+        """Serve until stop(). Takes no GIL in between."""
+        cdef Worker* w = <Worker*> self.shared.workers[number]
+        with nogil:
+            _run(w)
+
+    @property
+    def fd(self):
+        """An eventfd, readable when take() has something."""
+        return self.shared.away.fd
+
+    @property
+    def connections(self):
+        """Held here, by all workers."""
+        return self.shared.held.load(relaxed)
+
+    @property
+    def outside(self):
+        """Connections that Python holds: they count for the limit."""
+        return self.shared.outside.load(relaxed)
+
+    @outside.setter
+    def outside(self, u64 n):
+        self.shared.outside.store(n, relaxed)
+
+    def listen(self, int fd):
+        """Accept from listening socket `fd`, which belongs to the server now. Once, before
+        run()."""
+        cdef Worker* w = <Worker*> self.shared.workers[0]
+        cdef epoll_event event
+        fcntl(fd, F_SETFL, O_NONBLOCK)
+        w.listener = fd
+        event.events = EPOLLIN
+        event.data.u64 = LISTENER
+        epoll_ctl(w.epoll_fd, EPOLL_CTL_ADD, fd, &event)
+
+    # -- what is answered here
+
+    def set_table(self, HotTable table):
+        """Requests that come after this call returns are answered by it."""
+        cdef WorkerCommand* command
+        cdef u32 i
+        with self.guard:
+            self.retired.append(self.table)
+            self.table = table
+            for i in range(<u32> self.shared.workers.size()):
+                command = _checked(_command_new(SET_TABLE))
+                command.table = table.state
+                table.state.users.fetch_add(1, relaxed)
+                self._command(i, command)
+            self.shared.version.fetch_add(1, release)
+
+    def sweep(self):
+        """Let go of former tables that nobody needs any more; -> how many are kept."""
+        with self.guard:
+            self.retired = [table for table in self.retired if table.users]
+            return len(self.retired)
+
+    cdef int _command(self, u32 number, WorkerCommand* command) except -1:
+        if not (<Worker*> self.shared.workers[number]).post.put(command):
+            if command.fd >= 0:
+                close_fd(command.fd)
+            del command
+        return 0
+
+    # -- what is not
+
+    def take(self):
+        """What has become Python's: Handed and Ending, in their order."""
+        cdef vector[void*] items
+        cdef size_t i
+        cdef HandedOver* handed
+        cdef list taken = []
+        self.shared.away.take_all(items)
+        for i in range(items.size()):
+            handed = <HandedOver*> items[i]
+            try:
+                if handed.kind == CONNECTION:
+                    data = PyBytes_FromStringAndSize(<const char*> handed.bytes.at(),
+                                                     <Py_ssize_t> handed.bytes.size())
+                    taken.append(Handed(handed.fd, data, handed.age_us / 1e6, handed.returns))
+                else:
+                    taken.append(self._ending(handed))
+            except MemoryError:
+                self._lose(handed)
+            del handed
+        return taken
+
+    cdef int _lose(self, HandedOver* handed) except -1:
+        """Python has no memory for it: its connection is closed."""
+        cdef WorkerCommand* command
+        if handed.kind == CONNECTION:
+            close_fd(handed.fd)
+            return 0
+        query_drop(&handed.query)
+        handed.query.route.users.fetch_sub(1, release)
+        for _ in range(LOSE_TRIES):
+            command = _command_new(ANSWERED)
+            if command != NULL:
+                command.ticket, command.close = handed.ticket, True
+                if (<Worker*> self.shared.workers[handed.worker]).post.put(command):
+                    return 0
+                del command
+            usleep(1000)
+        return 0
+
+    cdef object _ending(self, HandedOver* handed):
+        cdef HotRoute route = <HotRoute> handed.query.route.object
+        cdef bytes id = (<const char*> handed.query.id)[:handed.query.id_bytes]
+        cdef bytes tag = ((<const char*> handed.query.tag.at())[:handed.query.tag.size()]
+                          if handed.query.tag.size() else b"")
+        cdef object extra = route.subject(id.decode("ascii"), tag)
+        cdef Future future
+        if handed.query.block == NULL:
+            future = future_at_once(route.model.engine.completion, OK, &handed.query.value,
+                                    self.finish, extra)
+            future.own_id = handed.query.number
+        else:
+            future = future_new(route.model.engine.completion, handed.query.block,
+                                handed.query.slot, 1,
+                                self.finish, extra)
+        handed.query.block = NULL            # the future has it, and the value
+        handed.query.value.tag = TAG_NONE
+        ending = Ending(route, future, id, handed.query.began_us * 1000, handed.worker,
+                        handed.ticket,
+                        tag, bool(handed.query.binary))
+        handed.query.route.users.fetch_sub(1, release)
+        return ending
+
+    def adopt(self, int fd, u32 returns=0):
+        """Take a connection that is between two requests; the descriptor is the server's now.
+        False: it takes none any more, and nothing was done."""
+        cdef Worker* w = _least(self.shared)
+        cdef WorkerCommand* command = _checked(_command_new(ADOPT))
+        command.fd, command.returns = fd, returns
+        if w.post.put(command):
+            return True
+        del command
+        return False
+
+    def answer(self, u32 worker, u64 ticket, bytes response, bint close):
+        """The response of an Ending. close: the connection's last."""
+        cdef WorkerCommand* command = _checked(_command_new(ANSWERED))
+        command.ticket, command.close = ticket, close
+        command.bytes.put(<const char*> response, len(response))
+        if command.bytes.lost or not (<Worker*> self.shared.workers[worker]).post.put(command):
+            del command
+            if not (<Worker*> self.shared.workers[worker]).post.closed:
+                raise_for(NO_MEMORY, "no memory for a response")
+
+    # -- the end
+
+    def drain(self):
+        """Accept no more, close what is idle, the others after their responses."""
+        cdef u32 i
+        for i in range(<u32> self.shared.workers.size()):
+            self._command(i, _checked(_command_new(DRAIN)))
+
+    def stop(self):
+        """Ask run() to return; it closes what is open."""
+        cdef u32 i
+        for i in range(<u32> self.shared.workers.size()):
+            self._command(i, _checked(_command_new(STOP)))

@@ -1,0 +1,38 @@
+# What an observation teaches, all in one: the loss of each model that was heard, how sure the
+# answer would have been and whether it would have been right (calibration), and the rule's step.
+# One observation, or an array of them in its order: the same steps, so that the same state comes of
+# it, bit for bit.
+#
+# For votes on labels, and for losses of numbers. What else an observation may hold is
+# python/clipper/selection/learned.py's, which is also the obvious twin of this module in the tests.
+#
+# Threads: any; the state belongs to the caller.
+from clipper_core.learning.bandit cimport RuleState
+from clipper_core.runtime.machine cimport i64, u32, u64, u8
+
+cdef struct Learner:              # a state while it learns
+    const RuleState* rule
+    double* rows                # [k, columns]
+    double* sure                # [bins, 2]: right and all answers, by confidence
+    u32 k
+    u32 bins
+    double fade                 # of a bin's counts, an observation in it
+    double seen                 # weight of the observations
+    u64 labels                  # one bit a label seen
+
+cdef struct Observation:               # an observation
+    const i64* values           # [k]: the labels the models gave, as numbers that are equal when
+                                # they are
+    const u8* heard             # [k]
+    const double* confidence    # [k]: the models' own, NaN where they gave none
+    i64 label                   # the right one
+    u64 bit                     # of it, in `labels`
+    u32 chosen                  # the one model that was asked; k when all were
+    double p                    # its probability then
+    double weight
+
+cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
+# ^ False when nobody was heard: then nothing is changed
+cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
+                                u32* winner) noexcept nogil
+# ^ confidence before calibration, and a model that gave the answer; -1 when nobody was heard

@@ -1,0 +1,49 @@
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from clipper_core.learning.bandit import Rule
+
+_Rows = np.ndarray[Any, np.dtype[np.float64]]
+
+@final
+class FeedbackUpdate:
+    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves;
+    states go in and come out."""
+
+    def __init__(
+        self, rule: Rule, fade: float, make: Callable[..., Any], bit_of: Callable[[Any], int]
+    ) -> None: ...
+    def one(
+        self,
+        models: tuple[Any, ...],
+        rows: _Rows,
+        sure: _Rows,
+        seen: float,
+        labels: int,
+        rest: object,
+        asked: tuple[Any, ...],
+        odds: tuple[float, ...],
+        heard: object,
+        label: object,
+        weight: float,
+    ) -> Any: ...
+    def many(
+        self,
+        rows: _Rows,
+        sure: _Rows,
+        seen: float,
+        labels: int,
+        values: ArrayLike,
+        heard: ArrayLike,
+        confidence: ArrayLike,
+        label: ArrayLike,
+        bits: ArrayLike,
+        chosen: ArrayLike,
+        p: ArrayLike,
+    ) -> tuple[_Rows, _Rows, float, int]: ...
+    def graded(
+        self, rows: _Rows, seen: float, losses: ArrayLike, chosen: ArrayLike, p: ArrayLike
+    ) -> tuple[_Rows, float]: ...

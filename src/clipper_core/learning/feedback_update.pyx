@@ -1,0 +1,473 @@
+"""What an observation teaches: losses, calibration and the rule's step, for one observation or an
+array of them."""
+cimport cython
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+from libc.math cimport NAN, exp, isfinite, log, rint
+
+import numpy as np
+
+from clipper_core.learning.bandit cimport (
+    GREEDY, HEDGE, KL_UCB, LOGODDS, MODELS_MAX, SQUARECB, STACKING, THOMPSON, Rule, doubles_copied,
+    rule_learn, rule_weights, stack_learn,
+)
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+
+cnp.import_array()
+
+cdef enum:
+    LABEL_BITS = 64
+    BINS_MAX = 1024
+
+cdef double[65] CLASSES         # by how many bits of `labels` are set
+
+
+cdef extern from *:
+    int popcount "__builtin_popcountll"(unsigned long long x) noexcept nogil
+
+
+cdef _fill_classes():
+    """Labels seen, by linear counting: as `Learned.classes` has it."""
+    cdef u32 bits
+    for bits in range(LABEL_BITS + 1):
+        CLASSES[bits] = max(2.0,
+                            rint(LABEL_BITS * log(LABEL_BITS / max(<double> LABEL_BITS - bits,
+                                                                   1.0))))
+
+
+_fill_classes()
+
+
+# -- how sure the answer would have been
+# -------------------------------------------------------------------------------
+
+cdef inline bint _chooses_one(u32 kind) noexcept nogil:
+    return kind != HEDGE and kind != LOGODDS and kind != STACKING
+
+
+cdef inline double _sound(double confidence) noexcept nogil:
+    return 0.0 if confidence < 0.0 else 1.0 if confidence > 1.0 else confidence
+
+
+cdef double _accuracy(const RuleState* rule, const double* row) noexcept nogil:
+    """How often a model was right, by its row."""
+    if rule.kind == THOMPSON:
+        return row[0] / (row[0] + row[1])
+    if rule.kind == KL_UCB:
+        return 1.0 - (row[0] + 1.0) / (row[1] + 2.0)
+    if rule.kind == SQUARECB or rule.kind == GREEDY:
+        return 1.0 - row[0] if row[1] > 0 else 0.5
+    return 0.5
+
+
+cdef inline bint _votes(const Learner* learner, const Observation* observation,
+                        u32 i) noexcept nogil:
+    return observation.heard[i] and (observation.chosen >= learner.k or observation.chosen == i)
+
+
+cdef double _asked_weights(const Learner* learner, const Observation* observation,
+                           double* w) noexcept nogil:
+    """The weight of each model's vote; -> that of all that were asked."""
+    cdef u32 i
+    cdef double total = 0.0
+    cdef bint some = False
+    rule_weights(learner.rule, learner.rows, learner.k, CLASSES[popcount(learner.labels)], w)
+    for i in range(learner.k):
+        some = some or (w[i] > 0 and (observation.chosen >= learner.k or observation.chosen == i))
+    for i in range(learner.k):
+        if not some:
+            w[i] = 1.0
+        if observation.chosen >= learner.k or observation.chosen == i:
+            total += w[i]
+    return total
+
+
+cdef u32 _tally(const Learner* learner, const Observation* observation, const double* w,
+                double* behind,
+                double* surely,
+                double* top) noexcept nogil:
+    """behind[i]: the weight behind what model i said, if it was the first to say so, else -1.
+    surely[i]: their own confidences. -> how many different labels there are."""
+    cdef u32 i, j, labels = 0
+    top[0] = -1.0
+    for i in range(learner.k):
+        behind[i] = -1.0
+        if not _votes(learner, observation, i):
+            continue
+        for j in range(i):
+            if behind[j] >= 0 and observation.values[j] == observation.values[i]:
+                behind[j] += w[i]
+                surely[j] += (_sound(observation.confidence[i])
+                              if observation.confidence[i] == observation.confidence[i] else 0.5)
+                break
+        else:
+            behind[i] = w[i]
+            surely[i] = (_sound(observation.confidence[i])
+                         if observation.confidence[i] == observation.confidence[i] else 0.5)
+            labels += 1
+    for i in range(learner.k):
+        top[0] = max(top[0], behind[i])
+    return labels
+
+
+cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
+                     u32 winner) noexcept nogil:
+    """Of the scores, labels without a vote included."""
+    cdef u32 i
+    cdef double total = 0.0, others = 0.0, high = 0.0
+    for i in range(learner.k):
+        total += learner.rows[i]
+    for i in range(learner.k):
+        if behind[i] >= 0:
+            high = max(high, behind[i] * total)
+    for i in range(learner.k):
+        if behind[i] >= 0:
+            others += exp(behind[i] * total - high)
+    return exp(behind[winner] * total - high) / (others
+                                                 + max(CLASSES[popcount(learner.labels)] - labels,
+                                                       0.0) * exp(-high))
+
+
+cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
+                                u32* winner) noexcept nogil:
+    cdef double[MODELS_MAX] w
+    cdef double[MODELS_MAX] behind
+    cdef double[MODELS_MAX] surely
+    cdef double asked, top, high = -1.0
+    cdef u32 i, labels
+    if _chooses_one(learner.rule.kind):
+        i = observation.chosen
+        if i >= learner.k or not observation.heard[i]:
+            return -1.0
+        winner[0] = i
+        if observation.confidence[i] == observation.confidence[i]:
+            return _sound(observation.confidence[i])
+        return _accuracy(learner.rule, learner.rows + i * learner.rule.columns)
+    asked = _asked_weights(learner, observation, w)
+    labels = _tally(learner, observation, w, behind, surely, &top)
+    if labels == 0:
+        return -1.0
+    for i in range(learner.k):        # of equals the surer, then the first
+        if behind[i] >= 0 and behind[i] >= top * (1 - 1e-12) and surely[i] > high:
+            high = surely[i]
+            winner[0] = i
+    if learner.rule.kind == STACKING:
+        return _softmax(learner, behind, labels, winner[0])
+    return min(behind[winner[0]] / asked, 1.0) if asked > 0 else 0.0
+
+
+# -- learning
+# --------------------------------------------------------------------------------------------------
+
+cdef void _calibrate(Learner* learner, double raw, bint right) noexcept nogil:
+    # mathematically on an edge, as one half is, it is in the bin above, whatever was rounded on the
+    # way
+    cdef double* bin = learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
+    bin[0] = learner.fade * bin[0] + right
+    bin[1] = learner.fade * bin[1] + 1.0
+
+
+cdef void _stack(Learner* learner, const Observation* observation) noexcept nogil:
+    cdef u32[MODELS_MAX] votes
+    cdef u32 i, j, codes = 1
+    for i in range(learner.k):
+        votes[i] = 0
+        if observation.heard[i]:
+            votes[i] = 1
+            if observation.values[i] != observation.label:
+                for j in range(i):
+                    if observation.heard[j] and observation.values[j] == observation.values[i]:
+                        votes[i] = votes[j]
+                        break
+                else:
+                    codes += 1
+                    votes[i] = codes
+    stack_learn(learner.rule, learner.rows, learner.k, votes, 1,
+                max(CLASSES[popcount(learner.labels)], <double> codes), observation.weight)
+
+
+cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil:
+    cdef double[MODELS_MAX] losses
+    cdef u32 i, winner = 0
+    cdef bint anyone = False
+    cdef double raw
+    for i in range(learner.k):
+        losses[i] = <double> (observation.values[i] != observation.label)
+        if observation.heard[i]:
+            anyone = True
+        else:
+            losses[i] = NAN
+    if not anyone:
+        return False
+    raw = feedback_update_raw(learner, observation, &winner)      # by the state before
+    if learner.rule.kind == STACKING:
+        _stack(learner, observation)
+    else:
+        rule_learn(learner.rule, learner.rows, learner.k, learner.seen, losses, observation.chosen,
+                   observation.p,
+                   observation.weight)
+    if raw >= 0:
+        _calibrate(learner, raw, observation.values[winner] == observation.label)
+    learner.labels |= observation.bit
+    learner.seen += observation.weight
+    return True
+
+
+# -- for Python
+# --------------------------------------------------------------------------------------------------
+
+cdef struct Steps:              # arrays of n, or of one that stands for all
+    const u32* chosen
+    const double* p
+    u64 chosen_step
+    u64 p_step
+
+
+cdef object _exactly(object array, object dtype, tuple shape, str name):
+    found = np.ascontiguousarray(array, dtype)
+    if found.shape != shape:
+        raise_for(BAD_INPUT,
+                  f"{name} must be {np.dtype(dtype).name}{list(shape)}, not {list(found.shape)}")
+    return found
+
+
+@cython.final
+cdef class FeedbackUpdate:
+    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves;
+    states go in, new ones come out, nothing is changed in place.
+
+    A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a
+    label seen. make: of (models, rows, seen, labels, sure, rest), the state object.  bit_of: of a
+    label that is no number, the bit it sets.
+    """
+    cdef Rule rule
+    cdef double fade
+    cdef object make, bit_of
+
+    def __cinit__(self, Rule rule not None, double fade, make, bit_of):
+        self.rule = rule
+        self.fade = fade
+        self.make, self.bit_of = make, bit_of
+
+    cdef cnp.ndarray _bins(self, cnp.ndarray sure):
+        if (cnp.PyArray_TYPE(sure) != cnp.NPY_DOUBLE or sure.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(sure)
+                or not 1 <= sure.shape[0] <= BINS_MAX or sure.shape[1] != 2):
+            raise_for(BAD_INPUT, "sure must be f64[bins, 2]")
+        return sure
+
+    cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *:
+        """Of arrays that are the caller's own."""
+        cdef Learner learner
+        learner.rule = &self.rule.state
+        learner.rows = <double*> cnp.PyArray_DATA(rows)
+        learner.sure = <double*> cnp.PyArray_DATA(sure)
+        learner.k = <u32> rows.shape[0]
+        learner.bins = <u32> sure.shape[0]
+        learner.fade = self.fade
+        learner.seen = seen
+        learner.labels = labels
+        return learner
+
+    @cython.binding(False)
+    def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, rest,
+            tuple asked, odds, heard,
+            label, double weight):
+        """One observation of a label: -> the new state; None if it is for `policy.observe`, being
+        of something else, or of other models, or of kinds that do not go together; False if nobody
+        was heard.
+
+        rest: what else the state holds, which stays.  asked: the models that were, with the
+        probabilities `odds`. heard: by model, objects with `output` and `confidence`.
+        """
+        cdef i64[MODELS_MAX] values
+        cdef u8[MODELS_MAX] was_heard
+        cdef double[MODELS_MAX] confidence
+        cdef list said = []
+        cdef PyObject* found
+        cdef object kind = type(label)
+        cdef Observation observation
+        cdef Learner learner
+        cdef u32 i, k = <u32> len(models)
+        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
+                and isfinite(weight)):
+            return None
+        if k == 0 or k > MODELS_MAX or rows.shape[0] != k or type(heard) is not dict:
+            return None
+        if not self._asked(&observation, asked, odds, models):
+            return None
+        for i in range(k):
+            found = PyDict_GetItem(<dict> heard, models[i])
+            was_heard[i] = found != NULL
+            values[i] = 0
+            confidence[i] = NAN
+            if found == NULL:
+                said.append(None)
+            elif not _read_one(<object> found, label, kind, said, values + i, confidence + i):
+                return None
+        observation.values, observation.heard, observation.confidence = (values, was_heard,
+                confidence)
+        observation.label, observation.weight = 0, weight
+        observation.bit = (<u64> 1 << <u32> (label & 63) if kind is int
+                           or kind is bool else self.bit_of(label))
+        rows = self.rule.copied(rows)
+        sure = doubles_copied(self._bins(sure))
+        learner = self._pupil(rows, sure, seen, labels)
+        if not _is_finite(rows) or not _is_finite(sure):    # `policy.observe` mends it
+            return None
+        if not feedback_update_learn(&learner, &observation):
+            return False
+        return self.make(models, rows, learner.seen, learner.labels, sure, rest)
+
+    cdef bint _asked(self, Observation* observation, tuple asked, object odds,
+                     tuple models) except -1:
+        """All of the models, or one of them: else False."""
+        cdef u32 i, k = <u32> len(models)
+        observation.chosen, observation.p = k, 1.0
+        if len(asked) != 1:
+            return not _chooses_one(self.rule.state.kind) and asked == models
+        for i in range(k):
+            if asked[0] is models[i] or asked[0] == models[i]:
+                observation.chosen = i
+                observation.p = odds[0] if odds else 1.0
+                return True
+        return False
+
+    def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
+             confidence, label, bits, chosen,
+             p):
+        """n observations of weight 1, in their order: -> (rows, sure, seen, labels). Releases the
+        GIL.
+
+        values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a
+        model gave none. label: i64[n].  bits: u8[n], which bit of `labels` each stands for.
+        chosen: u32[n] or u32[1], the model that was asked, k when all were.  p: f64[n] or f64[1],
+        its probability then.
+        """
+        rows = self.rule.copied(rows)
+        sure = doubles_copied(self._bins(sure))
+        cdef Learner learner = self._pupil(rows, sure, seen, labels)
+        cdef cnp.ndarray right = np.ascontiguousarray(label, np.int64).reshape(-1)
+        cdef u64 n = <u64> right.shape[0]
+        cdef tuple shape = (learner.k, n)
+        cdef cnp.ndarray said = _exactly(values, np.int64, shape, "values")
+        cdef cnp.ndarray was_heard = _exactly(heard, np.uint8, shape, "heard")
+        cdef cnp.ndarray own = _exactly(confidence, np.float64, shape, "confidence")
+        cdef cnp.ndarray places = _exactly(bits, np.uint8, (n,), "bits")
+        cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
+        cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
+        cdef Steps steps = _steps(picks, odds, n)
+        _learn_rows(&learner, n, <i64*> cnp.PyArray_DATA(said), <u8*> cnp.PyArray_DATA(was_heard),
+                    <double*> cnp.PyArray_DATA(own), <i64*> cnp.PyArray_DATA(right),
+                    <u8*> cnp.PyArray_DATA(places), &steps)
+        return rows, sure, learner.seen, learner.labels
+
+    def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
+        """n observations of weight 1 whose losses are known, in their order, without calibration:
+        -> (rows, seen).
+
+        losses: f64[k, n], NaN where a model was not heard; a row of which nobody was heard does not
+        count. Stacking learns nothing of them. Releases the GIL.
+        """
+        rows = self.rule.copied(rows)
+        cdef u32 k = <u32> rows.shape[0]
+        cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
+        if lost.ndim != 2 or lost.shape[0] != k:
+            raise_for(BAD_INPUT, f"losses must be f64[{k}, n]")
+        cdef u64 n = <u64> lost.shape[1]
+        cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
+        cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
+        cdef Steps steps = _steps(picks, odds, n)
+        seen = _learn_losses(&self.rule.state, <double*> cnp.PyArray_DATA(rows), k, seen, n,
+                             <double*> cnp.PyArray_DATA(lost), &steps)
+        return rows, seen
+
+
+cdef bint _read_one(object prediction, object label, object kind, list said, i64* value,
+                    double* confidence) except -1:
+    """A prediction's output as a number: 0 what the label is, else the same for the same. False:
+    not of a kind with the label."""
+    cdef object output = prediction.output
+    cdef object own = prediction.confidence
+    cdef Py_ssize_t i
+    if type(output) is not kind:
+        return False
+    value[0] = 0
+    if output != label:
+        value[0] = len(said) + 1
+        for i in range(len(said)):
+            if said[i] is not None and said[i] == output:
+                value[0] = i + 1
+                break
+    said.append(output)
+    if own is not None:
+        confidence[0] = own
+        if confidence[0] != confidence[0]:
+            confidence[0] = 0.0
+    return True
+
+
+cdef bint _is_finite(cnp.ndarray array):
+    """Of a contiguous array of doubles."""
+    cdef const double* at = <double*> cnp.PyArray_DATA(array)
+    cdef cnp.npy_intp i
+    for i in range(cnp.PyArray_SIZE(array)):
+        if not isfinite(at[i]):
+            return False
+    return True
+
+
+cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:
+    cdef Steps steps
+    if <u64> chosen.shape[0] not in (1, n) or <u64> p.shape[0] not in (1, n):
+        raise_for(BAD_INPUT, f"chosen and p must be arrays of {n}, or of one")
+    steps.chosen, steps.chosen_step = <u32*> cnp.PyArray_DATA(chosen), chosen.shape[0] != 1
+    steps.p, steps.p_step = <double*> cnp.PyArray_DATA(p), p.shape[0] != 1
+    return steps
+
+
+cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* heard,
+                      const double* confidence, const i64* label,
+                      const u8* bits, const Steps* steps):
+    cdef i64[MODELS_MAX] row
+    cdef u8[MODELS_MAX] was_heard
+    cdef double[MODELS_MAX] own
+    cdef Observation observation
+    cdef u64 i
+    cdef u32 j
+    observation.values, observation.heard, observation.confidence, observation.weight = (row,
+            was_heard, own, 1.0)
+    with nogil:
+        for i in range(n):
+            for j in range(learner.k):
+                row[j] = values[j * n + i]
+                was_heard[j] = heard[j * n + i]
+                own[j] = confidence[j * n + i]
+            observation.label = label[i]
+            observation.bit = <u64> 1 << (bits[i] % LABEL_BITS)
+            observation.chosen = min(steps.chosen[i * steps.chosen_step], learner.k)
+            observation.p = steps.p[i * steps.p_step]
+            feedback_update_learn(learner, &observation)
+
+
+cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double seen, u64 n,
+                          const double* losses,
+                          const Steps* steps):
+    cdef double[MODELS_MAX] row
+    cdef u64 i
+    cdef u32 j
+    cdef bint anyone
+    with nogil:
+        for i in range(n):
+            anyone = False
+            for j in range(k):
+                row[j] = losses[j * n + i]
+                anyone = anyone or isfinite(row[j])
+            if anyone:
+                if rule.kind != STACKING:
+                    rule_learn(rule, rows, k, seen, row,
+                               min(steps.chosen[i * steps.chosen_step], k),
+                               steps.p[i * steps.p_step], 1.0)
+                seen += 1.0
+    return seen

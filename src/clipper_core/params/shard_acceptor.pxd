@@ -1,0 +1,16 @@
+# The connections of a shard: accepted, watched, closed; and the bounds of those that are not
+# admitted yet (strangers).
+#
+# Threads: the loop's.
+from clipper_core.params.shard_connection cimport ShardConnection, ShardLoopState
+from clipper_core.runtime.machine cimport u64
+
+cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil
+# op: of epoll_ctl
+cdef void connection_watch(ShardLoopState* s, ShardConnection* c, int op) noexcept nogil
+cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil
+# False: the number is in use
+cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
+                           u64 incarnation) noexcept nogil
+# close those that were not admitted in time
+cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil

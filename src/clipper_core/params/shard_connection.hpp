@@ -1,0 +1,66 @@
+// The head of each message between a worker and a shard: 64 bytes, little-endian. docs/params.md
+// has it as a table.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace clipper {
+
+enum ShardKind {
+    SHARD_PULL = 1,
+    SHARD_PUSH = 2,
+    SHARD_CALL = 3,
+    SHARD_ANSWER = 4,
+    SHARD_REFUSED = 5,
+    SHARD_SHARE = 6
+};
+
+// How a request is refused: a Status, or one of these.
+enum ShardRefusal {
+    NOT_ADMITTED = 101,
+    NOT_READY = 102,
+    OTHER_EPOCH = 103,
+    TOO_STALE = 104,
+    TOO_OLD = 105,
+    NOT_SHARED = 107,
+    WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
+    STATE_LOST = 109      // the shard came back without what it had, and waits to be told to begin
+                          // anew
+};
+
+struct ShardHead {
+    char magic[4];
+    std::uint8_t version, kind, dtype, flags;
+    std::uint32_t table, rows;
+    std::uint64_t id, epoch, worker, sequence, model;
+    float scale;
+    std::uint32_t payload_bytes;  // a multiple of 8
+};
+static_assert(sizeof(ShardHead) == 64, "as the document has it");
+
+inline bool shard_head_is_one(const ShardHead& h) {
+    return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL &&
+           h.kind <= SHARD_SHARE && h.payload_bytes % 8 == 0;
+}
+
+inline ShardHead shard_answer(const ShardHead& to, std::uint8_t kind, std::uint64_t epoch,
+                              std::uint64_t model) {
+    ShardHead head{};
+    std::memcpy(head.magic, "CLPT", 4);
+    head.version = 1;
+    head.kind = kind;
+    head.dtype = to.dtype;
+    head.table = to.table;
+    head.rows = to.rows;
+    head.id = to.id;
+    head.epoch = epoch;
+    head.worker = to.worker;
+    head.sequence = to.sequence;
+    head.model = model;
+    return head;
+}
+
+inline std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) & ~7ull; }
+
+}  // namespace clipper

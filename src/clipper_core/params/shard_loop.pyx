@@ -1,0 +1,632 @@
+"""A shard's loop, and Python's side of it. What requests do is shard_connection's."""
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+cimport numpy as cnp
+from posix.fcntl cimport O_RDONLY, open as open_fd
+from posix.unistd cimport close as close_fd
+
+from clipper_core.params.embedding cimport Table
+from clipper_core.params.shard_acceptor cimport (
+    connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
+)
+from clipper_core.params.shard_connection cimport (
+    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call, Reply,
+    ShardConnection, ShardHead, is_busy, padded, shard_answer, take_frames,
+)
+from clipper_core.params.shard_counts cimport Counts, counts_refuse
+from clipper_core.params.shard_log cimport Held, Sequences
+from clipper_core.params.shard_region cimport receive_with
+from clipper_core.runtime.allocation cimport make, make_room
+from clipper_core.runtime.histogram cimport note
+from clipper_core.runtime.machine cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD,
+    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64,
+    monotonic_us, relaxed, release, u64, u8,
+)
+from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
+from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
+
+import numpy as np
+
+cnp.import_array()
+
+cdef extern from "<fcntl.h>" nogil:
+    int O_CLOEXEC
+
+cdef extern from "<sys/socket.h>" nogil:
+    int MSG_NOSIGNAL
+    ssize_t recv(int fd, void* to, size_t n, int flags) noexcept
+    ssize_t send(int fd, const void* from_, size_t n, int flags) noexcept
+
+cdef enum:
+    EVENTS_MAX = 64
+    READ_BYTES = 65536
+    KEEP_BYTES = 1048576        # of a buffer, between large frames
+    FOLLOWERS = 10
+    SEQUENCES_BYTES = 144
+
+cdef u64 POST = <u64> 1 << 40
+cdef u64 LISTENER = <u64> 1 << 41
+
+
+# -- connections
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _write(ShardLoopState* s, ShardConnection* c) noexcept nogil:
+    """False: it is gone."""
+    cdef ssize_t n
+    while c.output.size():
+        n = send(c.fd, c.output.at(), c.output.size(), MSG_NOSIGNAL)
+        if n > 0:
+            c.output.drop(n)
+        elif n < 0 and errno == EAGAIN:
+            break
+        elif not (n < 0 and errno == EINTR):
+            return False
+    c.output.shrink(KEEP_BYTES)
+    return not c.output.lost
+
+
+cdef void _settle(ShardLoopState* s, ShardConnection* c) noexcept nogil:
+    """After frames or answers: send what there is, take what had waited for room, and look for what
+    comes next."""
+    cdef bint alive = _write(s, c)
+    cdef u64 before
+    while alive and c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
+        before = c.input.size()
+        alive = take_frames(s, c) and _write(s, c)
+        if c.input.size() == before:
+            break
+    if not alive or (c.closing and not c.output.size()):
+        connection_close(s, c)
+        return
+    c.watched = c.output.size() > 0
+    connection_watch(s, c, EPOLL_CTL_MOD)
+
+
+cdef void _read(ShardLoopState* s, ShardConnection* c) noexcept nogil:
+    cdef u8* to
+    cdef u64 room
+    cdef ssize_t n
+    to = c.input.reserve(READ_BYTES)
+    if to == NULL:
+        connection_close(s, c)
+        return
+    room = c.input.room - c.input.end
+    n = receive_with(c.fd, to, room, c.region) if c.local else recv(c.fd, to, room, 0)
+    if n > 0:
+        c.input.end += <u64> n
+        if not take_frames(s, c):
+            connection_close(s, c)
+            return
+        if not c.input.size():
+            c.input.shrink(KEEP_BYTES)
+        _settle(s, c)
+        return
+    if n == 0 or (errno != EAGAIN and errno != EINTR):
+        connection_close(s, c)
+
+
+cdef void _admit(ShardLoopState* s, ShardConnection* c, Reply* reply) noexcept nogil:
+    """What Python has admitted; where another client has its worker number, it is refused
+    instead."""
+    cdef const ShardHead* said = <const ShardHead*> reply.bytes.at()
+    cdef ShardHead head
+    cdef i64 about = <i64> reply.worker
+    if said == NULL or connection_admit(s, c, reply.worker, reply.incarnation):
+        return
+    head = shard_answer(said[0], SHARD_REFUSED, said.epoch, said.model)
+    head.rows, head.payload_bytes = WORKER_IN_USE, sizeof(about)
+    reply.bytes.clear()
+    reply.bytes.put(&head, HEAD_BYTES)
+    reply.bytes.put(&about, sizeof(about))
+    c.closing = True
+    counts_refuse(s.counts, WORKER_IN_USE)
+
+
+cdef void _deliver(ShardLoopState* s) noexcept nogil:
+    """Answers of Python, and those that followers had held up."""
+    cdef vector[void*] replies
+    cdef Reply* reply
+    cdef ShardConnection* c
+    cdef size_t i
+    s.post.take_all(replies)
+    for i in range(replies.size()):
+        reply = <Reply*> replies[i]
+        c = s.callers[reply.conn]
+        if c.fd >= 0 and c.generation == reply.generation:
+            if reply.admit:
+                _admit(s, c, reply)
+            if c.calls:
+                c.calls -= 1
+            c.closing = c.closing or reply.close
+            c.output.put(reply.bytes.at(), reply.bytes.size())
+            c.output.lost = c.output.lost or reply.bytes.lost
+            _settle(s, c)
+        del reply
+    if s.starved.exchange(0, acquire):
+        _close_unanswered(s)
+
+
+cdef void _close_unanswered(ShardLoopState* s) noexcept nogil:
+    """Connections whose answers found no memory: their clients hear that, and ask again."""
+    cdef ShardConnection* c
+    cdef size_t i
+    for i in range(s.callers.size()):
+        c = s.callers[i]
+        if c.fd >= 0 and c.unanswered.load(relaxed) == c.generation:
+            connection_close(s, c)
+
+
+cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
+    """After a message the next one is polled for, for a moment."""
+    cdef int n = 0
+    if s.heard and spin_begin(&s.spin, monotonic_us()):
+        note(&s.spins, 1)
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        while n == 0 and spin_on(&s.spin, monotonic_us()):
+            n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        if n > 0:
+            spin_paid(&s.spin)
+    return n if n else epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
+
+
+cdef void _turn(ShardLoopState* s) noexcept nogil:
+    cdef epoll_event[EVENTS_MAX] events
+    cdef ShardConnection* c
+    cdef u64 tag
+    cdef int i, n = _wait(s, events)
+    s.heard = n > 0
+    for i in range(max(n, 0)):
+        tag = events[i].data.u64
+        if tag == POST:
+            _deliver(s)
+        elif tag >= LISTENER:
+            connection_accept(s, <int> (tag - LISTENER), monotonic_us())
+        else:
+            c = s.callers[tag]
+            if c.fd >= 0 and events[i].events & ~EPOLLOUT:
+                _read(s, c)
+            elif c.fd >= 0:
+                _settle(s, c)
+    if s.oldest != NULL:
+        strangers_expire(s, monotonic_us())
+
+
+# -- Python's side
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _watch_fd(ShardLoopState* s, int fd, u64 tag) noexcept nogil:
+    cdef epoll_event event
+    event.events, event.data.u64 = EPOLLIN, tag
+    return epoll_ctl(s.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
+
+
+cdef void _unanswered(ShardLoopState* s, u32 conn, u32 generation) noexcept nogil:
+    s.callers[conn].unanswered.store(generation, relaxed)
+    s.starved.store(1, release)
+    eventfd_signal(s.post.fd)
+
+
+cdef void _give(ShardLoopState* s, Reply* reply, u32 conn, u32 generation) noexcept nogil:
+    """To the loop. NULL, or no memory there: the connection is closed instead."""
+    if reply == NULL or not s.post.put(reply):
+        del reply
+        _unanswered(s, conn, generation)
+
+
+cdef void _release(ShardLoopState* s) noexcept nogil:
+    """Under the log's guard: what all have that are waited for is answered."""
+    cdef u64 sure = s.log.sure()
+    cdef Reply* reply
+    cdef Held held
+    while s.log.held.size() and s.log.held.front().position <= sure:
+        held = s.log.held.front()
+        s.log.held.pop_front()
+        reply = make[Reply]()
+        if reply != NULL:
+            reply.conn, reply.generation = held.conn, held.generation
+            reply.bytes.put(&held.words[0],
+                            HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
+        _give(s, reply, held.conn, held.generation)
+
+
+cdef object _array(const vector[i64]& ids):
+    cdef cnp.ndarray array = np.empty(ids.size(), np.int64)
+    memcpy(cnp.PyArray_DATA(array), ids.data(), ids.size() * sizeof(i64))
+    return array
+
+
+def each_once(ids):
+    """i64[n], sorted: np.unique, which takes fifteen times as long where numpy sorts by vector
+    instructions."""
+    ids = np.sort(ids)
+    return ids[np.concatenate([ids[:1] == ids[:1], ids[1:] != ids[:ids.size - 1]])]
+
+
+cdef class ShardLoop:
+    """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are
+    reached from elsewhere.
+
+    frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.
+    shared_bytes_max: of all memory that callers over unix sockets share, to have rows written
+    there.  spin_us: to poll after a message for the next, before it sleeps. hello_us: a connection
+    that is not admitted within this time is closed; a quarter of all may be waiting for it (at
+    least 4). What a connection asks that is neither a pull nor a push of rows is a call, and
+    Python's to answer: see `calls`.
+    """
+
+    def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024,
+                  u64 log_ids_max=1 << 24,
+                  u64 shared_bytes_max=1 << 30, u64 spin_us=0, u64 hello_us=5_000_000):
+        cdef ShardLoopState* s = make[ShardLoopState]()
+        self.state, self.tables, self.counts = s, [], Counts()
+        if s == NULL or not (make_room(s.callers, connections_max)
+                             and make_room(s.unused, connections_max)):
+            raise_for(NO_MEMORY, f"no memory for a shard's {connections_max} connections")
+        s.counts = self.counts.state
+        s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        s.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        s.calls.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        s.log.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        s.frame_bytes_max = min(frame_bytes_max, (<u64> 1 << 32) - 8)
+        s.connections_max, s.log.ids_max, s.shared_bytes_max = (connections_max, log_ids_max,
+                shared_bytes_max)
+        s.strangers_max, s.hello_us = max(<u32> 4, connections_max // 4), hello_us
+        s.spare_fd = open_fd("/dev/null", O_RDONLY | O_CLOEXEC)
+        s.epoch.store(1, relaxed)
+        if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s,
+                s.post.fd, POST):
+            raise_for(NO_MEMORY, "no descriptors for a shard")
+        spin_init(&s.spin, spin_us)
+
+    def __dealloc__(self):
+        cdef ShardLoopState* s = self.state
+        cdef vector[void*] rest
+        cdef Reply* reply
+        cdef Call* call
+        cdef size_t i
+        if s == NULL:
+            return
+        s.post.take_all(rest)
+        for i in range(rest.size()):
+            reply = <Reply*> rest[i]
+            del reply
+        rest.clear()
+        s.calls.take_all(rest)
+        for i in range(rest.size()):
+            call = <Call*> rest[i]
+            del call
+        for i in range(s.callers.size()):
+            if s.callers[i].fd >= 0:
+                close_fd(s.callers[i].fd)
+            del s.callers[i]
+        for i in range(s.place_count.load(relaxed)):
+            free(s.places[i].spare)
+        for fd in (s.epoll_fd, s.post.fd, s.calls.fd, s.log.fd, s.spare_fd):
+            if fd >= 0:
+                close_fd(fd)
+        del s
+
+    # -- the loop
+
+    def listen(self, int fd):
+        """A listening socket, non-blocking; it stays the caller's to close, after stop()."""
+        if not _watch_fd(self.state, fd, LISTENER + <u64> fd):
+            raise_for(BAD_INPUT, f"descriptor {fd} cannot be listened at")
+
+    def run(self):
+        """Until stop(); then its connections are closed."""
+        cdef size_t i
+        with nogil:
+            while not self.state.stop.load(acquire):
+                _turn(self.state)
+            for i in range(self.state.callers.size()):
+                if self.state.callers[i].fd >= 0:
+                    connection_close(self.state, self.state.callers[i])
+
+    def stop(self):
+        self.state.stop.store(1, release)
+        self.state.post.close()
+        eventfd_signal(self.state.post.fd)
+
+    # -- tables
+
+    def add_table(self, Table table not None, *, bint by_python=False):
+        """-> its number for pulls and pushes. by_python: pushes of it are calls, for who sums
+        gradients of several workers."""
+        cdef ShardLoopState* s = self.state
+        cdef u32 number = s.place_count.load(relaxed)
+        if number >= TABLES_MAX:
+            raise_for(FULL, f"a shard has at most {TABLES_MAX} tables")
+        s.places[number].spare = <float*> malloc(max(<u64> 64, table.rows.width * sizeof(float)))
+        if s.places[number].spare == NULL:
+            raise_for(NO_MEMORY, f"table {table.name!r}")
+        s.places[number].rows, s.places[number].pushes = table.rows, &table.pushes
+        s.places[number].flags = BY_PYTHON if by_python else 0
+        self.tables.append(table)
+        s.place_count.store(number + 1, release)
+        return number
+
+    # -- what is known of it
+
+    @property
+    def epoch(self):
+        """Of this life of the shard. A request that names another is refused."""
+        return self.state.epoch.load(relaxed)
+
+    @epoch.setter
+    def epoch(self, u64 value):
+        self.state.epoch.store(value, release)
+
+    @property
+    def ready(self):
+        """Whether pulls and pushes are taken."""
+        return bool(self.state.ready.load(relaxed))
+
+    @ready.setter
+    def ready(self, bint value):
+        self.state.ready.store(value, release)
+
+    @property
+    def state_lost(self):
+        """Whether pulls and pushes are refused because what this shard had was not found again.
+        Counts while it is not ready."""
+        return bool(self.state.state_lost.load(relaxed))
+
+    @state_lost.setter
+    def state_lost(self, bint value):
+        self.state.state_lost.store(value, release)
+
+    @property
+    def version(self):
+        """Of the model here: pushes applied."""
+        return self.state.model.load(relaxed)
+
+    @version.setter
+    def version(self, u64 value):
+        self.state.model.store(value, release)
+
+    @property
+    def stamp(self):
+        """What marks a row that is pulled or pushed now: `Table.expire` goes by it."""
+        return self.state.stamp.load(relaxed)
+
+    @stamp.setter
+    def stamp(self, u32 value):
+        self.state.stamp.store(value, relaxed)
+
+    def stale(self, *, u32 lag_max=0, bint slows=False):
+        """Of pushes whose gradients are of an older version: refuse those more than lag_max behind;
+        slow the rate."""
+        self.state.lag_max.store(lag_max, relaxed)
+        self.state.slows.store(slows, relaxed)
+
+    @property
+    def spins(self):
+        """Of polling, begun so far: each after a message."""
+        return self.state.spins.load(relaxed)
+
+    def stats(self):
+        cdef ShardLoopState* s = self.state
+        return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed),
+                "pulled_rows": s.pulled.load(relaxed),
+                "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed),
+                "repeated": s.repeated.load(relaxed),
+                "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed),
+                "shared_bytes": s.shared_bytes.load(relaxed),
+                "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
+
+    # -- calls
+
+    @property
+    def calls_fd(self):
+        """Readable when calls() has something."""
+        return self.state.calls.fd
+
+    def calls(self):
+        """What was asked that is Python's: list of ((conn, generation, id), (kind, table, rows,
+        epoch, worker, sequence, model, scale), payload). Each is answered once."""
+        cdef vector[void*] taken
+        cdef Call* call
+        cdef size_t i
+        cdef list out = []
+        self.state.calls.take_all(taken)
+        for i in range(taken.size()):
+            call = <Call*> taken[i]
+            h = call.head
+            try:
+                out.append(((call.conn, call.generation, h.id),
+                            (h.kind, h.table, h.rows, h.epoch, h.worker, h.sequence, h.model,
+                             h.scale),
+                            (<const char*> call.body.at())[:call.body.size()]))
+            except MemoryError:
+                _unanswered(self.state, call.conn, call.generation)
+            del call
+        return out
+
+    def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
+               u32 rows=0, u64 sequence=0,
+               u64 worker=0, u64 incarnation=0):
+        """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
+        the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
+        another live client (of another incarnation) is that."""
+        cdef u64 size = len(payload), end = padded(size), nothing = 0
+        cdef ShardLoopState* s = self.state
+        cdef ShardHead asked, head
+        if end > s.frame_bytes_max:
+            raise_for(TOO_LARGE,
+                      f"an answer of {size} bytes; frame_bytes_max is {s.frame_bytes_max}")
+        conn, generation, asked.id = whom
+        asked.dtype, asked.table, asked.rows, asked.worker, asked.sequence = 0, 0, rows, 0, sequence
+        head = shard_answer(asked, SHARD_REFUSED if refused else SHARD_ANSWER,
+                            s.epoch.load(relaxed), s.model.load(relaxed))
+        head.payload_bytes = <u32> end
+        if refused:
+            head.rows = refused
+            counts_refuse(s.counts, refused)
+        cdef Reply* reply = make[Reply]()
+        if reply != NULL:
+            reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
+            reply.worker, reply.incarnation = worker, incarnation
+            reply.bytes.put(&head, HEAD_BYTES)
+            reply.bytes.put(<const char*> payload, size)
+            reply.bytes.put(&nothing, end - size)
+        _give(s, reply, conn, generation)
+
+    # -- followers
+
+    def hold(self):
+        """Pushes wait from here to resume(), by the same thread: for what must be read, or changed,
+        as one. Not twice."""
+        with nogil:
+            self.state.still.lock()
+
+    def resume(self):
+        self.state.still.unlock()
+
+    @property
+    def log_fd(self):
+        """Readable when an answer waits for followers."""
+        return self.state.log.fd
+
+    @property
+    def position(self):
+        """Changes so far."""
+        self.state.log.guard.lock()
+        position = self.state.log.position()
+        self.state.log.guard.unlock()
+        return position
+
+    def look(self, u64 worker, u64 sequence):
+        """Of a push: 0, it is new; 1, it was applied; 2, too old to know."""
+        self.state.log.guard.lock()
+        sight = <int> self.state.log.look(worker, sequence)
+        self.state.log.guard.unlock()
+        return sight
+
+    def note(self, u32 table, ids, u64 worker=0, u64 sequence=0):
+        """Rows that Python changed, be it for a push. -> the position from which on followers have
+        them; see `sure`."""
+        cdef cnp.ndarray each = np.ascontiguousarray(ids, np.int64)
+        cdef bint marked
+        self.state.log.guard.lock()
+        marked = self.state.log.append(table, <const i64*> cnp.PyArray_DATA(each),
+                                       <u32> cnp.PyArray_SIZE(each), worker, sequence)
+        position = self.state.log.position()
+        self.state.log.guard.unlock()
+        eventfd_signal(self.state.log.fd)
+        if not marked:
+            raise_for(NO_MEMORY,
+                      f"push {sequence} of worker {worker} cannot be told from its repetition")
+        return position
+
+    def sure(self):
+        """The position up to which every follower that is waited for has all."""
+        self.state.log.guard.lock()
+        position = self.state.log.sure()
+        self.state.log.guard.unlock()
+        return position
+
+    def highest(self, u64 worker):
+        """The highest sequence number seen of that worker; 0: none."""
+        self.state.log.guard.lock()
+        found = self.state.log.highest(worker)
+        self.state.log.guard.unlock()
+        return found
+
+    def pushes_seen(self):
+        """worker -> what is known of its pushes, as bytes for `saw` of another shard door."""
+        cdef dict found = {}
+        cdef vector[u64] workers
+        cdef size_t i
+        self.state.log.guard.lock()
+        try:
+            if not self.state.log.known(workers):
+                raise_for(NO_MEMORY, "what is known of pushes")
+            for i in range(workers.size()):
+                window = <const char*> self.state.log.window(workers[i])
+                found[workers[i]] = window[:SEQUENCES_BYTES]
+        finally:
+            self.state.log.guard.unlock()
+        return found
+
+    def saw(self, u64 worker, bytes seen):
+        cdef Sequences* window
+        if len(seen) != SEQUENCES_BYTES:
+            raise_for(BAD_INPUT,
+                      f"pushes seen of worker {worker}: {len(seen)} bytes, not {SEQUENCES_BYTES}")
+        self.state.log.guard.lock()
+        window = self.state.log.window(worker)
+        if window != NULL:
+            memcpy(window, <const char*> seen, SEQUENCES_BYTES)
+        self.state.log.guard.unlock()
+        if window == NULL:
+            raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
+
+    def follow(self, u32 number, *, bint waited=False):
+        """Follower `number` (below 10) hears of changes from now on; waited: a push is answered
+        when it has them. It has nothing until it acknowledges: not even what came before."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.on, one.waited, one.lost = True, waited, False
+        one.taken, one.acknowledged = self.state.log.position(), 0
+        _release(self.state)
+        self.state.log.guard.unlock()
+
+    def wait_for(self, u32 number):
+        """From now on a push is answered when follower `number` has it; it hears of changes
+        already."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.waited = True
+        self.state.log.guard.unlock()
+
+    def unfollow(self, u32 number):
+        """It is gone: nobody waits for it."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.on = False
+        self.state.log.trim()
+        _release(self.state)
+        self.state.log.guard.unlock()
+
+    def changed(self, u32 number, u64 most=1 << 63):
+        """What follower `number` has not been told: (position, {table: ids i64[n], each once},
+        [(worker, sequence)]); None when it fell too far behind, and must begin anew. Tell
+        `acknowledge` the position when it has these rows. most: of ids, and the rest of the last
+        push among them."""
+        cdef Follower* one = self._follower(number)
+        cdef vector[vector[i64]] ids
+        cdef vector[u64] told
+        cdef u64 position = 0
+        cdef bint lost, gathered = True
+        cdef size_t i
+        with nogil:
+            self.state.log.guard.lock()
+            lost = one.lost or not one.on
+            if not lost:
+                gathered = self.state.log.gather(one[0], ids, told, most)
+                position = one.taken
+            self.state.log.guard.unlock()
+        if lost:
+            return None
+        if not gathered:
+            raise_for(NO_MEMORY, f"what follower {number} has not been told")
+        tables = {i: each_once(_array(ids[i])) for i in range(ids.size()) if ids[i].size()}
+        return position, tables, [(told[i], told[i + 1]) for i in range(0, told.size(), 2)]
+
+    def acknowledge(self, u32 number, u64 position):
+        """Follower `number` has all changes up to `position`."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.acknowledged = max(one.acknowledged, position)
+        _release(self.state)
+        self.state.log.guard.unlock()
+
+    cdef Follower* _follower(self, u32 number) except NULL:
+        if number >= FOLLOWERS:
+            raise_for(BAD_INPUT, f"follower {number}: a shard has up to {FOLLOWERS}")
+        return &self.state.log.followers[number]

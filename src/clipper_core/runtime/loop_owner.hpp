@@ -1,0 +1,121 @@
+// Which thread runs the turns of the loop: one atomic word, `state`, and the steps on it.
+//
+// Why. A query that one thread waits for used to cross threads twice: the caller wakes the loop
+// thread to send it, the loop thread wakes the caller with the answer. Each wake-up of a sleeping
+// thread costs more than all else that the engine does for a query. So a thread that waits alone
+// runs the turns itself, on the same epoll, and is woken by the container's bytes (leader/follower;
+// Schmidt et al., "Leader/Followers", PLoP 2000). Meanwhile the loop thread is parked on a futex,
+// not in epoll: there each reply would wake it too, both cores would have one runnable thread too
+// many, and the round trip would take twice as long instead of half.
+//
+// The owner of the loop is "the loop" of every comment that says so. Taking the ownership acquires,
+// leaving it releases. `state` says what a thread that has published something must do:
+//     HELD     nothing: the owner looks for news before it sleeps, and again after it has left
+//     ASLEEP   the owner sleeps in epoll: the first thread that turns this into HELD writes the
+//              eventfd
+//     FREE     nobody runs turns and the loop thread is parked: take the ownership, or wake the
+//              loop thread
+//     CLOSED   nothing; the engine has ended
+//
+// No wake-up is lost. Each side writes, then reads what the other wrote, in the single order of
+// seq_cst operations:
+// - News is published, then `state` is read. The owner writes ASLEEP or FREE, then looks for news
+//   once more. If it finds some after it has left, it takes the ownership back, unless another
+//   thread has taken it since.
+// - A thread that is about to sleep on the epoch counts itself as a waiter, then reads `state`. An
+//   owner that leaves writes FREE, then reads that count, and wakes the loop thread.
+// - A thread that ends a slot without the ownership (cancel, close) ends an epoch, then reads
+//   `state`. The owner writes ASLEEP, then reads the epoch, and sleeps only if it is still that of
+//   its last look at its slots.
+// - A thread that stops the loop says so, then reads `state`. The loop thread reads `wakeups`
+//   before it leaves, looks for the stop after, and parks on the value that it has read.
+// tests/schedules checks all of this without clocks: no tick is needed for any of it.
+//
+// When. The loop thread guesses: while every batch of results lately ended the last open task, and
+// one blocked thread alone waited for it, the next query will be alike, so it parks instead of
+// sleeping in epoll (`lone` counts). The thread that submits then steps and sends at once, as the
+// owner for these microseconds, and becomes the owner again while it waits. The guess was wrong if
+// others wait, an event loop registers, many tasks are open, or nobody comes: a wake-up or the next
+// tick brings the loop thread back, and it stays for a few batches. So a row is sent at once in
+// either mode, and an answer that no thread is blocked on is read within two ticks (PARK_US in
+// io_loop) at worst.
+//
+// Not done: owning the loop on behalf of several waiters in turn. To promote one of them costs the
+// wake-up that the ownership saves.
+#pragma once
+#include "runtime/machine.hpp"
+
+namespace clipper {
+
+template <class Atomics = StdAtomics>
+struct LoopOwner {
+    using Word = typename Atomics::template atomic<std::uint32_t>;
+    enum : std::uint32_t { kHeld = 0, kAsleep = 1, kFree = 2, kClosed = 3 };
+    enum : int { kLoneMin = 4, kLoneMax = 16 };
+
+    alignas(kLine) Word state;
+    Word wakeups;    // incremented to call the loop thread back; the futex that it parks on
+    Word inside;     // threads between enter() and gone(): they use the engine
+    Word taken;      // times that another thread than the loop's became the owner; owner writes
+    int lone;        // owner only: batches in a row that ended all tasks, for one blocked thread
+    bool by_waiter;  // owner only: the owner is counted among the waiters
+
+    // -- any thread
+    bool is_free() const { return state.load(std::memory_order_seq_cst) == kFree; }
+    bool take() {
+        std::uint32_t free = kFree;
+        return state.compare_exchange_strong(free, kHeld, std::memory_order_seq_cst);
+    }
+    bool enter(bool waits) {
+        // relaxed: the thread that closes sees it through `state`, which it takes after us
+        inside.fetch_add(1, std::memory_order_relaxed);
+        if (!take()) {
+            gone();
+            return false;
+        }
+        taken.store(taken.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        by_waiter = waits;
+        return true;
+    }
+    void gone() { inside.fetch_sub(1, std::memory_order_release); }
+    bool is_alone() const { return inside.load(std::memory_order_acquire) == 0; }
+    // After something was published. True: the owner sleeps, and the caller must write the eventfd.
+    bool wake_owner() {
+        std::uint32_t asleep = kAsleep;
+        return state.load(std::memory_order_seq_cst) == kAsleep &&
+               // order: relaxed, it only selects one of the threads that saw ASLEEP
+               state.compare_exchange_strong(asleep, kHeld, std::memory_order_relaxed);
+    }
+    // No data is read through this word: a thread that sees it takes the ownership, which orders.
+    // The caller had found FREE; if another thread has taken the ownership since, that one looks
+    // for news.
+    // order: relaxed, two increments that are seen as one wake the loop thread once
+    void wake_loop_thread() { wakeups.fetch_add(1, std::memory_order_relaxed); }
+    // The loop thread: was it woken since *seen? One load both answers and is remembered; of two,
+    // the second would swallow a wake-up.
+    bool was_woken(std::uint32_t* seen) const {
+        std::uint32_t before = *seen;
+        *seen = wakeups.load(std::memory_order_relaxed);
+        return *seen != before;
+    }
+
+    // -- the owner
+    void mark_asleep() { state.store(kAsleep, std::memory_order_seq_cst); }
+    // order: relaxed, seen late it costs one wake-up too many
+    void mark_awake() { state.store(kHeld, std::memory_order_relaxed); }
+    void leave() { state.store(kFree, std::memory_order_seq_cst); }
+    // order: relaxed, the caller is the owner, so no thread can take it in between
+    void close() { state.store(kClosed, std::memory_order_relaxed); }
+
+    // -- the guess
+    void learn(bool alone) {
+        if (alone)
+            lone = lone < kLoneMax ? lone + 1 : kLoneMax;
+        else if (lone > 0)
+            lone = 0;
+    }
+    void was_wrong() { lone = -kLoneMin; }
+    bool expects_an_owner() const { return lone >= kLoneMin; }
+};
+
+}  // namespace clipper

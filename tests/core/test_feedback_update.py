@@ -1,0 +1,136 @@
+"""What an observation teaches, seen from the core; its twin in Python stands in
+tests/unit/test_batch_learning.py."""
+
+import math
+
+import numpy as np
+import pytest
+
+from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.feedback_update import FeedbackUpdate
+from clipper_core.runtime.status import StatusError
+
+K, N, BINS = 3, 500, 10
+
+
+class Said:
+    def __init__(self, output, confidence=None):
+        self.output, self.confidence = output, confidence
+
+
+def lesson(kind=RuleKind.HEDGE, **settings):
+    rule = Rule(kind, **{"eta": 0.1, "share": 0.03, "floor": 1e-6, **settings})
+    return FeedbackUpdate(rule, 0.998, lambda *state: state[:5], lambda label: 1)
+
+
+def columns(seed):
+    rng = np.random.default_rng(seed)
+    confidence = np.where(rng.random((K, N)) < 0.5, np.nan, rng.random((K, N)))
+    return (
+        rng.integers(0, 4, (K, N)),
+        rng.random((K, N)) < 0.8,
+        confidence,
+        rng.integers(0, 4, N),
+        rng,
+    )
+
+
+@pytest.mark.parametrize("kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING])
+def test_one_by_one_and_all_at_once(kind):
+    """To the last bit; of the rule that chooses, with other models and other odds in every row."""
+    teach = lesson(kind)
+    values, heard, confidence, label, rng = columns(1)
+    alone = kind == RuleKind.EXP3
+    chosen = rng.integers(0, K, N) if alone else np.full(N, K)
+    p = rng.uniform(0.1, 1.0, N)
+    rows, sure = np.full((K, 1), 0.5), np.zeros((BINS, 2))
+    many = teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, label & 63, chosen, p)
+    names = tuple("abc")
+    state = (names, rows, 0.0, 0, sure)
+    for i in range(N):
+        said = {
+            name: Said(
+                int(values[j, i]), None if math.isnan(confidence[j, i]) else confidence[j, i]
+            )
+            for j, name in enumerate(names)
+            if heard[j, i]
+        }
+        asked = (names[chosen[i]],) if alone else names
+        found = teach.one(
+            names,
+            state[1],
+            state[4],
+            state[2],
+            state[3],
+            None,
+            asked,
+            (p[i],),
+            said,
+            int(label[i]),
+            1.0,
+        )
+        state = found or state
+    assert np.array_equal(state[1], many[0])
+    assert np.array_equal(state[4], many[1])
+    assert (state[2], state[3]) == many[2:]
+    assert 0 < many[2] <= N
+    assert many[3] == 0b1111
+
+
+def test_nothing_is_changed_in_place():
+    teach = lesson()
+    rows, sure = np.zeros((K, 1)), np.zeros((BINS, 2))
+    values, heard, confidence, label, _ = columns(2)
+    teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, label, [K], [1.0])
+    teach.graded(rows, 0.0, np.ones((K, 5)), [K], [1.0])
+    assert not rows.any()
+    assert not sure.any()
+
+
+def test_rows_of_which_nobody_was_heard_do_not_count():
+    teach = lesson()
+    lost = np.full((K, 10), np.nan)
+    lost[0, ::2] = 0.5
+    rows, seen = teach.graded(np.zeros((K, 1)), 7.0, lost, [K], [1.0])
+    assert seen == 12.0
+    assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": np.zeros((K, 2))},
+        {"rows": np.zeros(K)},
+        {"sure": np.zeros(BINS)},
+        {"sure": np.zeros((BINS, 3))},
+        {"sure": np.zeros((0, 2))},
+        {"values": np.zeros((K, N - 1), int)},
+        {"values": np.zeros((K + 1, N), int)},
+        {"heard": np.ones(N, bool)},
+        {"confidence": np.zeros((N, K))},
+        {"label": np.zeros(N + 1, int)},
+        {"bits": np.zeros(3, int)},
+        {"chosen": [0, 1]},
+        {"p": [0.5, 0.5]},
+        {"chosen": []},
+    ],
+)
+def test_arrays_that_do_not_go_together_are_refused(wrong):
+    values, heard, confidence, label, _ = columns(3)
+    given = {
+        "rows": np.zeros((K, 1)),
+        "sure": np.zeros((BINS, 2)),
+        "seen": 0.0,
+        "labels": 0,
+        "values": values,
+        "heard": heard,
+        "confidence": confidence,
+        "label": label,
+        "bits": label,
+        "chosen": [K],
+        "p": [1.0],
+    }
+    with pytest.raises(StatusError, match="must be"):
+        lesson().many(**{**given, **wrong})
+    with pytest.raises(StatusError, match="losses must be"):
+        lesson().graded(np.zeros((K, 1)), 0.0, np.zeros((K + 1, N)), [K], [1.0])

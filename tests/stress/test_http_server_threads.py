@@ -1,0 +1,207 @@
+"""The door under many threads: clients that pipeline, cut and leave; tables that change;
+connections and endings that go to Python and come back. Every request has its own answer, in order,
+and nothing is left open."""
+
+import contextlib
+import json
+import os
+import random
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clipper_core.http.http_route import HotRoute, HotTable
+from clipper_core.http.http_server import Handed, HttpServer
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
+from tests.stress.node import Node, together
+
+CLIENTS = 4
+ROUNDS = 150
+LIMITS: Any = {
+    "header_s": 5.0,
+    "idle_s": 60.0,
+    "connections_max": 1000,
+    "header_bytes_max": 4096,
+    "body_bytes_max": 1 << 20,
+    "pipeline_max": 8,
+    "unsent_bytes_max": 1 << 16,
+}
+ENDED = b"HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n"
+AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class Place:
+    """A door, its threads, and the thread that stands for Python."""
+
+    def __init__(self, node: Node, workers: int) -> None:
+        self.node = node
+        self.door = HttpServer(
+            [node.engine], workers, b"made", finish=lambda future: future, **LIMITS
+        )
+        self.counts = [Counter() for _ in range(5)]
+        self.took, self.ok, self.requests = LatencyHistogram(), Counter(), LatencyHistogram()
+        self.endings = self.handed = 0
+        self.ended = threading.Event()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.change()
+        self.door.listen(listener.detach())
+        self.threads = [threading.Thread(target=self.door.run, args=(i,)) for i in range(workers)]
+        self.threads.append(threading.Thread(target=self.take))
+        for thread in self.threads:
+            thread.start()
+
+    def change(self, slo_us: int = 10_000_000) -> None:
+        routes = {}
+        for path, model in ((b"/plain", b"plain"), (b"/cached", b"cached")):
+            for slow in (b"", b"/late"):
+                routes[path + slow] = HotRoute(
+                    self.node.models[model],
+                    "predict",
+                    "node",
+                    b'["m:1"]',
+                    1 if slow else slo_us,
+                    0.0,
+                    self.counts,
+                    self.took,
+                    self.ok,
+                    self.requests,
+                    lambda id, tag: id,
+                )
+        self.door.set_table(HotTable(routes))
+
+    def take(self) -> None:
+        """Answer each connection once, and give it back or close it.
+
+        frontend/http/fast_path.py does the same, with HTTP.
+        """
+        while not self.ended.is_set():
+            select.select([self.door.fd], [], [], 0.01)
+            self.take_all()
+
+    def take_all(self) -> None:
+        for item in self.door.take():
+            if not isinstance(item, Handed):
+                self.endings += 1
+                assert item.future.done()
+                self.door.answer(item.worker, item.ticket, ENDED, False)
+                continue
+            self.handed += 1
+            os.set_blocking(item.fd, True)
+            with contextlib.suppress(OSError):
+                os.write(item.fd, AWAY)
+            os.set_blocking(item.fd, False)
+            is_whole = item.data.count(b"\r\n\r\n") == 1 and item.data.endswith(b"\r\n\r\n")
+            if not (is_whole and self.door.adopt(item.fd, item.returns + 1)):
+                os.close(item.fd)
+
+    def close(self) -> None:
+        self.door.drain()
+        self.door.stop()
+        for thread in self.threads[:-1]:
+            thread.join()
+        self.ended.set()
+        self.threads[-1].join()
+        self.take_all()
+
+
+@pytest.fixture(params=[1, 3])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    node = Node(tmp_path)
+    for name in (b"plain", b"cached"):
+        node.connect(name)
+    made = Place(node, request.param)
+    yield made
+    made.close()
+    node.close()
+    assert made.door.connections == 0
+    assert made.door.sweep() == 0
+
+
+def asking(path: str, row: list[float]) -> bytes:
+    body = json.dumps({"input": row})
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def read(line: socket.socket, count: int) -> list[bytes]:
+    rest, found = b"", []
+    while len(found) < count:
+        head, end, body = rest.partition(b"\r\n\r\n")
+        size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]) if end else 0
+        if end and len(body) >= size:
+            found.append(head + end + body[:size])
+            rest = body[size:]
+            continue
+        piece = line.recv(1 << 16)
+        assert piece, (len(found), count)
+        rest += piece
+    assert not rest
+    return found
+
+
+class Client:
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place, self.rng = place, random.Random(seed)
+        self.answered = 0
+
+    def __call__(self) -> None:
+        line = self.connect()
+        for _ in range(ROUNDS):
+            rows = [
+                [float(self.rng.randrange(40)), self.rng.random()]
+                for _ in range(self.rng.randrange(1, 12))
+            ]
+            paths = [self.rng.choice(["/plain", "/cached", "/cached", "/plain/late"]) for _ in rows]
+            text = b"".join(asking(path, row) for path, row in zip(paths, rows, strict=True))
+            cut = self.rng.randrange(len(text))
+            line.sendall(text[:cut])
+            line.sendall(text[cut:])
+            if self.rng.random() < 0.15:  # leaves with all it asked
+                line.close()
+                line = self.connect()
+                continue
+            for path, row, reply in zip(paths, rows, read(line, len(rows)), strict=True):
+                late = path.endswith("late") and reply.startswith(b"HTTP/1.1 504")
+                assert late or f'"output":[{2 * row[0]!r},{2 * row[1]!r}]'.encode() in reply, (
+                    path,
+                    row,
+                    reply,
+                )
+                self.answered += 1
+            if self.rng.random() < 0.1:
+                line.sendall(b"GET /elsewhere HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert read(line, 1) == [AWAY]
+        line.close()
+
+    def connect(self) -> socket.socket:
+        line = socket.create_connection(self.place.address, timeout=30)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return line
+
+
+def test_everybody_has_an_answer_in_order(place: Place) -> None:
+    clients = [Client(place, seed) for seed in range(CLIENTS)]
+    over = threading.Event()
+
+    def changes() -> None:
+        while not over.wait(0.002):
+            place.change()
+            place.door.sweep()
+
+    changing = threading.Thread(target=changes)
+    changing.start()
+    try:
+        together(*clients)
+    finally:
+        over.set()
+        changing.join()
+    asked, answered, decided, used, wins = (count.value for count in place.counts)
+    assert answered == decided == used == wins == place.ok.value == place.took.snapshot().count
+    assert asked >= answered + place.endings
+    assert answered + place.endings >= sum(client.answered for client in clients) > 0
+    assert place.handed > 0
