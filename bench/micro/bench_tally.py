@@ -38,6 +38,9 @@ class Ended:
     def confidence(self, i: int = 0) -> None:
         return None
 
+    def heard(self, i: int = 0) -> tuple[Any, None]:
+        return self.outputs[i], None
+
 
 def resolved(models: tuple[VersionedModel, ...]) -> ResolvedApplication:
     policy = create_policy("ensemble")
