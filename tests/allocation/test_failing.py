@@ -19,7 +19,12 @@ COMPILER = shutil.which("g++")
 REFUSED = {"503", "504", "429", "closed"}
 NO_MEMORY = "refused 15"
 SUITES = sorted(path.name for path in (ROOT / "tests" / "core").glob("test_*.py"))
-GROWN_BY_PEERS = ["test_engine.py", "test_hearing.py", "test_link.py", "test_shard_door.py"]
+GROWN_BY_PEERS = [
+    "test_engine.py",
+    "test_ensemble_call.py",
+    "test_container_connection.py",
+    "test_shard_loop.py",
+]
 
 pytestmark = [
     pytest.mark.slow,

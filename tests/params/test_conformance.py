@@ -53,8 +53,8 @@ FAULTS = {
         "core/test_embedding.py::test_a_key_is_the_same_for_ever",
     ],
     "a replica that reads what has changed takes nothing from another": [
-        "core/test_shard_door.py::test_a_follower_too_far_behind_begins_anew",
-        "core/test_shard_door.py::test_what_python_changed_is_followed_too",
+        "core/test_shard_loop.py::test_a_follower_too_far_behind_begins_anew",
+        "core/test_shard_loop.py::test_what_python_changed_is_followed_too",
     ],
     "a replica has whole rows, becomes whole again, and hears no dead primary": [
         "params/test_replication.py::test_a_copy_is_what_its_primary_is",
@@ -77,7 +77,7 @@ FAULTS = {
         "params/test_snapshots.py::test_a_set_is_restored_at_any_number_of_shards"
     ],
     "a push that is sent again counts once": [
-        "core/test_shard_door.py::test_a_repeated_push_counts_once_in_any_order",
+        "core/test_shard_loop.py::test_a_repeated_push_counts_once_in_any_order",
         "params/test_replication.py::test_a_push_that_was_applied_is_not_applied_again_after_a_death",
     ],
 }
@@ -99,13 +99,13 @@ BEHAVIOURS = {
     ],
     "gradients of no name, shape or number: refused, and nothing of them applied": [
         "params/test_shard.py::test_a_step_of_the_model_is_whole_or_nothing",
-        "core/test_shard_door.py::test_what_is_refused_changes_nothing",
+        "core/test_shard_loop.py::test_what_is_refused_changes_nothing",
         "core/test_embedding.py::test_a_push_that_is_no_number_changes_nothing",
     ],
     "asynchronous: one version a push; what it does not name stays; duplicates are their sum": [
         "params/test_shard.py::test_the_first_model_wins",
         "core/test_embedding.py::test_duplicates_are_summed_before_the_step",
-        "core/test_shard_door.py::test_pushes_do_what_the_table_would_do",
+        "core/test_shard_loop.py::test_pushes_do_what_the_table_would_do",
     ],
     "synchronous: the last of those waited for makes the step; older ones are refused, or tolerated": [  # noqa: E501
         "params/test_stepping.py::test_dense_is_averaged_and_rows_are_summed",
