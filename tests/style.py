@@ -167,14 +167,25 @@ def classes() -> dict[str, list[str]]:
 
 
 def inheritance() -> Iterator[str]:
-    """Classes of ours whose base is another class of ours and no interface."""
-    ours = classes()
+    """Yield classes of ours whose base is another class of ours, and no interface and no error."""
+    bases: dict[str, set[str]] = defaultdict(set)
+    places = []
     for path in files(*PRODUCT):
         for rule, line, what in findings(path):
             if rule == "base#":
-                base = what.partition("(")[2].rstrip(")").split("[")[0].split(".")[-1]
-                if base in ours and not ALLOWED_BASES.search(base):
-                    yield f"{path.relative_to(ROOT)}:{line}: {what}"
+                name, _, base = what.rstrip(")").partition("(")
+                base = base.split("[")[0].split(".")[-1]
+                bases[name.rpartition(".")[2]].add(base)
+                places.append((f"{path.relative_to(ROOT)}:{line}: {what}", base))
+
+    def is_a(name: str, kinds: set[str]) -> bool:
+        return any(base in kinds or (base != name and is_a(base, kinds)) for base in bases[name])
+
+    ours = classes()
+    for place, base in places:
+        is_interface = ALLOWED_BASES.search(base) or bases[base] & {"Protocol", "ABC"}
+        if base in ours and not is_interface and not is_a(base, {"Exception", "ClipperError"}):
+            yield place
 
 
 def main() -> int:

@@ -468,14 +468,14 @@ cdef class Rule:
     def probabilities(self, cnp.ndarray rows, double seen):
         """f64[k]: how probable each choice is now; of sampled and optimistic rules, only whose turn
         it would be."""
-        cdef cnp.ndarray p = np.empty(self.checked(rows).shape[0])
+        cdef cnp.ndarray p = np.zeros(self.checked(rows).shape[0])
         rule_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], seen, 0.5,
                     <double*> cnp.PyArray_DATA(p))
         return p
 
     def weights(self, cnp.ndarray rows, double classes=2.0):
         """f64[k]: the weight of each model's vote; they add up to 1."""
-        cdef cnp.ndarray w = np.empty(self.checked(rows).shape[0])
+        cdef cnp.ndarray w = np.zeros(self.checked(rows).shape[0])
         rule_weights(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], classes,
                      <double*> cnp.PyArray_DATA(w))
         return w

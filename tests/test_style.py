@@ -1,0 +1,50 @@
+"""How the product reads, counted: each limit may only shrink.
+
+`python -m tests.style` prints the counts by folder, `--list RULE` the places.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.style import PRODUCT, classes, files, findings, inheritance
+
+# Rule -> how many places of the product may break it. Lower a limit when you mend some.
+LIMITS = {
+    "no docstring": 90,
+    "weak beginning": 5,
+    "coined word": 18,
+    "Any": 1622,
+    "large class": 0,
+}
+DUPLICATE_TYPES_MAX = 22
+INHERITANCE_MAX = 0
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    return Counter(rule for path in files(*PRODUCT) for rule, _, _ in findings(path))
+
+
+@pytest.mark.parametrize("rule", LIMITS)
+def test_places_that_break_a_rule_become_fewer(rule: str, counts: Counter[str]) -> None:
+    assert counts[rule] <= LIMITS[rule], f"python -m tests.style --list '{rule}'"
+    assert counts[rule] >= LIMITS[rule], f"lower the limit of {rule!r} to {counts[rule]}"
+
+
+def test_type_names_stand_for_one_type() -> None:
+    names = {name: at for name, at in classes().items() if len(at) > 1 and name[0] != "_"}
+    assert len(names) <= DUPLICATE_TYPES_MAX, names
+
+
+def test_classes_inherit_from_interfaces_only() -> None:
+    found = list(inheritance())
+    assert len(found) <= INHERITANCE_MAX, "\n".join(found)
+
+
+def test_a_weak_docstring_and_a_coined_word_are_seen(tmp_path: Path) -> None:
+    place = tmp_path / "sample.py"
+    place.write_text('"""Of modules: nothing."""\nclass Crew:\n    def hear(self): ...\n')
+    found = Counter(rule for rule, _, _ in findings(place))
+    assert (found["weak beginning"], found["coined word"], found["no docstring"]) == (1, 1, 2)
