@@ -224,8 +224,8 @@ struct Room : Scenario {
         }
     }
 };
-SCENARIO(Room, "future ring", blocked_for_room, "a submitter waits for room in a full queue", false);
-SCENARIO(Room, "future ring", blocked_for_room_and_cancel, "the same, while another thread cancels", true);
+SCENARIO(Room, "completion ring", blocked_for_room, "a submitter waits for room in a full queue", false);
+SCENARIO(Room, "completion ring", blocked_for_room_and_cancel, "the same, while another thread cancels", true);
 
 }  // namespace
 }  // namespace schedules

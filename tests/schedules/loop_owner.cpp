@@ -227,19 +227,19 @@ SCENARIO(Led, "loop_owner", lead_submit_many_open, "the same, while too many are
 SCENARIO(Led, "loop_owner", lead_submit_tick, "two submitters, one of whom rings, while the parked thread's tick comes", "TNR");
 SCENARIO(Led, "loop_owner", lead_stop, "the loop is stopped while it parks", "PX");
 SCENARIO(Led, "loop_owner", lead_two_take, "two submitters find the ownership free", "FSS");
-SCENARIO(Led, "lead future", lead_ask_parks, "a thread asks and blocks, and the loop thread parks", "PA");
-SCENARIO(Led, "lead future", lead_wait_parked, "a thread blocks and leads, while the loop thread is parked", "FW");
-SCENARIO(Led, "lead future", lead_two_wait, "two block: one leads, the other is not forgotten", "FWW");
-SCENARIO(Led, "lead future", lead_wait_and_submit, "one leads, another submits", "FWS");
-SCENARIO(Led, "lead future", lead_cancel, "one leads, another cancels what it waits for", "FWC", nothing, true);
+SCENARIO(Led, "loop_owner completion", lead_ask_parks, "a thread asks and blocks, and the loop thread parks", "PA");
+SCENARIO(Led, "loop_owner completion", lead_wait_parked, "a thread blocks and leads, while the loop thread is parked", "FW");
+SCENARIO(Led, "loop_owner completion", lead_two_wait, "two block: one leads, the other is not forgotten", "FWW");
+SCENARIO(Led, "loop_owner completion", lead_wait_and_submit, "one leads, another submits", "FWS");
+SCENARIO(Led, "loop_owner completion", lead_cancel, "one leads, another cancels what it waits for", "FWC", nothing, true);
 SCENARIO(Led, "loop_owner", lead_close, "a submitter comes while the loop stops", "PNX");
-SCENARIO(Led, "lead future", lead_close_led, "the loop is stopped while a thread leads", "FWX", nothing, true);
+SCENARIO(Led, "loop_owner completion", lead_close_led, "the loop is stopped while a thread leads", "FWX", nothing, true);
 BROKEN(Led, "loop_owner", planted_left_unseen, "who leaves looks for news before, not after", "PS", left_unseen);
-BROKEN(Led, "lead future", planted_forgot_waiters, "who leaves looks for waiters before, not after", "FWS", forgot_waiters);
+BROKEN(Led, "loop_owner completion", planted_forgot_waiters, "who leaves looks for waiters before, not after", "FWS", forgot_waiters);
 BROKEN(Led, "loop_owner", planted_bell_read_late, "the parked thread reads the wakeups after it has left", "PR", bell_read_late);
 BROKEN(Led, "loop_owner", planted_bell_read_twice, "it reads the wakeups once to see whether it rang, once to remember", "TSR",
        bell_read_twice);
-BROKEN(Led, "lead future", planted_slept_unseen, "who leads sleeps without another look at its own slot", "FWC", slept_unseen, true);
+BROKEN(Led, "loop_owner completion", planted_slept_unseen, "who leads sleeps without another look at its own slot", "FWC", slept_unseen, true);
 BROKEN(Led, "loop_owner", planted_stop_unseen, "the loop thread parks without another look whether it is stopped", "PX", stop_unseen);
 BROKEN(Led, "loop_owner", planted_touched_late, "who leaves looks at the engine when it has gone", "PNX", touched_late);
 BROKEN(Led, "loop_owner", planted_closed_early, "who closes does not wait for those inside", "PNX", closed_early);

@@ -112,18 +112,18 @@ struct News : Scenario {
     void run(int t) override { t == 1 ? reader() : t == 2 ? loop() : cancel(); }
     void finish() override { EXPECT(!missing(), "a notice is lost"); }
 };
-SCENARIO(News, "future ring", mailbox_one, "news of one slot", 1, 0, 2, nothing, false, false);
-SCENARIO(News, "future ring", mailbox_batch, "news of two slots in one batch", 2, 0, 2, nothing, true, false);
-SCENARIO(News, "future ring", mailbox_two, "news of two slots, one after the other", 2, 0, 2, nothing, false, false);
-SCENARIO(News, "future ring", mailbox_awake, "the same, while the reader is awake at first", 2, 0, 2, nothing, false, true);
-SCENARIO(News, "future ring", mailbox_overflow, "news of two slots, and room for one notice", 2, 0, 1, nothing, false, false);
-SCENARIO(News, "future ring", mailbox_cancel, "a slot that is cancelled while the loop ends it", 1, 1, 2, nothing, false, false);
-SCENARIO(News, "future ring", mailbox_cancel_two, "one of two cancelled, room for one notice", 2, 1, 1, nothing, false, false);
-BROKEN(News, "future ring", planted_no_look_after_arming, "a reader sleeps once it has armed, without another look", 2, 0, 2,
+SCENARIO(News, "completion ring", mailbox_one, "news of one slot", 1, 0, 2, nothing, false, false);
+SCENARIO(News, "completion ring", mailbox_batch, "news of two slots in one batch", 2, 0, 2, nothing, true, false);
+SCENARIO(News, "completion ring", mailbox_two, "news of two slots, one after the other", 2, 0, 2, nothing, false, false);
+SCENARIO(News, "completion ring", mailbox_awake, "the same, while the reader is awake at first", 2, 0, 2, nothing, false, true);
+SCENARIO(News, "completion ring", mailbox_overflow, "news of two slots, and room for one notice", 2, 0, 1, nothing, false, false);
+SCENARIO(News, "completion ring", mailbox_cancel, "a slot that is cancelled while the loop ends it", 1, 1, 2, nothing, false, false);
+SCENARIO(News, "completion ring", mailbox_cancel_two, "one of two cancelled, room for one notice", 2, 1, 1, nothing, false, false);
+BROKEN(News, "completion ring", planted_no_look_after_arming, "a reader sleeps once it has armed, without another look", 2, 0, 2,
        no_look_after_arming, false, false);
-BROKEN(News, "future ring", planted_woken_before_told, "a reader is woken before it has its notice", 2, 0, 2,
+BROKEN(News, "completion ring", planted_woken_before_told, "a reader is woken before it has its notice", 2, 0, 2,
        woken_before_told, false, false);
-BROKEN(News, "future ring", planted_asks_after_looking, "a reader looks at the slot before it asks for news of it", 1, 0, 2,
+BROKEN(News, "completion ring", planted_asks_after_looking, "a reader looks at the slot before it asks for news of it", 1, 0, 2,
        asks_after_looking, false, false);
 
 // The loops of two engines end a slot of the same future each.
@@ -132,8 +132,8 @@ struct Beside : News {
     int threads() const override { return 3; }
     void run(int t) override { t == 1 ? reader() : loop(true, uint32_t(t - 2), uint32_t(t - 1)); }
 };
-SCENARIO(Beside, "future ring", mailbox_beside, "two loops end a slot each", 2, 0, 2, nothing, true, false);
-SCENARIO(Beside, "future ring", mailbox_beside_awake, "the same, while the reader is awake at first", 2, 0, 2, nothing, true, true);
+SCENARIO(Beside, "completion ring", mailbox_beside, "two loops end a slot each", 2, 0, 2, nothing, true, false);
+SCENARIO(Beside, "completion ring", mailbox_beside_awake, "the same, while the reader is awake at first", 2, 0, 2, nothing, true, true);
 
 // Two readers ask for news of one slot: whoever was told to wait is in the list that the loop tells.
 struct Asked : Scenario {
