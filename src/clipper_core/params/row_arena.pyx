@@ -6,7 +6,7 @@ knows that rows will be needed calls arena_reserve, on a thread that nobody wait
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from clipper_core.params.row_index cimport NO_ROW, pages_free, pages_new, pages_touch
+from clipper_core.params.row_index cimport NO_ROW, row_pages_free, row_pages_new, row_pages_touch
 from clipper_core.runtime.machine cimport acquire, atomic, pause, relaxed, release, u32, u64, u8
 
 cdef enum:
@@ -38,7 +38,7 @@ cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil:
 cdef void arena_free(Arena* arena) noexcept nogil:
     cdef u64 i
     for i in range(arena.chunk_count):
-        pages_free(arena.chunks[i].load(relaxed), _chunk_bytes(arena))
+        row_pages_free(arena.chunks[i].load(relaxed), _chunk_bytes(arena))
     free(arena.chunks)
     arena.chunks = NULL
     arena.chunk_count = 0
@@ -57,7 +57,7 @@ cdef bint _chunks(Arena* arena, u64 n) noexcept nogil:
     """At least so many chunks; under the lock."""
     cdef u8* chunk
     while arena.chunk_count < n:
-        chunk = <u8*> pages_new(_chunk_bytes(arena))
+        chunk = <u8*> row_pages_new(_chunk_bytes(arena))
         if chunk == NULL:
             return False
         arena.chunks[arena.chunk_count].store(chunk, relaxed)
@@ -114,7 +114,7 @@ cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil:
     i = first
     while made and i < last:    # chunks never move, and are not given back while the arena lives
         first = min(last - i, mask + 1 - (i & mask))
-        pages_touch(<u8*> (<size_t> arena_row(arena, <u32> i) & ~<size_t> 4095),
+        row_pages_touch(<u8*> (<size_t> arena_row(arena, <u32> i) & ~<size_t> 4095),
                     first * arena.row_bytes)
         i = (i | mask) + 1
     return made

@@ -219,7 +219,7 @@ inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
 
 constexpr std::size_t kHuge = 2u << 20;
 
-inline void* pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
+inline void* row_pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
     const std::size_t slack = bytes >= kHuge ? kHuge : 0;
     void* at = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -236,11 +236,11 @@ inline void* pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
     return aligned;
 }
 
-inline void pages_free(void* at, std::size_t bytes) {
+inline void row_pages_free(void* at, std::size_t bytes) {
     if (at) munmap(at, bytes);
 }
 
-inline void pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of
+inline void row_pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of
                                                         // each
 #ifdef MADV_POPULATE_WRITE
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;

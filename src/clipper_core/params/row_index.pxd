@@ -51,9 +51,9 @@ cdef extern from "params/row_index.hpp" namespace "clipper" nogil:
     void fetch_to_write(const void* at) noexcept
     void index_look(Seen* seen, i64 id) noexcept        # its home is set
     u32 hold_seen(const Seen* seen, i64 id) noexcept    # as index_hold -> the row
-    void* pages_new(size_t bytes) noexcept
-    void pages_free(void* at, size_t bytes) noexcept
-    void pages_touch(void* at, size_t bytes) noexcept
+    void* row_pages_new(size_t bytes) noexcept
+    void row_pages_free(void* at, size_t bytes) noexcept
+    void row_pages_touch(void* at, size_t bytes) noexcept
 
 cdef enum:
     GATHER_MAX = 128            # ids of one home: 125 at most

@@ -44,7 +44,7 @@ cdef Part* _part_new(u64 n, u32 depth) noexcept nogil:
     cdef Part* part = <Part*> calloc(1, sizeof(Part))
     if part == NULL:
         return NULL
-    part.buckets = <Bucket*> pages_new(_bytes(n))
+    part.buckets = <Bucket*> row_pages_new(_bytes(n))
     part.n = n
     part.depth = depth
     if part.buckets == NULL:
@@ -55,7 +55,7 @@ cdef Part* _part_new(u64 n, u32 depth) noexcept nogil:
 
 cdef void _part_free(Part* part) noexcept nogil:
     if part != NULL:
-        pages_free(part.buckets, _bytes(part.n))
+        row_pages_free(part.buckets, _bytes(part.n))
         free(part)
 
 
