@@ -89,7 +89,7 @@ def teach(state: str, folder: str, seed: int) -> None:
 
 
 def encoded(app: Any) -> dict[str, str]:
-    learner = app._question(app.name).learner
+    learner = app._resolve(app.name).learner
     return {user: learner.policy.encode(learner.state(user)).hex() for user in USERS}
 
 
