@@ -151,7 +151,7 @@ def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parke
     if parked:
         be_led(model)
     libc = ctypes.PyDLL(None)  # PyDLL: a call keeps the GIL
-    mailbox = MailboxReader(next(iter(server._engines)).delivery)
+    mailbox = MailboxReader(next(iter(server._engines)).completion)
     wanted = (ctypes.c_int32 * 2)(mailbox.fd, select.POLLIN)
     before = server.stats()["loop"]
     futures = [other.predict(ROW + i, slo_ms=20_000) for i in range(100)]
