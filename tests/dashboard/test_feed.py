@@ -199,7 +199,7 @@ class Page:
         step(*args)
 
     def watch(self, feed: Feed, since_s: float = 0) -> "Page":
-        self.body.begin(lambda body: feed.join(body, since_s))
+        self.body.start(lambda body: feed.join(body, since_s))
         return self
 
     def events(self) -> list[tuple[str, Any, int]]:

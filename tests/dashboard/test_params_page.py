@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import clipper
+from clipper.manage.parameters import ParameterSet
 from clipper.params import TableSpec
 from clipper.params.client.stats_cache import StatsCache
 from clipper.params.client.stats_reader import Stats, StatsReader
@@ -57,7 +58,8 @@ def set_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
 @contextlib.contextmanager
 def beside(shards: Shards) -> Iterator[clipper.ClipperServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "_tables", Here(shards), raising=False)
+        here = Here(shards)
+        patch.setattr(ParameterSet, "start", lambda self: setattr(self, "_served", here))
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
         warm_workers(server)
         with server:
