@@ -54,14 +54,14 @@ class Server:
         while not self.over.is_set():
             select.select([self.engine.events_fd], [], [], 0.05)
             for kind, conn, _, _, _ in self.engine.events():
-                if kind.name == "SAID_HELLO":
+                if kind.name == "HELLO_RECEIVED":
                     with contextlib.suppress(
                         ANY_ERROR
                     ):  # no memory: it is closed, because nobody lets it in
                         self.engine.attach(conn, self.model.index, b"", size_max=16)
                 elif kind.name == "ATTACHED":
                     self.attached.add(conn)
-                elif kind.name == "GONE" and conn in self.attached:
+                elif kind.name == "DISCONNECTED" and conn in self.attached:
                     self.gone.add(conn)
 
     def ask(self, x: float) -> str:

@@ -120,7 +120,7 @@ def _use_generated(url: str) -> Done:
         answer = of(f"{applications}.predict_learns").sync(
             client=client, body=models.PredictLearns(input_=[1, 2, 3], user="ann")
         )
-        assert isinstance(answer, models.Predicted), answer
+        assert isinstance(answer, models.PredictResponse), answer
         assert answer.output == 6
         two = models.PredictManyTotal(inputs=[[1, 2, 3], [0, 0, 1]])
         many = of(f"{applications}.predict_total").sync(client=client, body=two)

@@ -343,31 +343,39 @@ class _Shard:
 
 
 def _hello() -> bytes:
-    from clipper.params.frames import Head, Kind, packed
+    from clipper.params.frames import Head, MessageKind, packed
 
     call = packed({"call": "hello", "worker": 3, "ids": np.arange(3)})
-    return Head(Kind.CALL, id=1, payload_bytes=len(call)).packed() + call
+    return Head(MessageKind.CALL, id=1, payload_bytes=len(call)).packed() + call
 
 
 def _shard_seeds() -> dict[str, bytes]:
-    from clipper.params.frames import Head, Kind
+    from clipper.params.frames import Head, MessageKind
 
     ids = np.arange(3, dtype="<i8").tobytes()
     rows = np.ones((3, 5), "<f4").tobytes() + bytes(4)
-    pull = Head(Kind.PULL, rows=3, id=2, payload_bytes=len(ids)).packed() + ids
+    size = len(ids + rows)
+    pull = Head(MessageKind.PULL, rows=3, id=2, payload_bytes=len(ids)).packed() + ids
     push = (
-        Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)).packed()
+        Head(
+            MessageKind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)
+        ).packed()
         + ids
         + rows
     )
     late = (
         Head(
-            Kind.PUSH, rows=3, id=3, worker=7, sequence=(1 << 64) - 1, payload_bytes=len(ids + rows)
+            MessageKind.PUSH,
+            rows=3,
+            id=3,
+            worker=7,
+            sequence=(1 << 64) - 1,
+            payload_bytes=len(ids + rows),
         ).packed()
         + ids
         + rows
     )
-    share = Head(Kind.SHARE, id=4).packed()
+    share = Head(MessageKind.SHARE, id=4).packed()
     return {
         "call": _hello(),
         "pull": pull,

@@ -85,7 +85,7 @@ class Node:
     def attach(self) -> bool:
         attached = False
         for kind, conn, _, _, data in self.engine.events():
-            if kind.name == "SAID_HELLO":
+            if kind.name == "HELLO_RECEIVED":
                 self.engine.attach(conn, self.models[data].index, b"", size_max=256)
                 attached = True
         return attached

@@ -72,7 +72,7 @@ class Pair:
         attached = False
         for engine in self.engines:
             for kind, conn, _, _, data in engine.events():
-                if kind.name != "SAID_HELLO":
+                if kind.name != "HELLO_RECEIVED":
                     continue
                 model = self.models[data]
                 if model.engine is engine:

@@ -33,13 +33,13 @@ def test_replicas_are_looked_at_while_they_come_and_go(tmp_path: Path, stress: i
         try:
             for number in range(40 * stress):
                 container = SocketContainer(node.path, b"plain")
-                conn = heard(node, "SAID_HELLO")
+                conn = heard(node, "HELLO_RECEIVED")
                 node.engine.attach(conn, model.index, b"", number=number, size_max=16)
                 conns.append((conn, number))
                 with contextlib.suppress(StatusError):
                     model.predict(np.array([1.0, 2.0])).result(10)
                 container.drop()
-                assert heard(node, "GONE") == conn
+                assert heard(node, "DISCONNECTED") == conn
         finally:
             over.set()
 
