@@ -357,9 +357,7 @@ def _shard_seeds() -> dict[str, bytes]:
     size = len(ids + rows)
     pull = Head(MessageKind.PULL, rows=3, id=2, payload_bytes=len(ids)).packed() + ids
     push = (
-        Head(
-            MessageKind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)
-        ).packed()
+        Head(MessageKind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=size).packed()
         + ids
         + rows
     )
@@ -370,7 +368,7 @@ def _shard_seeds() -> dict[str, bytes]:
             id=3,
             worker=7,
             sequence=(1 << 64) - 1,
-            payload_bytes=len(ids + rows),
+            payload_bytes=size,
         ).packed()
         + ids
         + rows
