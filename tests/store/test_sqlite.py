@@ -372,6 +372,29 @@ def test_a_stopped_reader_blocks_no_writer(tmp_path: Path) -> None:
         reader.communicate()
 
 
+@pytest.mark.slow
+def test_servers_that_start_at_once_on_a_new_file_all_come_up(tmp_path: Path) -> None:
+    """SQLite reports a file as locked, without waiting, while two switch it to its log."""
+    failed: list[Exception] = []
+
+    def open_store(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            SqliteStore(path).close()
+        except StoreError as error:
+            failed.append(error)
+
+    for round_ in range(60):
+        start = threading.Barrier(4)
+        path = tmp_path / f"{round_}.db"
+        threads = [threading.Thread(target=open_store, args=(path, start)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+
+
 # -- by name
 
 

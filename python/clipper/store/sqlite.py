@@ -159,7 +159,7 @@ class SqliteStore(Store):
             report = run("pragma quick_check(1)").fetchone()[0]
             if report != "ok":
                 raise self._corrupt(str(report).splitlines()[-1])
-        run("pragma journal_mode = wal")
+        self._use_write_ahead_log()
         run(f"pragma synchronous = {'full' if durable else 'normal'}")
         page_bytes = run("pragma page_size").fetchone()[0]
         run(
@@ -174,6 +174,23 @@ class SqliteStore(Store):
             run(f"pragma user_version = {_FORMAT}")
             self._end_leases_of_another_boot()
         run("pragma busy_timeout = 1")  # from here on `_transaction` waits
+
+    def _use_write_ahead_log(self) -> None:
+        """Switch the file to write-ahead logging.
+
+        While another process does the same to a new file, SQLite reports it as locked at once,
+        without the wait of `timeout`; so this waits.
+        """
+        give_up_s = time.monotonic() + self._busy_s
+        while True:
+            try:
+                self._writer.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > give_up_s:
+                    raise
+            time.sleep(_RETRY_S)
 
     # -- reading
 
