@@ -16,8 +16,8 @@ def load(path: str) -> dict[str, dict[str, Any]]:
 
 
 def change(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """How many times better `after` is. Where there are anchors, the ratios to them are compared:
-    unlike the figures, they hold from one machine or busy hour to another."""
+    """Return how many times better `after` is. Where there are anchors, the ratios to them are
+    compared: unlike the figures, they hold from one machine or busy hour to another."""
     old, new = before["value"], after["value"]
     if old is None or new is None:
         return 1.0

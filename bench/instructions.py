@@ -203,8 +203,8 @@ def count() -> dict[str, Counts]:
 
 
 def read(lines: Iterable[str]) -> Counts:
-    """What one part of callgrind's output adds up to. A line after `calls=` repeats what the callee
-    counts for itself."""
+    """Return the sum of one part of callgrind's output. A line after `calls=` repeats what the
+    callee counts for itself."""
     core = total = 0
     ours = repeated = False
     for line in lines:
@@ -221,7 +221,7 @@ def read(lines: Iterable[str]) -> Counts:
 
 
 def machine() -> dict[str, str]:
-    """What the counts depend on beside the code."""
+    """Return what the counts depend on beside the code."""
     version = subprocess.run(
         ["g++", "-dumpversion"], capture_output=True, text=True, check=True
     ).stdout

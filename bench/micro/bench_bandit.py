@@ -1,5 +1,5 @@
-"""What choosing, combining and learning cost, each rule beside an anchor: a call that does nothing,
-numpy, river.
+"""Measures what choosing, combining and learning cost, each rule beside an anchor: a call that does
+nothing, numpy, river.
 
 pytest bench/micro/bench_bandit.py --benchmark-columns=min,median,iqr --benchmark-group-by=group
 

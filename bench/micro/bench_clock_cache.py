@@ -1,5 +1,5 @@
-"""What a cached prediction costs: the hash, a lookup and a fill, beside dict, functools.lru_cache
-and the caches of others.
+"""Measures what a cached prediction costs: the hash, a lookup and a fill, beside dict,
+functools.lru_cache and the caches of others.
 
 Rows named *_core run without the GIL and pay for one call per OPERATIONS; the others pay for a call
 each. extra_info has ns_per_operation (of the fastest round), gb_per_s where rows are hashed,

@@ -1,5 +1,5 @@
-"""What a frame costs, each row beside an anchor: memcpy, gather, zlib, msgspec, msgpack, pickle,
-python-lz4.
+"""Measures what a frame costs, each row beside an anchor: memcpy, gather, zlib, msgspec, msgpack,
+pickle, python-lz4.
 
 pytest bench/micro/bench_codec.py --benchmark-columns=min,median,iqr
 """

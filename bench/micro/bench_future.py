@@ -1,5 +1,5 @@
-"""What a future costs: made, ended, read, told to an event loop; beside concurrent.futures and
-asyncio.
+"""Measures what a future costs: made, ended, read, told to an event loop; beside concurrent.futures
+and asyncio.
 
 The engine's clock stands still and a container made of frames answers, so a row of the core holds
 the whole way of a query through lane, batch, reply and block: nothing but sockets and wake-ups is
@@ -134,7 +134,7 @@ def test_mailbox(benchmark: Any) -> None:
 
 
 def measure_awaits(benchmark: Any, futures: list[Any]) -> None:
-    """What `await` costs for each of `futures`, all of them done."""
+    """Measure what `await` costs for each of `futures`, all of them done."""
 
     async def run() -> None:
         for future in futures:

@@ -17,8 +17,8 @@ from bench.system.engine.effort import QUICK
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_goals(benchmark: Any, told: list[Row], group: str) -> None:
+def test_goals(benchmark: Any, measured_rows: list[Row], group: str) -> None:
     rows = benchmark.pedantic(measure, (group, QUICK), rounds=1)
-    told += rows
+    measured_rows += rows
     benchmark.extra_info["rows"] = [finite(asdict(row)) for row in rows]
     assert not [row for row in rows if row.missing.startswith(FAILED)]

@@ -1,4 +1,4 @@
-"""What a recorded latency costs: the histogram beside a plain list and a Python Counter.
+"""Measures what a recorded latency costs: the histogram beside a plain list and a Python Counter.
 
 pytest bench/micro/bench_histogram.py --benchmark-columns=min,median,iqr
 """

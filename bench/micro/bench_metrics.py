@@ -1,5 +1,5 @@
-"""What a scrape costs: 100 models and 100 applications, each with a few thousand values in its
-histograms.
+"""Measures what a scrape costs: 100 models and 100 applications, each with a few thousand values in
+its histograms.
 
 pytest bench/micro/bench_metrics.py --benchmark-columns=min,median,iqr
 """

@@ -1,5 +1,5 @@
-"""What the table of evaluations in flight costs beside dict: 1000 keys put, found and removed, one
-call each.
+"""Measures what the table of evaluations in flight costs beside dict: 1000 keys put, found and
+removed, one call each.
 
 pytest bench/micro/bench_pending.py --benchmark-columns=min,median,iqr
 """

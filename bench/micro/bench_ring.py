@@ -1,4 +1,4 @@
-"""What a row through the work ring costs, beside the standard library's queues.
+"""Measures what a row through the work ring costs, beside the standard library's queues.
 
 pytest bench/micro/bench_ring.py --benchmark-columns=min,median,iqr
 """

@@ -1,4 +1,4 @@
-"""What a deadline costs: the wheel beside asyncio's and uvloop's timers and a heap.
+"""Measures what a deadline costs: the wheel beside asyncio's and uvloop's timers and a heap.
 
 Each row runs OPERATIONS operations a round; divide by them (extra_info has ns_per_operation).
 

@@ -1,22 +1,22 @@
-"""The rows of bench_goals.py, told as a table when the run is over."""
+"""The rows of bench_goals.py, printed as a table when the run is over."""
 
 import pytest
 
 from bench.harness import Row, table, verdict
 
-_TOLD: list[Row] = []
+_ROWS: list[Row] = []
 
 
 @pytest.fixture
-def told() -> list[Row]:
-    """What is put here is shown at the end."""
-    return _TOLD
+def measured_rows() -> list[Row]:
+    """Return the list of rows that are printed at the end of the run."""
+    return _ROWS
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _TOLD:
+    if _ROWS:
         terminalreporter.section(
             "goals of the engine, quick: `python -m bench engine` measures them in full"
         )
-        terminalreporter.write_line(table(_TOLD))
-        terminalreporter.write_line(verdict(_TOLD))
+        terminalreporter.write_line(table(_ROWS))
+        terminalreporter.write_line(verdict(_ROWS))

@@ -53,7 +53,7 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
             outcomes[size] = served(server, names[:size], list(in_turns(x[rest], y[rest], queries)))
     if plot is not None:
         draw(plot, outcomes)
-    return [one for size, found in outcomes.items() for one in told(size, found)]
+    return [one for size, found in outcomes.items() for one in rows_of(size, found)]
 
 
 def served(
@@ -153,7 +153,7 @@ def together(parts: Sequence[Served]) -> Served:
     )
 
 
-def told(size: int, found: dict[str, Served]) -> list[Row]:
+def rows_of(size: int, found: dict[str, Served]) -> list[Row]:
     everybody, deadline, early = found.values()
     models = f"{size} model{'s' if size > 1 else ''}"
     lost = 100 * (everybody.right - deadline.right)

@@ -83,7 +83,7 @@ def teach(state: str, folder: str, seed: int) -> None:
         say({"ready": True})
         for i, app in enumerate(apps.values()):
             threading.Thread(
-                target=lesson, args=(app, random.Random(seed + i)), daemon=True
+                target=predict_and_give_feedback, args=(app, random.Random(seed + i)), daemon=True
             ).start()
         threading.Event().wait()
 
@@ -120,7 +120,7 @@ def say(what: dict[str, Any]) -> None:
             line = line[os.write(1, line) :]
 
 
-def lesson(app: Any, draw: random.Random) -> None:
+def predict_and_give_feedback(app: Any, draw: random.Random) -> None:
     try:
         while True:
             counted = taught(app, draw)

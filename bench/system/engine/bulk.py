@@ -41,7 +41,7 @@ def rows(effort: Effort) -> list[Row]:
                 bulk_call(server, "cold-wide"), wide, effort.of(20, 2)
             )
         found = interleave(cases, effort.repetitions)
-    return told(found, missing, entries)
+    return rows_of(found, missing, entries)
 
 
 def bulk_call(server: clipper.ClipperServer, name: str) -> Callable[[Any], Any]:
@@ -64,7 +64,7 @@ def fill(server: clipper.ClipperServer, entries: int, batches: int) -> list[Any]
     return list(held[: len(held) // ROWS * ROWS].reshape(-1, ROWS, 1))
 
 
-def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
+def rows_of(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
     by_row = "what is done row by row: a slot, a deadline and a status each"
     note, memory = (
         f"{entries} entries, {ROWS} rows a call, drawn evenly",

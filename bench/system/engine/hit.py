@@ -43,7 +43,7 @@ def rows(effort: Effort) -> list[Row]:
             "reference wide": lambda: per_call_ns(reference_wide.predict, wide * (n // KNOWN), CPU),
         }
         found = interleave(cases, effort.repetitions)
-    return told(found)
+    return rows_of(found)
 
 
 def submit_ns(predict: Any, inputs: list[Any]) -> float:
@@ -65,7 +65,7 @@ def hash_ns(hasher: ClockCache, rows: bytes, times: int) -> float:
     return (CPU() - begun) / times / KNOWN
 
 
-def told(found: dict[str, Sample]) -> list[Row]:
+def rows_of(found: dict[str, Sample]) -> list[Row]:
     hit, wide, floor = found["hit"], found["hit wide"], found["call"].plus(found["hash"])
     call = found["call"].median
     parts = (

@@ -57,7 +57,7 @@ def rows(effort: Effort) -> list[Row]:
                 [python_lookup(lookup, some) for some in drawn], lookups
             )
     found = interleave(cases, effort.at_most(7))
-    return [*told(found, missing, entries), scaling(found, alone)]
+    return [*rows_of(found, missing, entries), scaling(found, alone)]
 
 
 def filled(names: list[bytes]) -> ClockCache:
@@ -153,7 +153,7 @@ FILLED: dict[str, Callable[[Any, list[bytes]], Callable[[bytes], object]]] = {
 }
 
 
-def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
+def rows_of(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
     result = []
     note = (
         f"{entries} entries, keys of {ROW_BYTES} bytes drawn evenly; the core hashes them, a peer"

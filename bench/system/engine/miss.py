@@ -38,11 +38,11 @@ def rows(effort: Effort) -> list[Row]:
     return [
         one
         for transport in TRANSPORTS
-        for one in told(transport, found, missing.get(transport, ""))
+        for one in rows_of(transport, found, missing.get(transport, ""))
     ]
 
 
-def told(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
+def rows_of(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
     where = WORDS[transport]
     names = [
         f"miss f64[1], {where}",

@@ -39,7 +39,7 @@ def rows(effort: Effort) -> list[Row]:
                     break
                 shares.append((percent, 100 * ours, 100 * simulate(keys, WAYS * buckets)))
             else:
-                result.append(told(name, policy, shares))
+                result.append(row_of(name, policy, shares))
                 continue
             result.append(
                 absent(
@@ -52,7 +52,7 @@ def rows(effort: Effort) -> list[Row]:
     return result
 
 
-def told(name: str, policy: str, shares: list[tuple[int, float, float]]) -> Row:
+def row_of(name: str, policy: str, shares: list[tuple[int, float, float]]) -> Row:
     """The worse of the two sizes."""
     pairs = (
         f"cache of {size} % of the keys: {ours:.1f} %, global {policy} {other:.1f} %"

@@ -28,7 +28,7 @@ def rows(effort: Effort) -> list[Row]:
         cases[name] = loop_timers(name == "uvloop", outstanding, stalls[name])
     found = interleave(cases, effort.at_most(3), warmups=0)
     cleaned = {name: Sample(tuple(values)) for name, values in stalls.items()}
-    return told(found, cleaned, outstanding)
+    return rows_of(found, cleaned, outstanding)
 
 
 def churn_ns(outstanding: int) -> float:
@@ -81,7 +81,7 @@ def loop_timers(fast: bool, outstanding: int, stalls: list[float]) -> Callable[[
     return measure
 
 
-def told(found: dict[str, Sample], cleaned: dict[str, Sample], outstanding: int) -> list[Row]:
+def rows_of(found: dict[str, Sample], cleaned: dict[str, Sample], outstanding: int) -> list[Row]:
     note = f"{outstanding} outstanding; insert + complete + expire, without Python"
     memory = (
         "memory: the slot of a query that came a million queries ago is in no cache of the CPU any"

@@ -53,7 +53,7 @@ def rows(effort: Effort) -> list[Row]:
             name: micro(sample) for name, sample in interleave(cases, effort.repetitions).items()
         }
     result = [
-        one for transport in ROUTES for one in told(transport, found, missing.get(transport, ""))
+        one for transport in ROUTES for one in rows_of(transport, found, missing.get(transport, ""))
     ]
     return result + awaited_rows(found)
 
@@ -76,7 +76,7 @@ def bare_ns(program: Bare, word: str, n: int) -> Callable[[], float]:
     return lambda: program.measure(word, n)
 
 
-def told(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
+def rows_of(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
     where, most_us, word = ROUTES[transport]
     name, bare_name = f"RTT, {where}", f"RTT, {where}, of bare C"
     anchor = f"bare C ping-pong, {word}"

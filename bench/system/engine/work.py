@@ -48,7 +48,7 @@ def rows(effort: Effort) -> list[Row]:
         if program:
             cases["add"] = lambda: program.measure("add", 20 * n)
         found = interleave(cases, effort.repetitions)
-    return [*told(found), *system_calls(effort)]
+    return [*rows_of(found), *system_calls(effort)]
 
 
 def put_get_ns(line: Any, n: int) -> float:
@@ -59,7 +59,7 @@ def put_get_ns(line: Any, n: int) -> float:
     return (CPU() - begun) / n
 
 
-def told(found: dict[str, Sample]) -> list[Row]:
+def rows_of(found: dict[str, Sample]) -> list[Row]:
     goal, name, anchor = (
         Goal("at_most", 2),
         "work queue, publish, of an atomic add",
