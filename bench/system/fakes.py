@@ -1,8 +1,9 @@
 """`python -m bench.system.fakes ADDRESS COUNT PREFIX`: containers that are connected and never have
 anything to do.
 
-One process and one epoll for all of them: each dials the server's unix socket, says HELLO for the
-model PREFIX<i>, and answers heartbeats. The token comes in CLIPPER_TOKEN.
+One process and one epoll serve all of them. Each connects to the server's unix socket and says
+HELLO for the model PREFIX<i>, as a container on the server's host does: its connection is quiet,
+and sends heartbeats only if the server does not grant that. The token comes in CLIPPER_TOKEN.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ class Fake:
             "input": "f64[1]",
             "token": os.environ["CLIPPER_TOKEN"],
             "pid": os.getpid(),
+            "quiet": True,
         }
         self.send(Kind.HELLO, pack_map(hello))
 
@@ -65,7 +67,8 @@ class Fake:
                 break
             payload, self.inbox = self.inbox[HEADER_BYTES:end], self.inbox[end:]
             if header.kind == Kind.WELCOME:
-                self.heartbeat_s = unpack_map(payload)["heartbeat_ms"] / 1000
+                welcome = unpack_map(payload)
+                self.heartbeat_s = 0 if welcome.get("quiet") else welcome["heartbeat_ms"] / 1000
             elif header.kind == Kind.REFUSE:
                 raise SystemExit(f"{self.name}: {payload.decode()}")
             elif header.kind == Kind.GOODBYE:

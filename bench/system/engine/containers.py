@@ -1,9 +1,9 @@
 """containers: what do 500 connected containers cost that have nothing to do, and what do they cost
 the one that has?
 
-They live in one process of their own (bench/system/fakes.py), dial in over the unix socket, say
-HELLO, and keep their heartbeats going: to the server they are containers like any other, each of a
-model of its own.
+They live in one process of their own (bench/system/fakes.py), connect over the unix socket and say
+HELLO as containers on the server's host do: to the server they are containers like any other, each
+of a model of its own.
 """
 
 import os
@@ -45,8 +45,8 @@ def rows(effort: Effort) -> list[Row]:
         loops = sum(thread.name.startswith(LOOP_THREAD) for thread in threading.enumerate()) // 2
         share = idle_share(effort)
         found = interleave(cases(alone, crowded, effort), effort.repetitions)
-    connected = f"{count} containers, each of a model of its own, with their heartbeats"
-    beats = "heartbeats: each container's is read, and answered, one by one"
+    connected = f"{count} containers, each of a model of its own, on the server's host"
+    beats = "the look at each connection, 40 times a second; on another host, its heartbeats"
     noise = "the machine: the two servers take turns on the same cores"
     hit, trip = Goal("at_most", 1.1), Goal("at_most", 1.1)
     return [
