@@ -15,8 +15,8 @@ is 0 if at least 90 % of the others are killed.
 
 import argparse
 import ast
+import hashlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -234,6 +234,19 @@ def all_mutants(only: str) -> list[Mutant]:
             if place.startswith(only):
                 found += mutants_of(place, path.read_bytes())
     return found
+
+
+def sample(candidates: list[Mutant], seed: int, count: int) -> list[Mutant]:
+    """Choose mutants by a hash of the seed and of the change itself, so that a mutant stays in the
+    sample while other code changes and survivors can be taken up one after another."""
+    times: Counter[str] = Counter()  # how often the same change has come in the same function
+
+    def rank(mutant: Mutant) -> bytes:
+        text = "\n".join((mutant.path, mutant.function, mutant.old, mutant.new))
+        times[text] += 1
+        return hashlib.sha256(f"{seed}\n{times[text]}\n{text}".encode()).digest()
+
+    return sorted(candidates, key=rank)[:count]
 
 
 # -- which tests concern a module
@@ -460,7 +473,7 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     candidates = all_mutants(chosen.only)
-    mutants = random.Random(chosen.seed).sample(candidates, min(chosen.count, len(candidates)))
+    mutants = sample(candidates, chosen.seed, chosen.count)
     if chosen.list:
         relevance = Relevance()
         for mutant in mutants:
