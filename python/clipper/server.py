@@ -21,6 +21,7 @@ from clipper.manage.building import Stage
 from clipper.manage.declared import application_settings, declared, model_settings
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.endpoints import Endpoints
+from clipper.manage.following import CatalogFollower
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.parameters import ParameterSet
@@ -66,7 +67,6 @@ from clipper.types import (
     Answers,
     Batching,
     InputType,
-    Model,
     PredictionRequest,
     Similar,
     VersionedModel,
@@ -118,7 +118,7 @@ class ClipperServer:
                 self._store,
                 self._dir.folder,
                 config.feedback,
-                self._store.remote or self._dir.is_apart,
+                self._is_shared,
             )
             if self._store_is_away:
                 self._learning.start_without_store()
@@ -166,6 +166,7 @@ class ClipperServer:
         self._rolling = Rolling(
             self.catalog, self._resolver, lambda model: bool(containers.of(model))
         )
+        self._follower = CatalogFollower(self.catalog, self._deployment.follow)
         place = Place(self._store, self._dir.models, self._deployment.resume)
         self.manage = Operations(self, place, self._rolling, default_actor())
         self._endpoints = Endpoints(
@@ -199,8 +200,7 @@ class ClipperServer:
             self._deployment.start()
             self._mesh.start(self._host(), store_is_away=self._store_is_away)
             self.catalog.on_change(self._resolver.resolve)
-            resumed = self.catalog.models()
-            for model in resumed:
+            for model in self.catalog.models():
                 self._deployment.resume(model)
             self._resolver.resolve(self.catalog.view)
             self._rolling.start()
@@ -211,7 +211,9 @@ class ClipperServer:
             if config.streams or config.model_streams:
                 self._stream_set().start()
             if isinstance(self._store, CachedStore):
-                self._store.start(lambda: self._store_has_returned(resumed))
+                self._store.start(self._store_has_returned)
+            if self._is_shared:
+                self._follower.start()
         except BaseException:
             self.close(drain_s=0)
             raise
@@ -235,13 +237,17 @@ class ClipperServer:
         self._learning.enter(functools.partial(observe_for_others, self._resolver.application))
 
     @property
+    def _is_shared(self) -> bool:
+        """Whether other servers may use the store."""
+        return self._store.remote or self._dir.is_apart
+
+    @property
     def _store_is_away(self) -> bool:
         return isinstance(self._store, CachedStore) and self._store.is_away
 
-    def _store_has_returned(self, resumed: list[Model]) -> None:
+    def _store_has_returned(self) -> None:
         """Continue the start, which had no store. Raises StoreError when it is away again."""
         self.catalog.refresh()
-        self._deployment.follow(resumed)
         self._resolver.resolve(self.catalog.view)
         with contextlib.suppress(ShuttingDown):
             self._mesh.enter()
@@ -287,6 +293,7 @@ class ClipperServer:
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
         self._rolling.stop()
         self._deployment.refuse_new()
+        self._follower.stop()
         if self._streams is not None:
             self._streams.stop(until - time.monotonic())
         self._engine_memory.stop()

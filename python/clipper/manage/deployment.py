@@ -33,6 +33,7 @@ from clipper.errors import (
     ShardAway,
     ShuttingDown,
     TypeConflict,
+    Unknown,
     UnknownModel,
 )
 from clipper.manage.building import (
@@ -122,6 +123,7 @@ class Deployment:
         )
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
+        self._followed: dict[VersionedModel, Model] = {}  # of the catalog, as they run here
         self._looked_at = -1  # queries ever issued, when a look found no container with a batch
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = Deployers(
@@ -149,6 +151,7 @@ class Deployment:
 
     def resume(self, model: Model) -> None:
         """A model of the catalog is served again."""
+        self._followed[model.id] = model
         self._running.ensure(model)
         try:
             make_tables(self._parameters.served, model, networked=self._networked)
@@ -156,23 +159,36 @@ class Deployment:
         except (InvalidInput, TypeConflict, ShardAway) as error:
             self._fail(model.id, str(error))
 
-    def follow(self, before: Sequence[Model]) -> None:
-        """Serve what the catalog says now, where `before` is what it said at the start: a store
-        that was away has told."""
-        now, known = self.catalog.models(), {model.id: model for model in before}
-        for gone in known.keys() - {model.id for model in now}:
+    def follow(self) -> None:
+        """Run what the catalog says now, whichever server wrote it: start the containers of new
+        versions, change the number of those that were scaled, stop retired ones. Repeating it
+        changes nothing. Threads: one at a time."""
+        for gone in self._followed.keys() - {model.id for model in self.catalog.models()}:
+            self._end(gone)
+            self._followed.pop(gone, None)
+        for model in self.catalog.models():
             with self._changing:
-                self.containers.drain(gone)
-                self._deployer.stop(gone.name, gone.version or 0)
-                self._running.forget(gone)
-        for model in now:
-            self._running.ensure(model)
-            old = known.get(model.id)
-            if old is None:
-                self._start_replicas(model)
-            elif (old.replicas, old.replicas_max) != (model.replicas, model.replicas_max):
-                with self._changing:
-                    self._scale_to(model, model.replicas)
+                if not self._closed and _bounds(self._followed.get(model.id)) != _bounds(model):
+                    self._follow_model(model.id)
+
+    def _follow_model(self, id_: VersionedModel) -> None:
+        """Under `_changing`, so that what the catalog says is not older than the last scale()."""
+        try:
+            model = self.catalog.view.model(id_)
+        except Unknown:  # retired meanwhile
+            return
+        self._followed[id_] = model
+        self._running.ensure(model)
+        try:
+            make_tables(self._parameters.served, model, networked=self._networked)
+            self._scale_to(model, self._count(model))
+        except (InvalidInput, TypeConflict, ShardAway) as error:
+            self._fail(id_, str(error))
+
+    def _count(self, model: Model) -> int:
+        """Replicas that a version should have: a fixed number, or as many as the load asks for."""
+        least, most = model.replicas, model.replicas_max
+        return min(max(self._scaling.wanted(model.id, least), least), most) if most else least
 
     def refuse_new(self) -> None:
         """Refuse changes from now on, and stop scaling."""
@@ -232,9 +248,9 @@ class Deployment:
         least, most = replica_bounds(str(name), replicas, self.config.limits.replicas_max)
         with self._changing:
             model = self.catalog.view.model(name)
-            self._running.ensure(self.catalog.set_replicas(model.id, least, most))
-            count = min(max(self._scaling.wanted(model.id, least), least), most) if most else least
-            self._scale_to(model, count)
+            model = self.catalog.set_replicas(model.id, least, most)
+            self._running.ensure(model)
+            self._scale_to(model, self._count(model))
 
     def _scale_to(self, model: Model, count: int) -> None:
         """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are
@@ -253,14 +269,18 @@ class Deployment:
         """Take a version out of service for good. StillLinked while an application needs it, unless
         by `force`."""
         model = self.catalog.retire_model(name, force=force)
-        self._await_quiet(model.id)
-        with self._changing:
-            self.containers.drain(model.id)
-            self._deployer.stop(model.name, model.version)
-            self._running.forget(model.id)
-        self._building.forget(model.id)
+        self._end(model.id)
         if needs_environment(model):
             self._building.sweep()
+
+    def _end(self, id_: VersionedModel) -> None:
+        """Stop the containers of a version that was retired, after their last queries."""
+        self._await_quiet(id_)
+        with self._changing:
+            self.containers.drain(id_)
+            self._deployer.stop(id_.name, id_.version or 0)
+            self._running.forget(id_)
+        self._building.forget(id_)
 
     def _await_quiet(self, id_: VersionedModel) -> None:
         """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread
@@ -693,6 +713,10 @@ def _printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def _bounds(model: Model | None) -> tuple[int, int] | None:
+    return None if model is None else (model.replicas, model.replicas_max)
 
 
 def _replace(record: Any, **changes: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Servers that share a store are one system: each serves what any of them was told to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clipper
+from clipper.testing import wait_until
+from tests.store.conftest import RedisServer, own_redis
+
+__all__ = ["own_redis"]
+
+PATIENCE_S = 60.0
+QUICK: dict[str, Any] = {"warmup": False, "restart_ms_min": 20, "drain_s": 1.0, "stop_grace_s": 1.0}
+
+
+@pytest.fixture
+def pair(
+    own_redis: RedisServer, tmp_path: Path
+) -> Iterator[tuple[clipper.ClipperServer, clipper.ClipperServer]]:
+    """Two servers on one Redis."""
+    with (
+        clipper.start(state=own_redis.url, folder=str(tmp_path / "a"), **QUICK) as one,
+        clipper.start(state=own_redis.url, folder=str(tmp_path / "b"), **QUICK) as other,
+    ):
+        yield one, other
+
+
+def connected(server: clipper.ClipperServer, model: str) -> int:
+    """Return how many containers of a version are connected to this server."""
+    return int(server.stats()["models"].get(model, {}).get("has", 0))
+
+
+def processes(server: clipper.ClipperServer, model: str) -> int:
+    replicas = server.stats()["models"].get(model, {}).get("replicas", [])
+    return sum(replica["state"] not in ("stopped", "failed") for replica in replicas)
+
+
+@pytest.mark.slow
+def test_each_server_runs_what_another_one_was_told(
+    pair: tuple[clipper.ClipperServer, clipper.ClipperServer],
+) -> None:
+    one, other = pair
+    one.deploy("m", lambda rows: rows.sum(axis=1), input="f64[2]")
+    one.app("a", ["m"], slo_ms=20_000, default=-1)
+    wait_until(lambda: connected(other, "m:1") == 1, "the other server runs it", PATIENCE_S)
+    assert other.app("a").predict([1.0, 2.0]).result(60).output == 3.0
+    other.scale("m", 2)
+    wait_until(lambda: connected(one, "m:1") == 2, "the first one scales, too", PATIENCE_S)
+    one.scale("m", 1)
+    wait_until(lambda: processes(other, "m:1") == 1, "and down", PATIENCE_S)
+    other.deploy("m", lambda rows: rows.sum(axis=1) * 10, input="f64[2]")
+    wait_until(lambda: connected(one, "m:2") == 1, "the next version", PATIENCE_S)
+    wait_until(
+        lambda: one.app("a").predict([1.0, 2.0]).result(60).output == 30.0,
+        "its queries follow",
+        PATIENCE_S,
+    )
+    other.retire("m:1")
+    wait_until(lambda: processes(one, "m:1") == 0, "a retired version ends everywhere", PATIENCE_S)
+    assert one.app("a").predict([1.0, 2.0]).result(60).output == 30.0
