@@ -46,12 +46,17 @@ def main() -> int:
         "--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md"
     )
     parser.add_argument(
-        "--rows", default="", help="only these groups, `hit,miss` (engine, params, mesh-sim)"
+        "--rows",
+        default="",
+        help="only these groups, `hit,miss` (engine, params, mesh-sim, learning)",
     )
     parser.add_argument("--kills", type=int, help="how many (durability)")
     parser.add_argument(
-        "--seed", type=int, help="of a run that failed, to see it again (durability)"
+        "--seed",
+        type=int,
+        help="of a run that failed, to see it again (durability); of the drawn worlds (learning)",
     )
+    parser.add_argument("--seeds", type=int, help="repetitions (learning)")
     parser.add_argument(
         "--quick", action="store_true", help="few repetitions: does it run, not what does it cost"
     )
@@ -75,7 +80,13 @@ def main() -> int:
     try:
         question = importlib.import_module(known[options.name]).main
         rows = options.rows.split(",") if options.rows else None
-        wanted = {"rows": rows, "kills": options.kills, "seed": options.seed, "plot": options.plot}
+        wanted = {
+            "rows": rows,
+            "kills": options.kills,
+            "seed": options.seed,
+            "seeds": options.seeds,
+            "plot": options.plot,
+        }
         given = {key: value for key, value in wanted.items() if value is not None}
         for key in given:
             if key not in inspect.signature(question).parameters:

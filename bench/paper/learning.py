@@ -1,0 +1,137 @@
+"""Learning from feedback in nine worlds and three drawn ones: each policy's error, beside peers."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Goal, Row, Sample, UnknownRows, absent, row
+from bench.paper import peers
+from bench.paper.runs import in_parallel
+from bench.paper.streams import NAMES, Stream, stream
+from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
+from clipper.types import VersionedModel
+
+Array = np.ndarray[Any, Any]
+STILL, MAIN, LEARNING = "ensemble", "stacking", "stacking"
+ALL_MODELS = ("ensemble", "stacking", "exp4", "logodds")
+ONE_MODEL = (
+    "exp3",
+    "squarecb",
+    "squarecb(shadow=0.1)",
+    "thompson",
+    "kl_ucb",
+    "tsallis_inf",
+)
+RECOMMENDED = "squarecb"  # for one model a query
+PEERS = tuple(peers.STREAMED)
+ANCHOR = "Vowpal Wabbit SquareCB"
+SLACK = 0.003  # of an error: a policy that learns may be this much worse than one that does not
+GOALS = {"confidences": 0.070, "class experts": 0.140, "users": 0.110}
+BEST = "best model of each query"
+
+
+def main(quick: bool, rows: list[str] | None = None, seed: int = 1, seeds: int = 0) -> list[Row]:
+    """seed: of the worlds that are drawn, and of all streams.  seeds: repetitions; 0: 20, or 2.
+    rows: names of worlds and policies; all without one."""
+    policies, wanted = (*ALL_MODELS, *ONE_MODEL), set(rows or ())
+    if unknown := wanted - {*NAMES, *policies, *PEERS}:
+        known = ", ".join((*NAMES, *policies, *PEERS))
+        raise UnknownRows(f"no row {', '.join(sorted(unknown))}; there are: {known}")
+    worlds = [name for name in NAMES if name in wanted] or list(NAMES)
+    chosen = [name for name in (*policies, *PEERS) if name in wanted] or [*policies, *PEERS]
+    run = [name for name in chosen if not missing(name)]
+    repetitions = range(seeds or (2 if quick else 20))
+    jobs = [(policy, world, seed, i) for world in worlds for policy in run for i in repetitions]
+    found = dict(zip(jobs, in_parallel("learning", error, jobs), strict=True))
+    lines = []
+    for world in worlds:
+        errors = {
+            name: Sample(tuple(found[name, world, seed, i] for i in repetitions)) for name in run
+        }
+        best = Sample(
+            tuple(float(stream(world, seed, i).rates.min(axis=1).mean()) for i in repetitions[:3])
+        )
+        for name in chosen:
+            title = f"{world}: {name}"
+            if name in errors:
+                goal = goal_of(name, world, errors)
+                lines.append(
+                    row(title, errors[name], "", BEST, best, goal, note=interval(errors[name]))
+                )
+            else:
+                lines.append(absent(title, "", missing(name), BEST))
+    return lines
+
+
+def goal_of(name: str, world: str, errors: dict[str, Sample]) -> Goal | None:
+    """The bound of a policy's error: of the main one, what a policy reaches that does not learn or
+    learns one weight a model; of the recommended bandit, what Vowpal Wabbit reaches."""
+    if name == RECOMMENDED and ANCHOR in errors:
+        return Goal("value_at_most", round(errors[ANCHOR].median, 4))
+    if name != MAIN or STILL not in errors or LEARNING not in errors:
+        return None
+    bound = min(errors[STILL].median, errors[LEARNING].median) + SLACK
+    return Goal("value_at_most", round(min(bound, GOALS.get(world, 1.0)), 4))
+
+
+def interval(sample: Sample) -> str:
+    """The mean and its 95 % interval, by the normal approximation."""
+    mean, n = float(np.mean(sample.values)), len(sample.values)
+    if n < 2:
+        return f"mean {mean:.4f}"
+    return f"mean {mean:.4f} ± {1.96 * float(np.std(sample.values, ddof=1)) / math.sqrt(n):.4f}"
+
+
+def missing(name: str) -> str:
+    """Why a row cannot be measured; empty if it can."""
+    return peers.missing(name) if name in PEERS else ""
+
+
+# -- one run
+
+
+def error(name: str, world: str, seed: int, repetition: int) -> float:
+    """The share of wrong answers. Also the start of each user's state is part of it."""
+    one = stream(world, seed, repetition)
+    chance = np.random.default_rng([seed, repetition, 10**6]).random(len(one.labels))
+    if name in PEERS:
+        return float(peers.STREAMED[name](one, chance).mean())
+    return float((outputs(create_policy(name), one, chance) != one.labels).mean())
+
+
+def outputs(policy: Policy, one: Stream, chance: Array) -> Array:
+    """i64[queries]: the answers. Feedback comes `delay` queries later. A user's state begins with
+    the first feedback, from the state that all users share, as in the server."""
+    n, k = one.answers.shape
+    models = [VersionedModel(f"m{i:02}", 1) for i in range(k)]
+    shared, own, is_shared = policy.init(models), {}, not one.users.any()
+    waiting: list[Any] = [None] * n
+    found = np.empty(n, np.int64)
+    answers, told = one.answers.tolist(), one.feedback.tolist()
+    sure = None if one.confidence is None else one.confidence.tolist()
+    user, heard = one.users.tolist(), one.heard.tolist()
+    for t in range(n):
+        state = own.get(user[t], shared)
+        plan = policy.select(state, Query(uniform=float(chance[t])), models)
+        outputs = {
+            model: Prediction(answers[t][i], None if sure is None else sure[t][i])
+            for i, model in enumerate(models)
+            if model in plan.models or model in plan.observers
+        }
+        answer = policy.combine(state, {model: outputs[model] for model in plan.models}, ())
+        found[t] = answer.output
+        waiting[t] = (plan, outputs, answer.output)
+        past = t - one.delay
+        if past < 0 or not heard[past]:
+            continue
+        plan, outputs, answered = waiting[past]
+        waiting[past] = None
+        observation = Observation(plan, outputs, Truth(told[past]), answered)
+        if not is_shared:
+            before = own.get(user[past])
+            own[user[past]] = policy.observe(
+                policy.init(models, shared) if before is None else before, observation
+            )
+        shared = policy.observe(shared, observation)
+    return found
