@@ -24,7 +24,9 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting", "version"),
-    ("types", "errors", "clock", "keys", "json_log", "foreign_text"),
+    ("errors", "clock", "keys", "json_log", "foreign_text"),
+    ("schema",),
+    ("types",),
     ("settings", "options"),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),
@@ -448,7 +450,7 @@ def test_no_path_of_one_machine() -> None:
         ("catalog", "clipper_core.engine.engine", False),
         ("catalog", "clipper.store.memory", True),
         ("store", "clipper.catalog", False),
-        ("types", "clipper.errors", False),
+        ("errors", "clipper.types", False),
         ("server", "clipper.testing", False),
         ("frontend", "clipper.manage", False),
         ("serving", "clipper_container", False),

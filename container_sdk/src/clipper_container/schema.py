@@ -1,0 +1,708 @@
+"""Schemas: the named input and output tensors of a model, and the record that holds the tensors of
+one row as bytes.
+
+`clipper.schema` is the same in the server, and describes the notation; docs/wire.md describes the
+record.
+"""
+
+import difflib
+import json
+import math
+import re
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+InvalidValue = ValueError
+
+# -- below this line the file is the same in the server and in the SDK
+
+TENSORS_MAX = 64
+NAME_MAX = 128  # characters
+RANK_MAX = 8
+ROW_BYTES_MAX = 1 << 30
+DIM_MAX = 2**32 - 1
+FREE = -1  # a size that may differ from row to row, `*` in the text
+
+Array = npt.NDArray[Any]
+NumpyType = np.dtype[Any]
+Record = Array | bytes | memoryview
+Column = Array | list[Any]  # a tensor of many rows
+
+NUMPY_TYPES: dict[str, NumpyType] = {
+    "bool": np.dtype("?"),
+    "u8": np.dtype("u1"),
+    "i8": np.dtype("i1"),
+    "u16": np.dtype("<u2"),
+    "i16": np.dtype("<i2"),
+    "u32": np.dtype("<u4"),
+    "i32": np.dtype("<i4"),
+    "u64": np.dtype("<u8"),
+    "i64": np.dtype("<i8"),
+    "f16": np.dtype("<f2"),
+    "f32": np.dtype("<f4"),
+    "f64": np.dtype("<f8"),
+}
+TEXTS = ("str", "bytes")
+_OTHER_NAMES = {
+    "string": "str",
+    "object": "str",
+    "float": "f64",
+    "double": "f64",
+    "int": "i64",
+    "half": "f16",
+    "boolean": "bool",
+    **{str(dtype): name for name, dtype in NUMPY_TYPES.items()},
+}
+_TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*\s]*)\])?")
+
+
+class InvalidTensor(InvalidValue):
+    """A value that does not fit a schema. tensor: the name of the tensor; empty if it concerns all
+    of them.
+    """
+
+    def __init__(self, tensor: str, message: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor of one row. dtype: `bool`, `u8` to `f64`, `str` or `bytes`. shape: () for a scalar;
+    FREE for a size that may differ from row to row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> "TensorSpec":
+        """Return the tensor of a type such as `i64[*]`; numpy's names (`int64[*]`) are understood
+        too. Raises: InvalidTensor.
+        """
+        if not isinstance(name, str) or len(name) > NAME_MAX or not name.isprintable():
+            raise InvalidTensor(
+                str(name)[:NAME_MAX],
+                f"bad tensor name {str(name)[:NAME_MAX]!r}: a name has at most {NAME_MAX} printable"
+                " characters.",
+            )
+        found = _TYPE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
+        dtype = _OTHER_NAMES.get(found[1], found[1]) if found else ""
+        if found is None or (dtype not in NUMPY_TYPES and dtype not in TEXTS):
+            raise InvalidTensor(
+                name,
+                f"tensor {name!r}: {str(text)[:64]!r} is no type. Write an element type and the"
+                f" shape of one row, 'f32[3,224]', 'i64[*]' or 'str'. Element types:"
+                f" {', '.join((*NUMPY_TYPES, *TEXTS))}.",
+            )
+        sizes = [size.strip() for size in found[2].split(",")] if found[2] else []
+        if len(sizes) > RANK_MAX:
+            raise InvalidTensor(
+                name,
+                f"tensor {name!r} has {len(sizes)} dimensions; at most {RANK_MAX} are possible.",
+            )
+        shape = tuple(FREE if size == "*" else int(size) if size.isdigit() else 0 for size in sizes)
+        if not all(size == FREE or 1 <= size <= DIM_MAX for size in shape):
+            raise InvalidTensor(
+                name, f"tensor {name!r}: sizes in {text!r} are whole numbers from 1, or '*'."
+            )
+        return cls(name, dtype, shape)
+
+    @property
+    def type(self) -> str:
+        """The type as text, `f32[3,224]`."""
+        if not self.shape:
+            return self.dtype
+        return (
+            f"{self.dtype}[{','.join('*' if size == FREE else str(size) for size in self.shape)}]"
+        )
+
+    @property
+    def is_text(self) -> bool:
+        """True for strings and bytes."""
+        return self.dtype in TEXTS
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if all rows have the same number of bytes."""
+        return not self.is_text and FREE not in self.shape
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if rows may have different shapes."""
+        return FREE in self.shape
+
+    @property
+    def numpy(self) -> NumpyType:
+        """The numpy type of its arrays: object for strings and bytes."""
+        return NUMPY_TYPES.get(self.dtype) or np.dtype(object)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Return whether an array of one row may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            mine in (FREE, size) for mine, size in zip(self.shape, shape, strict=True)
+        )
+
+    def array(self, value: object, batch: bool = False) -> Array:
+        """Return a value as an array of this type.
+
+        batch: the first dimension of the value is the rows.
+
+        Raises: InvalidTensor for another type or shape.
+        """
+        array = self._strings(value) if self.is_text else self._numbers(value)
+        shape = array.shape[1:] if batch else array.shape
+        if not self.fits(shape) or (batch and array.ndim == 0):
+            rows = "rows of " if batch else ""
+            raise InvalidTensor(
+                self.name,
+                f"tensor {self.name!r}: expected {rows}{self.type}, got shape {list(array.shape)}.",
+            )
+        return array
+
+    def _numbers(self, value: object) -> Array:
+        wanted = self.numpy
+        if isinstance(value, np.ndarray):
+            array = value
+        else:
+            try:
+                array = np.asarray(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise self._refusal(f"a {type(value).__name__} ({error})") from None
+            if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
+                bounds = np.iinfo(wanted)
+                if array.min() < bounds.min or array.max() > bounds.max:
+                    raise self._refusal(f"a value beyond {bounds.min} to {bounds.max}")
+                return array.astype(wanted)
+        if array.dtype == wanted:
+            return array
+        if array.dtype.kind not in "biuf" or (
+            array.size and not np.can_cast(array.dtype, wanted, "same_kind")
+        ):
+            raise self._refusal(f"{array.dtype}{list(array.shape)}")
+        return array.astype(wanted)
+
+    def _strings(self, value: object) -> Array:
+        kinds = (str, np.str_) if self.dtype == "str" else (bytes, bytearray, memoryview)
+        if isinstance(value, (str, bytes, bytearray, memoryview)):
+            array = np.empty((), object)
+            array[()] = value
+        else:
+            try:
+                array = np.asarray(value, object)
+            except ValueError as error:
+                raise self._refusal(f"a {type(value).__name__} ({error})") from None
+        for item in array.reshape(-1):
+            if not isinstance(item, kinds):
+                raise self._refusal(f"a {type(item).__name__}")
+        return array
+
+    def _refusal(self, got: str) -> InvalidTensor:
+        return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The named tensors of one row, in order: the inputs of a model, or its outputs.
+
+    The tensors of one row are one record, contiguous bytes; the layout is in docs/wire.md. If all
+    tensors have fixed sizes, all records have `row_bytes` bytes and are u8 arrays; otherwise they
+    are bytes of different lengths. Threads: any.
+    """
+
+    specs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def parse(cls, tensors: "Side") -> "Tensors":
+        """Return the tensors of a JSON object or dict from name to type. Raises: InvalidTensor."""
+        if isinstance(tensors, Tensors):
+            return tensors
+        if isinstance(tensors, str):
+            try:
+                tensors = json.loads(tensors, object_pairs_hook=_no_duplicates)
+            except ValueError as error:
+                raise InvalidTensor("", f"bad schema {str(tensors)[:100]!r}: {error}.") from None
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise InvalidTensor(
+                "", f'a schema is a dict of types by name such as {{"ids": "i64[*]"}}: {tensors!r}.'
+            )
+        if len(tensors) > TENSORS_MAX:
+            raise InvalidTensor(
+                "", f"a schema of {len(tensors)} tensors; at most {TENSORS_MAX} are possible."
+            )
+        for name in tensors:
+            if not name:
+                raise InvalidTensor("", "a tensor of a schema needs a name.")
+        return cls.of(TensorSpec.parse(name, type) for name, type in tensors.items())
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec]) -> "Tensors":
+        """Return the tensors of these specs. Raises: InvalidTensor if a row is too large."""
+        tensors = cls(tuple(specs))
+        size = sum(
+            8 + math.prod(max(size, 1) for size in spec.shape) * spec.numpy.itemsize
+            for spec in tensors.specs
+        )
+        if size > ROW_BYTES_MAX:
+            raise InvalidTensor(
+                "", f"a row of {tensors} has {size} bytes; at most {ROW_BYTES_MAX} are possible."
+            )
+        return tensors
+
+    def to_json(self) -> dict[str, str]:
+        """Return the types by name."""
+        return {spec.name: spec.type for spec in self.specs}
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_json(), ensure_ascii=False)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorSpec]:
+        """The tensors by name."""
+        return {spec.name: spec for spec in self.specs}
+
+    @cached_property
+    def is_fixed(self) -> bool:
+        """True if all rows have the same number of bytes."""
+        return all(spec.is_fixed for spec in self.specs)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The bytes of a record; 0 if they differ."""
+        return int(self._record.itemsize) if self.is_fixed else 0
+
+    @property
+    def row_type(self) -> str:
+        """The type of a record as one row: `u8[64]` or `bytes`."""
+        return f"u8[{self.row_bytes}]" if self.is_fixed else "bytes"
+
+    def select(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of some of the tensors, in the order of the schema. Raises:
+        InvalidTensor for an unknown one.
+        """
+        wanted = set(names)
+        self._check_names(wanted, ())
+        return tuple(name for name in self.by_name if name in wanted)
+
+    # -- one row
+
+    def arrays(self, values: object) -> dict[str, Array]:
+        """Return the values of one row as arrays of the declared types, in order.
+
+        values: a dict with a value for each tensor. Raises: InvalidTensor.
+        """
+        given = self._check(values)
+        return {spec.name: spec.array(given[spec.name]) for spec in self.specs}
+
+    def pack(self, values: object) -> Array | bytes:
+        """Return the record of one row: u8 (row_bytes,) or bytes. Raises: InvalidTensor."""
+        arrays = self.arrays(values)
+        if not self.is_fixed:
+            return self._joined(arrays)
+        record = np.zeros(1, self._record)
+        for name, array in arrays.items():
+            record[name] = array
+        return record.view(np.uint8)
+
+    def unpack(self, record: Record) -> dict[str, object]:
+        """Return the tensors of a record by name: arrays, numpy scalars for shape (), and str or
+        bytes. Arrays are views of the record. Raises: InvalidTensor for a damaged record.
+        """
+        arrays = self._open(np.frombuffer(record, np.uint8))
+        return {
+            spec.name: array if spec.shape else array[()]
+            for spec, array in zip(self.specs, arrays, strict=True)
+        }
+
+    # -- many rows
+
+    def rows_of(self, values: object) -> int:
+        """Return the number of rows of a batch: a dict of arrays with the rows first, or of lists.
+
+        Raises: InvalidTensor if a tensor is missing or unknown, or has another number of rows.
+        """
+        given = self._check(values)
+        n, first = -1, ""
+        for spec in self.specs:
+            value = given[spec.name]
+            if not isinstance(value, Sized) or isinstance(value, (str, bytes, dict)):
+                raise InvalidTensor(
+                    spec.name,
+                    f"tensor {spec.name!r}: a batch is an array or a list of rows, not a"
+                    f" {type(value).__name__}.",
+                )
+            try:
+                rows = len(value)
+            except TypeError:  # an array without dimensions
+                raise InvalidTensor(
+                    spec.name, f"tensor {spec.name!r}: a batch has its rows as first dimension."
+                ) from None
+            if n >= 0 and rows != n:
+                raise InvalidTensor(
+                    spec.name, f"tensor {spec.name!r} has {rows} rows, and {first!r} has {n}."
+                )
+            n, first = rows, first or spec.name
+        return n
+
+    def batch(self, values: object) -> tuple[int, dict[str, Column]]:
+        """Return the number of rows, and each tensor as an array (n, ...) or, if its rows differ
+        in shape, as a list of arrays. Raises: InvalidTensor.
+        """
+        n, given = self.rows_of(values), self._check(values)
+        return n, {spec.name: _batched(spec, given[spec.name]) for spec in self.specs}
+
+    def pack_many(self, values: object) -> Array | list[bytes]:
+        """Return the records of a batch: u8 (n, row_bytes), or a list of n bytes.
+
+        values: a dict with an array (n, ...), or a list of n values, for each tensor. Raises:
+        InvalidTensor.
+        """
+        n, columns = self.batch(values)
+        if not self.is_fixed:
+            return [
+                self._joined({name: _row(column, i) for name, column in columns.items()})
+                for i in range(n)
+            ]
+        records = np.zeros(n, self._record)
+        for name, column in columns.items():
+            records[name] = column
+        return records.view(np.uint8).reshape(n, self.row_bytes)
+
+    def unpack_many(self, records: Array | Sequence[Record]) -> dict[str, Column]:
+        """Return the tensors of records by name, with the rows as first dimension.
+
+        records: u8 (n, row_bytes), or a sequence of bytes. Returns an array (n, ...) for each
+        tensor of a fixed shape, contiguous; a list of n arrays for a ragged one; a list of n
+        strings or bytes for a scalar of them.
+
+        Raises: InvalidTensor for a damaged record.
+        """
+        if self.is_fixed:
+            return {**self._columns(np.ascontiguousarray(records, np.uint8))}
+        rows = [self._open(np.frombuffer(record, np.uint8)) for record in records]
+        return {
+            spec.name: _column(spec, [row[i] for row in rows]) for i, spec in enumerate(self.specs)
+        }
+
+    def _columns(self, records: Array) -> dict[str, Array]:
+        if records.ndim != 2 or records.shape[1] != self.row_bytes:
+            raise InvalidTensor(
+                "", f"records of shape {list(records.shape)}; a record of {self} has"
+                f" {self.row_bytes} bytes."
+            )  # fmt: skip
+        structured = records.view(self._record)[:, 0]
+        columns = {}
+        for spec in self.specs:
+            column = np.ascontiguousarray(structured[spec.name])
+            _check_bools(spec, column)
+            columns[spec.name] = column
+        return columns
+
+    # -- names
+
+    def _check(self, values: object) -> Mapping[str, object]:
+        if not isinstance(values, Mapping):
+            raise InvalidTensor(
+                self.specs[0].name,
+                f"expected a dict of {self}, got {_kind_of(values)}.",
+            )
+        self._check_names(values, self.by_name)
+        return values
+
+    def _check_names(self, names: Collection[str], needed: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.by_name:
+                close = difflib.get_close_matches(str(name), self.by_name, n=1)
+                guess = f" - did you mean {close[0]!r}?" if close else "."
+                raise InvalidTensor(
+                    str(name), f"unknown tensor {str(name)[:NAME_MAX]!r}{guess} Expected: {self}."
+                )
+        for name in needed:
+            if name not in names:
+                raise InvalidTensor(name, f"tensor {name!r} is missing. Expected: {self}.")
+
+    # -- records
+
+    @cached_property
+    def _record(self) -> NumpyType:
+        """The numpy type of a record whose tensors have fixed sizes."""
+        offsets, at = [], 0
+        for spec in self.specs:
+            offsets.append(at)
+            at = _padded(at + math.prod(spec.shape) * spec.numpy.itemsize)
+        return np.dtype(
+            {
+                "names": list(self.by_name),
+                "formats": [(spec.numpy, spec.shape) for spec in self.specs],
+                "offsets": offsets,
+                "itemsize": at,
+            }
+        )
+
+    @cached_property
+    def _head(self) -> struct.Struct:
+        """The sizes at the front of a record: for each tensor its free sizes, then, for strings
+        and bytes, the number of bytes of its data.
+        """
+        count = sum(spec.shape.count(FREE) + spec.is_text for spec in self.specs)
+        return struct.Struct(f"<{count}I")
+
+    def _joined(self, arrays: Mapping[str, Array]) -> bytes:
+        sizes: list[int] = []
+        parts: list[bytes] = []
+        for spec in self.specs:
+            array = arrays[spec.name]
+            sizes += [
+                size for mine, size in zip(spec.shape, array.shape, strict=True) if mine == FREE
+            ]
+            data = _text_bytes(spec, array) if spec.is_text else array.tobytes()
+            if spec.is_text:
+                sizes.append(len(data))
+            parts += (data, bytes(-len(data) & 7))
+        head = self._head.pack(*sizes)
+        total = len(head) + sum(map(len, parts))
+        if total > ROW_BYTES_MAX:
+            raise InvalidTensor(
+                "", f"a row of {total} bytes; at most {ROW_BYTES_MAX} are possible."
+            )
+        return b"".join((head, bytes(-len(head) & 7), *parts))
+
+    def _open(self, record: Array) -> list[Array]:
+        """Return the arrays of a record, in order."""
+        if self.is_fixed:
+            return [column[0, ...] for column in self._columns(record.reshape(1, -1)).values()]
+        if record.size < self._head.size:
+            raise InvalidTensor("", f"a record of {record.size} bytes is cut short.")
+        sizes = iter(self._head.unpack_from(record.data))
+        at, arrays = _padded(self._head.size), []
+        for spec in self.specs:
+            shape = tuple(next(sizes) if size == FREE else size for size in spec.shape)
+            count = math.prod(shape)
+            data_bytes = next(sizes) if spec.is_text else count * spec.numpy.itemsize
+            if data_bytes > record.size - at:
+                raise InvalidTensor(
+                    spec.name, f"tensor {spec.name!r}: its record is cut short or damaged."
+                )
+            data = record[at : at + data_bytes]
+            arrays.append(
+                _strings_of(spec, shape, data) if spec.is_text else _shaped(spec, shape, data)
+            )
+            at = _padded(at + data_bytes)
+        if at != record.size:
+            raise InvalidTensor("", f"a record of {record.size} bytes; its tensors have {at}.")
+        return arrays
+
+
+Side = str | Mapping[str, str] | Tensors  # the inputs of a model, or its outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The inputs and outputs of a model. A side with one tensor without a name is the short form,
+    `f64[64]`; `any` is not known.
+
+    inputs, outputs: named tensors; None for the short form. input, output: the type of one row as
+    text, `f64[64]` or `{"ids": "i64[*]"}`.
+    """
+
+    input: str = "any"
+    output: str = "any"
+    inputs: Tensors | None = None
+    outputs: Tensors | None = None
+
+    @classmethod
+    def parse(cls, text: "str | Schema") -> "Schema":
+        """Return the schema of a text: `INPUTS -> OUTPUTS`, or only the inputs. Raises:
+        InvalidTensor.
+        """
+        if isinstance(text, Schema):
+            return text
+        left, arrow, right = _parted(text)
+        if not left or (arrow and not right):
+            raise InvalidTensor("", f"bad schema {text[:100]!r}: write 'inputs -> outputs'.")
+        return cls.of(left, right or "any")
+
+    @classmethod
+    def of(
+        cls,
+        inputs: "Side" = "any",
+        outputs: "Side" = "any",
+    ) -> "Schema":
+        """Return the schema of two sides: types such as `f64[64]`, or named tensors. Raises:
+        InvalidTensor.
+        """
+        sides = [
+            side.strip() if isinstance(side, str) and not is_named(side) else Tensors.parse(side)
+            for side in (inputs, outputs)
+        ]
+        for side in sides:
+            if isinstance(side, str) and side != "any":
+                TensorSpec.parse("", side)
+        named = [side if isinstance(side, Tensors) else None for side in sides]
+        return cls(str(sides[0]), str(sides[1]), named[0], named[1])
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Side]) -> "Schema":
+        """Return the schema of `to_json`'s value. Raises: InvalidTensor."""
+        return cls.of(value.get("inputs", "any"), value.get("outputs", "any"))
+
+    def to_json(self) -> dict[str, str | dict[str, str]]:
+        """Return {"inputs": ..., "outputs": ...}: a dict of types by name, or one type."""
+        return {
+            "inputs": self.input if self.inputs is None else self.inputs.to_json(),
+            "outputs": self.output if self.outputs is None else self.outputs.to_json(),
+        }
+
+    def input_specs(self, unnamed: str = "input") -> tuple[TensorSpec, ...]:
+        """Return the input tensors, as metadata lists them; none for `any`.
+
+        unnamed: the name of a tensor without one.
+        """
+        return _listed(self.input, self.inputs, unnamed)
+
+    def output_specs(self, unnamed: str = "output") -> tuple[TensorSpec, ...]:
+        """Return the output tensors, as `input_specs` does the input tensors."""
+        return _listed(self.output, self.outputs, unnamed)
+
+    def __str__(self) -> str:
+        return self.input if self.output == "any" else f"{self.input} -> {self.output}"
+
+
+def is_named(type: object) -> bool:
+    """Return whether a type is of named tensors: a dict of types, its JSON, or Tensors."""
+    return not isinstance(type, str) or type.lstrip().startswith("{")
+
+
+def _listed(type: str, tensors: Tensors | None, unnamed: str) -> tuple[TensorSpec, ...]:
+    if tensors is not None:
+        return tensors.specs
+    return () if type == "any" else (TensorSpec.parse(unnamed, type),)
+
+
+def _parted(text: str) -> tuple[str, str, str]:
+    """Return the text before an arrow, the arrow, and the text behind it; arrows within strings
+    do not count.
+    """
+    if not isinstance(text, str):
+        raise InvalidTensor("", f"a schema is a text 'inputs -> outputs', not {_kind_of(text)}.")
+    start = text.lstrip()
+    if not start.startswith("{"):
+        left, arrow, right = text.partition("->")
+        return left.strip(), arrow, right.strip()
+    try:
+        end = json.JSONDecoder().raw_decode(start)[1]
+    except ValueError as error:
+        raise InvalidTensor("", f"bad schema {text[:100]!r}: {error}.") from None
+    rest = start[end:].strip()
+    if rest and not rest.startswith("->"):
+        raise InvalidTensor("", f"bad schema {text[:100]!r}: '->' is expected at {rest[:20]!r}.")
+    return start[:end], rest[:2], rest[2:].strip()
+
+
+def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a tensor is named twice")
+    return found
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _padded(size: int) -> int:
+    return size + (-size & 7)
+
+
+def _batched(spec: TensorSpec, value: Any) -> Column:
+    """Return a tensor of a batch as an array (n, ...), or as a list of arrays if it is ragged."""
+    if not spec.is_ragged or (isinstance(value, np.ndarray) and value.dtype != object):
+        return spec.array(value, batch=True)
+    return [spec.array(row) for row in value]
+
+
+def _row(column: Column, i: int) -> Array:
+    row: Array = column[i] if isinstance(column, list) else column[i, ...]
+    return row
+
+
+def _column(spec: TensorSpec, arrays: list[Array]) -> Column:
+    if spec.is_ragged:
+        return arrays
+    if spec.dtype in TEXTS and not spec.shape:
+        return [array.item() for array in arrays]
+    column = np.empty((len(arrays), *spec.shape), spec.numpy)
+    for i, array in enumerate(arrays):
+        column[i] = array
+    return column
+
+
+def _check_bools(spec: TensorSpec, array: Array) -> None:
+    if spec.dtype == "bool" and array.size and array.view(np.uint8).max() > 1:
+        raise InvalidTensor(spec.name, f"tensor {spec.name!r}: a bool is 0 or 1.")
+
+
+def _shaped(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Array:
+    try:
+        array = data.view(spec.numpy).reshape(shape)
+    except ValueError:  # sizes such as 0 x 2**32 x 2**32: no bytes, but too large for numpy
+        raise InvalidTensor(spec.name, f"tensor {spec.name!r} has the shape {shape}.") from None
+    _check_bools(spec, array)
+    return array
+
+
+def _text_bytes(spec: TensorSpec, array: Array) -> bytes:
+    """Return the data of strings: with dimensions, a u32 length of each; then their bytes."""
+    try:
+        items = [
+            item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1)
+        ]
+    except UnicodeEncodeError as error:
+        raise InvalidTensor(spec.name, f"tensor {spec.name!r}: {error}.") from None
+    if not spec.shape:
+        return items[0]
+    return struct.pack(f"<{len(items)}I", *map(len, items)) + b"".join(items)
+
+
+def _strings_of(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Array:
+    count = math.prod(shape)
+    raw = data.tobytes()
+    damaged = InvalidTensor(spec.name, f"tensor {spec.name!r}: its strings are damaged.")
+    if not spec.shape:
+        items = [raw]
+    else:
+        if 4 * count > len(raw):
+            raise damaged
+        lengths = struct.unpack_from(f"<{count}I", raw)
+        at, items = 4 * count, []
+        for length in lengths:
+            items.append(raw[at : at + length])
+            at += length
+        if at != len(raw):
+            raise damaged
+    try:
+        values: list[object] = [*map(bytes.decode, items)] if spec.dtype == "str" else [*items]
+    except UnicodeDecodeError:
+        raise damaged from None
+    array = np.empty(count, object)
+    array[:] = values
+    return _reshaped(spec, array, shape)
+
+
+def _reshaped(spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> Array:
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise InvalidTensor(spec.name, f"tensor {spec.name!r} has the shape {shape}.") from None

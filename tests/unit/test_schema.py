@@ -1,0 +1,221 @@
+"""Schemas: notation, checks that name the tensor, and records that are read back as written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import clipper.schema as ours
+import clipper_container.schema as sdk
+from clipper.errors import InvalidInput
+from clipper.schema import FREE, InvalidTensor, Schema, Tensors, TensorSpec
+
+MODULES = (ours, sdk)
+TEXT = '{"ids": "i64[*]", "mask": "i64[*]"}'
+
+
+def test_the_twin_in_the_sdk_is_the_same() -> None:
+    ours_text, sdk_text = (
+        Path(module.__file__ or "").read_text().partition("# -- below this line")[2]
+        for module in MODULES
+    )
+    assert ours_text == sdk_text != ""
+
+
+# -- notation
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_notation(module: Any) -> None:
+    schema = module.Schema.parse(TEXT + ' -> {"embedding": "float32[384]"}')
+    assert str(schema) == TEXT + ' -> {"embedding": "f32[384]"}'
+    assert schema == module.Schema.from_json(schema.to_json())
+    assert [spec.type for spec in schema.input_specs()] == ["i64[*]", "i64[*]"]
+    assert schema.inputs.row_type == "bytes"
+    assert schema.outputs.row_type == "u8[1536]"
+    short = module.Schema.parse("f64[64] -> f64[10]")
+    assert short.inputs is None
+    assert short.input_specs()[0] == module.TensorSpec("input", "f64", (64,))
+    assert module.Schema.parse("any").input_specs() == ()
+    arrow = module.Schema.parse('{"a->b": "str"} -> i64')
+    assert arrow.inputs.to_json() == {"a->b": "str"}
+    assert arrow.output == "i64"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "bad schema"),
+        ("f64 ->", "bad schema"),
+        ("{", "bad schema"),
+        ('{"a": "f64"} f32', "'->' is expected"),
+        ("{}", "a dict of types by name"),
+        ('{"": "f64"}', "needs a name"),
+        ('{"a": "f64", "a": "f32"}', "named twice"),
+        ('{"a": "f65"}', "tensor 'a': 'f65' is no type"),
+        ('{"a": "f64[0]"}', "tensor 'a': sizes"),
+        ('{"a": "f64[-1]"}', "tensor 'a'"),
+        ('{"a": 3}', "tensor 'a'"),
+        ('{"a\\n": "f64"}', "bad tensor name"),
+        ('{"a": "f64[2,2,2,2,2,2,2,2,2]"}', "tensor 'a' has 9 dimensions"),
+        ('{"a": "f64[4294967295,4294967295]"}', "a row of"),
+    ],
+)
+def test_a_bad_schema_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidTensor, match=says.replace("[", r"\[")):
+        Schema.parse(text)
+
+
+# -- values that do not fit
+
+FIXED = Tensors.parse({"a": "f32[2]", "b": "i64", "c": "str"})
+
+
+@pytest.mark.parametrize(
+    ("values", "tensor", "says"),
+    [
+        ({"a": [1, 2], "b": 1}, "c", "tensor 'c' is missing"),
+        ({"a": [1, 2], "b": 1, "c": "x", "d": 1}, "d", "unknown tensor 'd'"),
+        ({"a": [1, 2], "b": 1.5, "c": "x"}, "b", "tensor 'b': expected i64, got float64"),
+        ({"a": [1, 2, 3], "b": 1, "c": "x"}, "a", r"tensor 'a': expected f32\[2\], got shape"),
+        ({"a": ["x", "y"], "b": 1, "c": "x"}, "a", "tensor 'a': expected"),
+        ({"a": [1, [2]], "b": 1, "c": "x"}, "a", "tensor 'a': expected"),
+        ({"a": [1, 2], "b": 1 << 70, "c": "x"}, "b", "tensor 'b': expected"),
+        ({"a": [1, 2], "b": 1, "c": b"x"}, "c", "tensor 'c': expected str, got a bytes"),
+        ({"a": [1, 2], "b": 1, "c": "\ud800"}, "c", "tensor 'c'"),
+        ([1, 2], "a", "expected a dict of"),
+    ],
+)
+def test_a_row_that_does_not_fit_names_the_tensor(values: Any, tensor: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says) as caught:
+        FIXED.pack(values)
+    assert isinstance(caught.value, InvalidTensor)
+    assert caught.value.tensor == tensor
+
+
+def test_rows_of_different_numbers_are_refused() -> None:
+    with pytest.raises(InvalidTensor, match="tensor 'b' has 3 rows, and 'a' has 2") as caught:
+        FIXED.pack_many({"a": np.zeros((2, 2)), "b": [1, 2, 3], "c": ["x", "y"]})
+    assert caught.value.tensor == "b"
+    for bad in (3, np.zeros(()), "xy"):
+        with pytest.raises(InvalidTensor, match="tensor 'b'"):
+            FIXED.pack_many({"a": np.zeros((2, 2)), "b": bad, "c": ["x", "y"]})
+
+
+def test_names_of_some_outputs() -> None:
+    assert FIXED.select(["c", "a"]) == ("a", "c")
+    with pytest.raises(InvalidTensor, match="unknown tensor 'label'"):
+        FIXED.select(["label"])
+
+
+# -- records
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Tensors:
+    dtypes = st.sampled_from((*ours.NUMPY_TYPES, *ours.TEXTS))
+    shapes = st.lists(st.sampled_from((FREE, 1, 2, 3)), max_size=3).map(tuple)
+    count = draw(st.integers(1, 4))
+    return Tensors.of(TensorSpec(f"t{i}", draw(dtypes), draw(shapes)) for i in range(count))
+
+
+def rows_of(draw: st.DrawFn, spec: TensorSpec) -> Any:
+    shape = tuple(draw(st.integers(0, 3)) if size == FREE else size for size in spec.shape)
+    if not spec.is_text:
+        return draw(hnp.arrays(spec.numpy, shape))
+    array = np.empty(shape, object)
+    kind = st.text(st.characters(codec="utf-8"), max_size=4)
+    values: Any = kind if spec.dtype == "str" else st.binary(max_size=4)
+    for at in np.ndindex(shape):
+        array[at] = draw(values)
+    return array
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensors, list[dict[str, Any]]]:
+    tensors = draw(schemas())
+    n = draw(st.integers(1, 3))
+    return tensors, [{spec.name: rows_of(draw, spec) for spec in tensors.specs} for _ in range(n)]
+
+
+def assert_same(found: Any, wanted: Any, spec: TensorSpec) -> None:
+    found = np.asarray(found, spec.numpy) if spec.is_text else np.asarray(found)
+    assert found.shape == wanted.shape
+    assert found.dtype == spec.numpy
+    assert (
+        found.tolist() == wanted.tolist() if spec.is_text else found.tobytes() == wanted.tobytes()
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches())
+def test_records_are_read_back(batch: tuple[Tensors, list[dict[str, Any]]]) -> None:
+    tensors, rows = batch
+    theirs = sdk.Tensors.parse(str(tensors))
+    records = [tensors.pack(row) for row in rows]
+    for record, row in zip(records, rows, strict=True):
+        assert bytes(record) == bytes(theirs.pack(row))
+        assert not tensors.is_fixed or record.size == tensors.row_bytes
+        for name, value in tensors.unpack(record).items():
+            assert_same(value, row[name], tensors.by_name[name])
+    columns: dict[str, Any] = {
+        spec.name: [row[spec.name] for row in rows]
+        if spec.is_ragged
+        else np.stack([row[spec.name] for row in rows])
+        for spec in tensors.specs
+    }
+    many = tensors.pack_many(columns)
+    assert [bytes(record) for record in many] == [bytes(record) for record in records]
+    for name, column in theirs.unpack_many(many).items():
+        assert len(column) == len(rows)
+        for found, row in zip(column, rows, strict=True):
+            assert_same(found, row[name], tensors.by_name[name])
+
+
+def test_strings_keep_their_last_zeros() -> None:
+    tensors = Tensors.parse({"a": "str", "b": "bytes[2]"})
+    many = tensors.pack_many({"a": ["x\0"], "b": [[b"\0", b"y\0\0"]]})
+    one = tensors.unpack(many[0])
+    assert one["a"] == "x\0"
+    assert np.asarray(one["b"]).tolist() == [b"\0", b"y\0\0"]
+
+
+def test_columns_of_fixed_tensors_are_contiguous() -> None:
+    tensors = Tensors.parse({"a": "f32[3]", "b": "u8[5]"})
+    records = tensors.pack_many({"a": np.ones((4, 3), "f4"), "b": np.ones((4, 5), "u1")})
+    columns = tensors.unpack_many(records)
+    assert columns["a"].flags.c_contiguous
+    assert columns["a"].shape == (4, 3)
+    one = tensors.unpack_many(records[:1])  # of one row: views
+    assert np.shares_memory(one["a"], records)
+
+
+@settings(deadline=None, max_examples=100)
+@given(schemas(), st.data())
+def test_damaged_records_are_refused_or_read(tensors: Tensors, data: st.DataObject) -> None:
+    record = bytearray(tensors.pack({
+        spec.name: data.draw(st.just(_zeros(spec))) for spec in tensors.specs
+    }))  # fmt: skip
+    for _ in range(data.draw(st.integers(0, 3))):
+        if record:
+            at = data.draw(st.integers(0, len(record) - 1))
+            record[at] = data.draw(st.sampled_from((0, 1, 2, 8, 127, 255)))
+    cut = bytes(record[: data.draw(st.integers(0, len(record)))])
+    for raw in (bytes(record), cut, cut + b"\0"):
+        for module in MODULES:
+            read = module.Tensors.parse(str(tensors))
+            try:
+                read.unpack(raw)
+            except module.InvalidTensor:
+                continue
+
+
+def _zeros(spec: TensorSpec) -> Any:
+    array = np.zeros(tuple(2 if size == FREE else size for size in spec.shape), spec.numpy)
+    if spec.is_text:
+        array[...] = "ab" if spec.dtype == "str" else b"ab"
+    return array
