@@ -1,5 +1,6 @@
 """Schemas: notation, checks that name the tensor, and records that are read back as written."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,33 @@ def test_records_are_read_back(batch: tuple[Tensors, list[dict[str, Any]]]) -> N
         assert len(column) == len(rows)
         for found, row in zip(column, rows, strict=True):
             assert_same(found, row[name], tensors.by_name[name])
+
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "records.json").read_text())
+
+
+def value_of(spec: TensorSpec, value: Any) -> Any:
+    """A value of a vector, in which bytes are hexadecimal."""
+    if spec.dtype != "bytes":
+        return value
+    return bytes.fromhex(value) if isinstance(value, str) else [value_of(spec, v) for v in value]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["name"]))
+def test_the_records_of_the_vectors(vector: dict[str, Any], module: Any) -> None:
+    tensors = module.Tensors.parse(vector["schema"])
+    records = [bytes.fromhex(record) for record in vector["records"]]
+    if "why" in vector:
+        with pytest.raises(module.InvalidTensor):
+            tensors.unpack(records[0])
+        return
+    assert tensors.row_type == vector["row"]
+    for i, record in enumerate(records):
+        row = {spec.name: value_of(spec, vector["values"][spec.name][i]) for spec in tensors.specs}
+        assert bytes(tensors.pack(row)) == record
+        for name, value in tensors.unpack(record).items():
+            assert np.asarray(value).tolist() == row[name]
 
 
 def test_strings_keep_their_last_zeros() -> None:

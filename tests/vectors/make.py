@@ -1,9 +1,9 @@
-"""Writes the golden frames: frames.json, which every reader must understand, and refused.json,
-which none may.
+"""Writes the golden frames: frames.json, which every reader must understand, refused.json, which
+none may, and records.json, the rows of models with named tensors.
 
 An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an
-error of the codec cannot be copied into the vectors. `python tests/vectors/make.py` writes both
-files anew; `--check` says by its exit status whether they differ.
+error of the codec cannot be copied into the vectors. `python tests/vectors/make.py` writes
+them anew; `--check` says by its exit status whether they differ.
 """
 
 import json
@@ -797,6 +797,122 @@ def refused_learning(add: Any) -> None:
         add(f"feedback_{name}", why, header(FEEDBACK, payload_bytes=len(payload)) + payload)
 
 
+def shape_of(type: str) -> tuple[str, list[str]]:
+    dtype, _, sizes = type.rstrip("]").partition("[")
+    return dtype, sizes.split(",") if sizes else []
+
+
+def record(schema: dict[str, str], row: dict[str, Any]) -> bytes:
+    """The tensors of one row, as docs/wire.md says."""
+    numbers, parts = b"", b""
+    for name, type in schema.items():
+        dtype, sizes = shape_of(type)
+        array = np.array(row[name], object if dtype in ("str", "bytes") else NUMPY[dtype])
+        if array.ndim < len(sizes):  # no rows: [] of any shape
+            array = array.reshape([0 if size == "*" else int(size) for size in sizes])
+        for size, here in zip(sizes, array.shape, strict=True):
+            numbers += struct.pack("<I", here) if size == "*" else b""
+        data = array.tobytes()
+        if dtype in ("str", "bytes"):
+            items = [
+                item.encode() if dtype == "str" else bytes.fromhex(item) for item in array.flat
+            ]
+            lengths = struct.pack(f"<{len(items)}I", *map(len, items)) if sizes else b""
+            data = lengths + b"".join(items)
+            numbers += struct.pack("<I", len(data))
+        parts += pad(data)
+    return pad(numbers) + parts
+
+
+def records() -> list[Vector]:
+    """Schemas with rows, and records that are damaged."""
+    sound: list[tuple[str, dict[str, str], list[dict[str, Any]]]] = [
+        ("one", {"x": "f64"}, [{"x": 0.5}, {"x": -1.0}]),
+        (
+            "fixed",
+            {"a": "f32[2]", "b": "u8[3]", "c": "bool", "d": "i16[2,2]"},
+            [
+                {"a": [0.5, -2.0], "b": [1, 2, 255], "c": True, "d": [[1, -2], [3, 4]]},
+                {"a": [0.0, 1.0], "b": [0, 0, 0], "c": False, "d": [[0, 0], [0, -1]]},
+            ],
+        ),
+        (
+            "ragged",
+            {"ids": "i64[*]", "mask": "i64[*]"},
+            [
+                {"ids": [7, 9], "mask": [1, 1]},
+                {"ids": [5], "mask": [1]},
+                {"ids": [], "mask": []},
+            ],
+        ),
+        (
+            "ragged_and_fixed",
+            {"x": "f32[*,2]", "k": "u8[3]", "y": "i32[*]"},
+            [{"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "k": [1, 2, 3], "y": [-1]}],
+        ),
+        (
+            "strings",
+            {"ids": "i64[*]", "name": "str"},
+            [
+                {"ids": [7, 9], "name": "ab"},
+                {"ids": [], "name": ""},
+                {"ids": [1], "name": "Zürich"},
+            ],
+        ),
+        (
+            "lists_of_strings",
+            {"names": "str[*]", "pair": "bytes[2]", "n": "u16"},
+            [
+                {"names": ["ab", "", "cde"], "pair": ["00ff", ""], "n": 65535},
+                {"names": [], "pair": ["", "61"], "n": 0},
+            ],
+        ),
+    ]
+    all: list[Vector] = [
+        {
+            "name": name,
+            "schema": schema,
+            "row": f"u8[{len(record(schema, rows[0]))}]" if name in ("one", "fixed") else "bytes",
+            "records": [record(schema, row).hex() for row in rows],
+            "values": {tensor: [row[tensor] for row in rows] for tensor in schema},
+        }
+        for name, schema, rows in sound
+    ]
+    ids, texts = {"ids": "i64[*]", "s": "str"}, {"s": "str[2]"}
+    good = record(ids, {"ids": [7, 9], "s": "ab"})
+    for name, schema, why, data in (
+        ("cut_numbers", ids, "the sizes are cut", good[:7]),
+        ("empty", ids, "there is no record", b""),
+        ("cut_data", ids, "the data is cut", good[:-8]),
+        ("long", ids, "bytes behind the last tensor", good + bytes(8)),
+        ("huge", ids, "more elements than bytes", struct.pack("<II", 2**32 - 1, 2) + good[8:]),
+        ("huge_string", ids, "more bytes than there are", struct.pack("<II", 2, 2**31) + good[8:]),
+        ("not_utf8", ids, "str is UTF-8", struct.pack("<II", 0, 2) + pad(b"\xff\xfe")),
+        (
+            "lengths_short",
+            texts,
+            "the lengths do not fill the part",
+            pad(struct.pack("<I", 11)) + pad(struct.pack("<II", 1, 1) + b"abc"),
+        ),
+        (
+            "lengths_long",
+            texts,
+            "the lengths go beyond the part",
+            pad(struct.pack("<I", 11)) + pad(struct.pack("<II", 1, 2**32 - 1) + b"abc"),
+        ),
+        (
+            "lengths_cut",
+            texts,
+            "no room for the lengths",
+            pad(struct.pack("<I", 4)) + pad(struct.pack("<I", 0)),
+        ),
+        ("bool", {"x": "bool[2]"}, "a bool is 0 or 1", bytes([1, 2, 0, 0, 0, 0, 0, 0])),
+        ("fixed_short", {"x": "f64[2]"}, "a record has 16 bytes", bytes(8)),
+    ):
+        all.append({"name": name, "schema": schema, "records": [data.hex()], "why": why})
+    return all
+
+
 def lines(vectors: list[Vector]) -> str:
     return (
         "[\n" + ",\n".join(json.dumps(vector, ensure_ascii=False) for vector in vectors) + "\n]\n"
@@ -804,7 +920,11 @@ def lines(vectors: list[Vector]) -> str:
 
 
 def main(check: bool) -> int:
-    files = {"frames.json": lines(version2() + version1()), "refused.json": lines(refused())}
+    files = {
+        "frames.json": lines(version2() + version1()),
+        "refused.json": lines(refused()),
+        "records.json": lines(records()),
+    }
     if check:
         return int(any((HERE / name).read_text() != text for name, text in files.items()))
     for name, text in files.items():
