@@ -14,7 +14,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper peers FORCE \
   .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -72,6 +72,9 @@ fuzz: .venv/.installed  ## what reads bytes of strangers, under the sanitizer of
 
 bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
 	@$(PY) -m bench $(NAME) $(ARGS)
+
+paper: .venv/.peers  ## the figures of the Clipper paper, measured; writes docs/paper.md (40 min; ARGS=--quick)
+	@$(PY) -m bench.paper $(ARGS)
 
 peers: .venv/.installed  ## servers that others wrote, for `python -m bench rest_peers`: 2 GB, some minutes (NAME="mosec ray")
 	@$(PY) -m bench.peers $(if $(filter command,$(origin NAME)),$(NAME))

@@ -3,10 +3,12 @@ none may be missing."""
 
 import importlib.util
 import json
+import math
 import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bench.harness import (
     Row,
     Sample,
     absent,
+    finite,
     interleave,
     is_met,
     markdown,
@@ -33,7 +36,8 @@ from bench.harness import (
     tell,
     window_ns,
 )
-from bench.paper import figure8, peers, plots
+from bench.paper import __main__ as paper_page
+from bench.paper import figure3, figure6, figure8, figure11, peers, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS
 from bench.system import bare
@@ -474,3 +478,39 @@ def test_the_floor_in_c_answers() -> None:
             what: program.measure(what, 20) for what in ("unix", "tcp", "spin", "futex", "add")
         }
     assert all(figure > 0 for figure in figures.values()), figures
+
+
+# -- the figures of the paper
+
+
+def test_the_largest_batch_within_the_slo_is_the_last_whose_p99_fits() -> None:
+    points = [figure3.Point(n, ms, ms, 9) for n, ms in ((1, 1.0), (2, 19.0), (4, 21.0))]
+    assert figure3.largest_in_time(points).batch == 2
+    assert figure3.largest_in_time(points[2:]).batch == 4  # none fits: the smallest
+    found = {"linear SVM": points, "kernel SVM": points[:1]}
+    assert figure3.rows(found)[-1].value == 2.0
+
+
+def test_the_throughput_of_replicas_stands_beside_that_of_one() -> None:
+    first, *_, last = figure6.rows_of(10, (1, 2, 3, 4), [4000.0, 8000.0, 11000.0, 15000.0])
+    assert (first.ratio, last.ratio, last.met) == (1.0, 3.75, True)
+    assert figure6.rows_of(1, (1, 4), [4000.0, 8000.0])[-1].goal == ""
+
+
+def test_a_tight_server_answers_each_query_with_its_own_label() -> None:
+    server = figure11.TightServer(lambda inputs: inputs.sum(axis=1).astype(int), 8)
+    futures = [server.predict(np.array([n, 1])) for n in range(50)]
+    server.close()
+    assert [future.result(5) for future in futures] == list(range(1, 51))
+
+
+def test_a_row_comes_back_from_json() -> None:
+    rows = [row("a", 2.0, "ms", "b", 1.0, Goal("at_most", 3.0)), absent("c", "ms", "no torch")]
+    again = [paper_page.from_json(finite(asdict(one))) for one in rows]
+    assert again[0] == rows[0]
+    assert math.isnan(again[1].value)
+    assert again[1].missing == "no torch"
+
+
+def test_figures_are_measured_in_the_order_of_their_numbers() -> None:
+    assert sorted(["figure10", "figure3", "figure4"], key=paper_page.number)[-1] == "figure10"
