@@ -14,7 +14,7 @@ from clipper.config import Config, merge_batching
 from clipper.deploy.deployers import placing
 from clipper.deploy.environments import lines_of
 from clipper.deploy.warmup import warmup_of
-from clipper.errors import ShuttingDown
+from clipper.errors import AlreadyExists, ShuttingDown
 from clipper.json_log import JsonLog
 from clipper.manage.applications import Applications
 from clipper.manage.building import Stage
@@ -260,12 +260,21 @@ class ClipperServer:
         with audit_context("the configuration", ""):
             for name, wanted in self.config.models.items():
                 if name not in self.catalog.view.versions:
-                    with declared(self.config, "models", name):
+                    with declared(self.config, "models", name), self._unless_others_did(name):
                         self.deploy(name, wanted.target, **model_settings(wanted))
             for name, app in self.config.apps.items():
                 with declared(self.config, "apps", name):
                     settings = application_settings(app)
                     self._applications.handle(name, app.models, settings, measured=False)
+
+    @contextlib.contextmanager
+    def _unless_others_did(self, name: str) -> Iterator[None]:
+        """Allow that another server, which starts at the same time, deploys this model first."""
+        try:
+            yield
+        except AlreadyExists:
+            if name not in self.catalog.view.versions:
+                raise
 
     def wait_ready(self, timeout: float | None = None, models: Iterable[str] | None = None) -> None:
         """Wait until all replicas of the models that this server starts are connected.

@@ -1,5 +1,7 @@
 """Servers that share a store are one system: each serves what any of them was told to."""
 
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 import clipper
+from bench.system import several
 from clipper.testing import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
@@ -61,3 +64,21 @@ def test_each_server_runs_what_another_one_was_told(
     other.retire("m:1")
     wait_until(lambda: processes(one, "m:1") == 0, "a retired version ends everywhere", PATIENCE_S)
     assert one.app("a").predict([1.0, 2.0]).result(60).output == 30.0
+
+
+@pytest.mark.slow
+def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() -> None:
+    """Two servers start at once on an empty store, and declare the same."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server: python tools/fetch.py redis")
+    with several.cluster(2) as servers:
+        assert several.feedback_anywhere(servers, 8) == (8, 8)
+        first, second = servers.servers
+        story: several.Story = (
+            ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
+            ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
+            ("a restart of Redis", several.restart_redis),
+        )
+        for name, sent, failed, _ in several.through(servers, 300, 200.0, story):
+            assert sent, name
+            assert not failed, name

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipper.catalog import Catalog
-from clipper.errors import InvalidInput, UnknownApplication, did_you_mean
+from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
 from clipper.manage.parameters import ParameterSet
 from clipper.options import Links
 from clipper.selection import create_policy, with_coverage
@@ -54,7 +54,11 @@ class Applications:
             raise UnknownApplication.named(name, self._catalog.view.applications)
         self._resolver.check(name, changes, measured=measured)
         if known is None:
-            self._catalog.register_application(name, changes.pop("models", ()), **changes)
+            links = changes.pop("models", ())
+            try:
+                self._catalog.register_application(name, links, **changes)
+            except AlreadyExists:  # by another server, since
+                self._catalog.update_application(name, models=links, **changes)
         elif changes:
             self._catalog.update_application(name, **changes)
         return ApplicationHandle(name, self._resolver.application, self._slo_ms_max)

@@ -231,8 +231,16 @@ class Deployment:
             self._deployer.stop(record.name, record.version)
             self._running.forget(record.id)
             self._building.forget(record.id)
+            self._run_others(record.id)
             raise
         return running
+
+    def _run_others(self, id_: VersionedModel) -> None:
+        """If another server was first with this version: run that one instead."""
+        if self._is_known(id_):
+            with self._changing:
+                self._followed.pop(id_, None)
+            self.catalog.refresh_listeners()
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
         """Return the deployment stage of each version of a model that was started here."""

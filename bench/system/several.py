@@ -1,0 +1,460 @@
+"""Several servers on one Redis as one system: learning, feedback, and queries through upgrades and
+kills.
+
+The servers are processes of `clipper up` that share nothing but a Redis. Clients hold a connection
+to each server, choose among those whose readiness probe was true when it was last looked at, as a
+Kubernetes Service does, and send a query whose connection broke once more, to another server.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import clipper
+from bench.harness import Goal, Row, Sample, row
+from bench.system.store_servers import free_ports
+from clipper.testing import wait_until
+
+SERVERS = 3
+QUERIES = 10_000
+RATE_S = 300.0  # queries of all clients
+CLIENTS = 6
+PATIENCE_S = 90.0
+PROBE_S = 0.05  # between two readiness probes of a server
+POLICY = "kl_ucb(discount=1)"  # counts exactly
+_MODEL = """
+def total(rows):
+    return rows.sum(axis=1)
+"""
+_SETTINGS = """
+[server]
+warmup = false
+restart_ms_min = 50
+drain_s = 5.0
+[models.m]
+target = "model:total"
+code = ["{folder}"]
+input = "f64[2]"
+[apps.a]
+models = ["m"]
+slo_ms = 10000
+default = -1
+policy = "{policy}"
+"""
+
+
+class Redis:
+    """A Redis on disk that can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        folder = str(self._folder)
+        command = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock"]
+        command += ["--dir", folder, "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(self._answers, "Redis answers", PATIENCE_S)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            with contextlib.suppress(OSError):
+                line.connect(f"{self._folder}/redis.sock")
+                line.sendall(b"PING\r\n")
+                return line.recv(64).startswith(b"+PONG")
+        return False
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with this signal."""
+        self._process.send_signal(number)
+        self._process.wait(PATIENCE_S)
+
+
+class Server:
+    """One `clipper up`, at the same port after each start. ready: as its last probe said."""
+
+    def __init__(self, number: int, port: int, folder: Path, state: str) -> None:
+        self.port, self._folder, self._state = port, folder, state
+        self._own = folder / f"server-{number}"
+        self.ready = False
+        self.start()
+
+    def start(self) -> None:
+        """Start it; it takes queries once it is ready."""
+        words = [sys.executable, "-m", "clipper", "up", str(self._folder / "clipper.toml")]
+        own = {"CLIPPER_SERVER__STATE": self._state, "CLIPPER_SERVER__FOLDER": str(self._own)}
+        with open(f"{self._own}.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*words, "--http", f"127.0.0.1:{self.port}"],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **own},
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """Return the last lines that it wrote."""
+        return "\n".join(Path(f"{self._own}.log").read_text().splitlines()[-20:])
+
+    def probe(self) -> bool:
+        """Ask whether it is ready."""
+        try:
+            self.ready = ask(self.port, "GET", "/v2/health/ready")[0] == 200
+        except OSError:
+            self.ready = False
+        return self.ready
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal and wait for the end."""
+        self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
+        self.ready = False
+
+
+def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Send a request over a connection of its own; return the status and the JSON of the body."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        return _send(line, method, path, body)
+    except http.client.HTTPException as error:
+        raise ConnectionError(repr(error)) from None
+    finally:
+        line.close()
+
+
+def _send(
+    line: http.client.HTTPConnection, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body)
+    line.request(method, path, data, {"Content-Type": "application/json"})
+    response = line.getresponse()
+    return response.status, json.loads(response.read() or b"null")
+
+
+class Cluster:
+    """Servers on one Redis, and a thread that probes them. Threads: any."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.redis = Redis(folder)
+        (folder / "model.py").write_text(_MODEL)
+        (folder / "clipper.toml").write_text(_SETTINGS.format(folder=folder, policy=POLICY))
+        self.servers: list[Server] = []
+        self._stop = threading.Event()
+        self._probes = threading.Thread(target=self._probe)
+        try:
+            for number, port in enumerate(free_ports(count)):
+                self.servers.append(Server(number, port, folder, self.redis.url))
+            self._probes.start()
+            for server in self.servers:
+                self.await_ready(server)
+        except BaseException:
+            self.close()
+            raise
+
+    def _probe(self) -> None:
+        while not self._stop.wait(PROBE_S):
+            for server in self.servers:
+                server.probe()
+
+    def await_ready(self, server: Server) -> None:
+        """Wait until a server that was started is ready."""
+        wait_until(
+            lambda: server.probe() or server.process.poll() is not None,
+            f"server {server.port} is ready",
+            PATIENCE_S,
+        )
+        if not server.ready:
+            raise RuntimeError(f"a server ended with {server.process.returncode}: {server.said()}")
+
+    def close(self) -> None:
+        """End all processes."""
+        self._stop.set()
+        if self._probes.ident is not None:
+            self._probes.join()
+        for server in self.servers:
+            if server.process.poll() is None:
+                server.end(signal.SIGTERM)
+        self.redis.stop()
+
+
+@contextlib.contextmanager
+def cluster(count: int = SERVERS) -> Iterator[Cluster]:
+    """Return ready servers on one Redis; end them with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="several-"))
+    started = Cluster(folder, count)
+    try:
+        yield started
+    finally:
+        started.close()
+        shutil.rmtree(folder)
+
+
+class Client(threading.Thread):
+    """One client: `rate_s` queries a second, each answered by whichever server is ready."""
+
+    def __init__(self, servers: list[Server], rate_s: float, stop: threading.Event) -> None:
+        super().__init__()
+        self._servers, self._gap_s, self._stopping = servers, 1 / rate_s, stop
+        self._lines: dict[int, http.client.HTTPConnection] = {}
+        self._turn = 0
+        self.sent = self.again = 0
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
+            due_s += self._gap_s
+            self.sent += 1
+            why = self._query()
+            if why:
+                self.failed.append(why)
+        for line in self._lines.values():
+            line.close()
+
+    def _query(self) -> str:
+        first = self._next(None)
+        line = self._open_line(first.port)
+        try:
+            return self._try(first, line)
+        except (OSError, http.client.HTTPException):
+            self.again += 1
+        try:
+            return self._try(self._next(first), None)  # over a new connection
+        except (OSError, http.client.HTTPException) as error:
+            return f"connection, twice: {error!r}"
+
+    def _next(self, but: Server | None) -> Server:
+        """In turn; of those that are ready, if there is any."""
+        some = [one for one in self._servers if one.ready and one is not but]
+        some = some or [one for one in self._servers if one is not but]
+        self._turn += 1
+        return some[self._turn % len(some)]
+
+    def _try(self, server: Server, line: http.client.HTTPConnection | None) -> str:
+        if line is None:
+            line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        number = float(self.sent)
+        try:
+            status, answer = _send(line, "POST", "/api/a/predict", {"input": [number, 1.0]})
+        except BaseException:
+            line.close()
+            raise
+        self._put_back(server.port, line)
+        if status != 200:
+            return f"status {status}: {answer}"
+        return "" if answer["output"] == number + 1.0 else f"a default: {answer.get('reason')}"
+
+    def _open_line(self, port: int) -> http.client.HTTPConnection | None:
+        """The connection to a server, unless the server has closed it, as urllib3 checks, too."""
+        line = self._lines.pop(port, None)
+        if line is not None and line.sock is not None and select.select([line.sock], [], [], 0)[0]:
+            line.close()
+            return None
+        return line
+
+    def _put_back(self, port: int, line: http.client.HTTPConnection) -> None:
+        old, self._lines[port] = self._lines.get(port), line
+        if old is not None:
+            old.close()
+
+
+def replace(servers: Cluster, server: Server, number: signal.Signals) -> None:
+    """End a server by a signal, start it again, and wait until it is ready."""
+    server.end(number)
+    server.start()
+    servers.await_ready(server)
+
+
+def rolling_upgrade(servers: Cluster) -> None:
+    """Replace each server by a new one, as a Deployment with one pod at a time does."""
+    for server in servers.servers:
+        replace(servers, server, signal.SIGTERM)
+
+
+def kill_each(servers: Cluster) -> None:
+    """Kill -9 each server in turn; start it again."""
+    for server in servers.servers:
+        replace(servers, server, signal.SIGKILL)
+
+
+def restart_redis(servers: Cluster) -> None:
+    """Kill -9 the store, and start it again after a second."""
+    servers.redis.stop(signal.SIGKILL)
+    time.sleep(1.0)
+    servers.redis.start()
+    time.sleep(1.0)
+
+
+def drain(servers: Cluster) -> None:
+    """End one server for good, and add another one later."""
+    server = servers.servers[0]
+    server.end(signal.SIGTERM)
+    time.sleep(1.0)
+    server.start()
+    servers.await_ready(server)
+
+
+Story = tuple[tuple[str, Callable[[Cluster], None]], ...]
+STORY: Story = (
+    ("a rolling upgrade", rolling_upgrade),
+    ("kill -9 of each server in turn", kill_each),
+    ("a Redis restart", restart_redis),
+    ("a drain", drain),
+)
+
+
+def through(
+    servers: Cluster, queries: int, rate_s: float, story: Story = STORY
+) -> list[tuple[str, int, list[str], int]]:
+    """Query all the time, at least so many queries, through each part of the story; return for each
+    part its name, the queries, why some failed, and how many were sent again."""
+    stop = threading.Event()
+    clients = [Client(servers.servers, rate_s / CLIENTS, stop) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    found: list[tuple[str, int, list[str], int]] = []
+    sent = again = failures = 0
+    try:
+        for part, (name, act) in enumerate(story, 1):
+            act(servers)
+            enough = queries * part // len(story)
+            while sum(client.sent for client in clients) < enough:
+                time.sleep(0.05)
+            now = sum(client.sent for client in clients)
+            tries = sum(client.again for client in clients)
+            failed = [why for client in clients for why in client.failed]
+            found.append((name, now - sent, failed[failures:], tries - again))
+            sent, again, failures = now, tries, len(failed)
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    return found
+
+
+def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:
+    """Ask one server and tell another one, for all pairs in turn; return how many of how many
+    counted once, and never twice."""
+    ports = [server.port for server in servers.servers]
+    good = 0
+    for i in range(count):
+        _, answer = ask(ports[i % len(ports)], "POST", "/api/a/predict", {"input": [i, 1.0]})
+        told = {"id": answer["id"], "label": i + 1.0}
+        at = ports[(i + i // len(ports)) % len(ports)]
+        _, once = ask(at, "POST", "/api/a/feedback", told)
+        _, twice = ask(ports[(i + 1) % len(ports)], "POST", "/api/a/feedback", told)
+        good += once == {"counted": True} and twice == {"counted": False}
+    return good, count
+
+
+def learning_s(rounds: int, count: int = SERVERS) -> list[float]:
+    """Tell one server, and wait until all the others have learned it: seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="several-"))
+    redis, took = Redis(folder), []
+    try:
+        with contextlib.ExitStack() as stack:
+            servers = [
+                stack.enter_context(clipper.start(state=redis.url, folder=f"{folder}/{i}"))
+                for i in range(count)
+            ]
+            servers[0].deploy("m", lambda rows: rows.sum(axis=1), input="f64[2]")
+            servers[0].app("a", ["m"], slo_ms=10_000, policy=POLICY)
+            wait_until(lambda: all("a" in one.stats()["applications"] for one in servers))
+            apps = [server.app("a") for server in servers]
+            for i in range(rounds):
+                answer = apps[0].predict([i, 1.0]).result(PATIENCE_S)
+                began_s = time.monotonic()
+                apps[0].feedback(answer, label=i + 1.0)
+                wait_until(lambda seen=i + 1: all(_seen(one) == seen for one in servers))
+                took.append(time.monotonic() - began_s)
+    finally:
+        redis.stop()
+        shutil.rmtree(folder)
+    return took
+
+
+def _seen(server: clipper.ClipperServer) -> int:
+    models = [clipper.VersionedModel("m", 1)]
+    return int(server._learning.states.learner("a", POLICY, None, models).state(None).seen)
+
+
+def cpu_us(servers: Cluster, count: int, seconds: float) -> float:
+    """Return the CPU time of servers and containers for each query, in microseconds, while clients
+    query the first `count` servers as fast as they can."""
+    stop = threading.Event()
+    clients = [Client(servers.servers[:count], 1e6, stop) for _ in range(CLIENTS)]
+    sessions = {server.process.pid for server in servers.servers[:count]}
+    began_s = _cpu_s(sessions)
+    for client in clients:
+        client.start()
+    time.sleep(seconds)
+    stop.set()
+    for client in clients:
+        client.join()
+    return (_cpu_s(sessions) - began_s) * 1e6 / sum(client.sent for client in clients)
+
+
+def _cpu_s(sessions: set[int]) -> float:
+    """CPU seconds so far of the processes of these sessions."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:13])) if int(fields[3]) in sessions else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def main(quick: bool = False) -> list[Row]:
+    rounds, pairs = (5, 30) if quick else (50, 900)
+    queries = QUERIES // 10 if quick else QUERIES
+    slowest = max(learning_s(rounds))
+    rows = [
+        row(
+            f"learning told to one of {SERVERS} servers, known to all: slowest of {rounds}",
+            slowest,
+            "s",
+            goal=Goal("value_at_most", 1.0),
+        )
+    ]
+    with cluster() as servers:
+        good, count = feedback_anywhere(servers, pairs)
+        rows.append(
+            row(
+                "feedback at any server about an answer of any server, counted once",
+                good / count,
+                "share",
+                goal=Goal("value_at_least", 1.0),
+                note=f"{good} of {count}",
+            )
+        )
+        each_s, times = (0.5, 3) if quick else (3.0, 5)
+        pairs_us = [(cpu_us(servers, 2, each_s), cpu_us(servers, 1, each_s)) for _ in range(times)]
+        two, one = (Sample(tuple(values)) for values in zip(*pairs_us, strict=True))
+        goal, why = (
+            Goal("at_most", 1.05),
+            "batches are smaller, since two servers share the queries",
+        )
+        name = "CPU of servers and containers per query, 2 servers"
+        rows.append(row(name, two, "us", "1 server", one, goal=goal, bounded_by=why))
+        for name, sent, failed, again in through(servers, queries, RATE_S):
+            note = f"of {sent}; {again} sent again" + (f"; {failed[0]}" if failed else "")
+            goal = Goal("value_at_most", 0.0)
+            rows.append(row(f"failed through {name}", len(failed), "queries", goal=goal, note=note))
+    return rows
