@@ -8,6 +8,7 @@ import pytest
 
 import clipper
 from clipper.frontend.openapi.document import example_of_input, named, schema_of_input
+from clipper.manage.described import of_management
 from clipper.types import InputType
 from tests.frontend.conftest import Ask, ask
 
@@ -42,6 +43,13 @@ def test_every_route_is_described_and_nothing_else(
         for method, path in found - expected
     }
     assert own <= expected, "an application's own path is a route's"
+
+
+def test_bodies_of_management_have_named_members_and_no_others() -> None:
+    bodies = [about.takes for about in of_management().values() if about.takes]
+    closed = [body for body in bodies if "properties" in body]
+    assert len(closed) >= 10
+    assert [body for body in closed if body.get("additionalProperties") is not False] == []
 
 
 @BOTH

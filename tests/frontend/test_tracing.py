@@ -276,6 +276,20 @@ def test_nobody_there(collector: Collector) -> None:
         collector.await_that(lambda: counted(server, "dropped") == 1)
 
 
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "clipper.frontend.tracing.exporter")
+    collector.statuses = [503, 503, 503]
+    with tracing(collector) as server:
+        predict(server)
+        collector.await_that(lambda: counted(server, "exported") == 1)
+        predict(server)
+        collector.await_that(lambda: counted(server, "exported") == 2)
+    logged = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
+    assert [("do not reach" in line) for line in logged] == [True, False], logged
+
+
 def test_what_is_left_is_sent_at_the_end(collector: Collector) -> None:
     with tracing(collector, tracing={"delay_s": 60}) as server:
         predict(server)

@@ -113,6 +113,21 @@ def test_processes_that_open_and_write_at_once_lose_no_update(tmp_path: Path) ->
         assert store.revision == 900
 
 
+def test_a_new_file_that_another_process_is_switching_to_the_log_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("begin immediate")  # SQLite does not wait for such a lock by itself
+    other.execute("create table t(x)")
+    release = threading.Timer(0.3, lambda: (other.execute("rollback"), other.close()))
+    release.start()
+    with SqliteStore(path, busy_s=30) as store:
+        store.put("a", b"1")
+        assert store.get("a")
+    release.join()
+
+
 def test_a_watch_sees_writes_of_another_process(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
         watch = store.watch("")

@@ -29,6 +29,17 @@ def test_quantiles_are_within_two_per_cent(world):
     assert (sketch.smallest, sketch.largest, sketch.count) == (numbers.min(), numbers.max(), 5000)
 
 
+def test_the_figures_of_a_sketch_by_name():
+    sketch = Quantiles()
+    assert sketch.stats() == {}
+    for number in range(1, 101):
+        sketch.add(float(number))
+    found = sketch.stats()
+    expected = {"min": 1, "p1": 1, "p10": 10, "p50": 50, "p90": 90, "p99": 99, "max": 100}
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, rel=0.0201)
+
+
 def test_a_sketch_is_bounded_and_takes_anything():
     sketch = Quantiles()
     for exponent in range(-300, 300):

@@ -1,6 +1,7 @@
 """What was learned is never lost, never learned twice, and never somebody else's."""
 
 import contextlib
+import hashlib
 import random
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records as records
-from clipper.serving.feedback.states import Learner, States, check_user, set_id
+from clipper.serving.feedback.states import Learner, States, _short, check_user, set_id
 from clipper.serving.feedback.stored_state import PREFIX, SHARED
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -564,3 +565,9 @@ def test_a_name_that_no_user_can_have_is_refused(user: Any) -> None:
     with pytest.raises(InvalidInput, match="user"):
         check_user(user)
     check_user("x" * 512)
+
+
+def test_the_keys_of_users_with_long_names_are_those_of_earlier_releases() -> None:
+    assert _short("ann@example.org/7") == "ann@example.org%2F7"
+    assert _short("u" * 256) == "u" * 256
+    assert _short("u" * 257) == "#" + hashlib.blake2b(b"u" * 257, digest_size=16).hexdigest()
