@@ -9,6 +9,7 @@ import pytest
 
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.inference import codec
+from clipper.schema import Tensors
 from clipper.types import InputType
 
 F64 = InputType.parse("f64[3]")
@@ -134,7 +135,14 @@ WRONG: dict[str, tuple[tuple[bytes, bytes], str]] = {
         "2 elements",
     ),
     "shared memory": (request(tensor(shared_memory_region="r")), "shared memory"),
-    "an output there is not": (request(tensor([1] * 6), outputs=[{"name": "probs"}]), "probs"),
+    "an output requested twice": (
+        request(tensor([1] * 6), outputs=[{"name": "probs"}, {"name": "probs"}]),
+        "probs",
+    ),
+    "classes": (
+        request(tensor([1] * 6), outputs=[{"name": "output", "parameters": {"classification": 2}}]),
+        "classification",
+    ),
     "nesting without end": ((b'{"x":' + b"[" * 100_000, b""), "nested too deeply"),
 }
 
@@ -186,9 +194,9 @@ def test_what_is_not_known_is_let_be() -> None:
     ],
 )
 def test_an_output_can_be_asked_for_in_binary(how: dict[str, Any]) -> None:
-    assert codec.decode(*request(tensor([1] * 6), **how)).binary
+    asked = codec.decode(*request(tensor([1] * 6), **how))
     outputs = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    body, size = codec.encode("m", "2", "id", outputs, True, {})
+    body, size = codec.encode("m", "2", "id", outputs, asked.binary, {}, asked.outputs)
     head = json.loads(body[:size])
     assert head["outputs"] == [
         {
@@ -221,17 +229,13 @@ def test_what_is_no_tensor_is_a_bad_output(outputs: list[Any]) -> None:
 
 
 def test_metadata_of_types() -> None:
-    assert codec.described("x", F64) == [{"name": "x", "datatype": "FP64", "shape": [-1, 3]}]
-    assert codec.described("x", InputType.parse("str")) == [
-        {"name": "x", "datatype": "BYTES", "shape": [-1]}
+    specs = Tensors.parse({"x": "f64[3]", "s": "str", "i": "i32[*]", "b": "bool[2,2]"}).specs
+    assert codec.described(specs) == [
+        {"name": "x", "datatype": "FP64", "shape": [-1, 3]},
+        {"name": "s", "datatype": "BYTES", "shape": [-1]},
+        {"name": "i", "datatype": "INT32", "shape": [-1, -1]},
+        {"name": "b", "datatype": "BOOL", "shape": [-1, 2, 2]},
     ]
-    assert codec.described("x", InputType.parse("i32[*]")) == [
-        {"name": "x", "datatype": "INT32", "shape": [-1, -1]}
-    ]
-    assert codec.described("x", InputType.parse("bool[2,2]")) == [
-        {"name": "x", "datatype": "BOOL", "shape": [-1, 2, 2]}
-    ]
-    assert codec.described("x", InputType.parse("any")) == []
 
 
 @pytest.mark.parametrize("shape", [[30_000_000, 0], [2**31, 2**31, 0], [0, 2**40], [4097, 0]])

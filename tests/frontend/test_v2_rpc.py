@@ -72,7 +72,10 @@ def test_bytes_raw_and_typed() -> None:
         ),
         (request("INT8", [1], contents={"int_contents": [300]}), "is no INT8"),
         (request("FP64", [1], b"\0" * 8, {"fp64_contents": [1]}), "one of them"),
-        (request("FP64", [1], b"\0" * 8, outputs=[{"name": "scores"}]), "no output 'scores'"),
+        (
+            request("FP64", [1], b"\0" * 8, outputs=[{"name": "y"}, {"name": "y"}]),
+            "output 'y' is requested twice",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(wrong: Any, part: str) -> None:
@@ -125,4 +128,4 @@ def test_a_response() -> None:
         == b"\x02\0\0\0hi\0\0\0\0"
     )
     with pytest.raises(BadOutput):
-        protobuf_codec.encode("m", "", "", [{"a": 1}], {})
+        protobuf_codec.encode("m", "", "", [{"a": 1}, 2], {})

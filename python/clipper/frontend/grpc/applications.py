@@ -22,6 +22,7 @@ from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of, numpy_dtype
 from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.protocols import message
+from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.serving.feedback.ground_truth import truth_of, weight_of
 from clipper.serving.feedback.observe import observe
 from clipper.serving.query.application import request_id
@@ -29,6 +30,7 @@ from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import InputType
 
+Message = Any  # of protobuf: its class is made at run time
 SERVICE: Final = "clipper.v1.Applications"
 _PREDICTION, _VALUE, _REPLY = (
     message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply")
@@ -50,11 +52,11 @@ class ApplicationService:
         }
         self.handlers = calls.handlers(SERVICE, each)
 
-    async def predict(self, request: Any, call: GrpcCall) -> Any:
+    async def predict(self, request: Message, call: GrpcCall) -> Message:
         """Answer one query."""
         return await self._predict(request, call, True)
 
-    async def _predict(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
+    async def _predict(self, request: Message, call: GrpcCall, until_deadline: bool) -> Message:
         resolved = self._node.resolve(request.application)
         row = row_of(request.input, input_of(resolved), "input")
         slo_us = self._slo_us(request, resolved, call, until_deadline)
@@ -74,7 +76,7 @@ class ApplicationService:
         return _prediction(future, resolved)
 
     def _slo_us(
-        self, request: Any, resolved: ResolvedApplication, call: GrpcCall, until_deadline: bool
+        self, request: Message, resolved: ResolvedApplication, call: GrpcCall, until_deadline: bool
     ) -> int:
         """Return the SLO of a query. until_deadline: without an SLO of its own, the call's
         deadline is it."""
@@ -84,7 +86,7 @@ class ApplicationService:
             given_us = None if until_deadline else resolved.slo_us
         return self._calls.slo_us(call, given_us, resolved.slo_us)
 
-    async def predict_many(self, request: Any, call: GrpcCall) -> Any:
+    async def predict_many(self, request: Message, call: GrpcCall) -> Message:
         """Answer many queries. All inputs are read before the first query is submitted.
 
         A failed query has its error in its reply. The call fails only if no query has an answer.
@@ -113,11 +115,11 @@ class ApplicationService:
         return message("clipper.v1.PredictManyReply")(replies=_replies(asked, resolved))
 
     async def predict_stream(
-        self, requests: AsyncIterator[Any], call: GrpcCall
-    ) -> AsyncIterator[Any]:
+        self, requests: AsyncIterator[Message], call: GrpcCall
+    ) -> AsyncIterator[Message]:
         """Answer a stream of queries, in order."""
 
-        async def answer(request: Any) -> Any:
+        async def answer(request: Message) -> Message:
             try:
                 return _REPLY(prediction=await self._predict(request, call, False))
             except Exception as error:
@@ -126,7 +128,7 @@ class ApplicationService:
         async for reply in self._calls.in_order(requests, answer):
             yield reply
 
-    async def feedback(self, request: Any, call: GrpcCall) -> Any:
+    async def feedback(self, request: Message, call: GrpcCall) -> Message:
         """Record feedback by id or by input."""
         resolved = self._node.resolve(request.application)
         row = (
@@ -157,14 +159,57 @@ class ApplicationService:
 # -- values
 
 
-def row_of(value: Any, type_: InputType, name: str) -> Any:
+def row_of(value: Message, taken: InputType | Tensors, name: str) -> Any:
     """Return a Value as an input. Raises InvalidInput for an empty or an unsuitable value."""
     kind = value.WhichOneof("kind")
     if kind in (None, "json"):
         raise InvalidInput(
             f"`{name}` has no input.",
-            hint="Fill one of number, whole, truth, text, data, numbers, tensor.",
+            hint="Fill one of number, whole, truth, text, data, numbers, tensor, record.",
         )
+    if isinstance(taken, Tensors):
+        return taken.arrays(_record_of(value, taken, name))
+    if kind == "record":
+        raise InvalidInput(f"`{name}` has named tensors: {taken} is taken.")
+    return _unnamed(value, kind, taken, name)
+
+
+def _record_of(value: Message, tensors: Tensors, name: str) -> Any:
+    """Return the values of named tensors, in the tensors' own types where these are known."""
+    if value.WhichOneof("kind") != "record":
+        return _unnamed(value, value.WhichOneof("kind"), InputType("any"), name)
+    specs = tensors.by_name
+    return {
+        key: one if key not in specs else _tensor_of(one, specs[key], f"{name}.{key}")
+        for key, one in value.record.values.items()
+    }
+
+
+def _tensor_of(value: Message, spec: TensorSpec, name: str) -> Any:
+    """Return a Value as a tensor. Raises InvalidInput for one that does not fit."""
+    kind = value.WhichOneof("kind")
+    if kind in (None, "json", "record"):
+        raise InvalidInput(f"tensor {spec.name!r}: expected {spec.type}, got nothing.")
+    if kind == "tensor":
+        given = codec.Tensor(
+            spec.name,
+            value.tensor.datatype,
+            tuple(value.tensor.shape),
+            _array_of(value.tensor, name),
+        )
+        return spec.array(codec.array_of(given, spec))
+    if kind != "numbers" or spec.is_text:
+        return spec.array(_unnamed(value, kind, InputType("any"), name))
+    found = np.array(value.numbers.values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = found.astype(spec.numpy)
+    if spec.numpy.kind in "iub" and not (cast == found).all():
+        raise InvalidInput(f"tensor {spec.name!r}: expected {spec.type}, got other numbers.")
+    is_flat = FREE not in spec.shape and cast.size == math.prod(spec.shape)
+    return spec.array(cast.reshape(spec.shape) if is_flat else cast)
+
+
+def _unnamed(value: Message, kind: str, type_: InputType, name: str) -> Any:
     if kind == "tensor":
         return _array_of(value.tensor, name)
     if kind == "numbers":
@@ -196,19 +241,19 @@ def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
     )
 
 
-def _array_of(tensor: Any, name: str) -> Any:
+def _array_of(tensor: Message, name: str) -> Any:
     shape = codec.checked_shape(name, tensor.datatype, tensor.shape, {})
     return codec.from_binary(name, tensor.datatype, shape, memoryview(tensor.data))
 
 
-def _label_of(value: Any) -> Any:
+def _label_of(value: Message) -> Any:
     kind = value.WhichOneof("kind")
     if kind is None:
         return None
     return row_of(value, InputType("any"), "label")
 
 
-def _value_of(output: Any) -> Any:
+def _value_of(output: Message) -> Message:
     """Return an output as a Value: an array is a tensor, anything without a field of its own is
     JSON."""
     if isinstance(output, np.generic):
@@ -225,17 +270,22 @@ def _value_of(output: Any) -> Any:
         return _VALUE(
             tensor={"datatype": datatype, "shape": shape, "data": codec.to_binary(values)}
         )
+    if isinstance(output, dict) and all(isinstance(name, str) for name in output):
+        made = _VALUE(record={})
+        for name, value in output.items():
+            made.record.values[name].CopyFrom(_value_of(value))
+        return made
     return _VALUE(json=to_json(output).decode())
 
 
-def _context(request: Any) -> Any:
+def _context(request: Message) -> Any:
     return np.array(request.context) if request.context else None
 
 
 # -- replies
 
 
-def _prediction(future: Future, resolved: ResolvedApplication) -> Any:
+def _prediction(future: Future, resolved: ResolvedApplication) -> Message:
     answer = answer_of(future, resolved)
     made = _PREDICTION(
         id=answer.id,
@@ -258,7 +308,7 @@ def _prediction(future: Future, resolved: ResolvedApplication) -> Any:
     return made
 
 
-def _failure(error: ClipperError) -> Any:
+def _failure(error: ClipperError) -> Message:
     failure = {
         "code": code_of(error).value[0],
         "message": text_of(error),
@@ -267,7 +317,7 @@ def _failure(error: ClipperError) -> Any:
     return _REPLY(failure=failure)
 
 
-def _replies(futures: Sequence[Future], resolved: ResolvedApplication) -> list[Any]:
+def _replies(futures: Sequence[Future], resolved: ResolvedApplication) -> list[Message]:
     replies, errors = [], []
     for future in futures:
         try:

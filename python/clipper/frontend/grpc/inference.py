@@ -134,7 +134,7 @@ class InferenceService:
         await self._calls.done(asking.futures)
         outputs, parameters = asking.inferred()
         return protobuf_codec.encode(
-            target.name, target.answered_version, asked.id, outputs, parameters
+            target.name, target.answered_version, asked.id, outputs, parameters, asked.outputs
         )
 
     async def _infer_several(

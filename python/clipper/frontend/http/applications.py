@@ -24,7 +24,13 @@ from clipper.frontend.http.messages import (
 )
 from clipper.frontend.http.prediction_stream import PredictionStream
 from clipper.frontend.http.router import HttpRouter
-from clipper.frontend.inference.json_inputs import InputReaders, items_of
+from clipper.frontend.inference.json_inputs import (
+    InputReaders,
+    Row,
+    items_of,
+    rows_in_columns,
+    tensors_of,
+)
 from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
@@ -36,6 +42,7 @@ from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, PredictionRequest, Qualifiers
 
 SALT_MAX = 2**63 - 1
+Inputs = list[msgspec.Raw] | msgspec.Raw
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -161,10 +168,9 @@ class ApplicationRoutes:
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
-            texts = items_of(body.inputs, "$.inputs")
             futures = self._ask_all(
                 resolved,
-                texts,
+                body.inputs,
                 "$.inputs",
                 user,
                 slo_us,
@@ -195,16 +201,12 @@ class ApplicationRoutes:
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
             raise InvalidInput("a request has `input` or `inputs`, one of the two.")
         slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
-        texts, at = (
-            ([body.input], "$.input")
-            if body.inputs is _NOTHING
-            else (items_of(body.inputs, "$.inputs"), "$.inputs")
-        )
+        given: Inputs = [body.input] if body.inputs is _NOTHING else body.inputs
         id = request.given_id.decode("ascii")
         futures = self._ask_all(
             resolved,
-            texts,
-            at,
+            given,
+            "$.input" if body.inputs is _NOTHING else "$.inputs",
             body.user,
             slo_us,
             salt_of(body.salt),
@@ -223,7 +225,7 @@ class ApplicationRoutes:
     def _ask_all(
         self,
         resolved: ResolvedApplication,
-        texts: Sequence[Any],
+        inputs: Inputs,
         at: str,
         user: str | None,
         slo_us: int,
@@ -232,23 +234,39 @@ class ApplicationRoutes:
         request_id: str = "",
         trace: Trace | None = None,
     ) -> list[Future]:
-        """Submit a query for each input. All inputs are parsed before the first is submitted."""
-        most = self._node.config.http.queries_max
-        if len(texts) > most:
-            hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
-            raise InvalidInput(
-                f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint
-            )
-        read = self._inputs.reader(resolved)
-        if not texts:
+        """Submit a query for each input. All inputs are parsed before the first is submitted.
+
+        inputs: the text of each, or the text of all: a list or, of named tensors, an object with a
+        list for each tensor.
+        """
+        rows = self._rows(resolved, inputs, at)
+        if not rows:
             features_of(context)
-        rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
         if trace is not None:
             trace.start_query()
         futures = [predict(resolved, row, user, slo_us, salt, context, request_id) for row in rows]
         if trace is not None:
             trace.end_query(resolved.name, futures)
         return futures
+
+    def _rows(self, resolved: ResolvedApplication, inputs: Inputs, at: str) -> Sequence[Row]:
+        """Return the rows of inputs. Raises InvalidInput for too many, and a wrong one."""
+        if not isinstance(inputs, list):
+            tensors = tensors_of(resolved)
+            if tensors is not None and bytes(memoryview(inputs)[:1]) == b"{":
+                rows = rows_in_columns(inputs, at, tensors)
+                self._check_count(len(rows), at)
+                return rows
+            inputs = items_of(inputs, at)
+        self._check_count(len(inputs), at)
+        read = self._inputs.reader(resolved)
+        return [read(text, f"{at}[{i}]") for i, text in enumerate(inputs)]
+
+    def _check_count(self, count: int, at: str) -> None:
+        most = self._node.config.http.queries_max
+        if count > most:
+            hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
+            raise InvalidInput(f"`{at}` has {count} inputs, at most {most} are taken.", hint=hint)
 
     # -- telling
 
@@ -309,8 +327,9 @@ class ApplicationRoutes:
         if body.version is not None:
             resolved = self._pinned(resolved, str(body.version))
         if body.input_batch is not _NOTHING:
-            texts = items_of(body.input_batch, "$.input_batch")
-            futures = self._ask_all(resolved, texts, "$.input_batch", None, resolved.slo_us)
+            futures = self._ask_all(
+                resolved, body.input_batch, "$.input_batch", None, resolved.slo_us
+            )
             return _outcome(futures, functools.partial(_old_many, futures))
         if body.input is _NOTHING:
             raise InvalidInput(

@@ -234,7 +234,13 @@ def inferred(
     outputs, parameters = asking.inferred()
     return _response(
         *codec.encode(
-            target.name, target.answered_version, asked.id, outputs, asked.binary, parameters
+            target.name,
+            target.answered_version,
+            asked.id,
+            outputs,
+            asked.binary,
+            parameters,
+            asked.outputs,
         )
     )
 

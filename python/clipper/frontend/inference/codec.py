@@ -10,8 +10,8 @@ kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_ten
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,8 +19,12 @@ import numpy as np
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.http.messages import read_json, to_json
 from clipper.frontend.inference.json_inputs import straight_reader
+from clipper.schema import Tensors, TensorSpec
 from clipper.types import InputType
 
+JsonValue = Any
+Values = Any  # of a tensor: an array, or a list of str and bytes
+Described = list[dict[str, JsonValue]]  # metadata of tensors
 DATATYPES: Final[dict[str, str]] = {
     "BOOL": "?",
     "UINT8": "u1",
@@ -47,7 +51,7 @@ class _Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, JsonValue] = {}
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -55,13 +59,13 @@ class RequestedOutput(msgspec.Struct):
     """An output that a request names."""
 
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, JsonValue] = {}
 
 
 class _Head(msgspec.Struct):
     inputs: list[_Tensor]
     id: str = ""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, JsonValue] = {}
     outputs: list[RequestedOutput] = []
 
 
@@ -71,16 +75,21 @@ class Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    values: Any
+    values: Values
 
 
 class InferRequest(msgspec.Struct):
-    """A decoded infer request. binary: return the output as binary data."""
+    """A decoded infer request.
+
+    binary: return outputs as binary data, but for those that say otherwise. outputs: those that the
+    request names; all if it names none.
+    """
 
     id: str
-    parameters: dict[str, Any]
+    parameters: dict[str, JsonValue]
     inputs: list[Tensor]
     binary: bool
+    outputs: Sequence[RequestedOutput] = ()
 
 
 _HEAD: "msgspec.json.Decoder[_Head]" = msgspec.json.Decoder(_Head)
@@ -132,9 +141,9 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
         raise InvalidInput(
             f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them."
         )
-    return InferRequest(
-        head.id, head.parameters, inputs, wants_binary(head.outputs, head.parameters)
-    )
+    check_requested(head.outputs)
+    binary = bool(head.parameters.get("binary_data_output", False))
+    return InferRequest(head.id, head.parameters, inputs, binary, head.outputs)
 
 
 def _head_size(body: bytes | bytearray, text: bytes) -> int:
@@ -149,23 +158,31 @@ def _head_size(body: bytes | bytearray, text: bytes) -> int:
     return int(text)
 
 
-def wants_binary(outputs: Iterable[RequestedOutput], parameters: Mapping[str, Any]) -> bool:
-    """Return whether the output is requested as binary data.
-
-    Raises InvalidInput for any output but ours, and for the classification extension.
-    """
+def check_requested(outputs: Iterable[RequestedOutput]) -> None:
+    """Raise InvalidInput for the classification extension, and for an output named twice."""
+    seen = set()
     for wanted in outputs:
-        if wanted.name != OUTPUT:
-            raise InvalidInput(f"there is no output {wanted.name[:64]!r}: it is named {OUTPUT!r}.")
         if "classification" in wanted.parameters:
             raise InvalidInput("the classification extension is not known here.")
-        if "binary_data" in wanted.parameters:
-            return bool(wanted.parameters["binary_data"])
-    return bool(parameters.get("binary_data_output", False))
+        if wanted.name in seen:
+            raise InvalidInput(f"output {wanted.name[:64]!r} is requested twice.")
+        seen.add(wanted.name)
+
+
+def check_names(outputs: Iterable[RequestedOutput], names: Sequence[str]) -> None:
+    """Raise InvalidInput for a requested output that is none of `names`."""
+    for wanted in outputs:
+        if wanted.name not in names:
+            raise InvalidInput(f"there is no output {wanted.name[:64]!r}: {_names(names)}.")
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:20]))
+    return f"it is named {shown}" if len(names) == 1 else f"they are named {shown}"
 
 
 def checked_shape(
-    name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]
+    name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, JsonValue]
 ) -> tuple[int, ...]:
     """Return the shape of a tensor.
 
@@ -193,7 +210,7 @@ def checked_shape(
     return shape
 
 
-def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Any:
+def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Values:
     if not bytes(tensor.data):
         raise InvalidInput(f"tensor {tensor.name!r} has neither data nor binary_data_size.")
     if tensor.datatype == "BYTES":
@@ -209,7 +226,7 @@ def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Any:
     return values.reshape(shape) if isinstance(values, np.ndarray) else values
 
 
-def _numbers(tensor: _Tensor, at: str) -> Any:
+def _numbers(tensor: _Tensor, at: str) -> Values:
     dtype = np.dtype(DATATYPES[tensor.datatype])
     text = memoryview(tensor.data)
     nested = bytes(text[1:32]).lstrip()[:1] == b"["
@@ -237,7 +254,7 @@ def _numbers(tensor: _Tensor, at: str) -> Any:
         raise InvalidInput(f"`{at}` is no {tensor.datatype} tensor: {error}.") from None
 
 
-def _flattened(values: Any) -> list[Any]:
+def _flattened(values: Values) -> list[Any]:
     flat = values if isinstance(values, list) else [values]
     while any(isinstance(value, list) for value in flat):
         flat = [
@@ -246,7 +263,7 @@ def _flattened(values: Any) -> list[Any]:
     return flat
 
 
-def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Any:
+def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Values:
     """Return packed, little-endian bytes as an array of `shape` without a copy; a list of bytes for
     BYTES.
 
@@ -286,7 +303,7 @@ def _strings(name: str, data: memoryview, count: int) -> list[bytes]:
 # -- tensors and rows
 
 
-def rows_of(request: InferRequest, type_: InputType) -> Any:
+def rows_of(request: InferRequest, type_: InputType) -> Values:
     """Return the queries of a request for inputs of `type_`: an array (n, *shape) or a list.
 
     The first dimension is the number of rows; one row may omit it. Raises InvalidInput for other
@@ -303,7 +320,7 @@ def rows_of(request: InferRequest, type_: InputType) -> Any:
             raise InvalidInput(
                 f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n] or [n, 1] is taken."
             )
-        rows: Any = values
+        rows: Values = values
     elif type_.dtype == "any":
         rows = values if values.ndim else values[None]
     elif type_.variable:
@@ -326,7 +343,7 @@ def rows_of(request: InferRequest, type_: InputType) -> Any:
     return rows
 
 
-def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
+def _strings_or_array(tensor: Tensor, type_: InputType) -> Values:
     """Return a list for models of str or bytes, else an array. Raises InvalidInput for another
     datatype."""
     is_text = tensor.datatype == "BYTES"
@@ -336,7 +353,12 @@ def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
         )
     if not is_text:
         return tensor.values
-    if type_.dtype == "bytes":
+    return _texts(tensor, type_.dtype)
+
+
+def _texts(tensor: Tensor, dtype: str) -> list[Any]:
+    """Return the elements of a BYTES tensor as bytes or, for `str`, as str. Raises InvalidInput."""
+    if dtype == "bytes":
         return [value.encode() if isinstance(value, str) else value for value in tensor.values]
     try:
         return [value if isinstance(value, str) else value.decode() for value in tensor.values]
@@ -344,70 +366,173 @@ def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
         raise InvalidInput(f"tensor {tensor.name!r} holds what is no UTF-8: {error}.") from None
 
 
-def datatype_of(type_: InputType) -> str:
-    """Return the protocol's datatype of an input type."""
+def columns_of(request: InferRequest, tensors: Tensors) -> tuple[int, dict[str, Values]]:
+    """Return the number of rows of a request for named tensors, and an array or a list for each.
+
+    The first dimension of every tensor is the number of rows; one row may omit it in all of them.
+    A scalar of a row may have the shape [n, 1], as in Triton. Raises InvalidInput.
+    """
+    named: dict[str, Values] = {}
+    for tensor in request.inputs:
+        if tensor.name in named:
+            raise InvalidInput(f"tensor {tensor.name[:64]!r} is given twice.")
+        named[tensor.name] = _column(tensor, tensors.by_name.get(tensor.name))
+    if all(
+        name in named and named[name].ndim == len(s.shape) for name, s in tensors.by_name.items()
+    ):
+        named = {name: column[None] for name, column in named.items()}
+    n, columns = tensors.batch(named)
+    if not n:
+        raise InvalidInput(f"tensor {tensors.specs[0].name!r} holds no rows.")
+    return n, columns
+
+
+def _column(tensor: Tensor, spec: TensorSpec | None) -> Values:
+    """Return the rows of a tensor of a request. Raises InvalidInput."""
+    if spec is None:
+        return np.empty(tensor.shape[:1])
+    rows = array_of(tensor, spec)
+    return rows[:, 0] if not spec.shape and rows.shape[1:] == (1,) else rows
+
+
+def array_of(tensor: Tensor, spec: TensorSpec) -> Values:
+    """Return a tensor as an array, of objects for strings. Raises InvalidInput if it is strings
+    and `spec` numbers, or the reverse."""
+    is_text = tensor.datatype == "BYTES"
+    if is_text != spec.is_text:
+        got = f"{tensor.datatype}{list(tensor.shape)}"
+        raise InvalidInput(f"tensor {spec.name!r}: expected {spec.type}, got {got}.")
+    if not is_text:
+        return tensor.values
+    array = np.empty(len(tensor.values), object)
+    array[:] = _texts(tensor, spec.dtype)
+    return array.reshape(tensor.shape)
+
+
+def datatype_of(type_: InputType | TensorSpec) -> str:
+    """Return the protocol's datatype of an input type or of a tensor."""
     if type_.dtype in _OF_OURS:
         return _OF_OURS[type_.dtype]
     return {"u": "UINT", "i": "INT", "f": "FP"}[type_.dtype[0]] + type_.dtype[1:]
 
 
-def described(name: str, type_: InputType) -> list[dict[str, Any]]:
-    """Return the metadata of a tensor, as a list; an empty one if the type is not known yet."""
-    if type_.dtype == "any":
-        return []
-    shape = (
-        [-1, -1] if type_.variable and type_.dtype not in ("str", "bytes") else [-1, *type_.shape]
-    )
-    return [{"name": name, "datatype": datatype_of(type_), "shape": shape}]
+def described(specs: Iterable[TensorSpec]) -> Described:
+    """Return the metadata of tensors; -1 is a dimension that varies, the first one the rows."""
+    return [
+        {"name": spec.name, "datatype": datatype_of(spec), "shape": [-1, *spec.shape]}
+        for spec in specs
+    ]
 
 
 # -- responses
 
 
+class OutputTensor(NamedTuple):
+    """An output of a response. binary: its values follow the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    values: Values
+    binary: bool = True
+
+    def described(self) -> tuple[dict[str, JsonValue], bytes]:
+        """Return the tensor as the response's JSON has it, and its binary data. Raises
+        BadOutput."""
+        said: dict[str, JsonValue] = {
+            "name": self.name,
+            "datatype": self.datatype,
+            "shape": self.shape,
+        }
+        if not self.binary:
+            said["data"] = (
+                self.values.ravel().tolist()
+                if isinstance(self.values, np.ndarray)
+                else [_as_text(value) for value in self.values]
+            )
+            return said, b""
+        data = to_binary(self.values)
+        return {**said, "parameters": {"binary_data_size": len(data)}}, data
+
+
+def output_tensors(
+    outputs: Values, binary: bool = True, wanted: Sequence[RequestedOutput] = ()
+) -> list[OutputTensor]:
+    """Return the tensors of a response.
+
+    outputs: an array (n, ...) or a list of n, of one output without a name; or a dict of these by
+    name, or a list of n dicts. wanted: the outputs that the request names, all if empty. Raises
+    BadOutput if one is no tensor, InvalidInput for one that does not exist.
+    """
+    named = _by_name(outputs)
+    check_names(wanted, [*named])
+    binaries = {one.name: bool(one.parameters.get("binary_data", binary)) for one in wanted}
+    return [
+        OutputTensor(name, *tensor_of(named[name], name), binaries.get(name, binary))
+        for name in (binaries or named)
+    ]
+
+
+def _by_name(outputs: Values) -> Mapping[str, JsonValue]:
+    """Return outputs by name. Raises BadOutput for rows of different names."""
+    if isinstance(outputs, dict):
+        return outputs
+    if not (isinstance(outputs, list) and outputs and isinstance(outputs[0], dict)):
+        return {OUTPUT: outputs}
+    names = outputs[0].keys()
+    if not all(isinstance(row, dict) and row.keys() == names for row in outputs):
+        raise BadOutput(
+            "the rows have different outputs: no tensors can hold them.",
+            hint="Ask for one row at a time.",
+        )
+    return {name: [row[name] for row in outputs] for name in names}
+
+
 def encode(
-    model: str, version: str, id: str, outputs: Any, binary: bool, parameters: Mapping[str, Any]
+    model: str,
+    version: str,
+    id: str,
+    outputs: Values,
+    binary: bool,
+    parameters: Mapping[str, JsonValue],
+    wanted: Sequence[RequestedOutput] = (),
 ) -> tuple[bytes, int]:
     """Encode a response.
 
-    outputs: an array (n, ...) or a list of n. Returns the body, and the length of its JSON when
-    binary data follows it, else 0. Raises BadOutput if the outputs are no tensor.
+    outputs, binary, wanted: as of `output_tensors`. Returns the body, and the length of its JSON
+    when binary data follows it, else 0. Raises BadOutput, InvalidInput.
     """
-    described, data = tensor(outputs, binary)
-    head: dict[str, Any] = {
+    tensors = output_tensors(outputs, binary, wanted)
+    head: dict[str, JsonValue] = {
         "model_name": model,
         **({"model_version": version} if version else {}),
         "id": id,
     }
     if parameters:
         head["parameters"] = parameters
-    text = to_json({**head, "outputs": [described]})
-    return text + data, len(text) if binary else 0
+    return joined(head, [tensor.described() for tensor in tensors])
 
 
-def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
-    """Return an output tensor as the response's JSON has it, and its binary data. Raises
-    BadOutput."""
-    datatype, shape, values = tensor_of(outputs)
-    described: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
-    if not binary:
-        described["data"] = (
-            values.ravel().tolist()
-            if isinstance(values, np.ndarray)
-            else [_as_text(value) for value in values]
-        )
-        return described, b""
-    data = to_binary(values)
-    return {**described, "parameters": {"binary_data_size": len(data)}}, data
+def joined(
+    head: Mapping[str, JsonValue], tensors: Sequence[tuple[dict[str, JsonValue], bytes]]
+) -> tuple[bytes, int]:
+    """Return the body of a response and the length of its JSON, 0 if no binary data follows.
+
+    tensors: as `OutputTensor.described` returns them.
+    """
+    text = to_json({**head, "outputs": [described for described, _ in tensors]})
+    is_binary = any("binary_data_size" in one.get("parameters", ()) for one, _ in tensors)
+    return b"".join((text, *(data for _, data in tensors))), len(text) if is_binary else 0
 
 
-def to_binary(values: Any) -> bytes:
+def to_binary(values: Values) -> bytes:
     """Return the values of `tensor_of` packed and little-endian."""
     return (
         values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
     )
 
 
-def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
+def tensor_of(outputs: Values, name: str = OUTPUT) -> tuple[str, list[int], Values]:
     """Return datatype, shape and values: a contiguous little-endian array, or a list of str and
     bytes.
 
@@ -415,11 +540,14 @@ def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
     """
     if isinstance(outputs, list) and all(isinstance(value, str | bytes) for value in outputs):
         return "BYTES", [len(outputs)], outputs
+    if (texts := _array_of_texts(outputs)) is not None:
+        return "BYTES", list(texts.shape), texts.ravel().tolist()
+    whose = "the outputs" if name == OUTPUT else f"the outputs {name!r}"
     try:
         array = np.asarray(outputs)
     except ValueError:
         raise BadOutput(
-            "the outputs differ in shape: no tensor can hold them.",
+            f"{whose} differ in shape: no tensor can hold them.",
             hint="Ask for one row at a time.",
         ) from None
     datatype = _OF_DTYPE.get(array.dtype)
@@ -427,11 +555,22 @@ def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
         return datatype, list(array.shape), array
     if array.dtype.newbyteorder("<") not in _OF_DTYPE:
         raise BadOutput(
-            "the outputs are of several kinds: no tensor can hold them.",
+            f"{whose} are of several kinds: no tensor can hold them.",
             hint="Ask for one row at a time.",
         )
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return _OF_DTYPE[array.dtype], list(array.shape), array
+
+
+def _array_of_texts(outputs: Values) -> Values:
+    """Return an array of strings, or a list of such, as one array; None for anything else."""
+    first = outputs[0] if isinstance(outputs, list) and outputs else outputs
+    if not isinstance(first, np.ndarray) or first.dtype.kind not in "OUS":
+        return None
+    if first is not outputs and any(np.shape(row) != first.shape for row in outputs):
+        return None
+    texts = np.asarray(outputs, object)
+    return texts if all(isinstance(value, str | bytes) for value in texts.ravel()) else None
 
 
 def _as_text(value: str | bytes) -> str:

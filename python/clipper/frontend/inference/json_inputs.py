@@ -9,13 +9,19 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.frontend.http.messages import read_json
+from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import InputType
+from clipper.types import RANK_MAX, InputType
 from clipper_core.http.json_rows import RowReader
 
-Read = Callable[[Any, str], Any]  # (JSON text, its place) -> a row
+JsonText = Any  # msgspec.Raw, or what has a buffer
+Row = Any  # an input, or one tensor of it
+Read = Callable[[JsonText, str], Row]  # (JSON text, its place) -> a row
 
 _ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+_MEMBERS: "msgspec.json.Decoder[dict[str, msgspec.Raw]]" = msgspec.json.Decoder(
+    dict[str, msgspec.Raw]
+)
 _LISTS: "msgspec.json.Decoder[list[msgspec.Raw]]" = msgspec.json.Decoder(list[msgspec.Raw])
 _SCALARS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
 
@@ -31,8 +37,8 @@ class InputReaders:
         known = self._known.get(resolved.name)
         if known is not None and known[0] is resolved:
             return known[1]
-        type_ = input_of(resolved)
-        read = reader_for(type_)
+        tensors, type_ = tensors_of(resolved), input_of(resolved)
+        read = reader_for(type_) if tensors is None else tensors_reader(tensors)
         if (
             resolved.name and type_.dtype != "any"
         ):  # an untyped model gets its type from its first row
@@ -47,6 +53,13 @@ def input_of(resolved: ResolvedApplication) -> InputType:
     """Return the type of one input of the application's first model."""
     first = next(iter(resolved.cores.values()), None)
     return InputType("any") if first is None else _parsed(first.describe_input())
+
+
+def tensors_of(resolved: ResolvedApplication) -> Tensors | None:
+    """Return the named tensors that the application's first model takes; None if it takes one
+    input without a name."""
+    first = next(iter(resolved.cores.values()), None)
+    return None if first is None else getattr(first, "tensors", None)
 
 
 def reader_for(type_: InputType) -> Read:
@@ -66,7 +79,7 @@ def reader_for(type_: InputType) -> Read:
     decoder = msgspec.json.Decoder(nested)
     straight = straight_reader(type_)
 
-    def read(text: Any, at: str) -> Any:
+    def read(text: JsonText, at: str) -> Row:
         found = straight(text) if straight is not None else None
         if found is not None:
             return found
@@ -80,8 +93,78 @@ def reader_for(type_: InputType) -> Read:
     return read
 
 
+def tensors_reader(tensors: Tensors) -> Read:
+    """Return a function that reads the named tensors of one row from a JSON object.
+
+    It raises InvalidInput, which names the tensor.
+    """
+    readers = {spec.name: _tensor_reader(spec) for spec in tensors.specs}
+
+    def read(text: JsonText, at: str) -> Row:
+        members = read_json(_MEMBERS, text, at)
+        values = {
+            name: readers[name](value, f"{at}.{name}") if name in readers else None
+            for name, value in members.items()
+        }
+        return tensors.arrays(values)
+
+    return read
+
+
+def rows_in_columns(text: JsonText, at: str, tensors: Tensors) -> list[dict[str, Row]]:
+    """Return the rows of a JSON object that has a list with a value for each row for each tensor.
+
+    Raises InvalidInput, which names the tensor.
+    """
+    members = read_json(_MEMBERS, text, at)
+    n = tensors.rows_of({name: items_of(value, f"{at}.{name}") for name, value in members.items()})
+    readers = {spec.name: _tensor_reader(spec) for spec in tensors.specs}
+    columns = {
+        name: [
+            readers[name](value, f"{at}.{name}[{i}]")
+            for i, value in enumerate(items_of(members[name], f"{at}.{name}"))
+        ]
+        for name in readers
+    }
+    rows = [{name: column[i] for name, column in columns.items()} for i in range(n)]
+    return [tensors.arrays(row) for row in rows]
+
+
+def _tensor_reader(spec: TensorSpec) -> Read:
+    """Return a function that reads one tensor of a row from JSON."""
+    kind: Any = {"str": str, "bytes": bytes}.get(spec.dtype) or _SCALARS[spec.numpy.kind]
+    for _ in spec.shape:
+        kind = list[kind]
+    decoder = msgspec.json.Decoder(kind)
+    is_simple = not spec.shape if spec.is_text else FREE not in spec.shape or len(spec.shape) == 1
+    straight = (
+        straight_reader(InputType.parse(spec.type))
+        if is_simple and len(spec.shape) <= RANK_MAX
+        else None
+    )
+
+    def read(text: JsonText, at: str) -> Row:
+        found = straight(text) if straight is not None else None
+        if found is not None:
+            return found
+        try:
+            return read_json(decoder, text, at)
+        except InvalidInput:
+            if spec.dtype == "bytes":
+                raise
+            return spec.array(_plain(read_json(_ANYTHING, text, at), spec))
+
+    return read
+
+
+def _plain(value: Row, spec: TensorSpec) -> Row:
+    """Return a value of JSON with whole floats as integers where the tensor has integers."""
+    whole = _with_integers(value) if spec.numpy.kind in "iu" else None
+    return value if whole is None else whole
+
+
 def _of_numbers(
-    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str
+    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: JsonText, at: str
 ) -> Any:
     """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2."""
     try:
@@ -95,7 +178,7 @@ def _of_numbers(
         raise
 
 
-def _with_integers(value: Any) -> Any:
+def _with_integers(value: Row) -> Row:
     """Return whole floats as integers; None if there are none."""
     if isinstance(value, list):
         found = [_with_integers(item) for item in value]
@@ -105,7 +188,7 @@ def _with_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
+def straight_reader(type_: InputType) -> Callable[[JsonText], Row] | None:
     """Return a reader in the core for this type, or None if it has none.
 
     The reader returns the row, or None for text that is no such row; the general reader then tells
@@ -115,7 +198,7 @@ def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
         return None
     read = RowReader(type_.dtype, (-1,) if type_.variable else type_.shape).read
 
-    def straight(text: Any) -> Any:
+    def straight(text: JsonText) -> Row:
         found = read(text)
         return found[0] if found is not None and found[1] == len(memoryview(text)) else None
 
@@ -129,6 +212,6 @@ def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
     )
 
 
-def items_of(text: Any, at: str) -> "list[msgspec.Raw]":
+def items_of(text: JsonText, at: str) -> "list[msgspec.Raw]":
     """Split a JSON array into the texts of its elements. Raises InvalidInput."""
     return read_json(_LISTS, text, at)  # type: ignore[no-any-return]  # by the decoder's type

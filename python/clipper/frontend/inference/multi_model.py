@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from clipper.errors import InvalidInput, UnknownModel
-from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.operations import (
     InferenceOperations,
@@ -180,9 +179,15 @@ class MultiModelRequest:
         joined: Any = None
         for target, (outputs, parameters) in self._inferred():
             one = protobuf_codec.encode(
-                target.name, target.answered_version, self._asked.id, outputs, parameters
+                target.name,
+                target.answered_version,
+                self._asked.id,
+                outputs,
+                parameters,
+                self._asked.outputs,
             )
-            one.outputs[0].parameters["model_name"].string_param = target.name
+            for tensor in one.outputs:
+                tensor.parameters["model_name"].string_param = target.name
             if joined is None:
                 joined = one
             else:
@@ -191,20 +196,18 @@ class MultiModelRequest:
 
     def body(self) -> tuple[bytes, int]:
         """Return the response's bytes and the length of its JSON, like `codec.encode`."""
-        tensors, tails = [], []
+        tensors: list[tuple[dict[str, codec.JsonValue], bytes]] = []
         name = version = ""
         said: dict[str, Any] = {}
         for target, (outputs, parameters) in self._inferred():
             name, version, said = target.name, target.answered_version, said | parameters
-            tensor, tail = codec.tensor(outputs, self._asked.binary)
-            tensors.append(
-                {**tensor, "parameters": {"model_name": name, **tensor.get("parameters", {})}}
-            )
-            tails.append(tail)
+            for one in codec.output_tensors(outputs, self._asked.binary, self._asked.outputs):
+                tensor, data = one.described()
+                of_model = {"model_name": name, **tensor.get("parameters", {})}
+                tensors.append(({**tensor, "parameters": of_model}, data))
         head = {
             "model_name": name,
             **({"model_version": version} if version else {}),
             "id": self._asked.id,
         }
-        text = to_json({**head, **({"parameters": said} if said else {}), "outputs": tensors})
-        return b"".join((text, *tails)), len(text) if self._asked.binary else 0
+        return codec.joined({**head, **({"parameters": said} if said else {})}, tensors)

@@ -5,7 +5,7 @@ becomes that many queries, each with the application's SLO. More rows are one ar
 minute unless `parameters.timeout` or a deadline sets another time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,16 +13,18 @@ import msgspec
 from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
-from clipper.frontend.inference.json_inputs import input_of
+from clipper.frontend.inference.json_inputs import input_of, tensors_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
+from clipper.schema import Schema
 from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, InputType, Model, PredictionRequest
+from clipper.types import Answer, Model, PredictionRequest
 
+Rows = Any  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
@@ -58,6 +60,20 @@ class InferenceResult(NamedTuple):
 
     outputs: Any
     parameters: dict[str, Any]
+
+
+class NamedRows(msgspec.Struct):
+    """The rows of a request for named tensors. columns: an array (n, ...) or a list for each
+    tensor; iterating gives a dict for each row."""
+
+    n: int
+    columns: dict[str, codec.Values]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[dict[str, codec.Values]]:
+        return ({name: column[i] for name, column in self.columns.items()} for i in range(self.n))
 
 
 class PendingInference(msgspec.Struct):
@@ -188,14 +204,12 @@ class InferenceOperations:
         inputs, outputs = self._tensors(resolved)
         return {**body, "inputs": inputs, "outputs": outputs}
 
-    def _tensors(
-        self, resolved: ResolvedApplication
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _tensors(self, resolved: ResolvedApplication) -> tuple[codec.Described, codec.Described]:
         first = self._first(resolved)
-        output = InputType("any") if first is None else InputType.parse(self._output_of(first))
-        return codec.described(codec.INPUT, input_of(resolved)), codec.described(
-            codec.OUTPUT, output
-        )
+        output = "any" if first is None else self._output_of(first)
+        schema = Schema.of(tensors_of(resolved) or str(input_of(resolved)), output)
+        inputs, outputs = schema.input_specs(codec.INPUT), schema.output_specs(codec.OUTPUT)
+        return codec.described(inputs), codec.described(outputs)
 
     def _output_of(self, model: Model) -> str:
         """Return the output type, as registered or as found by the warm-up of a container."""
@@ -258,17 +272,36 @@ class InferenceOperations:
 
     # -- asking
 
-    def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Any:
+    def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
         _whole(asked, "priority", 0)
+        if asked.outputs:
+            self._check_outputs(target, asked.outputs)
+        tensors = tensors_of(target.resolved)
+        if tensors is not None:
+            return NamedRows(*codec.columns_of(asked, tensors))
         return codec.rows_of(asked, input_of(target.resolved))
 
-    def is_array(self, rows: Any) -> bool:
+    def _check_outputs(
+        self, target: InferenceTarget, outputs: Sequence[codec.RequestedOutput]
+    ) -> None:
+        """Raise InvalidInput for an output that the model is known not to have.
+
+        A model whose outputs are not known is asked; the response is checked then.
+        """
+        first = self._first(target.resolved)
+        specs = Schema.of("any", "any" if first is None else first.output).output_specs(
+            codec.OUTPUT
+        )
+        if specs:
+            codec.check_names(outputs, [spec.name for spec in specs])
+
+    def is_array(self, rows: Rows) -> bool:
         """Return whether the rows are sent as one array. That may block: do not do it on an
         event loop."""
         return len(rows) > _SINGLY_MAX
 
-    def slo_us(self, target: InferenceTarget, rows: Any, slo_ms: float | None) -> int:
+    def slo_us(self, target: InferenceTarget, rows: Rows, slo_ms: float | None) -> int:
         """Return the SLO of a request in microseconds.
 
         slo_ms: of the request; None for the application's SLO, or a minute for an array. Raises
@@ -281,7 +314,7 @@ class InferenceOperations:
     def ask(
         self,
         target: InferenceTarget,
-        rows: Any,
+        rows: Rows,
         asked: codec.InferRequest,
         slo_us: int,
         id: str = "",
@@ -309,7 +342,7 @@ class InferenceOperations:
     def _ask(
         self,
         resolved: ResolvedApplication,
-        rows: Any,
+        rows: Rows,
         user: str | None,
         slo_us: int,
         salt: int,
@@ -323,7 +356,17 @@ class InferenceOperations:
                     hint="Send fewer rows at once.",
                 )
             return PendingInference(
-                [predict_array(resolved, rows, user, slo_us, salt)], resolved, True
+                [
+                    predict_array(
+                        resolved,
+                        rows.columns if isinstance(rows, NamedRows) else rows,
+                        user,
+                        slo_us,
+                        salt,
+                    )
+                ],
+                resolved,
+                True,
             )
         return PendingInference(
             [predict(resolved, row, user, slo_us, salt, context, id) for row in rows],

@@ -7,7 +7,7 @@ typed field of `contents` for their datatype. Outputs are returned raw. Source: 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -58,8 +58,8 @@ def decode(request: Any) -> codec.InferRequest:
         codec.RequestedOutput(wanted.name, parameters_of(wanted.parameters))
         for wanted in request.outputs
     ]
-    codec.wants_binary(outputs, {})
-    return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True)
+    codec.check_requested(outputs)
+    return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True, outputs)
 
 
 def _typed(tensor: Any, shape: tuple[int, ...]) -> Any:
@@ -96,16 +96,27 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def encode(model: str, version: str, id: str, outputs: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return a ModelInferResponse. Raises BadOutput if the outputs are no tensor."""
-    datatype, shape, values = codec.tensor_of(outputs)
+def encode(
+    model: str,
+    version: str,
+    id: str,
+    outputs: Any,
+    parameters: Mapping[str, Any],
+    wanted: Sequence[codec.RequestedOutput] = (),
+) -> Any:
+    """Return a ModelInferResponse.
+
+    outputs, wanted: as of codec.output_tensors. Raises BadOutput, InvalidInput.
+    """
+    tensors = codec.output_tensors(outputs, True, wanted)
     response = _RESPONSE(
         model_name=model,
         model_version=version,
         id=id,
-        raw_output_contents=[codec.to_binary(values)],
+        raw_output_contents=[codec.to_binary(tensor.values) for tensor in tensors],
     )
-    response.outputs.add(name=codec.OUTPUT, datatype=datatype, shape=shape)
+    for tensor in tensors:
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     for key, value in parameters.items():
         setattr(response.parameters[key], _choice_of(value), value)
     return response

@@ -12,15 +12,18 @@ from typing import Any
 
 import msgspec
 
+from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.types import NAME_GRAMMAR, InputType
 
 Schema = dict[str, Any]
+Example = Any  # a JSON value
 RouteTable = Mapping[tuple[str, str], "RouteInfo"]  # (method, pattern) -> description
 _REF = "#/components/schemas/"
 _OWN_MEDIA = "application/problem+json"
 _JSON = "application/json"
 _COME_AGAIN = (429, 503)
 _EXAMPLE_NUMBERS_MAX = 64
+_EXAMPLE_LENGTH = 3  # of a free dimension
 
 
 class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +75,11 @@ class OpenApiDocument:
     """Collects operations and their schemas. Threads: one at a time."""
 
     def __init__(self, title: str, version: str, about: str, server: str = "/") -> None:
-        self._paths: dict[str, dict[str, Any]] = {}
+        self._paths: dict[str, Schema] = {}
         self._schemas: dict[str, Schema] = {}
         self._tags: dict[str, None] = {}
-        self._problems: dict[str, Any] = {}
-        self._schemes: dict[str, Any] = {}
+        self._problems: Schema = {}
+        self._schemes: Schema = {}
         self._info = {
             "title": title,
             "version": version,
@@ -110,9 +113,9 @@ class OpenApiDocument:
         self._paths.setdefault(path, {})[method.lower()] = self._operation(about)
         self._tags[about.tag] = None
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> Schema:
         """Return the document."""
-        found: dict[str, Any] = {
+        found: Schema = {
             "openapi": "3.1.0",
             "info": self._info,
             "servers": [{"url": self._server}],
@@ -130,8 +133,8 @@ class OpenApiDocument:
 
     # -- one operation
 
-    def _operation(self, about: RouteInfo) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def _operation(self, about: RouteInfo) -> Schema:
+        found: Schema = {
             "operationId": about.id,
             "summary": about.says,
             "tags": [about.tag],
@@ -146,14 +149,14 @@ class OpenApiDocument:
         if parameters:
             found["parameters"] = parameters
         if about.takes is not None:
-            content: dict[str, Any] = {"schema": self._schema_of(about.takes)}
+            content: Schema = {"schema": self._schema_of(about.takes)}
             if about.example is not None:
                 content["example"] = about.example
             found["requestBody"] = {"required": about.needs_body, "content": {_JSON: content}}
         found["responses"] = self._responses(about)
         return found
 
-    def _responses(self, about: RouteInfo) -> dict[str, Any]:
+    def _responses(self, about: RouteInfo) -> Schema:
         found = {str(about.status): self._good(about, about.status, about.gives)}
         for status, gives in about.others.items():
             found[str(status)] = self._good(about, status, gives)
@@ -167,8 +170,8 @@ class OpenApiDocument:
         found["default"] = self._bad("Refused")
         return found
 
-    def _good(self, about: RouteInfo, status: int, gives: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"description": http.HTTPStatus(status).phrase}
+    def _good(self, about: RouteInfo, status: int, gives: Any) -> Schema:
+        found: Schema = {"description": http.HTTPStatus(status).phrase}
         if gives is not None:
             schema = {} if gives is msgspec.UNSET else self._schema_of(gives)
             found["content"] = {
@@ -181,7 +184,7 @@ class OpenApiDocument:
             found["links"] = dict(about.links)
         return found
 
-    def _bad(self, phrase: str, come_again: bool = False) -> dict[str, Any]:
+    def _bad(self, phrase: str, come_again: bool = False) -> Schema:
         """Return a reference to an error response.
 
         Under /v2 a Problem has the type application/json, for the protocol's clients; elsewhere
@@ -242,7 +245,7 @@ def named(pattern: str, names: Sequence[str]) -> str:
     return pattern.format(*(f"{{{name}}}" for name in names))
 
 
-def _parameter(where: str, name: str, schema: Schema) -> dict[str, Any]:
+def _parameter(where: str, name: str, schema: Schema) -> Schema:
     kept = {key: value for key, value in schema.items() if key != "description"}
     found = {"name": name, "in": where, "required": where == "path", "schema": kept}
     return {**found, "description": schema["description"]} if "description" in schema else found
@@ -317,8 +320,10 @@ _ROUNDED_TO_INFINITY = {
 }  # values from here on are rounded to infinity
 
 
-def schema_of_input(type_: InputType) -> Schema:
+def schema_of_input(type_: InputType | Tensors) -> Schema:
     """Return the JSON schema of one input."""
+    if isinstance(type_, Tensors):
+        return _closed({spec.name: _schema_of_tensor(spec) for spec in type_.specs})
     if type_.dtype == "any":
         return {"description": "an input of any type"}
     if type_.dtype == "str":
@@ -330,6 +335,34 @@ def schema_of_input(type_: InputType) -> Schema:
         return {"type": "array", "items": found}
     for n in reversed(type_.shape):
         found = {"type": "array", "items": found, "minItems": n, "maxItems": n}
+    return found
+
+
+def schema_of_columns(tensors: Tensors, most: int) -> Schema:
+    """Return the JSON schema of the inputs of up to `most` queries, as a list for each tensor."""
+    return _closed(
+        {
+            spec.name: {"type": "array", "items": _schema_of_tensor(spec), "maxItems": most}
+            for spec in tensors.specs
+        }
+    )
+
+
+def _closed(properties: dict[str, Schema]) -> Schema:
+    """Return the schema of an object with all of these members and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def _schema_of_tensor(spec: TensorSpec) -> Schema:
+    found = schema_of_input(InputType.parse(spec.dtype))
+    for n in reversed(spec.shape):
+        found = {"type": "array", "items": found}
+        found |= {"minItems": n, "maxItems": n} if n != FREE else {}
     return found
 
 
@@ -346,8 +379,11 @@ def _schema_of_number(dtype: str) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-def example_of_input(type_: InputType) -> Any:
+def example_of_input(type_: InputType | Tensors) -> Example:
     """Return an example of an input; None if it would be long, or the type is unknown."""
+    if isinstance(type_, Tensors):
+        row = {spec.name: _example_of_tensor(spec) for spec in type_.specs}
+        return None if None in row.values() else row
     if type_.dtype == "any":
         return None
     if type_.dtype == "str":
@@ -355,10 +391,20 @@ def example_of_input(type_: InputType) -> Any:
     if type_.dtype == "bytes":
         return "aGVsbG8="
     found: Any = False if type_.dtype == "bool" else 0 if type_.dtype[0] in "iu" else 0.5
+    return _repeated(found, (FREE,) if type_.variable else type_.shape)
+
+
+def _example_of_tensor(spec: TensorSpec) -> Example:
+    return _repeated(example_of_input(InputType.parse(spec.dtype)), spec.shape)
+
+
+def _repeated(element: Example, shape: tuple[int, ...]) -> Example:
+    """Return an element in nested lists of this shape; None if they would be long."""
     size = 1
-    for n in reversed((3,) if type_.variable else type_.shape):
+    for n in reversed(shape):
+        n = _EXAMPLE_LENGTH if n == FREE else n
         size *= n
         if size > _EXAMPLE_NUMBERS_MAX:
             return None
-        found = [found] * n
-    return found
+        element = [element] * n
+    return element

@@ -20,9 +20,11 @@ from clipper.frontend.openapi.document import (
     list_of,
     members,
     only,
+    schema_of_columns,
     schema_of_input,
 )
 from clipper.metrics import CONTENT_TYPES
+from clipper.schema import Tensors
 from clipper.serving.feedback.observe import Counted
 from clipper.types import InputType
 
@@ -133,9 +135,16 @@ class SchemaLimits(msgspec.Struct):
     queries_max: int = 1024
 
 
-def predict_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
-    """Return the schemas of a predict body: with one input, and with many."""
-    many = {"type": "array", "items": input, "maxItems": limits.queries_max}
+def predict_schemas(
+    input: Schema, limits: SchemaLimits, columns: Schema | None = None
+) -> dict[str, Schema]:
+    """Return the schemas of a predict body: with one input, and with many.
+
+    columns: of named tensors: a list with a value for each input, by name.
+    """
+    many: Schema = {"type": "array", "items": input, "maxItems": limits.queries_max}
+    if columns is not None:
+        many = {"anyOf": [many, columns]}
     whole = members(
         applications.PredictRequest, input=input, inputs=many, **_query_members(limits.slo_ms_max)
     )
@@ -229,12 +238,12 @@ _INFER: Schema = {
                 "binary_data_output": {"type": "boolean"},
             },
         },
-        "inputs": {"type": "array", "items": _tensor(codec.INPUT), "minItems": 1, "maxItems": 1},
+        "inputs": {"type": "array", "items": _tensor(codec.INPUT), "minItems": 1},
         "outputs": {
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": {"name": {"const": codec.OUTPUT}},
+                "properties": {"name": {"type": "string", "examples": [codec.OUTPUT]}},
                 "required": ["name"],
             },
         },
@@ -558,20 +567,21 @@ class DescribedApplication(msgspec.Struct):
     """An application with paths of its own in the document. learns: it takes feedback."""
 
     name: str
-    input: InputType
+    input: InputType | Tensors
     learns: bool
 
 
 def body_schemas(
-    into: OpenApiDocument, type_: InputType, limits: SchemaLimits, suffix: str = ""
+    into: OpenApiDocument, type_: InputType | Tensors, limits: SchemaLimits, suffix: str = ""
 ) -> tuple[Schema, Schema]:
     """Keep the schemas of predict and feedback for an input type; return references to both."""
     input = schema_of_input(type_)
-    if input.get("type") == "array":
+    columns = schema_of_columns(type_, limits.queries_max) if isinstance(type_, Tensors) else None
+    if input.get("type") in ("array", "object"):
         input = into.schema(f"Input{suffix}", input)
     asks = [
         into.schema(name + suffix, schema)
-        for name, schema in predict_schemas(input, limits).items()
+        for name, schema in predict_schemas(input, limits, columns).items()
     ]
     tells = [
         into.schema(name + suffix, schema)
