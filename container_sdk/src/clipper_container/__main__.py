@@ -46,6 +46,7 @@ a function gets a batch and returns one output for each row:
 
   clipper-container serve doubler:double --connect unix:/run/clipper.sock --name doubler --input 'f64[3]'
   clipper-container serve app:Model --connect tcp:10.0.0.7:7000 --name app --token-env CLIPPER_TOKEN
+  clipper-container serve app:Model --connect tcp:clipper-models:7000 --all-servers --name app
 
 exit codes: 0 stopped on request; 2 wrong usage; 3 the model did not load; 4 the server rejected it
 """  # noqa: E501
@@ -71,7 +72,12 @@ def parser() -> argparse.ArgumentParser:
         "--connect",
         required=True,
         metavar="ADDRESS",
-        help="unix:/path or tcp:host:port of the server",
+        help="unix:/path or tcp:host:port of the server; several, with commas: all of them",
+    )
+    serve.add_argument(
+        "--all-servers",
+        action="store_true",
+        help="serve all addresses that the host name of --connect resolves to, as they change",
     )
     serve.add_argument("--name", required=True, help="the model's name")
     serve.add_argument("--version", type=int, default=1, help="the model's version (1)")
@@ -347,6 +353,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.adapters.function import explain, load_target
     from clipper_container.model import as_model
     from clipper_container.wire.transport import StopSwitch, parse_address
+    from clipper_container.worker.all_servers import AllServers
     from clipper_container.worker.declared_tables import give_tables
     from clipper_container.worker.evaluation import user_traceback
     from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
@@ -354,8 +361,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.worker.serve import evaluator_of, serve
     from clipper_container.worker.warmup import warm_up
 
+    several = arguments.all_servers or "," in arguments.connect
     try:
-        parse_address(arguments.connect)
+        for address in arguments.connect.split(","):
+            parse_address(address)
     except ValueError as error:
         print(f"clipper-container: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -382,7 +391,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             flush=True,
         )
         return EXIT_LOAD_FAILED
-    local = arguments.connect.startswith("unix:")
+    local = all(address.startswith("unix:") for address in arguments.connect.split(","))
     usual = not model.corrects and not arguments.alive_file and arguments.protocol == 2
     options = ContainerOptions(
         name=arguments.name,
@@ -416,7 +425,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
     )
     try:
-        serve(model, arguments.connect, options, stop, arguments.alive_file or "")
+        if several:
+            AllServers(model, arguments.connect, options, stop, arguments.alive_file or "").run()
+        else:
+            serve(model, arguments.connect, options, stop, arguments.alive_file or "")
     except ContainerRejected as refused:
         print(
             f"model '{arguments.name}' was rejected by {arguments.connect}: {refused}",

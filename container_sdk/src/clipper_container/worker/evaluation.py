@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Evaluator:
     retry_singly: retry a failed batch row by row and mark only the failing rows. row_by_row: the
     model takes one row and returns one output (`deploy(..., row_by_row=True)`). pad: pad a batch
     with copies of its last row to a multiple of this; 0 for never. work: in a host, records the
-    model that is being evaluated.
+    model that is being evaluated. turn: held while the model runs, if several servers use it.
     """
 
     model: Model
@@ -41,6 +42,7 @@ class Evaluator:
     row_by_row: bool = False
     pad: int = 0
     work: WorkRecord | None = None
+    turn: threading.Lock | None = None
 
     def run(self, inputs: Any, n: int, *sessions: Any) -> tuple[Rows, int]:
         """Predict `n` rows; return the reply's rows and the microseconds taken.

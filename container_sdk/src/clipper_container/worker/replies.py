@@ -68,6 +68,13 @@ class BatchReplies:
 
     def to(self, header: Header, rows: Rows) -> list[Any]:
         """Return the pieces of a REPLY, or of a FAILURE with the reason."""
+        turn = self.evaluator.turn
+        if turn is None:
+            return self._to(header, rows)
+        with turn:  # the outputs may be memory that the model uses for its next batch
+            return [b"".join(self._to(header, rows))]
+
+    def _to(self, header: Header, rows: Rows) -> list[Any]:
         try:
             outputs, time_us = evaluate(self.evaluator, rows)
         except PredictionFailed as failure:

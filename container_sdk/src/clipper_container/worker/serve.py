@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,17 +70,23 @@ def serve(
     options: ContainerOptions,
     stop: StopSwitch | None = None,
     alive: str = "",
+    *,
+    turn: threading.Lock | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
     """Answer batches until the server says GOODBYE or `stop` is requested. The model must be
     loaded.
 
     address: `unix:/path` or `tcp:host:port`. alive: file to touch with every heartbeat while
-    connected.
+    connected. turn: held while the model runs, if several servers use it. is_wanted: whether to
+    connect again after the connection was lost.
 
     Raises: ContainerRejected; ValueError for an invalid address.
     """
     stop = stop or StopSwitch()
     evaluator = evaluator_of(model, options)
+    if turn is not None:
+        evaluator.turn = turn
     backoff, say = Backoff(), _Announcer(options.name)
     signs = (lambda: _touch(alive)) if alive else _nothing
     sharing = address.startswith("unix:") and can_share()
@@ -94,6 +101,8 @@ def serve(
                 sharing = False
                 say(f"{address}: {error}; continuing without shared memory")
             except (Disconnected, BadFrame, OSError) as error:
+                if not is_wanted():
+                    return
                 say(f"{address}: {error}; reconnecting")
                 stop.wait(backoff.next_s())
     except Stopping:
@@ -225,7 +234,8 @@ class _Version2:
         """
         connection, limit = self._connection, self._welcome.payload_bytes_max
         while self._feedback and not connection.is_readable():
-            self._feedback.run_one()
+            with self._evaluator.turn or contextlib.nullcontext():
+                self._feedback.run_one()
         connection.next_message()
         header = decode_header(connection.take(HEADER_BYTES), limit)
         payload = connection.take(header.payload_bytes)
@@ -280,7 +290,8 @@ class _Version1:
         head = connection.take(V1_HEAD_BYTES)
         rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
         try:
-            outputs, _ = evaluate(self._evaluator, rows)
+            with self._evaluator.turn or contextlib.nullcontext():
+                outputs, _ = evaluate(self._evaluator, rows)
         except PredictionFailed as failure:
             print(failure, file=sys.stderr, flush=True)
             raise Disconnected(
