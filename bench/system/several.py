@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import clipper
 from bench.harness import Goal, Row, Sample, row
@@ -128,7 +127,7 @@ class Server:
         self.ready = False
 
 
-def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
     """Send a request over a connection of its own; return the status and the JSON of the body."""
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
@@ -140,8 +139,8 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
 
 
 def _send(
-    line: http.client.HTTPConnection, method: str, path: str, body: Any = None
-) -> tuple[int, Any]:
+    line: http.client.HTTPConnection, method: str, path: str, body: object = None
+) -> tuple[int, dict[str, object]]:
     data = None if body is None else json.dumps(body)
     line.request(method, path, data, {"Content-Type": "application/json"})
     response = line.getresponse()

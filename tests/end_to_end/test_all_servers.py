@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,9 +35,11 @@ def ready(one: clipper.ClipperServer, count: int = 1) -> bool:
 
 
 @contextlib.contextmanager
-def container(listed: list[str], name: str = "m", token: str = TOKEN) -> Iterator[list[Any]]:
+def container(
+    listed: list[str], name: str = "m", token: str = TOKEN
+) -> Iterator[list[ContainerRejected]]:
     """Run a container of this process; what it raised is in the list that this returns."""
-    stop, raised = StopSwitch(), list[Any]()
+    stop, raised = StopSwitch(), list[ContainerRejected]()
     options = ContainerOptions(name=name, token=token, input="f64[2]")
     one = AllServers(
         as_model(lambda rows: rows.sum(axis=1)),
@@ -108,7 +109,8 @@ def test_one_process_serves_all_that_its_command_line_lists(tmp_path: Path) -> N
         words = [sys.executable, "-m", "clipper_container", "serve", "total:total"]
         words += ["--connect", f"{one.address},{other.address}", "--name", "m"]
         words += ["--input", "f64[2]"]
-        with subprocess.Popen(words, cwd=tmp_path, env={"CLIPPER_TOKEN": TOKEN, "PYTHONPATH": str(tmp_path)}) as process:
+        env = {"CLIPPER_TOKEN": TOKEN, "PYTHONPATH": str(tmp_path)}
+        with subprocess.Popen(words, env=env) as process:
             wait_until(lambda: ready(one) and ready(other), "both are served", PATIENCE_S)
             answers(one)
             answers(other)

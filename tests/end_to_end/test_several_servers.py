@@ -4,7 +4,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.store.conftest import RedisServer, own_redis
 __all__ = ["own_redis"]
 
 PATIENCE_S = 60.0
-QUICK: dict[str, Any] = {"warmup": False, "restart_ms_min": 20, "drain_s": 1.0, "stop_grace_s": 1.0}
 
 
 @pytest.fixture
@@ -25,8 +23,8 @@ def pair(
 ) -> Iterator[tuple[clipper.ClipperServer, clipper.ClipperServer]]:
     """Two servers on one Redis."""
     with (
-        clipper.start(state=own_redis.url, folder=str(tmp_path / "a"), **QUICK) as one,
-        clipper.start(state=own_redis.url, folder=str(tmp_path / "b"), **QUICK) as other,
+        clipper.start(state=own_redis.url, folder=str(tmp_path / "a"), drain_s=1.0) as one,
+        clipper.start(state=own_redis.url, folder=str(tmp_path / "b"), drain_s=1.0) as other,
     ):
         yield one, other
 
