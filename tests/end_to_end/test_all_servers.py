@@ -40,7 +40,7 @@ def container(
 ) -> Iterator[list[ContainerRejected]]:
     """Run a container of this process; what it raised is in the list that this returns."""
     stop, raised = StopSwitch(), list[ContainerRejected]()
-    options = ContainerOptions(name=name, token=token, input="f64[2]")
+    options = ContainerOptions(name="m", token=token, input="f64[2]")
     one = AllServers(
         as_model(lambda rows: rows.sum(axis=1)),
         ",".join(listed) or "tcp:nowhere:1",
