@@ -13,8 +13,8 @@ from clipper.selection import Observation, Policy, Prediction, Query, Truth, cre
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]
-STILL, MAIN, LEARNING = "ensemble", "stacking", "stacking"
-ALL_MODELS = ("ensemble", "stacking", "exp4", "logodds")
+STILL, MAIN, LEARNING = "ensemble", "mixture", "stacking"
+ALL_MODELS = ("mixture", "ensemble", "stacking", "exp4", "logodds")
 ONE_MODEL = (
     "exp3",
     "squarecb",

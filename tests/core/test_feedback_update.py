@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.feedback_update import FeedbackUpdate
 from clipper_core.runtime.status import StatusError
@@ -35,7 +36,9 @@ def columns(seed):
     )
 
 
-@pytest.mark.parametrize("kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING])
+@pytest.mark.parametrize(
+    "kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING, RuleKind.MIXTURE]
+)
 def test_one_by_one_and_all_at_once(kind):
     """To the last bit; of the rule that chooses, with other models and other odds in every row."""
     teach = lesson(kind)
@@ -43,8 +46,10 @@ def test_one_by_one_and_all_at_once(kind):
     alone = kind == RuleKind.EXP3
     chosen = rng.integers(0, K, N) if alone else np.full(N, K)
     p = rng.uniform(0.1, 1.0, N)
-    rows, sure = np.full((K, 1), 0.5), np.zeros((BINS, 2))
-    many = teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, label & 63, chosen, p)
+    mixed = kind == RuleKind.MIXTURE
+    rows, sure = mixture.initial(K) if mixed else np.full((K, 1), 0.5), np.zeros((BINS, 2))
+    bits, cells = (label & 63).astype(np.uint8), (values & 63).astype(np.uint8)
+    many = teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, bits, chosen, p, cells)
     names = tuple("abc")
     state = (names, rows, 0.0, 0, sure)
     for i in range(N):

@@ -35,6 +35,7 @@ POLICIES = [
     "exp4(share=0)",
     "logodds",
     "stacking",
+    "mixture",
 ]
 every_policy = pytest.mark.parametrize("text", POLICIES)
 LABELS: dict[str, list[Any]] = {
@@ -111,7 +112,7 @@ def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k:
         )
 
 
-@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
+@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking", "mixture"])
 @pytest.mark.parametrize("kind", ["ints", "texts", "numbers"])
 def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(
     text: str, kind: str
@@ -233,7 +234,7 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
         policy.decode(policy.encode(state))
 
 
-@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
+@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking", "mixture"])
 @pytest.mark.parametrize(
     "label", [np.array([1.0, 2.0]), np.array([1e308, -1e308, 1e308]), 1e308, -5.0]
 )

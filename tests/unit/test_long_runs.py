@@ -24,7 +24,7 @@ CHOOSE_ONE = [
     "linucb",
     "lints",
 ]
-ASK_ALL = ["exp4", "stacking", "logodds"]
+ASK_ALL = ["exp4", "stacking", "mixture", "logodds"]
 
 
 def is_finite(state: LearnedState) -> bool:

@@ -37,7 +37,7 @@ def coverage(held):
     return share.min(), share.max()
 
 
-@pytest.mark.parametrize("name", ["stacking", "exp4", "squarecb"])
+@pytest.mark.parametrize("name", ["stacking", "mixture", "exp4", "squarecb"])
 def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
     """The goal of Figure 7: 90 +- 1 %, also while a model fails. A single model's answers are worth
     less: its sets are larger."""
@@ -173,7 +173,7 @@ def test_two_servers_meet_half_way():
     ) == prediction_sets.SetThresholds(0.75, 1.0, 2.0, 10.0, (1, 2))
 
 
-@pytest.mark.parametrize("name", ["exp3", "exp4", "stacking", "squarecb", "thompson"])
+@pytest.mark.parametrize("name", ["exp3", "exp4", "stacking", "mixture", "squarecb", "thompson"])
 def test_a_state_of_the_first_schema_is_read(name):
     policy = create_policy(name)
     assert isinstance(policy, LearningPolicy)

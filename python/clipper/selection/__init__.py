@@ -17,6 +17,7 @@ from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_deci
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.mixture import Mixture
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -35,7 +36,7 @@ from clipper.selection.weighted import AbSplit, StaticWeights
 
 _CLASSES = (
     SingleModel, Ensemble, AbSplit, StaticWeights,
-    Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
+    Mixture, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
     LinUcb, LinTs, Ridge,
 )  # fmt: skip
 POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
@@ -119,6 +120,7 @@ __all__ = [
     "LinTs",
     "LinUcb",
     "LogOdds",
+    "Mixture",
     "Observation",
     "Plan",
     "Policy",

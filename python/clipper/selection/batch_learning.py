@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.learned_state import LABEL_BITS, LearnedState
-from clipper.selection.learning_policy import FADE, LearningPolicy, label_bit
+from clipper.selection.learned_state import LABEL_BITS, LearnedState, label_bit
+from clipper.selection.learning_policy import FADE, LearningPolicy
 from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.types import VersionedModel
@@ -159,6 +159,7 @@ def _learn_votes(
     values: NDArray[np.int64],
     labels: NDArray[np.int64],
     bits: NDArray[np.uint8],
+    cells: NDArray[np.uint8],
 ) -> LearnedState:
     shape = values.shape
     exists = np.ones(shape, np.uint8)
@@ -180,6 +181,7 @@ def _learn_votes(
         bits,
         _chosen(rows),
         rows.p,
+        cells,
     )
     updated, sure, seen, bits_seen = learned
     return LearnedState(state.models, updated, seen, bits_seen, sure, state.tracked)
@@ -197,19 +199,15 @@ def _learn_losses(
 
 def _votes(
     rows: ObservationRows,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]] | None:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8]] | None:
     """Encode labels as integers that are equal when the labels are.
 
-    Returns the outputs, i64 (k, n), the labels, i64 (n,), and the labels' bits, u8 (n,); None if
-    an output or a label is not a label.
+    Returns the outputs, i64 (k, n), the labels, i64 (n,), the labels' bits, u8 (n,), and those of
+    the outputs, u8 (k, n); None if an output or a label is not a label.
     """
     if _kinds(rows) in _INTEGERS:
-        labels = np.asarray(rows.labels, np.int64)
-        return (
-            np.array(rows.outputs, np.int64),
-            labels,
-            (labels & (LABEL_BITS - 1)).astype(np.uint8),
-        )
+        labels, outputs = np.asarray(rows.labels, np.int64), np.array(rows.outputs, np.int64)
+        return outputs, labels, _bits(labels), _bits(outputs)
     codes: dict[object, int] = {}
     values = np.zeros((len(rows.models), len(rows)), np.int64)
     for j, column in enumerate(rows.outputs):
@@ -222,7 +220,11 @@ def _votes(
         [label_bit(key[1] if isinstance(key, tuple) else key).bit_length() - 1 for key in codes],
         np.uint8,
     )
-    return values, right, bits[right]
+    return values, right, bits[right], bits[values]
+
+
+def _bits(labels: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return (labels & (LABEL_BITS - 1)).astype(np.uint8)
 
 
 def _kinds(rows: ObservationRows) -> set[np.dtype[Any] | None]:

@@ -8,13 +8,21 @@ rows with an observation. Their columns belong to the rule (clipper_core.learnin
 """
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query
+from clipper.selection.policy import (
+    Combined,
+    Observation,
+    Plan,
+    Predictions,
+    Query,
+    is_number,
+)
 from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule
@@ -51,6 +59,16 @@ class LearnedState(msgspec.Struct, frozen=True, eq=False):
         """
         free = LABEL_BITS - self.labels.bit_count()
         return max(2.0, round(LABEL_BITS * math.log(LABEL_BITS / max(free, 1))))
+
+
+def label_bit(label: object) -> int:
+    """Return the bit of a label in `LearnedState.labels`; the same in every process."""
+    if is_number(label):
+        return 0
+    if isinstance(label, int | np.integer):
+        return 1 << (int(label) % LABEL_BITS)
+    text = label if isinstance(label, bytes) else str(label).encode()
+    return 1 << (zlib.crc32(text) % LABEL_BITS)
 
 
 class StateRows(Protocol):

@@ -16,13 +16,13 @@ import numpy as np
 from clipper.selection import prediction_sets
 from clipper.selection.learned_state import (
     BINS,
-    LABEL_BITS,
     Answering,
     Array,
     Learn,
     LearnedState,
     StateRows,
     bin_of,
+    label_bit,
 )
 from clipper.selection.policy import (
     Combined,
@@ -315,16 +315,6 @@ class LearningPolicy(Policy):
         state = LearnedState(stored.models, rows, stored.seen, stored.labels, sure, tracked)
         is_finite = np.isfinite(rows).all() and np.isfinite(sure).all()
         return state if is_finite else self._repaired(state)
-
-
-def label_bit(label: object) -> int:
-    """Return the bit of a label in `LearnedState.labels`; the same in every process."""
-    if is_number(label):
-        return 0
-    if isinstance(label, int | np.integer):
-        return 1 << (int(label) % LABEL_BITS)
-    text = label if isinstance(label, bytes) else str(label).encode()
-    return 1 << (zlib.crc32(text) % LABEL_BITS)
 
 
 def _rightness(output: object, observation: Observation) -> float | None:

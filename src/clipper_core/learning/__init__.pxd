@@ -3,8 +3,9 @@
 # May import: runtime.
 #
 # `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
-# `linear` has the linear models that predict how good each model is for a query. `lesson` applies
-# one observation, or an array of them: losses, calibration, then the rule's step.
+# `mixture` weighs votes by a mixture of logistic regressions. `linear` has the linear models that
+# predict how good each model is for a query. `feedback_update` applies one observation, or an array
+# of them: losses, calibration, then the rule's step.
 #
 # State comes in and goes out as numpy arrays; nothing is kept between calls. The caller gives the
 # seeds of random numbers.

@@ -21,6 +21,7 @@ cpdef enum RuleKind:
     TSALLIS = 7                 # estimated loss             Tsallis-INF with reduced variance
     LOGODDS = 8                 # right, count               votes by the log odds of being right
     STACKING = 9        # weight                     logistic regression on the votes, online
+    MIXTURE = 10        # see learning/mixture; its rows are not for the functions below
 
 cdef struct RuleState:
     u32 kind

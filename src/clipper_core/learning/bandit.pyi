@@ -16,6 +16,7 @@ class RuleKind(IntEnum):
     TSALLIS = 7
     LOGODDS = 8
     STACKING = 9
+    MIXTURE = 10
 
 class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,

@@ -431,10 +431,12 @@ cdef class Rule:
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0,
                   double discount=1.0):
         self.state.kind = kind
-        if not EXP3 <= kind <= STACKING:
+        if not EXP3 <= kind <= MIXTURE:
             raise_for(BAD_INPUT, f"no rule {kind}")
         self.state.columns = 1 if kind in (EXP3, HEDGE, TSALLIS,
                                            STACKING) else 3 if kind == SQUARECB else 2
+        if kind == MIXTURE:
+            self.state.columns = 0
         self.state.eta = eta
         self.state.share = share
         self.state.floor = floor

@@ -15,6 +15,7 @@ cdef struct Learner:              # a state while it learns
     double* rows                # [k, columns]
     double* sure                # [bins, 2]: right and all answers, by confidence
     u32 k
+    u32 buckets                 # of labels, of a mixture
     u32 bins
     double fade                 # of a bin's counts, an observation in it
     double seen                 # weight of the observations
@@ -23,6 +24,7 @@ cdef struct Learner:              # a state while it learns
 cdef struct Observation:               # an observation
     const i64* values           # [k]: the labels the models gave, as numbers that are equal when
                                 # they are
+    const u8* cells             # [k]: hashes of the labels, 0 to 63; only a mixture's are read
     const u8* heard             # [k]
     const double* confidence    # [k]: the models' own, NaN where they gave none
     i64 label                   # the right one

@@ -43,6 +43,7 @@ class FeedbackUpdate:
         bits: ArrayLike,
         chosen: ArrayLike,
         p: ArrayLike,
+        cells: ArrayLike | None = None,
     ) -> tuple[_Rows, _Rows, float, int]: ...
     def graded(
         self, rows: _Rows, seen: float, losses: ArrayLike, chosen: ArrayLike, p: ArrayLike

@@ -9,8 +9,11 @@ from libc.math cimport NAN, exp, isfinite, log, rint
 import numpy as np
 
 from clipper_core.learning.bandit cimport (
-    GREEDY, HEDGE, KL_UCB, LOGODDS, MODELS_MAX, SQUARECB, STACKING, THOMPSON, Rule, doubles_copied,
-    rule_learn, rule_weights, stack_learn,
+    GREEDY, HEDGE, KL_UCB, LOGODDS, MIXTURE, MODELS_MAX, SQUARECB, STACKING, THOMPSON, Rule,
+    doubles_copied, rule_learn, rule_weights, stack_learn,
+)
+from clipper_core.learning.mixture cimport (
+    FIXED, Ballot, Tally, buckets_of, mixture_learn, mixture_tally, rows_with,
 )
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
@@ -25,6 +28,7 @@ cdef double[65] CLASSES         # by how many bits of `labels` are set
 
 cdef extern from *:
     int popcount "__builtin_popcountll"(unsigned long long x) noexcept nogil
+    int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
 
 
 cdef _fill_classes():
@@ -43,7 +47,7 @@ _fill_classes()
 # -------------------------------------------------------------------------------
 
 cdef inline bint _chooses_one(u32 kind) noexcept nogil:
-    return kind != HEDGE and kind != LOGODDS and kind != STACKING
+    return kind != HEDGE and kind != LOGODDS and kind != STACKING and kind != MIXTURE
 
 
 cdef inline double _sound(double confidence) noexcept nogil:
@@ -129,6 +133,67 @@ cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
                                                        0.0) * exp(-high))
 
 
+cdef u32 _codes(const Learner* learner, const Observation* observation, bint asked,
+                u32* votes) noexcept nogil:
+    """1 for the right label, other numbers for other labels, 0 where a model was not heard (or not
+    asked). -> how many numbers there are."""
+    cdef u32 i, j, codes = 1
+    for i in range(learner.k):
+        votes[i] = 0
+        if not observation.heard[i] or (asked and not _votes(learner, observation, i)):
+            continue
+        votes[i] = 1
+        if observation.values[i] != observation.label:
+            for j in range(i):
+                if votes[j] > 1 and observation.values[j] == observation.values[i]:
+                    votes[i] = votes[j]
+                    break
+            else:
+                codes += 1
+                votes[i] = codes
+    return codes
+
+
+cdef void _ballot(const Learner* learner, const Observation* observation, const u32* votes,
+                  double classes, Ballot* ballot) noexcept nogil:
+    ballot.votes, ballot.cells, ballot.confidence = (votes, observation.cells,
+                                                     observation.confidence)
+    ballot.k, ballot.classes = learner.k, classes
+
+
+cdef bint _is_untouched(const Learner* learner) noexcept nogil:
+    """A mixture that has learned nothing is an equal vote."""
+    return learner.rows[learner.k * (FIXED + 4 * learner.buckets) + 6] == 0.0
+
+
+cdef double _mixed_raw(const Learner* learner, const Observation* observation,
+                       u32* winner) noexcept nogil:
+    cdef u32[MODELS_MAX] votes
+    cdef double[MODELS_MAX] surely
+    cdef Ballot ballot
+    cdef Tally tally
+    cdef u32 i, at
+    cdef double top = 0.0, high = -1.0
+    _codes(learner, observation, True, votes)
+    _ballot(learner, observation, votes, CLASSES[popcount(learner.labels)], &ballot)
+    mixture_tally(learner.rows, learner.buckets, &ballot, &tally)
+    if tally.labels == 0:
+        return -1.0
+    for at in range(tally.labels):
+        surely[at] = 0.0
+        top = max(top, tally.p[at])
+    for i in range(learner.k):
+        if votes[i]:
+            surely[tally.of[i]] += (_sound(observation.confidence[i])
+                                    if observation.confidence[i] == observation.confidence[i]
+                                    else 0.5)
+    for at in range(tally.labels):      # of equals the surer, then the first
+        if tally.p[at] >= top * (1 - 1e-12) and surely[at] > high:
+            high = surely[at]
+            winner[0] = tally.first[at]
+    return min(top, 1.0)
+
+
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil:
     cdef double[MODELS_MAX] w
@@ -144,6 +209,8 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         if observation.confidence[i] == observation.confidence[i]:
             return _sound(observation.confidence[i])
         return _accuracy(learner.rule, learner.rows + i * learner.rule.columns)
+    if learner.rule.kind == MIXTURE and not _is_untouched(learner):
+        return _mixed_raw(learner, observation, winner)
     asked = _asked_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if labels == 0:
@@ -170,21 +237,19 @@ cdef void _calibrate(Learner* learner, double raw, bint right) noexcept nogil:
 
 cdef void _stack(Learner* learner, const Observation* observation) noexcept nogil:
     cdef u32[MODELS_MAX] votes
-    cdef u32 i, j, codes = 1
-    for i in range(learner.k):
-        votes[i] = 0
-        if observation.heard[i]:
-            votes[i] = 1
-            if observation.values[i] != observation.label:
-                for j in range(i):
-                    if observation.heard[j] and observation.values[j] == observation.values[i]:
-                        votes[i] = votes[j]
-                        break
-                else:
-                    codes += 1
-                    votes[i] = codes
+    cdef u32 codes = _codes(learner, observation, False, votes)
     stack_learn(learner.rule, learner.rows, learner.k, votes, 1,
                 max(CLASSES[popcount(learner.labels)], <double> codes), observation.weight)
+
+
+cdef void _mix(Learner* learner, const Observation* observation) noexcept nogil:
+    cdef u32[MODELS_MAX] votes
+    cdef Ballot ballot
+    cdef u32 codes = _codes(learner, observation, False, votes)
+    _ballot(learner, observation, votes,
+            max(CLASSES[popcount(learner.labels)], <double> codes), &ballot)
+    mixture_learn(learner.rows, learner.buckets, &ballot, 1, <u8> lowest_bit(observation.bit), 1.0,
+                  observation.weight)
 
 
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil:
@@ -203,6 +268,8 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
     raw = feedback_update_raw(learner, observation, &winner)      # by the state before
     if learner.rule.kind == STACKING:
         _stack(learner, observation)
+    elif learner.rule.kind == MIXTURE:
+        _mix(learner, observation)
     else:
         rule_learn(learner.rule, learner.rows, learner.k, learner.seen, losses, observation.chosen,
                    observation.p,
@@ -263,12 +330,21 @@ cdef class FeedbackUpdate:
         learner.rule = &self.rule.state
         learner.rows = <double*> cnp.PyArray_DATA(rows)
         learner.sure = <double*> cnp.PyArray_DATA(sure)
-        learner.k = <u32> rows.shape[0]
+        learner.k, learner.buckets = <u32> rows.shape[0], 0
+        if self.rule.state.kind == MIXTURE:
+            learner.k -= 1
+            learner.buckets = buckets_of(rows)
         learner.bins = <u32> sure.shape[0]
         learner.fade = self.fade
         learner.seen = seen
         learner.labels = labels
         return learner
+
+    cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell):
+        """A copy; of a mixture with a bucket for the cell."""
+        if self.rule.state.kind == MIXTURE:
+            return rows_with(rows, cell)
+        return self.rule.copied(rows)
 
     @cython.binding(False)
     def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, rest,
@@ -283,17 +359,19 @@ cdef class FeedbackUpdate:
         """
         cdef i64[MODELS_MAX] values
         cdef u8[MODELS_MAX] was_heard
+        cdef u8[MODELS_MAX] cells
         cdef double[MODELS_MAX] confidence
         cdef list said = []
         cdef PyObject* found
         cdef object kind = type(label)
         cdef Observation observation
         cdef Learner learner
-        cdef u32 i, k = <u32> len(models)
+        cdef u32 i, k = <u32> len(models), cell
+        cdef bint mixed = self.rule.state.kind == MIXTURE
         if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
                 and isfinite(weight)):
             return None
-        if k == 0 or k > MODELS_MAX or rows.shape[0] != k or type(heard) is not dict:
+        if k == 0 or k > MODELS_MAX or rows.shape[0] != k + mixed or type(heard) is not dict:
             return None
         if not self._asked(&observation, asked, odds, models):
             return None
@@ -308,10 +386,13 @@ cdef class FeedbackUpdate:
                 return None
         observation.values, observation.heard, observation.confidence = (values, was_heard,
                 confidence)
-        observation.label, observation.weight = 0, weight
+        observation.label, observation.weight, observation.cells = 0, weight, cells
         observation.bit = (<u64> 1 << <u32> (label & 63) if kind is int
                            or kind is bool else self.bit_of(label))
-        rows = self.rule.copied(rows)
+        cell = <u32> lowest_bit(observation.bit)
+        if mixed:
+            cell = self._hashes(kind, said, values, cell, cells)
+        rows = self._rows(rows, cell)
         sure = doubles_copied(self._bins(sure))
         learner = self._pupil(rows, sure, seen, labels)
         if not _is_finite(rows) or not _is_finite(sure):    # `policy.observe` mends it
@@ -319,6 +400,25 @@ cdef class FeedbackUpdate:
         if not feedback_update_learn(&learner, &observation):
             return False
         return self.make(models, rows, learner.seen, learner.labels, sure, rest)
+
+    cdef u32 _hashes(self, object kind, list said, const i64* values, u32 label,
+                     u8* cells) except? 0:
+        """Of the labels that the models gave, 0 to 63; `label` is that of the right one. -> the
+        largest of all."""
+        cdef u32 i, cell, high = label
+        for i in range(<u32> len(said)):
+            cells[i] = 0
+            if said[i] is None:
+                continue
+            if values[i] == 0:
+                cell = label
+            elif kind is int or kind is bool:
+                cell = <u32> (said[i] & 63)
+            else:
+                cell = <u32> lowest_bit(<u64> self.bit_of(said[i]))
+            cells[i] = <u8> cell
+            high = max(high, cell)
+        return high
 
     cdef bint _asked(self, Observation* observation, tuple asked, object odds,
                      tuple models) except -1:
@@ -335,32 +435,38 @@ cdef class FeedbackUpdate:
         return False
 
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
-             confidence, label, bits, chosen,
-             p):
+             confidence, label, bits, chosen, p, cells=None):
         """n observations of weight 1, in their order: -> (rows, sure, seen, labels). Releases the
         GIL.
 
         values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a
         model gave none. label: i64[n].  bits: u8[n], which bit of `labels` each stands for.
         chosen: u32[n] or u32[1], the model that was asked, k when all were.  p: f64[n] or f64[1],
-        its probability then.
+        its probability then.  cells: u8[k, n], hashes of the labels in `values`, 0 to 63; only a
+        mixture needs them.
         """
-        rows = self.rule.copied(rows)
         sure = doubles_copied(self._bins(sure))
-        cdef Learner learner = self._pupil(rows, sure, seen, labels)
         cdef cnp.ndarray right = np.ascontiguousarray(label, np.int64).reshape(-1)
         cdef u64 n = <u64> right.shape[0]
-        cdef tuple shape = (learner.k, n)
+        cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef tuple shape = (rows.shape[0] - mixed, n)
         cdef cnp.ndarray said = _exactly(values, np.int64, shape, "values")
         cdef cnp.ndarray was_heard = _exactly(heard, np.uint8, shape, "heard")
         cdef cnp.ndarray own = _exactly(confidence, np.float64, shape, "confidence")
         cdef cnp.ndarray places = _exactly(bits, np.uint8, (n,), "bits")
+        cdef cnp.ndarray hashes = said if not mixed else _exactly(cells, np.uint8, shape, "cells")
+        cdef u32 cell = 0
+        if mixed and n:
+            cell = _highest(hashes, was_heard, places)
+        rows = self._rows(rows, cell)
+        cdef Learner learner = self._pupil(rows, sure, seen, labels)
         cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
         cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
         cdef Steps steps = _steps(picks, odds, n)
         _learn_rows(&learner, n, <i64*> cnp.PyArray_DATA(said), <u8*> cnp.PyArray_DATA(was_heard),
                     <double*> cnp.PyArray_DATA(own), <i64*> cnp.PyArray_DATA(right),
-                    <u8*> cnp.PyArray_DATA(places), &steps)
+                    <u8*> cnp.PyArray_DATA(places),
+                    <u8*> cnp.PyArray_DATA(hashes) if mixed else NULL, &steps)
         return rows, sure, learner.seen, learner.labels
 
     def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
@@ -368,10 +474,11 @@ cdef class FeedbackUpdate:
         -> (rows, seen).
 
         losses: f64[k, n], NaN where a model was not heard; a row of which nobody was heard does not
-        count. Stacking learns nothing of them. Releases the GIL.
+        count. Stacking and a mixture learn nothing of
+        them. Releases the GIL.
         """
-        rows = self.rule.copied(rows)
-        cdef u32 k = <u32> rows.shape[0]
+        rows = self._rows(rows, 0)
+        cdef u32 k = <u32> rows.shape[0] - (self.rule.state.kind == MIXTURE)
         cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
         if lost.ndim != 2 or lost.shape[0] != k:
             raise_for(BAD_INPUT, f"losses must be f64[{k}, n]")
@@ -427,23 +534,35 @@ cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:
     return steps
 
 
+cdef u32 _highest(cnp.ndarray cells, cnp.ndarray heard, cnp.ndarray bits):
+    """The largest hash in the rows of which a model was heard, labels included."""
+    heard = heard != 0
+    counts = heard.any(axis=0)
+    high = max(np.where(heard, cells, 0).max(initial=0), np.where(counts, bits, 0).max(initial=0))
+    return <u32> (high % LABEL_BITS)
+
+
 cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* heard,
                       const double* confidence, const i64* label,
-                      const u8* bits, const Steps* steps):
+                      const u8* bits, const u8* hashes, const Steps* steps):
     cdef i64[MODELS_MAX] row
     cdef u8[MODELS_MAX] was_heard
+    cdef u8[MODELS_MAX] cells
     cdef double[MODELS_MAX] own
     cdef Observation observation
     cdef u64 i
     cdef u32 j
     observation.values, observation.heard, observation.confidence, observation.weight = (row,
             was_heard, own, 1.0)
+    observation.cells = cells
     with nogil:
         for i in range(n):
             for j in range(learner.k):
                 row[j] = values[j * n + i]
                 was_heard[j] = heard[j * n + i]
                 own[j] = confidence[j * n + i]
+                if hashes != NULL:
+                    cells[j] = hashes[j * n + i] % LABEL_BITS
             observation.label = label[i]
             observation.bit = <u64> 1 << (bits[i] % LABEL_BITS)
             observation.chosen = min(steps.chosen[i * steps.chosen_step], learner.k)
@@ -465,7 +584,7 @@ cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double see
                 row[j] = losses[j * n + i]
                 anyone = anyone or isfinite(row[j])
             if anyone:
-                if rule.kind != STACKING:
+                if rule.kind != STACKING and rule.kind != MIXTURE:
                     rule_learn(rule, rows, k, seen, row,
                                min(steps.chosen[i * steps.chosen_step], k),
                                steps.p[i * steps.p_step], 1.0)

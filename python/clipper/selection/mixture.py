@@ -1,0 +1,319 @@
+"""The policy `mixture`: all models, weighed in five ways, and the ways weighed by their success."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from clipper.selection.learned_state import LABEL_BITS, Array, LearnedState, calibrated, label_bit
+from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.policy import (
+    NO_ANSWER,
+    Combined,
+    Observation,
+    Plan,
+    Prediction,
+    Predictions,
+    Query,
+    is_number,
+    is_usable,
+    sound_confidence,
+)
+from clipper.selection.prediction_sets import LabelProbabilities
+from clipper.selection.votes import (
+    Votes,
+    combine,
+    heaviest_kind,
+    label_key,
+    sorted_models,
+    usable,
+)
+from clipper.types import VersionedModel
+from clipper_core.learning import mixture
+from clipper_core.learning.bandit import Rule, RuleKind
+
+COMPONENTS = 5
+EQUAL_SUM = 6  # column of the last row: 0 until something was learned
+BY_CLASS = 11  # first column of the weights by label
+SUMS = (5, 6, 9, 10)  # columns of a model's sums of squared gradients
+A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the probability one half
+
+
+class Mixture(LearningPolicy):
+    """A mixture of five logistic regressions on the votes: the recommended policy that asks all
+    models.
+
+    The components are the equal vote, a weight for each model, the same with the models' own
+    confidence, and two with a further weight for each model and label, which differ in their steps.
+    Each answers with a probability for each label; the answer has the highest mean, by weights that
+    follow how probable each component found the right labels. Nothing is to be set.
+
+    Use it when feedback comes: models may differ by label, report how sure they are, become better
+    or worse. Before the first feedback it is `ensemble`. It learns from labels, and from `correct=`
+    and `score=` about the answer. Do not use it for numbers, which it averages without learning:
+    `ridge` does; nor when asking all models costs too much: `squarecb`.
+
+    State: f64[K + 1, 11 + 4 B], see clipper_core.learning.mixture; B is 8 to 64, above the hash of
+    each label.  Cost: 0.5 us per query and 1 us per feedback for 5 models.
+    Regret: the logarithmic loss exceeds that of any sequence of components with m changes by at
+    most (m + 1) ln(5 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
+    its best fixed weights.
+    Source: Vovk 1990, "Aggregating strategies"; Herbster and Warmuth 1998, section 3, for changes;
+    Duchi, Hazan and Singer 2011, section 1.1, for the steps; Wolpert 1992 for stacking.
+    """
+
+    name = "mixture"
+    averages = True
+
+    def __init__(self) -> None:
+        super().__init__(MixtureRows(), MixedVotes(), learn_mixture, Rule(RuleKind.MIXTURE))
+
+
+class MixtureRows:
+    """Maintains a mixture's rows while models come and go. Threads: any.
+
+    The last row belongs to what the models share, and stays when they change.
+    """
+
+    per_model = True  # a damaged row of a state with few labels is reset alone
+
+    def initial(self, k: int) -> Array:
+        """Return the rows of an equal vote."""
+        return mixture.initial(k) if k else np.zeros((1, BY_CLASS + 4 * 8))
+
+    def insert(self, rows: Array, at: int) -> Array:
+        """Add a model with the mean weights of the others, without evidence."""
+        k = len(rows) - 1
+        if k == 0:
+            return mixture.initial(1)
+        row = rows[:k].mean(axis=0)
+        row[list(SUMS)] = 0.0
+        row[BY_CLASS + 1 :: 2] = 0.0
+        return np.insert(rows, at, row, axis=0)
+
+    def delete(self, rows: Array, at: int) -> Array:
+        """Delete a model's row."""
+        return np.delete(rows, at, axis=0)
+
+    def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        """Permute the models' rows."""
+        return rows[[*order, len(rows) - 1]]
+
+    def evidence(self, rows: Array) -> Array | None:
+        """Return how many uncertain observations the sums of squared gradients stand for."""
+        found: Array = rows[:-1, list(SUMS)].max(axis=1, initial=0.0) / A_GRADIENT
+        return found
+
+    def faded(self, rows: Array, share: Array) -> Array:
+        """Scale the sums of squared gradients, so that the next steps are larger."""
+        rows = rows.copy()
+        rows[:-1, list(SUMS)] *= share[:, None]
+        rows[:-1, BY_CLASS + 1 :: 2] *= share[:, None]
+        return rows
+
+    def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        """Add both servers' differences to `base`; multiply the changes of the components."""
+        cell = max(len(rows[0]) - BY_CLASS for rows in (base, mine, theirs)) // 4 - 1
+        base, mine, theirs = (mixture.widened(rows, cell) for rows in (base, mine, theirs))
+        rows = mine + theirs - base
+        rows[:-1, 0] = rows[:-1, 0].clip(0.0, 20.0)
+        rows[:-1, list(SUMS)] = rows[:-1, list(SUMS)].clip(0.0)
+        rows[:, BY_CLASS + 1 :: 2] = rows[:, BY_CLASS + 1 :: 2].clip(0.0)
+        rows[-1, EQUAL_SUM - 1 :][:2] = rows[-1, EQUAL_SUM - 1 :][:2].clip((0.01, 0.0))
+        by_success = [one[-1, :COMPONENTS].clip(1e-9) for one in (base, mine, theirs)]
+        found = by_success[1] * by_success[2] / by_success[0]
+        rows[-1, :COMPONENTS] = found / found.sum()
+        return rows
+
+    def parse(self, numbers: Array, k: int) -> Array:
+        """Reshape stored numbers. Raises ValueError unless they are rows of a mixture."""
+        rows = numbers.reshape(k + 1, -1)
+        if (rows.shape[1] - BY_CLASS) / 4 not in (8, 16, 32, 64):
+            raise ValueError("the buckets of labels")
+        return rows
+
+    def standing(self, state: LearnedState) -> Array:
+        """Return the weight of each model's vote."""
+        return mixture.weights(state.rows)
+
+
+class MixedVotes:
+    """Asks all models and answers with the most probable label of the mixture. Threads: any.
+
+    Numbers are averaged with equal weights.
+    """
+
+    random = False
+
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
+        """Ask all candidates."""
+        return Plan(sorted_models(candidates))
+
+    def combine(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
+        """Return the most probable label; its confidence is calibrated."""
+        votes = usable(arrived)
+        if not votes:
+            return NO_ANSWER
+        asked = len({*arrived, *missing})
+        if asked == 1:
+            ((model, only),) = votes.items()
+            return Combined(only.output, sound_confidence(only.confidence), (model,))
+        found = _mixed(state, votes, asked)
+        if is_number(found.output) or is_untouched(state):
+            return found
+        return Combined(
+            found.output, calibrated(state, found.confidence), found.used, found.agreement
+        )
+
+    def raw_confidence(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> tuple[object, float]:
+        """Return the answer and its confidence before calibration."""
+        votes = usable(arrived)
+        if not votes:
+            return None, 0.0
+        found = _mixed(state, votes, len({*arrived, *missing}))
+        return found.output, 0.0 if is_number(found.output) else found.confidence
+
+    def probabilities(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> LabelProbabilities:
+        """Return the mixture's probability of each label."""
+        votes = {m: one for m, one in usable(arrived).items() if not is_number(one.output)}
+        state = _with_models(state, votes)
+        ballot = Ballot(state, votes)
+        p, other = mixture.tallied(
+            state.rows, ballot.codes, ballot.cells, ballot.confidence, state.classes
+        )
+        found = {
+            label_key(votes[model].output): (votes[model].output, float(p[i]))
+            for i, model in enumerate(state.models)
+            if model in votes
+        }
+        return LabelProbabilities(found, other)
+
+    def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
+        """Return the weights of the models' votes."""
+        if not state.models:
+            return {}
+        return dict(zip(state.models, mixture.weights(state.rows).tolist(), strict=True))
+
+
+class Ballot:
+    """The votes of one query, in the order of a state's models.
+
+    codes: u32 numbers that are equal when the labels are, 0 without a vote.  cells: the labels'
+    hashes, 0 to 63.  confidence: as reported, NaN without.  numbers: codes by label key.
+    """
+
+    def __init__(self, state: LearnedState, votes: Votes, first: object = None) -> None:
+        self.numbers: dict[object, int] = {} if first is None else {first: 1}
+        self.codes, self.cells, self.confidence = [], [], []
+        for model in state.models:
+            one = votes.get(model)
+            if one is None:
+                self.codes.append(0)
+                self.cells.append(0)
+                self.confidence.append(math.nan)
+                continue
+            key = label_key(one.output)
+            self.codes.append(self.numbers.setdefault(key, len(self.numbers) + 1))
+            self.cells.append(cell_of(one.output))
+            sure = one.confidence
+            self.confidence.append(math.nan if sure is None else sound_confidence(sure))
+
+
+def cell_of(label: object) -> int:
+    """Return the hash of a label, 0 to 63; the same in every process."""
+    if type(label) is int:
+        return label % LABEL_BITS
+    return max(label_bit(label).bit_length() - 1, 0)
+
+
+def is_untouched(state: LearnedState) -> bool:
+    """Return True if nothing was learned: the policy is an equal vote."""
+    return bool(state.rows[-1, EQUAL_SUM] == 0.0)
+
+
+def learn_mixture(
+    state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
+) -> Array:
+    """Return the rows after a label, or after a score of the answer that was returned."""
+    truth = observation.truth
+    label = truth.label if truth.known else observation.answer
+    if label is None or is_number(label):
+        return state.rows
+    votes: dict[VersionedModel, Prediction] = {
+        model: one
+        for model in state.models
+        if (one := observation.predictions.get(model)) is not None
+        and is_usable(one.output)
+        and not is_number(one.output)
+    }
+    if not votes:
+        return state.rows
+    ballot = Ballot(state, votes, label_key(label))
+    return mixture.learned(
+        state.rows,
+        ballot.codes,
+        ballot.cells,
+        ballot.confidence,
+        max(state.classes, len(ballot.numbers)),
+        1,
+        cell_of(label),
+        1.0 if truth.known else min(max(float(truth.score or 0.0), 0.0), 1.0),
+        observation.weight,
+    )
+
+
+def _mixed(state: LearnedState, votes: Votes, asked: int) -> Combined:
+    """Return the answer with the mixture's probability as its confidence."""
+    even = dict.fromkeys(votes, 1.0)
+    kind, chosen = heaviest_kind(votes, even)
+    if kind != "label" or is_untouched(state) or not state.models:
+        return combine(votes, even, asked)
+    state = _with_models(state, chosen)
+    ballot = Ballot(state, chosen)
+    p, _ = mixture.tallied(state.rows, ballot.codes, ballot.cells, ballot.confidence, state.classes)
+    by_key = {
+        label_key(chosen[model].output): float(p[i])
+        for i, model in enumerate(state.models)
+        if model in chosen
+    }
+    weights = dict(zip(state.models, mixture.weights(state.rows).tolist(), strict=True))
+    winner = _most_probable(chosen, by_key)
+    agreeing = sum(
+        weights[model] for model, one in chosen.items() if label_key(one.output) == winner
+    )
+    output = next(one.output for one in chosen.values() if label_key(one.output) == winner)
+    total = sum(weights.values()) * asked / max(len(state.models), 1)
+    return Combined(
+        output, min(by_key[winner], 1.0), tuple(chosen), min(agreeing / (total or 1.0), 1.0)
+    )
+
+
+def _most_probable(votes: Votes, by_key: Mapping[object, float]) -> object:
+    """Return the key of the most probable label; of equals the surer models', then the first."""
+    top = max(by_key.values())
+    sure: dict[object, float] = {}
+    for one in votes.values():
+        key = label_key(one.output)
+        if by_key[key] >= top * (1 - 1e-12):
+            sure[key] = sure.get(key, 0.0) + sound_confidence(one.confidence, unknown=0.5)
+    return max(sure, key=lambda key: sure[key])
+
+
+def _with_models(state: LearnedState, votes: Votes) -> LearnedState:
+    """Return the state with a row for each model that voted."""
+    rows_of, models, rows = MixtureRows(), state.models, state.rows
+    for model in votes:
+        if model not in models:
+            models = sorted_models((*models, model))
+            rows = rows_of.insert(rows, models.index(model))
+    if models is state.models:
+        return state
+    return LearnedState(models, rows, state.seen, state.labels, state.sure, state.tracked)

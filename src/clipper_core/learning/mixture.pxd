@@ -1,0 +1,43 @@
+# A mixture of five ways to weigh the votes of several models, learned online.
+#
+# State: f64[k + 1, FIXED + 4 * buckets], one row for each of the k models and one for what they
+# share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label belongs to
+# the bucket that the low bits of its hash name.
+#
+# Threads: any; the rows belong to the caller.
+cimport numpy as cnp
+
+from clipper_core.runtime.machine cimport u8, u32
+
+cdef enum:
+    VOTERS_MAX = 256
+    BUCKETS_MIN = 8
+    BUCKETS_MAX = 64
+    FIXED = 11
+    COMPONENTS = 5
+
+cdef struct Ballot:
+    const u32* votes            # [k]: codes of labels from 1; 0 if the model did not answer
+    const u8* cells             # [k]: hash of that label, 0 to 63
+    const double* confidence    # [k]: as the model reports it; NaN if it does not
+    u32 k
+    double classes              # number of different labels
+
+cdef struct Tally:
+    u32 labels                  # different labels that were voted for
+    u32[VOTERS_MAX] of          # by model, the index of its label
+    u32[VOTERS_MAX] first       # by label, its first voter
+    double[VOTERS_MAX] p        # by label, its probability
+    double other                # probability of each label without a vote
+
+cdef u32 buckets_of(cnp.ndarray rows) except 0
+# ^ raises BadInput if these are no rows of a mixture
+cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
+# ^ a copy, with enough buckets for the cell
+cdef void mixture_tally(const double* rows, u32 buckets, const Ballot* ballot,
+                        Tally* tally) noexcept nogil
+cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,
+                        double right, double weight) noexcept nogil
+# ^ label, cell: the label that the feedback is about.  right: 1 if it is the right one, 0 if not
+cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weights) noexcept nogil
+# ^ of each model's vote; they add up to 1

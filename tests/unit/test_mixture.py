@@ -1,0 +1,279 @@
+"""The policy `mixture`: its arithmetic beside numpy, and what it does before, after and without
+feedback."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
+from clipper.selection.batch_learning import ObservationRows, native_update_of, observe_rows
+from clipper.selection.mixture import cell_of
+from clipper.types import VersionedModel
+from clipper_core.learning import mixture
+from clipper_core.runtime.status import StatusError
+
+MODELS = tuple(VersionedModel(name, 1) for name in ("a", "b", "c"))
+POLICY: Any = create_policy("mixture")
+K, SHARE = 3, 1e-3
+
+
+class Reference:
+    """The definition, written with dictionaries: no buckets, no columns."""
+
+    def __init__(self) -> None:
+        self.w = [dict.fromkeys(range(K), 1.0) for _ in range(5)]
+        self.v = [dict.fromkeys(range(K), 0.0) for _ in range(5)]
+        self.u: list[dict[Any, float]] = [{} for _ in range(5)]
+        self.sums: dict[Any, float] = {}
+        self.share = np.full(5, 0.2)
+
+    def p(self, j: int, said: list[Any], sure: list[float], classes: float) -> Any:
+        labels = list(dict.fromkeys(label for label in said if label is not None))
+        scores = []
+        for label in labels:
+            score = self.u[j].get(("label", label), 0.0) if j >= 3 else 0.0
+            for i in range(K):
+                if said[i] == label:
+                    score += self.w[j][0 if j == 0 else i]
+                    if j >= 2:
+                        score += self.v[j][i] * logit(sure[i])
+                    if j >= 3:
+                        score += self.u[j].get((i, label), 0.0)
+            scores.append(score)
+        odds = np.exp(scores)
+        total = odds.sum() + max(classes - len(labels), 0)
+        return dict(zip(labels, odds / total, strict=True)), 1 / total
+
+    def move(self, table: Any, key: Any, j: int, g: float, low: float, high: float) -> None:
+        step: float
+        if j in (1, 2):
+            step = (0, 0.02, 0.1)[j]
+        else:
+            name = (j, id(table), key)
+            self.sums[name] = min(self.sums.get(name, 0.0) + g * g, 1000.0)
+            step = {0: 0.5, 3: 0.15, 4: 0.6}[j] / math.sqrt(0.01 + self.sums[name])
+        table[key] = min(max(table.get(key, 0.0) - step * g, low), high)
+
+    def learn(self, said: list[Any], sure: list[float], classes: float, label: Any) -> None:
+        found = np.empty(5)
+        for j in range(5):
+            p, other = self.p(j, said, sure, classes)
+            found[j] = max(p.get(label, other), 1e-6)
+            slope = {one: p[one] - (one == label) for one in p}
+            heard = [i for i in range(K) if said[i] is not None]
+            if j == 0:
+                mean = sum(slope[said[i]] for i in heard) / len(heard)
+                self.move(self.w[0], 0, 0, mean, 0.01, 20)
+                continue
+            for i in heard:
+                g, x = slope[said[i]], logit(sure[i])
+                self.move(self.w[j], i, j, g, 0 if j == 1 else -20, 20)
+                if j >= 2 and x:
+                    self.move(self.v[j], i, j, g * x, -10, 10)
+                if j >= 3:
+                    self.move(self.u[j], (i, said[i]), j, g, -20, 20)
+            for one in slope if j >= 3 else ():
+                self.move(self.u[j], ("label", one), j, slope[one], -20, 20)
+        self.share *= found
+        self.share = SHARE / 5 + (1 - SHARE) * self.share / self.share.sum()
+
+
+def logit(sure: float) -> float:
+    if math.isnan(sure):
+        return 0.0
+    sure = min(max(sure, 0.01), 0.99)
+    return math.log(sure / (1 - sure))
+
+
+def votes_of(rng: np.random.Generator, labels: int) -> tuple[list[Any], list[float], int]:
+    said = [int(x) if rng.random() < 0.8 else None for x in rng.integers(0, labels, K)]
+    sure = [float(x) if rng.random() < 0.7 else math.nan for x in rng.random(K)]
+    right = int(rng.integers(0, labels)) if rng.random() < 0.5 or said[0] is None else said[0]
+    return said, sure, right
+
+
+def test_the_core_computes_what_its_definition_says() -> None:
+    rng, reference, rows = np.random.default_rng(5), Reference(), mixture.initial(K)
+    for t in range(1500):
+        labels = 5 if t < 500 else 40  # more labels than buckets: the rows become wider
+        said, sure, right = votes_of(rng, labels)
+        if said == [None] * K:
+            continue
+        codes = [0 if one is None else one + 2 if one != right else 1 for one in said]
+        cells = [0 if one is None else one for one in said]
+        p, other = mixture.tallied(rows, codes, cells, sure, labels)
+        each = [reference.p(j, said, sure, labels) for j in range(5)]
+        for i in range(K):
+            if said[i] is not None:
+                expected = sum(reference.share[j] * each[j][0][said[i]] for j in range(5))
+                assert p[i] == pytest.approx(expected, abs=1e-9)
+        assert other == pytest.approx(
+            sum(reference.share[j] * each[j][1] for j in range(5)), abs=1e-9
+        )
+        rows = mixture.learned(rows, codes, cells, sure, labels, 1, right)
+        reference.learn(said, sure, labels, right)
+    assert rows.shape == (K + 1, 11 + 4 * 64)
+
+
+def predictions(said: dict[int, Any], sure: float | None = None) -> dict[VersionedModel, Any]:
+    return {MODELS[i]: Prediction(label, sure) for i, label in said.items()}
+
+
+def observed(state: Any, said: dict[int, Any], label: Any, **of: Any) -> Any:
+    return POLICY.observe(state, Observation(Plan(MODELS), predictions(said), Truth(label), **of))
+
+
+@pytest.mark.parametrize("kind", [int, str, float])
+def test_before_feedback_it_answers_as_ensemble_does(kind: Any) -> None:
+    rng, still = np.random.default_rng(1), create_policy("ensemble")
+    for _ in range(50):
+        arrived = {
+            model: Prediction(kind(rng.integers(0, 3)), float(rng.random()))
+            for model in MODELS
+            if rng.random() < 0.8
+        }
+        missing = [model for model in MODELS if model not in arrived]
+        one = POLICY.combine(POLICY.init(MODELS), arrived, missing)
+        other = still.combine(still.init(MODELS), arrived, missing)
+        assert (one.output, one.confidence, one.used, one.agreement) == (
+            other.output,
+            other.confidence,
+            other.used,
+            other.agreement,
+        )
+
+
+def test_it_learns_which_model_knows_which_label() -> None:
+    """Model 0 knows the labels below 5, model 1 the others; model 2 knows nothing."""
+    rng, state, wrong = np.random.default_rng(2), POLICY.init(MODELS), 0
+    for t in range(1500):
+        label = int(rng.integers(0, 10))
+        said = {i: int(rng.integers(0, 10)) for i in range(3)}
+        said[label // 5] = label
+        answer = POLICY.combine(state, predictions(said), ())
+        wrong += t >= 1000 and answer.output != label
+        state = observed(state, said, label)
+    assert wrong < 140  # of 500; the equal vote has 267
+
+
+def test_it_follows_the_model_that_says_honestly_how_sure_it_is() -> None:
+    rng, state, wrong = np.random.default_rng(3), POLICY.init(MODELS), 0
+    for t in range(1500):
+        label = int(rng.integers(0, 10))
+        sure = rng.random(3)
+        arrived = {
+            model: Prediction(
+                label if rng.random() < sure[i] else int(rng.integers(0, 10)), float(sure[i])
+            )
+            for i, model in enumerate(MODELS)
+        }
+        wrong += t >= 1000 and POLICY.combine(state, arrived, ()).output != label
+        state = POLICY.observe(state, Observation(Plan(MODELS), arrived, Truth(label)))
+    assert wrong < 130  # of 500; the surest model alone has 113, the equal vote 165
+
+
+def test_right_and_wrong_teach_without_labels() -> None:
+    """Model 0 is always right, the others agree on another label."""
+    rng, state = np.random.default_rng(4), POLICY.init(MODELS)
+    for _ in range(60):
+        label = int(rng.integers(0, 10))
+        said = {0: label, 1: (label + 1) % 10, 2: (label + 1) % 10}
+        answer = POLICY.combine(state, predictions(said), ()).output
+        score = Truth(score=float(answer == label))
+        plan = Plan(MODELS)
+        state = POLICY.observe(state, Observation(plan, predictions(said), score, answer))
+    assert answer == label
+    assert state.labels == 0
+
+
+@pytest.mark.parametrize("weight", [1e-300, 1.0, 1e300])
+def test_a_state_stays_finite_for_any_weight(weight: float) -> None:
+    state = POLICY.init(MODELS)
+    for t in range(300):
+        state = observed(state, {0: t % 3, 1: t % 2, 2: 0}, t % 5, weight=weight)
+        assert np.isfinite(state.rows).all()
+    answer = POLICY.combine(state, predictions({0: 1, 1: 1, 2: 0}), ())
+    assert 0 <= answer.confidence <= 1
+
+
+def trained(count: int = 200) -> Any:
+    state = POLICY.init(MODELS)
+    for t in range(count):
+        state = observed(state, {0: t % 7, 1: (t + t % 2) % 7, 2: 0}, t % 7)
+    return state
+
+
+def test_labels_with_a_high_hash_widen_the_rows_in_every_way_of_learning() -> None:
+    labels = ["cat", "dog", "bird", "fish", "ant"]
+    high = max(cell_of(label) for label in labels)
+    state = POLICY.init(MODELS)
+    outputs = tuple([labels[(t * i) % 5] for t in range(100)] for i in (1, 2, 3))
+    rows = ObservationRows(
+        MODELS,
+        outputs,
+        (None,) * 3,
+        (None,) * 3,
+        outputs[0],
+        np.array([-1], np.int32),
+        np.ones(1),
+    )
+    at_once = observe_rows(POLICY, state, rows)
+    for i in range(100):
+        state = POLICY.observe(state, rows.observation(i))
+    assert native_update_of(POLICY) is not None
+    assert np.array_equal(at_once.rows, state.rows)
+    assert np.array_equal(at_once.sure, state.sure)
+    assert (state.rows.shape[1] - 11) // 4 > high
+
+
+def test_models_come_and_go_and_a_state_is_stored() -> None:
+    state = trained()
+    again = POLICY.decode(POLICY.encode(state))
+    assert np.array_equal(again.rows, state.rows)
+    new = VersionedModel("d", 1)
+    larger = POLICY.add_model(state, new)
+    assert larger.rows.shape[0] == 5
+    assert np.array_equal(POLICY.remove_model(larger, new).rows, state.rows)
+    updated = POLICY.update_model_version(state, MODELS[0], VersionedModel("a", 2))
+    assert POLICY.rank_models_desc(updated, None)[0] == VersionedModel("a", 2)
+    answer = POLICY.combine(state, {**predictions({0: 3, 1: 3}), new: Prediction(3)}, ())
+    assert answer.output == 3
+
+
+def test_a_user_starts_with_what_all_have_taught() -> None:
+    state = trained()
+    own = POLICY.init(MODELS, state)
+    said = predictions({0: 5, 1: 0, 2: 0})
+    assert POLICY.combine(state, said, ()).output == 5
+    assert POLICY.combine(own, said, ()).output == 5
+
+
+def test_two_servers_learn_together() -> None:
+    base, more = trained(50), trained(200)
+    merged = POLICY.merge(base, more, base)
+    assert merged.rows == pytest.approx(more.rows, abs=1e-9)
+    both = POLICY.merge(base, more, trained(100))
+    assert np.isfinite(both.rows).all()
+    assert POLICY.combine(both, predictions({0: 5, 1: 0, 2: 0}), ()).output == 5
+
+
+def test_a_state_of_stacking_is_refused_and_one_of_a_wrong_size_too() -> None:
+    stacking = create_policy("stacking")
+    with pytest.raises(ValueError, match="a state of stacking"):
+        POLICY.decode(stacking.encode(stacking.init(MODELS)))
+    with pytest.raises(ValueError, match="the buckets"):
+        POLICY.rows.parse(np.zeros(4 * 50), 3)
+
+
+def test_it_asks_all_models_and_refuses_rows_of_other_shapes() -> None:
+    assert POLICY.select(POLICY.init(MODELS), Query(), MODELS).models == MODELS
+    with pytest.raises(StatusError, match="rows of a mixture"):
+        mixture.weights(np.zeros((3, 12)))
+    with pytest.raises(StatusError, match="1 to 256 models"):
+        mixture.initial(0)
+    with pytest.raises(StatusError, match="must have 3 numbers"):
+        mixture.tallied(mixture.initial(3), [1, 1], [0, 0], [0.5, 0.5], 2.0)
+    with pytest.raises(StatusError, match="right must lie"):
+        mixture.learned(mixture.initial(1), [1], [0], [0.5], 2.0, 1, 0, 1.5)
