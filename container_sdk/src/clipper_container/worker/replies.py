@@ -74,7 +74,7 @@ class BatchReplies:
         with turn:  # the outputs may be memory that the model uses for its next batch
             return [b"".join(self._to(header, rows))]
 
-    def _to(self, header: Header, rows: Rows) -> list[bytes]:
+    def _to(self, header: Header, rows: Rows) -> list[bytes | memoryview]:
         try:
             outputs, time_us = evaluate(self.evaluator, rows)
         except PredictionFailed as failure:
