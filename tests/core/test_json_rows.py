@@ -22,8 +22,14 @@ def scalar(dtype: str, text: str) -> Any:
 def test_doubles_are_those_of_python_to_the_last_bit(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(4000):
-        kind = rng.randrange(5)
-        if kind == 0:  # any bits
+        kind = rng.randrange(8)
+        if kind == 5:  # as float32.tolist() writes them
+            text = repr(float(np.float32(rng.uniform(-1, 1) * 10.0 ** rng.randrange(-12, 12))))
+        elif kind == 6:  # 19 digits, at the ends of the table of powers and beyond
+            text = f"{rng.randrange(10**19)}e{rng.randrange(-70, 71)}"
+        elif kind == 7:  # zeros that are no digits of the mantissa
+            text = f"0.{'0' * rng.randrange(30)}{rng.getrandbits(60)}"
+        elif kind == 0:  # any bits
             (value,) = struct.unpack("<d", rng.randbytes(8))
             text = repr(value) if np.isfinite(value) else "0"
         elif kind == 1:  # many digits

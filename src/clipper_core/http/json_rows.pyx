@@ -2,8 +2,9 @@
 
 A row of 784 numbers costs a general parser 784 Python floats, a list, and numpy a walk over both.
 Here a number is read into a 64-bit mantissa and a power of ten. A mantissa below 2**53 and a power
-of at most 22 are doubles without error, and IEEE division rounds once: so is the result right
-(Clinger 1990). All others go to the standard library's from_chars, which is right too, and slower.
+of at most 22 are doubles without error, and IEEE division rounds once, so the result is right
+(Clinger 1990). Mantissas of up to 19 digits, such as those of `float32.tolist()`, are multiplied
+with 128 bits of the power (decimal.hpp). All other numbers go to the standard library's from_chars.
 Source: W. Clinger, "How to read floating point numbers accurately", PLDI 1990.
 """
 cimport numpy as cnp
@@ -30,8 +31,17 @@ cdef extern from *:
     bint from_chars "clipper_from_chars"(const u8* first, const u8* last,
                                          double* value) noexcept nogil
 
+cdef extern from "http/decimal.hpp" namespace "clipper" nogil:
+    ctypedef struct PowerOfFive:
+        u64 high, low
+    PowerOfFive[1] powers_of_five
+    i64 POWER_MIN, POWER_MAX
+    u32 append_digits(const u8* p, u64* mantissa)
+    bint scale(u64 mantissa, i64 power, double* value)
+
 cdef enum:
-    DIGITS_MAX = 18                # of a mantissa that a 64-bit number holds whatever they are
+    DIGITS_MAX = 18                # of an integer
+    MANTISSA_DIGITS_MAX = 19       # any number of so many digits fits into 64 bits
     EXPONENT_MAX = 9999
 
 cdef u64 EXACT = <u64> 1 << 53
@@ -39,6 +49,22 @@ cdef u64 EXACT = <u64> 1 << 53
 cdef double[23] TENS = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
                         1e14, 1e15, 1e16, 1e17, 1e18,
                         1e19, 1e20, 1e21, 1e22]
+
+
+def _fill_powers_of_five():
+    """Compute the table of decimal.hpp exactly, as the script of Lemire's fast_float does."""
+    cdef i64 q
+    for q in range(POWER_MIN, POWER_MAX + 1):
+        power = 5 ** abs(q)
+        if q < 0:
+            digits = (power - 1).bit_length()
+            power = (1 << (digits + 127 if q >= -27 else 2 * digits + 128)) // power + 1
+        power = power << 128 >> power.bit_length()
+        powers_of_five[q - POWER_MIN].high = power >> 64
+        powers_of_five[q - POWER_MIN].low = power & 0xFFFFFFFFFFFFFFFF
+
+
+_fill_powers_of_five()
 
 
 cdef inline bint _is_digit(u8 c) noexcept nogil:
@@ -60,7 +86,7 @@ cdef inline bint _take(Text* text, u8 c) noexcept nogil:
 
 
 cdef inline u32 _digits(const u8** at, const u8* end, u64* mantissa) noexcept nogil:
-    """Append the digits at `at` to a mantissa, modulo 2**64; -> how many."""
+    """Append the few digits at `at` to a mantissa, modulo 2**64; return their number."""
     cdef const u8* p = at[0]
     cdef u64 m = mantissa[0]
     while p < end and _is_digit(p[0]):
@@ -69,6 +95,22 @@ cdef inline u32 _digits(const u8** at, const u8* end, u64* mantissa) noexcept no
     cdef u32 n = <u32> (p - at[0])
     at[0] = p
     mantissa[0] = m
+    return n
+
+
+cdef inline u32 _many_digits(const u8** at, const u8* end, u64* mantissa) noexcept nogil:
+    """Append the digits at `at` to a mantissa as `_digits` does, eight at a time."""
+    cdef const u8* p = at[0]
+    cdef u32 found
+    while end - p >= 8:
+        found = append_digits(p, mantissa)
+        p += found
+        if found < 8:
+            break
+    else:
+        _digits(&p, end, mantissa)
+    cdef u32 n = <u32> (p - at[0])
+    at[0] = p
     return n
 
 
@@ -87,6 +129,15 @@ cdef inline bint _exponent(const u8** at, const u8* end, i64* exponent) noexcept
     return True
 
 
+cdef inline u32 _leading_zeros(const u8* p, const u8* end) noexcept nogil:
+    """Return the number of zeros before the first other digit of a number."""
+    cdef u32 n = 0
+    while p < end and (p[0] == 48 or p[0] == 46):
+        n += p[0] == 48
+        p += 1
+    return n
+
+
 cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
     cdef const u8* p = text.at
     cdef const u8* end = text.end
@@ -103,7 +154,7 @@ cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
         return False
     if p < end and p[0] == 46:
         p += 1
-        fraction = _digits(&p, end, &mantissa)
+        fraction = _many_digits(&p, end, &mantissa)
         if fraction == 0:
             return False
     power = -<i64> fraction
@@ -115,13 +166,17 @@ cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
             return False
         power += -exponent if down else exponent
     text.at = p
-    if whole + fraction <= DIGITS_MAX and mantissa < EXACT and -22 <= power <= 22:
+    if (whole + fraction > MANTISSA_DIGITS_MAX
+        and whole + fraction - _leading_zeros(digits, end) > MANTISSA_DIGITS_MAX):
+        return from_chars(first, p, value)
+    if mantissa < EXACT and -22 <= power <= 22:
         value[0] = (<double> mantissa / TENS[-power] if power < 0
                     else <double> mantissa * TENS[power])
-        if negative:
-            value[0] = -value[0]
-        return True
-    return from_chars(first, p, value)
+    elif not scale(mantissa, power, value):
+        return from_chars(first, p, value)
+    if negative:
+        value[0] = -value[0]
+    return True
 
 
 cdef bint json_read_i64(Text* text, i64* value) noexcept nogil:
