@@ -264,6 +264,7 @@ def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(root)
     drop(root, (*NOT_KEPT, *group.dropped))
+    keep_links_inside(root)
     for command, path in group.commands.items():
         program = root / (path or f"usr/bin/{command}")
         if not program.exists():
@@ -336,6 +337,17 @@ def fetch_by_commands(group: Commands, lock: int) -> Path:
     if group.environment:
         link_libraries(group.folder, VENV / "lib")
     return group.folder
+
+
+def keep_links_inside(root: Path) -> None:
+    """Make absolute links to what was unpacked relative: a JDK's settings are links to /etc."""
+    for top, folders, files in os.walk(root):
+        for path in (Path(top, name) for name in (*folders, *files)):
+            if path.is_symlink() and os.readlink(path).startswith("/"):
+                inside = root / os.readlink(path).lstrip("/")
+                if inside.exists():
+                    path.unlink()
+                    path.symlink_to(os.path.relpath(inside, top))
 
 
 def drop(folder: Path, patterns: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """What tools/fetch.py can fetch: groups of programs and packages, and which tests need each."""
 
 import os
+import platform
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 WORKS_WITH = VENV / "works-with"
+JDK = f"usr/lib/jvm/java-17-openjdk-{'arm64' if platform.machine() == 'aarch64' else 'amd64'}"
 PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
 QUIET = ("--silent", "--no-audit", "--no-fund")
 
@@ -207,6 +209,13 @@ GROUPS: dict[str, Group] = {
                 "usr/include",
                 "usr/lib/*/valgrind/*.a",
             ),
+        ),
+        Programs(
+            "java",
+            "tests of the Java SDK",
+            ("openjdk-17-jdk-headless", "openjdk-17-jre-headless"),
+            {"java": f"{JDK}/bin/java", "javac": f"{JDK}/bin/javac"},
+            dropped=(f"{JDK}/jmods", f"{JDK}/man", f"{JDK}/legal"),
         ),
         Packages(
             "clients",

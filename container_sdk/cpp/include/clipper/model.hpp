@@ -1,0 +1,312 @@
+// What a model receives and returns: Batch, Outputs, and the interface Model.
+
+#ifndef CLIPPER_MODEL_HPP
+#define CLIPPER_MODEL_HPP
+
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <clipper/wire.hpp>
+
+namespace clipper {
+
+// The model returned something that cannot be sent. The batch fails with this text.
+class InvalidOutput : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Consecutive elements that someone else owns.
+template <class T> class Span {
+ public:
+  Span(const T* data, std::size_t size) : data_(data), size_(size) {}
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  const T& operator[](std::size_t i) const { return data_[i]; }
+
+ private:
+  const T* data_;
+  std::size_t size_;
+};
+
+// The rows of a batch. Valid during the call that receives it only: copy what is needed longer.
+class Batch {
+ public:
+  explicit Batch(const Rows& rows) : rows_(rows) {}
+
+  // Number of rows.
+  std::size_t size() const { return rows_.n; }
+  DType dtype() const { return rows_.dtype; }
+  // Shape of one row; {0} if rows differ in length.
+  std::vector<std::uint32_t> shape() const {
+    return {rows_.dims.begin(), rows_.dims.begin() + rows_.rank};
+  }
+
+  // All elements, row after row. Throws: std::invalid_argument if the rows have another type.
+  template <class T> Span<T> values() const {
+    if (DTypeOf<T>::value != rows_.dtype)
+      throw std::invalid_argument(std::string("the rows are ") + name_of(rows_.dtype) + ", not " +
+                                  name_of(DTypeOf<T>::value));
+    return {reinterpret_cast<const T*>(rows_.data), rows_.data_bytes / sizeof(T)};
+  }
+
+  // The elements of row `i`. Throws: std::invalid_argument if the rows have another type.
+  template <class T> Span<T> row(std::size_t i) const {
+    const auto all = values<T>();
+    if (rows_.variable)
+      return {all.data() + rows_.offsets[i],
+              static_cast<std::size_t>(rows_.offsets[i + 1] - rows_.offsets[i])};
+    const std::size_t items = rows_.row_items();
+    return {all.data() + i * items, items};
+  }
+
+  // The text or bytes of row `i`. Throws: std::invalid_argument for numbers.
+  std::string_view text(std::size_t i) const {
+    if (rows_.dtype != DType::STR && rows_.dtype != DType::BYTES)
+      throw std::invalid_argument(std::string("the rows are ") + name_of(rows_.dtype) + ", not str");
+    return {reinterpret_cast<const char*>(rows_.data) + rows_.offsets[i],
+            static_cast<std::size_t>(rows_.offsets[i + 1] - rows_.offsets[i])};
+  }
+
+  // The session of row `i` (Options::sessions); 0 for none.
+  std::uint64_t session(std::size_t i) const { return rows_.sessions ? rows_.sessions[i] : 0; }
+
+ private:
+  const Rows& rows_;
+};
+
+// The outputs of a batch: one of values(), add() for each row, and whatever else is known.
+class Outputs {
+ public:
+  // Start anew for a batch of `n` rows.
+  void reset(std::uint32_t n) {
+    n_ = n;
+    dtype_ = DType::ANY;
+    rank_ = 0;
+    dims_ = {};
+    data_.clear();
+    lengths_.clear();
+    confidence_.clear();
+    status_.clear();
+    qualifiers_.clear();
+    text_.clear();
+  }
+
+  // Have one output of `shape` per row, all zeros; a scalar without a shape. The pointer is valid
+  // until the next call, and the caller fills in n x shape elements.
+  template <class T> T* values(std::initializer_list<std::uint32_t> shape = {}) {
+    if (shape.size() > RANK_MAX) throw InvalidOutput("outputs have at most 4 dimensions");
+    dtype_ = DTypeOf<T>::value;
+    rank_ = static_cast<std::uint8_t>(shape.size());
+    dims_ = {};
+    std::uint64_t size = n_ * sizeof(T);
+    int i = 0;
+    for (const std::uint32_t dim : shape) {
+      dims_[i++] = dim;
+      if (__builtin_mul_overflow(size, static_cast<std::uint64_t>(dim), &size) || size >> 40)
+        throw InvalidOutput("outputs of more than 2^40 bytes");
+    }
+    lengths_.clear();
+    data_.assign((size + 7) / 8, 0);
+    data_bytes_ = size;
+    return reinterpret_cast<T*>(data_.data());
+  }
+
+  // Add the output of the next row, a text.
+  void add(std::string_view text) { append(DType::STR, text.data(), text.size(), text.size()); }
+  // Add the output of the next row, bytes.
+  void add_bytes(std::string_view bytes) {
+    append(DType::BYTES, bytes.data(), bytes.size(), bytes.size());
+  }
+  // Add the output of the next row, `count` numbers; rows may differ in length.
+  template <class T> void add(const T* values, std::size_t count) {
+    append(DTypeOf<T>::value, values, count * sizeof(T), count);
+  }
+
+  // The confidence of each row, from 0 to 1, for the caller to fill in.
+  float* confidence() {
+    confidence_.resize(n_);
+    return confidence_.data();
+  }
+
+  // Mark a row as failed; its output is ignored.
+  void fail(std::size_t row, const std::string& reason) {
+    if (row >= n_) throw InvalidOutput("row " + std::to_string(row) + " of " + std::to_string(n_));
+    status_.resize(n_);
+    status_[row] = 1;
+    if (text_.size() < TEXT_BYTES_MAX)
+      text_ += (text_.empty() ? "" : "\n") + ("row " + std::to_string(row) + ": " + reason);
+    if (text_.size() > TEXT_BYTES_MAX) text_.resize(TEXT_BYTES_MAX);
+  }
+
+  // Set what a decider may use beside the output of a row: a msgpack map, at most QUALIFIERS_MAX
+  // bytes.
+  void qualify(std::size_t row, std::string map) {
+    if (row >= n_ || map.size() > QUALIFIERS_MAX) throw InvalidOutput("qualifiers above the limit");
+    qualifiers_.resize(n_);
+    qualifiers_[row] = std::move(map);
+  }
+
+  // The type of one output, as HELLO names it: "f64[10]", "str".
+  std::string type() const {
+    std::string name = name_of(dtype_);
+    if (dtype_ >= DType::STR) return name;
+    if (!lengths_.empty()) return name + "[*]";
+    for (int i = 0; i < rank_; i++) name += (i ? "," : "[") + std::to_string(dims_[i]);
+    return rank_ ? name + "]" : name;
+  }
+
+  // Return a REPLY as one run of bytes behind `room` bytes. Throws: InvalidOutput.
+  void encode(std::uint64_t id, std::uint64_t time_us, bool checked, bool qualifiers,
+              std::uint64_t payload_bytes_max, std::vector<std::uint8_t>& to) const {
+    if (dtype_ == DType::ANY || (!lengths_.empty() && lengths_.size() != n_))
+      throw InvalidOutput("the model returned " + std::to_string(lengths_.size()) + " outputs for " +
+                          std::to_string(n_) + " rows");
+    Header header;
+    header.kind = Kind::REPLY;
+    header.dtype = dtype_;
+    header.rank = rank_;
+    header.dims = dims_;
+    header.rows = n_;
+    header.id = id;
+    header.time_us = time_us;
+    to.resize(HEADER_BYTES);
+    if (data_bytes_ > payload_bytes_max) throw too_large(data_bytes_, payload_bytes_max);
+    if (!lengths_.empty()) {
+      header.flags |= VARIABLE;
+      put(to, lengths_.data(), lengths_.size() * 4);
+    }
+    put(to, data_.data(), data_bytes_);
+    if (!confidence_.empty()) {
+      header.flags |= CONFIDENCE;
+      put(to, confidence_.data(), confidence_.size() * 4);
+    }
+    if (qualifiers && !qualifiers_.empty()) {
+      header.flags |= QUALIFIERS;
+      put_qualifiers(to);
+    }
+    if (!status_.empty()) {
+      header.flags |= ROW_STATUS;
+      put(to, status_.data(), status_.size());
+      to.insert(to.end(), text_.begin(), text_.end());
+    }
+    header.payload_bytes = to.size() - HEADER_BYTES;
+    if (header.payload_bytes > payload_bytes_max)
+      throw too_large(header.payload_bytes, payload_bytes_max);
+    if (checked) {
+      header.flags |= CHECKED;
+      header.payload_crc = crc32(to.data() + HEADER_BYTES, header.payload_bytes);
+    }
+    encode_header(header, to.data());
+  }
+
+  // The outputs as n f64, for protocol version 1. Throws: InvalidOutput for anything else.
+  std::vector<double> numbers() const {
+    if (!lengths_.empty() || !status_.empty() || data_bytes_ != n_ * item_bytes(dtype_))
+      throw InvalidOutput("version 1 takes one number per row");
+    std::vector<double> all(n_);
+    for (std::uint32_t i = 0; i < n_; i++) all[i] = number(i);
+    return all;
+  }
+
+ private:
+  static constexpr std::size_t TEXT_BYTES_MAX = 16 << 10;
+
+  static InvalidOutput too_large(std::uint64_t size, std::uint64_t limit) {
+    return InvalidOutput("the outputs have " + std::to_string(size) + " bytes; the server's limit is " +
+                         std::to_string(limit) + ". Return less, or lower batch_max.");
+  }
+
+  void append(DType dtype, const void* bytes, std::size_t size, std::size_t items) {
+    if (lengths_.empty()) {
+      dtype_ = dtype;
+      rank_ = 1;
+      dims_ = {};
+      data_.clear();
+      data_bytes_ = 0;
+    }
+    if (dtype_ != dtype || items >> 32)
+      throw InvalidOutput("all outputs of a batch have one type, and below 2^32 elements");
+    if (data_.size() * 8 < data_bytes_ + size)
+      data_.resize(std::max(data_.size() * 2, (data_bytes_ + size + 7) / 8));
+    if (size) std::memcpy(reinterpret_cast<std::uint8_t*>(data_.data()) + data_bytes_, bytes, size);
+    data_bytes_ += size;
+    lengths_.push_back(static_cast<std::uint32_t>(items));
+  }
+
+  static void put(std::vector<std::uint8_t>& to, const void* bytes, std::size_t size) {
+    const auto* from = static_cast<const std::uint8_t*>(bytes);
+    to.insert(to.end(), from, from + size);
+    to.resize(detail::padded(to.size()));
+  }
+
+  void put_qualifiers(std::vector<std::uint8_t>& to) const {
+    std::vector<std::uint32_t> lengths;
+    std::string all;
+    for (const auto& each : qualifiers_) {
+      lengths.push_back(static_cast<std::uint32_t>(each.size()));
+      all += each;
+    }
+    put(to, lengths.data(), lengths.size() * 4);
+    put(to, all.data(), all.size());
+  }
+
+  template <class T> double load_as(std::uint32_t i) const {
+    return static_cast<double>(reinterpret_cast<const T*>(data_.data())[i]);
+  }
+  double number(std::uint32_t i) const {
+    switch (dtype_) {
+      case DType::BOOL: case DType::U8: return load_as<std::uint8_t>(i);
+      case DType::I8: return load_as<std::int8_t>(i);
+      case DType::U16: return load_as<std::uint16_t>(i);
+      case DType::I16: return load_as<std::int16_t>(i);
+      case DType::U32: return load_as<std::uint32_t>(i);
+      case DType::I32: return load_as<std::int32_t>(i);
+      case DType::U64: return load_as<std::uint64_t>(i);
+      case DType::I64: return load_as<std::int64_t>(i);
+      case DType::F32: return load_as<float>(i);
+      case DType::F64: return load_as<double>(i);
+      default: throw InvalidOutput("version 1 takes numbers of 8, 16, 32 or 64 bits");
+    }
+  }
+
+  std::uint32_t n_ = 0;
+  DType dtype_ = DType::ANY;
+  std::uint8_t rank_ = 0;
+  std::array<std::uint32_t, RANK_MAX> dims_{};
+  std::vector<std::uint64_t> data_;  // of 64 bits, so that it is aligned for every type
+  std::uint64_t data_bytes_ = 0;
+  std::vector<std::uint32_t> lengths_;
+  std::vector<float> confidence_;
+  std::vector<std::uint8_t> status_;
+  std::vector<std::string> qualifiers_;
+  std::string text_;
+};
+
+// A model. One thread calls all methods. An exception of predict() fails its batch with its text.
+class Model {
+ public:
+  virtual ~Model() = default;
+  // Prepare the model, once, before the container connects. An exception ends the process.
+  virtual void load() {}
+  // Evaluate a batch.
+  virtual void predict(const Batch& batch, Outputs& outputs) = 0;
+  // Learn from correct outputs (Options::corrects). Called when no batch waits.
+  virtual void correct(const Batch& inputs, const Batch& labels) {
+    (void)inputs;
+    (void)labels;
+  }
+  // The model's own accuracy from 0 to 1, reported to the server; NaN if unknown.
+  virtual double accuracy() { return std::numeric_limits<double>::quiet_NaN(); }
+};
+
+}  // namespace clipper
+
+#endif

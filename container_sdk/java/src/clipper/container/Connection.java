@@ -1,0 +1,204 @@
+package clipper.container;
+
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.StandardProtocolFamily;
+import java.net.StandardSocketOptions;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
+import java.nio.channels.SocketChannel;
+import java.util.concurrent.locks.ReentrantLock;
+
+/** A connection to the server. Threads: one reads; any may send. */
+final class Connection implements AutoCloseable {
+  /** A stop of this process was requested. */
+  static final class Stopping extends Exception {
+    private static final long serialVersionUID = 1L;
+  }
+
+  static final int READ_BYTES = 64 << 10;
+  static final long ATTEMPT_MS = 10_000; // to connect and to receive WELCOME
+  private static final long SPIN_NS = 50_000;
+  private static final int SPIN_SCORE_MAX = 16;
+  private static final int SPIN_TRIAL = 64;
+
+  private final SocketChannel channel;
+  private final Selector readable = Selector.open();
+  private final Selector writable = Selector.open();
+  private final ReentrantLock sending = new ReentrantLock();
+  private final boolean spins = Runtime.getRuntime().availableProcessors() > 1;
+  private ByteBuffer buffer = direct(READ_BYTES + Header.BYTES);
+  private int filled;
+  private int used;
+  private int spinScore;
+  private int spinCount;
+  private long silenceMs = ATTEMPT_MS;
+  private volatile boolean stopping;
+  volatile long lastSentNs = System.nanoTime();
+
+  /** Connect to unix:/path or tcp:host:port. Throws: IOException; IllegalArgumentException. */
+  Connection(String address) throws IOException {
+    int colon = address.lastIndexOf(':');
+    if (address.startsWith("unix:") && address.length() > 5) {
+      channel = SocketChannel.open(StandardProtocolFamily.UNIX);
+      channel.connect(UnixDomainSocketAddress.of(address.substring(5)));
+    } else if (address.startsWith("tcp:") && colon > 4) {
+      String host = address.substring(4, colon).replaceAll("^\\[|]$", "");
+      channel = SocketChannel.open();
+      int port = Integer.parseInt(address.substring(colon + 1));
+      channel.socket().connect(new InetSocketAddress(host, port), (int) ATTEMPT_MS);
+      channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
+      channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+    } else {
+      throw new IllegalArgumentException(
+          "cannot connect to '" + address + "': write unix:/path or tcp:host:port");
+    }
+    channel.configureBlocking(false);
+    channel.register(readable, SelectionKey.OP_READ);
+    channel.register(writable, SelectionKey.OP_WRITE);
+  }
+
+  private static ByteBuffer direct(int size) {
+    return Rows.littleEndian(ByteBuffer.allocateDirect(size));
+  }
+
+  /** Set how long the server may be silent; 0 for no limit. */
+  void setSilence(long milliseconds) {
+    silenceMs = milliseconds;
+  }
+
+  /** Have nextMessage() throw Stopping. Any thread. */
+  void stop() {
+    stopping = true;
+    readable.wakeup();
+  }
+
+  /** Return the buffer of the current message; its bytes are valid until nextMessage(). */
+  ByteBuffer buffer() {
+    return buffer;
+  }
+
+  /** Return true if bytes wait, or a stop is requested. */
+  boolean isReadable() throws IOException {
+    if (filled == used && !stopping && filled < buffer.capacity()) {
+      receive(buffer.capacity());
+    }
+    return filled > used || stopping;
+  }
+
+  /** Wait for a message and place its first byte at `offset`. */
+  void nextMessage(int offset) throws IOException, Stopping {
+    int rest = filled - used;
+    if (buffer.capacity() < offset + rest + READ_BYTES) {
+      grow(offset + rest + READ_BYTES);
+    }
+    if (rest > 0 && used != offset) {
+      buffer.put(offset, buffer.duplicate(), used, rest);
+    }
+    used = offset;
+    filled = offset + rest;
+    if (stopping) {
+      throw new Stopping();
+    }
+    if (rest == 0 && !spin()) {
+      await();
+    }
+  }
+
+  /** Receive the next `n` bytes of the message and return where they start in buffer(). */
+  int take(int n) throws IOException {
+    int end = used + n;
+    while (filled < end) {
+      if (buffer.capacity() == filled) {
+        grow((int) Math.min(end, 2L * filled)); // memory grows as bytes arrive
+      }
+      if (!receive(Math.min(end, buffer.capacity()))) {
+        select(readable, "the server stopped sending within a frame");
+      }
+    }
+    int start = used;
+    used = end;
+    return start;
+  }
+
+  private void grow(int size) {
+    ByteBuffer more = direct(size);
+    more.put(0, buffer, 0, filled);
+    buffer = more;
+  }
+
+  private void await() throws IOException, Stopping {
+    do {
+      select(readable, "the server has been silent for too long");
+      if (stopping) {
+        throw new Stopping();
+      }
+    } while (!receive(used + READ_BYTES));
+  }
+
+  private void select(Selector selector, String otherwise) throws IOException {
+    long until = System.nanoTime() + silenceMs * 1_000_000;
+    int ready = selector.select(silenceMs);
+    selector.selectedKeys().clear();
+    if (ready == 0 && silenceMs > 0 && System.nanoTime() >= until) {
+      throw new Disconnected(otherwise);
+    }
+  }
+
+  /**
+   * Poll for SPIN_NS instead of sleeping, because a wake-up costs more than most models. Only with a
+   * second core and while it pays.
+   */
+  private boolean spin() throws IOException {
+    if (!spins || spinScore < 0 && ++spinCount % SPIN_TRIAL != 0) {
+      return false;
+    }
+    long until = System.nanoTime() + SPIN_NS;
+    do {
+      if (receive(used + READ_BYTES)) {
+        spinScore = Math.min(spinScore + 1, SPIN_SCORE_MAX);
+        return true;
+      }
+    } while (!stopping && System.nanoTime() < until);
+    spinScore = Math.max(spinScore - 1, -1);
+    return false;
+  }
+
+  private boolean receive(int end) throws IOException {
+    int count = channel.read(buffer.limit(end).position(filled));
+    buffer.clear();
+    if (count < 0) {
+      throw new Disconnected("the server closed the connection");
+    }
+    filled += count;
+    return count > 0;
+  }
+
+  /** Send a frame, from 0 to its limit. Throws: IOException, after which nothing can follow. */
+  void send(ByteBuffer frame) throws IOException {
+    sending.lock();
+    try {
+      frame.rewind();
+      while (frame.hasRemaining()) {
+        if (channel.write(frame) == 0) {
+          select(writable, "the server stopped receiving");
+        }
+      }
+      lastSentNs = System.nanoTime();
+    } catch (IOException error) {
+      channel.close();
+      throw error;
+    } finally {
+      sending.unlock();
+    }
+  }
+
+  @Override
+  public void close() throws IOException {
+    channel.close();
+    readable.close();
+    writable.close();
+  }
+}

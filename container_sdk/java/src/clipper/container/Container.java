@@ -1,0 +1,344 @@
+package clipper.container;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Runs a model as a replica of a clipper server.
+ *
+ * <pre>
+ * public static void main(String[] words) {
+ *   Container.run((batch, outputs) -&gt; outputs.doubles(), new Options("any", "f64"));
+ * }
+ * </pre>
+ *
+ * <p>`clipper deploy svm --command "java -jar svm.jar"` starts it with the environment variables that
+ * Options.fromEnvironment reads (docs/sdk-cpp-java.md).
+ */
+public final class Container {
+  static final int EXIT_USAGE = 2;
+  static final int EXIT_LOAD_FAILED = 3;
+  static final int EXIT_REJECTED = 4;
+  private static final String SDK = "java/1.0";
+  private static final int SILENCE_HEARTBEATS = 6;
+  private static final long BACKOFF_MS_MIN = 100;
+  private static final long BACKOFF_MS_MAX = 10_000;
+  private static final int FEEDBACK_FRAMES_MAX = 256;
+  private static final long COMPLAIN_NS = 5_000_000_000L;
+  private static final long STOP_S = 60; // for the batch that runs when a stop is requested
+  private static final int TEXT_CHARS_MAX = 8 << 10;
+
+  private final Model model;
+  private final Options options;
+  private final WarmUp warm;
+  private final Header header = new Header();
+  private final Rows rows = new Rows();
+  private final Outputs outputs = new Outputs();
+  private final ArrayDeque<Rows[]> feedback = new ArrayDeque<>();
+  private final CountDownLatch stopRequested = new CountDownLatch(1);
+  private Connection connection;
+  private long backoffMs = BACKOFF_MS_MIN;
+  private String said = "";
+  private String complaint = "";
+  private long complaintNs;
+  private long learned;
+  private long failed;
+
+  /** Create a container and warm its model up. The model must be loaded. */
+  public Container(Model model, Options options) {
+    this.model = model;
+    this.options = options;
+    warm = new WarmUp(model, options).run();
+  }
+
+  /**
+   * Load a model and serve it until SIGTERM or the server's GOODBYE, then exit: 0 stopped on request,
+   * 2 wrong usage, 3 the model did not load, 4 the server rejected it.
+   *
+   * <p>options: those that the environment names are overwritten.
+   */
+  public static void run(Model model, Options options) {
+    options.fromEnvironment(System.getenv());
+    if (options.name.isEmpty() || options.address.isEmpty()) {
+      System.err.println(
+          "CLIPPER_MODEL and CLIPPER_ADDRESS are not set. Start this program by: clipper deploy NAME"
+              + " --command PROGRAM");
+      System.exit(EXIT_USAGE);
+    }
+    try {
+      model.load();
+    } catch (Throwable error) {
+      System.err.println("model '" + options.name + "' failed to load:\n" + trace(error));
+      System.exit(EXIT_LOAD_FAILED);
+    }
+    Container container = new Container(model, options);
+    CountDownLatch ended = new CountDownLatch(1);
+    Runtime.getRuntime().addShutdownHook(new Thread(() -> container.stopAndWait(ended)));
+    int code = 0;
+    try {
+      container.serve();
+    } catch (Rejected error) {
+      System.err.println("the server rejected this container: " + error.getMessage());
+      code = EXIT_REJECTED;
+    } catch (IllegalArgumentException error) {
+      System.err.println(error.getMessage());
+      code = EXIT_USAGE;
+    } finally {
+      ended.countDown();
+    }
+    System.exit(code);
+  }
+
+  private void stopAndWait(CountDownLatch ended) {
+    stop();
+    try {
+      ended.await(STOP_S, TimeUnit.SECONDS);
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+    }
+  }
+
+  /** Have serve() return after the current batch. Any thread. */
+  public void stop() {
+    stopRequested.countDown();
+    synchronized (this) {
+      if (connection != null) {
+        connection.stop();
+      }
+    }
+  }
+
+  /**
+   * Answer batches until the server says GOODBYE or stop() is called. Throws: Rejected;
+   * IllegalArgumentException for an invalid address.
+   */
+  public void serve() throws Rejected {
+    try {
+      while (true) {
+        try {
+          serveOnce();
+          return;
+        } catch (IOException | BadFrame error) {
+          say(error.getMessage());
+        } catch (OutOfMemoryError error) {
+          say("no memory for a frame");
+        }
+        long pauseMs = ThreadLocalRandom.current().nextLong(backoffMs / 2, backoffMs + 1);
+        if (stopRequested.await(pauseMs, TimeUnit.MILLISECONDS)) {
+          return;
+        }
+        backoffMs = Math.min(BACKOFF_MS_MAX, backoffMs * 2);
+      }
+    } catch (Connection.Stopping | InterruptedException stopped) {
+      return;
+    }
+  }
+
+  private void say(String why) {
+    if (!said.equals(why)) {
+      said = String.valueOf(why);
+      System.err.println(
+          "model '" + options.name + "': " + options.address + ": " + why + "; reconnecting");
+    }
+  }
+
+  /** Return the payload of HELLO. */
+  private byte[] hello() {
+    boolean tcp = options.address.startsWith("tcp:");
+    boolean two = options.protocol == 2;
+    boolean usual = !options.corrects && two;
+    Map<String, Object> fields = new LinkedHashMap<>();
+    fields.put("quiet", usual && !tcp);
+    fields.put("sparse", usual && tcp);
+    fields.put("crc", tcp && two);
+    if (!warm.output.isEmpty()) {
+      fields.put("timings", warm.timings);
+      fields.put("gives", warm.output);
+    }
+    fields.put("name", options.name);
+    fields.put("version", options.version);
+    fields.put("replica", options.replica);
+    fields.put("input", options.input);
+    fields.put("output", options.output);
+    fields.put("batch_max", options.batchMax);
+    fields.put("protocol", options.protocol);
+    fields.put("token", options.token);
+    fields.put("pid", ProcessHandle.current().pid());
+    fields.put("sdk", SDK);
+    fields.put("corrects", options.corrects && two);
+    fields.put("sessions", options.sessions && two);
+    return MessagePack.encode(fields);
+  }
+
+  private void serveOnce() throws IOException, Rejected, Connection.Stopping {
+    try (Connection opened = new Connection(options.address)) {
+      synchronized (this) {
+        connection = opened;
+      }
+      if (stopRequested.getCount() == 0) {
+        return;
+      }
+      opened.send(Wire.controlFrame(Kind.HELLO, hello(), 0, false));
+      Welcome welcome = readWelcome();
+      backoffMs = BACKOFF_MS_MIN;
+      said = "";
+      if (options.protocol == 1) {
+        opened.setSilence(0); // version 1 has no heartbeats
+        while (true) {
+          answerV1(welcome);
+        }
+      }
+      opened.setSilence(welcome.quiet() ? 0 : SILENCE_HEARTBEATS * welcome.heartbeatMs());
+      serveFrames(welcome);
+    }
+  }
+
+  private void serveFrames(Welcome welcome) throws IOException, Connection.Stopping {
+    Heart heart = welcome.quiet() ? null : new Heart(connection, welcome);
+    feedback.clear();
+    learned = 0;
+    failed = 0;
+    try {
+      while (answer(welcome, heart)) {
+        continue;
+      }
+      sayGoodbye();
+    } catch (Connection.Stopping stopped) {
+      sayGoodbye();
+      throw stopped;
+    } finally {
+      if (heart != null) {
+        heart.stop();
+      }
+    }
+  }
+
+  private void sayGoodbye() {
+    try {
+      connection.send(Wire.controlFrame(Kind.GOODBYE, new byte[0], 0, false));
+    } catch (IOException error) {
+      return;
+    }
+  }
+
+  private Welcome readWelcome() throws IOException, Rejected, Connection.Stopping {
+    connection.nextMessage(0);
+    int at = connection.take(Header.BYTES);
+    header.decode(connection.buffer(), at, Wire.CONTROL_BYTES_MAX);
+    at = connection.take(header.payloadBytes);
+    header.checkPayload(connection.buffer(), at);
+    ByteBuffer payload = Wire.slice(connection.buffer(), at, header.payloadBytes);
+    if (header.kind == Kind.REFUSE) {
+      throw new Rejected(StandardCharsets.UTF_8.decode(payload).toString());
+    }
+    if (header.kind != Kind.WELCOME) {
+      throw new BadFrame("expected WELCOME or REFUSE, got " + header.kind);
+    }
+    return Welcome.read(MessagePack.decode(payload));
+  }
+
+  /** Read one frame and answer it. Return false after GOODBYE. */
+  private boolean answer(Welcome welcome, Heart heart) throws IOException, Connection.Stopping {
+    while (!feedback.isEmpty() && !connection.isReadable()) {
+      learn(heart);
+    }
+    connection.nextMessage(0);
+    int at = connection.take(Header.BYTES);
+    header.decode(connection.buffer(), at, welcome.payloadBytesMax());
+    at = connection.take(header.payloadBytes);
+    if (header.kind == Kind.PREDICT) {
+      Wire.openRows(header, connection.buffer(), at, rows, welcome.payloadBytesMax());
+      reply(welcome, header.id);
+    } else if (header.kind == Kind.FEEDBACK && options.corrects) {
+      queueFeedback(at, welcome);
+    } else if (header.kind == Kind.GOODBYE) {
+      return false;
+    } else if (header.kind != Kind.HEARTBEAT) {
+      throw new BadFrame("unexpected " + header.kind);
+    }
+    return true;
+  }
+
+  private void queueFeedback(int at, Welcome welcome) {
+    ByteBuffer copy = Rows.littleEndian(ByteBuffer.allocate(header.payloadBytes));
+    copy.put(0, connection.buffer(), at, header.payloadBytes);
+    feedback.add(Wire.openFeedback(header, copy, 0, welcome.payloadBytesMax()));
+    if (feedback.size() > FEEDBACK_FRAMES_MAX) {
+      failed += feedback.remove()[0].n;
+    }
+  }
+
+  private void reply(Welcome welcome, long id) throws IOException {
+    ByteBuffer reply;
+    try {
+      long started = System.nanoTime();
+      outputs.reset(rows.n);
+      model.predict(new Batch(rows), outputs);
+      long tookUs = (System.nanoTime() - started) / 1000;
+      reply =
+          outputs.encode(
+              id, tookUs, welcome.crc(), welcome.qualifiers(), welcome.payloadBytesMax());
+    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+      String why = "model '" + options.name + "': " + trace(error);
+      complain(why);
+      reply = Wire.textFrame(Kind.FAILURE, why, id, welcome.crc());
+    }
+    connection.send(reply);
+  }
+
+  private void complain(String why) {
+    long now = System.nanoTime();
+    if (!why.equals(complaint) || now - complaintNs > COMPLAIN_NS) {
+      System.err.println(why);
+      complaint = why;
+      complaintNs = now;
+    }
+  }
+
+  private static String trace(Throwable error) {
+    StringWriter text = new StringWriter();
+    error.printStackTrace(new PrintWriter(text, true));
+    String whole = text.toString().strip();
+    return whole.length() <= TEXT_CHARS_MAX ? whole : whole.substring(0, TEXT_CHARS_MAX);
+  }
+
+  private void answerV1(Welcome welcome) throws IOException, Connection.Stopping {
+    connection.nextMessage(Header.BYTES - Wire.V1_HEAD_BYTES); // the content is aligned
+    int at = connection.take(Wire.V1_HEAD_BYTES);
+    int size = Wire.v1ContentBytes(connection.buffer(), at, welcome.payloadBytesMax());
+    connection.take(size);
+    Wire.openV1(connection.buffer(), at, size, rows, welcome.payloadBytesMax());
+    ByteBuffer numbers;
+    try {
+      outputs.reset(rows.n);
+      model.predict(new Batch(rows), outputs);
+      numbers = outputs.numbers();
+    } catch (Exception error) {
+      throw new Disconnected("the model failed, which version 1 cannot report: " + error);
+    }
+    connection.send(numbers);
+  }
+
+  private void learn(Heart heart) {
+    Rows[] both = feedback.remove();
+    try {
+      model.correct(new Batch(both[0]), new Batch(both[1]));
+      learned += both[0].n;
+    } catch (Exception error) {
+      failed += both[0].n;
+      complain("model '" + options.name + "': correct() failed:\n" + trace(error));
+    }
+    if (feedback.isEmpty() && heart != null) {
+      heart.tell(learned, failed, model.accuracy());
+    }
+  }
+}

@@ -1,0 +1,77 @@
+package clipper.container;
+
+import java.util.Map;
+
+/**
+ * How a model is served. The setters return this object.
+ *
+ * <p>input, output: types such as "f64[64]", "f32[*]", "str", "any".
+ */
+public final class Options {
+  String input;
+  String output;
+  int batchMax;
+  boolean corrects;
+  boolean sessions;
+  int protocol = 2;
+  String name = "";
+  String address = "";
+  String token = "";
+  String warmup = "";
+  long version = 1;
+  long replica;
+
+  /** Create options for a type of input and a type of output. */
+  public Options(String input, String output) {
+    this.input = input;
+    this.output = output;
+  }
+
+  /** Set the most rows of a batch; 0 for no limit. */
+  public Options batchMax(int rows) {
+    batchMax = rows;
+    return this;
+  }
+
+  /** Receive feedback: correct() is called. */
+  public Options corrects() {
+    corrects = true;
+    return this;
+  }
+
+  /** Receive the session of each row. */
+  public Options sessions() {
+    sessions = true;
+    return this;
+  }
+
+  /** Set the format of the batches, 1 or 2. */
+  public Options protocol(int version) {
+    protocol = version;
+    return this;
+  }
+
+  /**
+   * Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN, CLIPPER_MODEL,
+   * CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT, CLIPPER_OUTPUT, CLIPPER_BATCH_MAX,
+   * CLIPPER_PROTOCOL, CLIPPER_WARMUP. Throws: NumberFormatException.
+   */
+  public Options fromEnvironment(Map<String, String> environment) {
+    address = text(environment, "ADDRESS", address);
+    token = text(environment, "TOKEN", token);
+    name = text(environment, "MODEL", name);
+    input = text(environment, "INPUT", input);
+    output = text(environment, "OUTPUT", output);
+    warmup = text(environment, "WARMUP", warmup);
+    version = Long.parseLong(text(environment, "VERSION", "" + version));
+    replica = Long.parseLong(text(environment, "REPLICA", "" + replica));
+    batchMax = Integer.parseInt(text(environment, "BATCH_MAX", "" + batchMax));
+    protocol = Integer.parseInt(text(environment, "PROTOCOL", "" + protocol));
+    return this;
+  }
+
+  private static String text(Map<String, String> environment, String key, String otherwise) {
+    String value = environment.getOrDefault("CLIPPER_" + key, "");
+    return value.isEmpty() ? otherwise : value;
+  }
+}

@@ -1,0 +1,318 @@
+package clipper.container;
+
+import java.nio.ByteBuffer;
+import java.nio.DoubleBuffer;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import java.nio.LongBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+
+/**
+ * The outputs of a batch: one of doubles(), floats(), ints(), longs(), values(), or add() for each
+ * row; and whatever else is known.
+ */
+public final class Outputs {
+  private static final int TEXT_BYTES_MAX = 16 << 10;
+
+  private final Header header = new Header();
+  private int n;
+  private DType dtype = DType.ANY;
+  private int[] shape = {};
+  private boolean variable;
+  private ByteBuffer data = direct(1 << 12); // HEADER_BYTES of room, then the data
+  private int dataBytes;
+  private int[] lengths = {};
+  private int added;
+  private float[] confidence;
+  private byte[] status;
+  private byte[][] qualifiers;
+  private StringBuilder text;
+  private ByteBuffer frame = direct(1 << 12);
+
+  private static ByteBuffer direct(int size) {
+    return Rows.littleEndian(ByteBuffer.allocateDirect(size));
+  }
+
+  /** Start anew for a batch of `n` rows. */
+  void reset(int n) {
+    this.n = n;
+    dtype = DType.ANY;
+    shape = new int[0];
+    variable = false;
+    dataBytes = 0;
+    added = 0;
+    confidence = null;
+    status = null;
+    qualifiers = null;
+    text = null;
+  }
+
+  /**
+   * Have one output of `shape` per row, all zeros; a scalar without a shape. Return its bytes,
+   * little-endian, for the caller to fill in; valid until the next call.
+   */
+  public ByteBuffer values(DType dtype, int... shape) {
+    if (dtype.isText() || dtype == DType.ANY || shape.length > 4) {
+      throw new InvalidOutput("outputs are numbers of at most 4 dimensions, or are added one by one");
+    }
+    long size = (long) n * dtype.itemBytes;
+    for (int dim : shape) {
+      size = dim < 0 || size > Wire.PAYLOAD_BYTES_CAP ? -1 : size * dim;
+      if (size < 0) {
+        break;
+      }
+    }
+    if (size < 0 || size > Wire.PAYLOAD_BYTES_CAP) {
+      throw new InvalidOutput("outputs of more than " + Wire.PAYLOAD_BYTES_CAP + " bytes");
+    }
+    this.dtype = dtype;
+    this.shape = shape;
+    variable = false;
+    dataBytes = (int) size;
+    reserve(dataBytes, 0);
+    int at = 0;
+    for (; at + 8 <= dataBytes; at += 8) {
+      data.putLong(at, 0);
+    }
+    for (; at < dataBytes; at++) {
+      data.put(at, (byte) 0);
+    }
+    return Wire.slice(data, 0, dataBytes);
+  }
+
+  /** Have f64 outputs; see values(). */
+  public DoubleBuffer doubles(int... shape) {
+    return values(DType.F64, shape).asDoubleBuffer();
+  }
+
+  /** Have f32 outputs; see values(). */
+  public FloatBuffer floats(int... shape) {
+    return values(DType.F32, shape).asFloatBuffer();
+  }
+
+  /** Have i32 outputs; see values(). */
+  public IntBuffer ints(int... shape) {
+    return values(DType.I32, shape).asIntBuffer();
+  }
+
+  /** Have i64 outputs; see values(). */
+  public LongBuffer longs(int... shape) {
+    return values(DType.I64, shape).asLongBuffer();
+  }
+
+  /** Add the output of the next row, a text. */
+  public void add(String text) {
+    append(DType.STR, ByteBuffer.wrap(text.getBytes(StandardCharsets.UTF_8)), 1);
+  }
+
+  /** Add the output of the next row, bytes. */
+  public void add(byte[] bytes) {
+    append(DType.BYTES, ByteBuffer.wrap(bytes), 1);
+  }
+
+  /** Add the output of the next row, f64; rows may differ in length. */
+  public void add(double[] values) {
+    ByteBuffer bytes = Rows.littleEndian(ByteBuffer.allocate(8 * values.length));
+    bytes.asDoubleBuffer().put(values);
+    append(DType.F64, bytes, 8);
+  }
+
+  /** Add the output of the next row, f32; rows may differ in length. */
+  public void add(float[] values) {
+    ByteBuffer bytes = Rows.littleEndian(ByteBuffer.allocate(4 * values.length));
+    bytes.asFloatBuffer().put(values);
+    append(DType.F32, bytes, 4);
+  }
+
+  /** Return the confidence of each row, from 0 to 1, for the caller to fill in. */
+  public float[] confidence() {
+    confidence = confidence == null ? new float[n] : confidence;
+    return confidence;
+  }
+
+  /** Mark a row as failed; its output is ignored. */
+  public void fail(int row, String reason) {
+    if (row < 0 || row >= n) {
+      throw new InvalidOutput("row " + row + " of " + n);
+    }
+    status = status == null ? new byte[n] : status;
+    text = text == null ? new StringBuilder() : text;
+    status[row] = 1;
+    if (text.length() < TEXT_BYTES_MAX) {
+      text.append(text.isEmpty() ? "" : "\n").append("row ").append(row).append(": ");
+      text.append(reason, 0, Math.min(reason.length(), TEXT_BYTES_MAX));
+    }
+  }
+
+  /** Set what a decider may use beside the output of a row: a msgpack map of at most 1024 bytes. */
+  public void qualify(int row, byte[] map) {
+    if (row < 0 || row >= n || map.length > Wire.QUALIFIERS_MAX) {
+      throw new InvalidOutput("qualifiers above the limit");
+    }
+    qualifiers = qualifiers == null ? new byte[n][] : qualifiers;
+    qualifiers[row] = map;
+  }
+
+  /** Return the type of one output, as HELLO names it. */
+  String type() {
+    if (dtype.isText() || shape.length == 0 && !variable) {
+      return dtype.toString();
+    }
+    return dtype + (variable ? "[*]" : Arrays.toString(shape).replace(" ", ""));
+  }
+
+  private void append(DType dtype, ByteBuffer bytes, int item) {
+    if (added == 0) {
+      this.dtype = dtype;
+      variable = true;
+      dataBytes = 0;
+    }
+    long size = (long) dataBytes + bytes.limit();
+    if (this.dtype != dtype || size > Wire.PAYLOAD_BYTES_CAP) {
+      throw new InvalidOutput("all outputs of a batch have one type, and at most 2^30 bytes");
+    }
+    if (added == lengths.length) {
+      lengths = Arrays.copyOf(lengths, Math.max(64, 2 * added));
+    }
+    lengths[added++] = bytes.limit() / item;
+    reserve((int) size, dataBytes);
+    data.put(dataBytes, bytes, 0, bytes.limit());
+    dataBytes = (int) size;
+  }
+
+  private void reserve(int size, int keep) {
+    if (size > data.capacity()) {
+      ByteBuffer more = direct((int) Math.min(2L * size, Integer.MAX_VALUE - 64));
+      more.put(0, data, 0, keep);
+      data = more;
+    }
+  }
+
+  /** Return a REPLY; valid until the next batch. Throws: InvalidOutput. */
+  ByteBuffer encode(long id, long timeUs, boolean checked, boolean qualified, long payloadBytesMax) {
+    if (dtype == DType.ANY || variable && added != n) {
+      throw new InvalidOutput("the model returned " + added + " outputs for " + n + " rows");
+    }
+    byte[] why = text == null ? new byte[0] : text.toString().getBytes(StandardCharsets.UTF_8);
+    boolean qualifying = qualified && qualifiers != null;
+    int qualifierBytes = qualifying ? sizeOf(qualifiers) : 0;
+    long size = Wire.padded(dataBytes) + (variable ? Wire.padded(4 * n) : 0L);
+    size += confidence == null ? 0 : Wire.padded(4 * n);
+    size += qualifying ? Wire.padded(4 * n) + Wire.padded(qualifierBytes) : 0;
+    size += status == null ? 0 : Wire.padded(n) + why.length;
+    if (size > payloadBytesMax || size > Wire.PAYLOAD_BYTES_CAP) {
+      throw new InvalidOutput(
+          "the outputs have " + size + " bytes; the server's limit is " + payloadBytesMax
+              + ". Return less, or lower batch_max.");
+    }
+    if (Header.BYTES + size > frame.capacity()) {
+      frame = direct((int) Math.min(2 * (Header.BYTES + size), Integer.MAX_VALUE - 64));
+    }
+    frame.clear().position(Header.BYTES);
+    header.flags = 0;
+    if (variable) {
+      header.flags |= Header.VARIABLE;
+      for (int i = 0; i < n; i++) {
+        frame.putInt(lengths[i]);
+      }
+      pad();
+    }
+    int end = frame.position() + dataBytes;
+    frame.put(frame.position(), data, 0, dataBytes).position(end);
+    pad();
+    if (confidence != null) {
+      header.flags |= Header.CONFIDENCE;
+      for (float each : confidence) {
+        frame.putFloat(each);
+      }
+      pad();
+    }
+    if (qualifying) {
+      putQualifiers();
+    }
+    if (status != null) {
+      header.flags |= Header.ROW_STATUS;
+      frame.put(status);
+      pad();
+      frame.put(why);
+    }
+    describe(id, timeUs, (int) size, checked);
+    return frame.flip();
+  }
+
+  private void describe(long id, long timeUs, int size, boolean checked) {
+    header.kind = Kind.REPLY;
+    header.dtype = dtype;
+    header.rank = variable ? 1 : shape.length;
+    Arrays.fill(header.dims, 0);
+    if (!variable) {
+      System.arraycopy(shape, 0, header.dims, 0, shape.length);
+    }
+    header.rows = n;
+    header.id = id;
+    header.timeUs = timeUs;
+    header.payloadBytes = size;
+    header.payloadCrc = 0;
+    if (checked) {
+      header.flags |= Header.CHECKED;
+      header.payloadCrc = header.crcOf(frame, Header.BYTES, size);
+    }
+    header.encode(frame, 0);
+  }
+
+  private void putQualifiers() {
+    header.flags |= Header.QUALIFIERS;
+    for (byte[] each : qualifiers) {
+      frame.putInt(each == null ? 0 : each.length);
+    }
+    pad();
+    for (byte[] each : qualifiers) {
+      if (each != null) {
+        frame.put(each);
+      }
+    }
+    pad();
+  }
+
+  private static int sizeOf(byte[][] parts) {
+    int size = 0;
+    for (byte[] each : parts) {
+      size += each == null ? 0 : each.length;
+    }
+    return size;
+  }
+
+  private void pad() {
+    while ((frame.position() & 7) != 0) {
+      frame.put((byte) 0);
+    }
+  }
+
+  /** Return the outputs as n f64, for protocol version 1. Throws: InvalidOutput. */
+  ByteBuffer numbers() {
+    if (variable || status != null || dataBytes != n * dtype.itemBytes || dtype == DType.ANY) {
+      throw new InvalidOutput("version 1 takes one number per row");
+    }
+    ByteBuffer to = Rows.littleEndian(ByteBuffer.allocate(8 * n));
+    for (int i = 0; i < n; i++) {
+      to.putDouble(8 * i, number(i));
+    }
+    return to;
+  }
+
+  private double number(int i) {
+    return switch (dtype) {
+      case BOOL, U8 -> data.get(i) & 0xff;
+      case I8 -> data.get(i);
+      case U16 -> data.getShort(2 * i) & 0xffff;
+      case I16 -> data.getShort(2 * i);
+      case U32 -> Integer.toUnsignedLong(data.getInt(4 * i));
+      case I32 -> data.getInt(4 * i);
+      case U64, I64 -> data.getLong(8 * i);
+      case F32 -> data.getFloat(4 * i);
+      case F64 -> data.getDouble(8 * i);
+      default -> throw new InvalidOutput("version 1 takes numbers of 8, 16, 32 or 64 bits");
+    };
+  }
+}
