@@ -28,6 +28,7 @@ import filecmp
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -215,13 +216,14 @@ class Apt:
 
     def _status(self, group: Programs) -> str:
         """What apt-get is told that is installed: what is, without the group's own packages, and
-        with what it can be without."""
+        what needs these, and with what it can be without."""
         installed = Path("/var/lib/dpkg/status")
         stanzas = installed.read_text(errors="replace").split("\n\n") if installed.exists() else []
         kept, there = [], set()
+        missing = depending(stanzas, set(group.packages))
         for stanza in stanzas:
             name = stanza.strip().partition("\n")[0].removeprefix("Package: ")
-            if name and name not in group.packages:
+            if name and name not in missing:
                 kept.append(stanza.strip())
                 there |= {name} if "\nStatus: install ok installed" in stanza else set()
         architecture = run(["dpkg", "--print-architecture"], self._lock).strip()
@@ -235,6 +237,18 @@ class Apt:
             if name not in there | set(group.packages)
         ]
         return "\n\n".join(kept) + "\n"
+
+
+def depending(stanzas: list[str], names: set[str]) -> set[str]:
+    """The names, and those of installed packages that depend on any of them."""
+    more = {
+        stanza.strip().partition("\n")[0].removeprefix("Package: ")
+        for stanza in stanzas
+        for line in stanza.splitlines()
+        if line.startswith(("Depends:", "Pre-Depends:"))
+        and not names.isdisjoint(re.findall(r"[a-z0-9][a-z0-9+.-]+", line))
+    }
+    return names if more <= names else depending(stanzas, names | more)
 
 
 def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
