@@ -89,6 +89,7 @@ ALSO: dict[str, tuple[str, ...]] = {
         "tests/params/test_shard.py",
         "tests/params/test_replication.py",
     ),
+    "python/clipper/params/shard": ("tests/params/test_resync.py",),
     "python/clipper/cli": ("tests/unit/test_cli.py", "tests/end_to_end/test_shell.py"),
     "python/clipper/store": ("tests/store/test_conformance.py",),
     "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),

@@ -19,6 +19,8 @@ from clipper.selection import (
     prediction_sets,
     with_coverage,
 )
+from clipper.selection.experts import _odds_by_share
+from clipper.selection.learned_state import LearnedState
 from clipper.selection.learning_policy import LearningPolicy
 from clipper.types import VersionedModel
 from tests.sizes import sized
@@ -206,3 +208,15 @@ def test_a_coverage_among_the_settings():
     assert with_coverage("stacking", 0.9) == "stacking(coverage=0.9)"
     assert with_coverage("exp3(eta=0.1)", 0.95) == "exp3(eta=0.1, coverage=0.95)"
     assert create_policy(with_coverage("exp3(eta=0.1,)", 0.95)).coverage == 0.95
+
+
+def test_labels_without_a_vote_share_the_weight_of_models_that_are_missing():
+    first, second, third = models(3)
+    state = LearnedState((first, second, third), np.ones((3, 1)), 0.0, 0b1111, np.zeros((10, 2)))
+    weights = {first: 0.5, second: 0.25, third: 0.25}
+    votes = {first: Prediction(1), second: Prediction(2)}
+    shares, other = _odds_by_share(state, votes, weights)
+    assert shares == {1: 0.5, 2: 0.25}
+    assert other == pytest.approx(0.25 / (state.classes - 2))
+    shares, other = _odds_by_share(state, {**votes, third: Prediction(2)}, weights)
+    assert (shares, other) == ({1: 0.5, 2: 0.5}, 0.0)
