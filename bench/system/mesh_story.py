@@ -37,12 +37,19 @@ NAMES = ("a", "b", "c")
 class Node:
     """`clipper node` in a process of its own, on ports that it keeps."""
 
-    def __init__(self, name: str, folder: Path, store: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        store: str,
+        settings: str = SETTINGS,
+        loaded_max: int = 10_000,
+    ) -> None:
         self.name, self._folder, self._store = name, folder, store
         self.peers, self.containers, self.http, self.admin = free_ports(4)
         (folder / f"{name}.toml").write_text(
             f'[server]\naddress = "tcp://127.0.0.1:{self.containers}"\ntoken = "mesh"\ndrain_s ='
-            " 5.0\n" + SETTINGS
+            f" 5.0\n{SETTINGS}loaded_max = {loaded_max}\n"
         )
         self.start()
 

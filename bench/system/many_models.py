@@ -1,0 +1,259 @@
+"""5 000 ONNX models in a node that holds 500, over HTTP: what share is answered within 100 ms,
+refusals counted as failures?
+
+The node is `clipper node` in a process of its own; an open loop sends requests of the Open
+Inference Protocol. Popularity follows Zipf's law with exponent 1; in the second run the ranks move
+all the time, as users' interests do, and in the third half of the models change places at once.
+Source of the question: A. Gujarati et al., "Serving DNNs like Clockwork", OSDI 2020, section 6.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httptools
+import numpy as np
+
+from bench.harness import Goal, Row, absent, row
+from bench.system.mesh_story import Node
+from clipper.load.open_loop import arrivals, send_on_time
+
+MODELS, LOADED_MAX = 5000, 500
+WIDTH = 64
+RATE = 300.0  # queries a second
+SLO_MS = 100.0
+CONNECTIONS = 128
+PATIENCE_S = 20.0
+DRIFT_S = 0.2  # after so long the next model enters the ranks at the top
+Array = np.ndarray[Any, Any]
+
+
+def main(quick: bool = False) -> list[Row]:
+    """Register the models, warm the node up, and measure the three kinds of popularity."""
+    seconds, count = (3.0, 300) if quick else (60.0, MODELS)
+    title = "many models over HTTP"
+    try:
+        import onnx
+    except ImportError:
+        return [absent(title, "%", "not measured: no onnx. pip install onnx onnxruntime")]
+    del onnx
+    with tempfile.TemporaryDirectory(prefix="many-") as name:
+        folder = Path(name)
+        (folder / "linear.onnx").write_bytes(linear())
+        node = Node("a", folder, f"sqlite:{folder}/mesh.db", loaded_max=min(LOADED_MAX, count // 2))
+        try:
+            register(node, folder, count)
+            offer(node, steady(count, RATE, seconds / 2, seed=1), seconds / 2)
+            found = []
+            for kind, draw in KINDS.items():
+                loads = node.mesh().stats()["loads"]
+                outcome = offer(node, draw(count, RATE, seconds, seed=2), seconds)
+                found += rows_of(kind, outcome, node.mesh().stats()["loads"] - loads)
+        finally:
+            node.stop()
+    return found
+
+
+def linear() -> bytes:
+    """Build an ONNX model, f32[n, 64] to f32[n, 10]."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(1).standard_normal((WIDTH, 10)).astype("f4")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def register(node: Node, folder: Path, count: int) -> None:
+    """Register the models m0 to m<count - 1>, each with a file of its own."""
+
+    def one(number: int) -> None:
+        path = folder / f"m{number}.onnx"
+        path.hardlink_to(folder / "linear.onnx")
+        node.mesh().register(f"m{number}", str(path), input=f"f32[{WIDTH}]", output="f32[10]")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(count)))
+
+
+# -- which model is asked next
+
+
+def ranks(count: int, queries: int, seed: int) -> Array:
+    """Draw ranks by Zipf's law with exponent 1: int[queries] from 0."""
+    weights = 1 / np.arange(1, count + 1)
+    drawn: Array = np.random.default_rng(seed).choice(count, queries, p=weights / weights.sum())
+    return drawn
+
+
+def steady(count: int, rate: float, seconds: float, seed: int) -> Array:
+    """Return the model of each query; a model keeps its rank."""
+    return ranks(count, len(arrivals(rate, seconds, seed=1)), seed)
+
+
+def drifting(count: int, rate: float, seconds: float, seed: int) -> Array:
+    """Return the model of each query; every DRIFT_S another model enters at the top."""
+    times = arrivals(rate, seconds, seed=1)
+    moved: Array = (ranks(count, len(times), seed) - (times / DRIFT_S).astype(int)) % count
+    return moved
+
+
+def changing(count: int, rate: float, seconds: float, seed: int) -> Array:
+    """Return the model of each query; after half of the time half of the models swap places."""
+    asked, half = steady(count, rate, seconds, seed), count // 2
+    late = np.arange(len(asked)) >= len(asked) // 2
+    return np.where(late, (asked + half) % count, asked)
+
+
+KINDS: dict[str, Callable[..., Array]] = {
+    "Zipf": steady,
+    "Zipf, ranks that move": drifting,
+    "Zipf, half of the ranks change at once": changing,
+}
+
+
+# -- the client
+
+
+class Outcome:
+    """What became of the queries. ms: of each answer, from when it was due; NaN for a failure."""
+
+    def __init__(self, count: int) -> None:
+        self.ms = np.full(count, np.nan)
+        self.failures: Counter[str] = Counter()
+        self.late_ms = np.zeros(count)  # how late the client sent
+
+
+def offer(node: Node, models: Array, seconds: float) -> Outcome:
+    """Send one query for each of `models` at the times of a Poisson process."""
+    return asyncio.run(Client(node.http, models).run(arrivals(RATE, seconds, seed=1)))
+
+
+class Client:
+    """Sends each query over one of CONNECTIONS kept-alive connections. Threads: the loop's."""
+
+    def __init__(self, port: int, models: Array) -> None:
+        self._port, self._models = port, models
+        self._outcome = Outcome(len(models))
+        self._free: deque[Connection] = deque()
+        self._waiting: deque[tuple[int, float]] = deque()
+        self._left = len(models)
+        self._done = asyncio.Event()
+        self._row = np.random.default_rng(3).random(WIDTH).round(4).tolist()
+
+    async def run(self, times: Array) -> Outcome:
+        """Send the queries; return when all are answered, or after PATIENCE_S."""
+        loop = asyncio.get_running_loop()
+        for _ in range(CONNECTIONS):
+            await loop.create_connection(lambda: Connection(self), "127.0.0.1", self._port)
+        start, number = time.perf_counter() + 0.05, iter(range(len(times)))
+        await send_on_time(
+            iter((times + start).tolist()), lambda due: self._send(next(number), due), self._done
+        )
+        try:
+            await asyncio.wait_for(self._done.wait(), PATIENCE_S)
+        except TimeoutError:
+            self._outcome.failures["no answer"] += self._left
+        return self._outcome
+
+    def _send(self, number: int, due: float) -> None:
+        self._outcome.late_ms[number] = (time.perf_counter() - due) * 1000
+        if self._free:
+            self._free.popleft().ask(number, due, self._request(number))
+        else:
+            self._waiting.append((number, due))
+
+    def _request(self, number: int) -> bytes:
+        values = [number / 1e3, *self._row[1:]]  # no two are equal, so that no cache answers
+        tensor = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32", "data": values}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        path = f"/v2/models/m{self._models[number]}/infer"
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    def free(self, connection: "Connection") -> None:
+        """Use a connection for the next waiting query."""
+        if self._waiting:
+            number, due = self._waiting.popleft()
+            connection.ask(number, due, self._request(number))
+        else:
+            self._free.append(connection)
+
+    def answered(self, number: int, due: float, failure: str) -> None:
+        """Record what became of a query."""
+        if failure:
+            self._outcome.failures[failure] += 1
+        else:
+            self._outcome.ms[number] = (time.perf_counter() - due) * 1000
+        self._left -= 1
+        if not self._left:
+            self._done.set()
+
+
+class Connection(asyncio.Protocol):
+    """A connection with at most one query under way."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._parser = client, httptools.HttpResponseParser(self)
+        self._number, self._due = -1, 0.0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Offer the connection for queries."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._client.free(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Count the query under way as failed."""
+        if self._number >= 0:
+            self._client.answered(self._number, self._due, "the connection was lost")
+
+    def ask(self, number: int, due: float, request: bytes) -> None:
+        """Send a query that was due at `due`."""
+        assert self._transport is not None
+        self._number, self._due = number, due
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        """Pass the answer on."""
+        status, number = self._parser.get_status_code(), self._number
+        self._number = -1
+        self._client.answered(number, self._due, "" if status == 200 else f"status {status}")
+        self._client.free(self)
+
+
+def rows_of(kind: str, outcome: Outcome, loads: int) -> list[Row]:
+    """Return the figures of one run. Queries that failed are late."""
+    ms, count = outcome.ms, len(outcome.ms)
+    within = float(np.sum(ms <= SLO_MS)) / count
+    answered = ms[~np.isnan(ms)]
+    failures = ", ".join(f"{number} {why}" for why, number in outcome.failures.items()) or "none"
+    note = (
+        f"{count} queries at {RATE:g}/s, {loads} loads; failed: {failures}; the client was late by"
+        f" {np.quantile(outcome.late_ms, 0.99):.1f} ms at its p99"
+    )
+    goal = Goal("value_at_least", 99.99)
+    title = f"popularity by {kind}"
+    bound = "loads of models that nobody asked for lately, one after another in one host"
+    return [
+        row(f"{title}: within {SLO_MS:g} ms", 100 * within, "%", "", None, goal, note, bound),
+        row(f"{title}: p50", float(np.quantile(answered, 0.5)), "ms"),
+        row(f"{title}: p99.9", float(np.quantile(answered, 0.999)), "ms"),
+    ]
