@@ -21,10 +21,12 @@ import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
 from bench.system import (
+    params_deepfm,
     params_fbgemm,
     params_feedback,
     params_grpc,
     params_snapshot,
+    params_tables,
     params_training,
     params_wire,
 )
@@ -47,10 +49,12 @@ def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
         "threads": threads,
         "memory": memory,
         "wire": params_wire.rows,
+        "tables": params_tables.rows,
         "feedback": params_feedback.rows,
         "grpc": params_grpc.rows,
         "snapshot": params_snapshot.rows,
         "training": params_training.rows,
+        "deepfm": params_deepfm.rows,
     }
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")

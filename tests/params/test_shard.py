@@ -192,7 +192,7 @@ def test_stale_gradients_are_refused_or_slowed(shards: Shards) -> None:
     held = client.pull_variables()[1]["w"].copy()
     said = client.push_gradients({"w": ones(2)}, versions=[now])
     assert not said["accepted"]
-    assert "3 versions old, and at most 2" in said["why"][0]
+    assert "3 versions old" in said["why"][0]
     assert (client.pull_variables()[1]["w"] == held).all()
 
 

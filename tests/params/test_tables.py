@@ -60,7 +60,7 @@ def test_what_is_no_head_is_refused(at: int) -> None:
 
 
 def test_numbers_and_names_are_the_same() -> None:
-    ours = tuple(frames.MessageKind)
+    ours = tuple(frames.MessageKind)[:6]  # the others are of workers that train whole models
     assert ours == (sdk.PULL, sdk.PUSH, sdk.CALL, sdk.ANSWER, sdk.REFUSED, sdk.SHARE)
     assert (frames.IN_REGION, line.SHARED_BYTES_MIN) == (sdk.IN_REGION, sdk.SHARED_BYTES_MIN)
     assert sdk.DTYPES == frames.DTYPES

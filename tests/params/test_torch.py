@@ -7,11 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no torch: python tools/fetch.py torch")
 
-from clipper.errors import InvalidInput, StalePush  # noqa: E402
+from clipper.errors import InvalidInput, StalePush, UnknownTable  # noqa: E402
 from clipper.params import TableSpec  # noqa: E402
-from clipper.params.torch import TRIES, Embedding, Worker  # noqa: E402
+from clipper.params.torch import TRIES, Embedding, EmbeddingCollection, Worker  # noqa: E402
 from tests.params.conftest import Shards  # noqa: E402
 
+Tensors = Any  # torch may be absent
 SGD = {"optimizer": "sgd", "optimizer_settings": {"rate": 0.1}}
 USERS = TableSpec("users", 6, initializer="normal", seed=3, **SGD)  # type: ignore[arg-type]
 IDS = torch.tensor([[5, -7, 5], [2**40, 9, 9]])
@@ -45,7 +46,7 @@ def test_bags_are_combined_and_padding_is_nothing(shards: Shards, combiner: Any)
     expected = rows.sum(1) / np.array(by)[:, None]
     np.testing.assert_allclose(embedding(IDS).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     embedding(IDS).sum().backward()
-    ids, _ = embedding.take_gradients()
+    ids, _ = embedding.take_gradients()["users"]
     assert 9 not in ids.tolist()
 
 
@@ -68,7 +69,7 @@ def test_a_push_is_the_step_that_a_local_table_would_take(shards: Shards) -> Non
         client.pull("users", np.unique(IDS.numpy())), expected.numpy(), rtol=1e-5, atol=1e-6
     )
     embedding.push()
-    assert embedding.take_gradients() is None, "they are pushed once"
+    assert embedding.take_gradients() == {}, "they are pushed once"
 
 
 def test_who_does_not_train_asks_without_gradients(shards: Shards) -> None:
@@ -77,7 +78,7 @@ def test_who_does_not_train_asks_without_gradients(shards: Shards) -> None:
     embedding(IDS)
     with torch.no_grad():
         embedding.train()(IDS)
-    assert embedding.take_gradients() is None
+    assert embedding.take_gradients() == {}
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -108,7 +109,8 @@ def batches(count: int) -> list[Any]:
     return found
 
 
-def test_training_through_shards_is_training(shards: Shards) -> None:
+@pytest.mark.parametrize("prefetch", [None, lambda model, batch: model.rows.prefetch(batch[0])])
+def test_training_through_shards_is_training(shards: Shards, prefetch: Any) -> None:
     client = shards.up(3).client()
     model = Model(Embedding(client, USERS))
     worker = Worker(client, model, optimizer="sgd", settings={"rate": 0.1})
@@ -119,7 +121,7 @@ def test_training_through_shards_is_training(shards: Shards) -> None:
         )
     )
     steps = torch.optim.SGD(twin.parameters(), lr=0.1)
-    losses = list(worker.fit(batches(60), loss_of))
+    losses = list(worker.fit(batches(60), loss_of, prefetch=prefetch))
     for i, batch in enumerate(batches(60)):
         steps.zero_grad()
         loss = loss_of(twin, batch)
@@ -185,3 +187,71 @@ def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Sh
     worker.step(loss_of)
     assert worker.refused == 1
     assert client.pull("moved", [1, 2]).ravel().tolist() == [2, 2]
+
+
+class Pair(torch.nn.Module):  # type: ignore[misc]
+    """The product of two rows, and a line."""
+
+    def __init__(self, rows: Tensors) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.line = rows, torch.nn.Linear(6, 1)
+
+    def forward(self, ids: Tensors) -> Tensors:
+        rows = self.rows({"users": ids[:, 0], "items": ids[:, 1]})
+        return self.line(rows["users"] * rows["items"]).squeeze(-1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_collection_trains_as_tables_of_torch_do(shards: Shards, count: int) -> None:
+    client = shards.up(count).client()
+    specs = [TableSpec(name, 6, initializer="normal", **SGD) for name in ("users", "items")]  # type: ignore[arg-type]
+    worker = Worker(client, Pair(EmbeddingCollection(client, specs)), settings={"rate": 0.1})
+    every = np.arange(40)
+    tables = {
+        name: torch.nn.Embedding.from_pretrained(
+            torch.from_numpy(np.array(client.pull(name, every))), freeze=False
+        )
+        for name in ("users", "items")
+    }
+    twin = Pair(lambda ids: {name: tables[name](each) for name, each in ids.items()})
+    steps = torch.optim.SGD(
+        [*twin.parameters(), *(each.weight for each in tables.values())], lr=0.1
+    )
+    losses = list(worker.fit(batches(40), loss_of))
+    for i, batch in enumerate(batches(40)):
+        steps.zero_grad()
+        loss = loss_of(twin, batch)
+        loss.backward()
+        steps.step()
+        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
+    with pytest.raises(UnknownTable, match=r"no table .others."):
+        worker.module.rows({"others": torch.arange(2)})
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_with_rows_that_were_prefetched(shards: Shards, overlap: bool) -> None:
+    client = shards.up(2).client()
+    rows = Embedding(client, USERS)
+    worker = Worker(client, Model(rows), settings={"rate": 0.1})
+    asked: list[Tensors] = []
+
+    def prefetch(_: Tensors, batch: Tensors) -> None:
+        asked.append(batch)
+        rows.prefetch(batch[0])
+
+    losses = list(worker.fit(batches(30), loss_of, prefetch=prefetch, overlap=overlap))
+    assert (len(losses), len(asked)) == (30, 29)
+
+
+def test_prefetched_rows_are_those_before_a_later_push(shards: Shards) -> None:
+    client = shards.up(2).client()
+    rows = Embedding(client, USERS)
+    client.push("users", [0], np.zeros((1, 6), np.float32))
+    before = client.pull("users", [1])
+    rows.prefetch(torch.tensor([1]))
+    client.push("users", [1], np.ones((1, 6), np.float32))
+    assert (rows(torch.tensor([1])).detach().numpy() == before).all()
+    rows.prefetch(torch.tensor([2]))
+    assert (rows(torch.tensor([1])).detach().numpy() == before - np.float32(0.1)).all()
+    assert (rows(torch.tensor([2])).detach().numpy() == client.pull("users", [2])).all()

@@ -24,6 +24,8 @@ IN_REGION = 2  # flag of a pull and its answer: the rows are in shared memory
 PUSHED = struct.Struct(
     "<4I"
 )  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
+PART_BYTES = 8  # one table or variable of a message about several: u32 its number, u32 how many
+VARIABLE = 1 << 31  # added to the number of a dense variable
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
 _ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -40,6 +42,9 @@ class MessageKind(IntEnum):
     ANSWER = 4
     REFUSED = 5
     SHARE = 6
+    PULL_TABLES = 7
+    PUSH_STEP = 8
+    PULL_DENSE = 9
 
 
 class RefusalCode(IntEnum):
@@ -84,7 +89,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     """Parse a header of 64 bytes. Raises FrameError."""
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
-    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 6 or head.payload_bytes % 8:
+    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 9 or head.payload_bytes % 8:
         raise FrameError(
             "the shard sent bytes that are not a message of this protocol.",
             hint="Is it a shard of another version of clipper?",

@@ -6,14 +6,16 @@ start and stop at any time.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from clipper.errors import InvalidInput, StalePush, StateLost
-from clipper.params.client.client import Client
+from clipper.errors import InvalidInput, StalePush, StateLost, UnknownTable
+from clipper.params.client.client import Client, Pending, StepResult
 from clipper.params.tables import TableSpec
+from clipper_core.params.row_parts import combine, distinct
 
 try:
     import torch
@@ -21,8 +23,78 @@ try:
 except ImportError as error:
     raise ImportError("clipper.params.torch needs torch: pip install torch") from error
 
+Ids = npt.NDArray[np.int64]
+RowGradients = tuple[Ids, npt.NDArray[np.float32]]  # ids, and f32[n, dim]
+Batch = Any  # whatever the caller trains by
+Pulled = dict[str, npt.NDArray[np.float32]]
+T = TypeVar("T")
 Combiner = Literal["", "sum", "mean", "sqrtn"]
 TRIES = 64  # of one batch, if its gradients are refused as too old
+
+
+class PulledRows:
+    """The rows that a module has pulled for its next forward passes, and those whose gradients it
+    has not pushed yet. Threads: as the client's.
+
+    tables: the names of the module's tables.
+    """
+
+    def __init__(self, client: Client, tables: Sequence[str]) -> None:
+        self._client, self._tables = client, tables
+        self._asked: list[tuple[str, Ids, Tensor]] = []
+        self._ahead: tuple[dict[str, Ids], Pending[Pulled]] | None = (
+            None  # distinct ids; their rows, to come
+        )
+
+    def prefetch(self, ids: Mapping[str, Ids]) -> None:
+        """Request the rows of distinct ids by table, for the next call of `rows`."""
+        self._ahead = (dict(ids), self._client.prefetch_tables(ids))
+
+    def rows(self, ids: Mapping[str, Ids], keep: bool) -> dict[str, Tensor]:
+        """Return the rows of distinct ids by table, prefetched if they were requested.
+
+        keep: their gradients will be taken.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0].keys() != ids.keys():
+            return self._leaves(ids, self._client.pull_tables(ids), keep)
+        if not all(np.array_equal(ahead[0][name], each) for name, each in ids.items()):
+            return self._leaves(ids, self._client.pull_tables(ids), keep)
+        return self._leaves(ids, ahead[1].result(), keep)
+
+    def _leaves(self, ids: Mapping[str, Ids], pulled: Pulled, keep: bool) -> dict[str, Tensor]:
+        found = {name: torch.from_numpy(rows) for name, rows in pulled.items()}
+        if keep:
+            for name, rows in found.items():
+                rows.requires_grad_(True)
+                self._asked.append((name, ids[name], rows))
+        return found
+
+    def take_gradients(self, without: int | None = None) -> dict[str, RowGradients]:
+        """Return (ids, each once; f32[n, dim]) by table of what was pulled since the last call.
+
+        without: an id that learns nothing.
+        """
+        asked, self._asked = self._asked, []
+        found = {}
+        for name in self._tables:
+            parts = [
+                (ids, rows.grad.numpy())
+                for table, ids, rows in asked
+                if table == name and rows.grad is not None
+            ]
+            if len(parts) == 1:
+                each, gradients = parts[0]
+            elif parts:
+                each, gradients = combine(*map(np.concatenate, zip(*parts, strict=True)))
+            else:
+                continue
+            if without is not None:
+                kept = each != without
+                each, gradients = each[kept], gradients[kept]
+            if each.size:
+                found[name] = (each, gradients)
+        return found
 
 
 class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the type checker everywhere
@@ -49,7 +121,7 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         client.create(spec)
         self.spec, self.combiner, self.padding = spec, combiner, padding
         self._client = client
-        self._asked: list[tuple[Any, Tensor]] = []
+        self._rows = PulledRows(client, (spec.name,))
 
     def extra_repr(self) -> str:
         """Return the table and its width, as `print(module)` shows them."""
@@ -57,18 +129,20 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
             f", combiner={self.combiner!r}" if self.combiner else ""
         )
 
+    def prefetch(self, ids: Tensor) -> None:
+        """Request the rows of the ids of the next forward pass, and do not wait for them.
+
+        They are as they were before pushes that follow this request.
+        """
+        self._rows.prefetch({self.spec.name: _distinct(ids)[0]})
+
     def forward(self, ids: Tensor) -> Tensor:
         """Pull the rows of these ids, and combine them if the module has a combiner."""
-        each, where = np.unique(
-            ids.detach().cpu().numpy().astype(np.int64, copy=False).reshape(-1), return_inverse=True
-        )
-        rows = torch.from_numpy(self._client.pull(self.spec.name, each))
-        if self.training and torch.is_grad_enabled():
-            rows.requires_grad_(True)
-            self._asked.append((each, rows))
-        found = nn.functional.embedding(torch.from_numpy(where).reshape(ids.shape), rows).to(
-            ids.device
-        )
+        each, where = _distinct(ids)
+        rows = self._rows.rows({self.spec.name: each}, self.training and torch.is_grad_enabled())
+        found = nn.functional.embedding(
+            torch.from_numpy(where).reshape(ids.shape), rows[self.spec.name]
+        ).to(ids.device)
         there = None
         if self.padding is not None:
             there = (ids != self.padding).unsqueeze(-1)
@@ -86,26 +160,69 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         )
         return total / (count if self.combiner == "mean" else count.sqrt())
 
-    def take_gradients(self) -> tuple[Any, Any] | None:
-        """(ids i64[n], each once; f32[n, dim]) of what was asked since the last call; None when
-        nothing has a gradient."""
-        asked, self._asked = self._asked, []
-        parts = [(ids, rows.grad.numpy()) for ids, rows in asked if rows.grad is not None]
-        if not parts:
-            return None
-        ids, where = np.unique(np.concatenate([one for one, _ in parts]), return_inverse=True)
-        gradients = np.zeros((ids.size, self.spec.dim), np.float32)
-        np.add.at(gradients, where, np.concatenate([one for _, one in parts]))
-        if self.padding is not None:
-            kept = ids != self.padding
-            ids, gradients = ids[kept], gradients[kept]
-        return (ids, gradients) if ids.size else None
+    @property
+    def specs(self) -> tuple[TableSpec, ...]:
+        """The module's table."""
+        return (self.spec,)
+
+    def take_gradients(self) -> dict[str, RowGradients]:
+        """Return {table: (ids i64[n], each once; f32[n, dim])} of what was asked since the last
+        call; nothing if nothing has a gradient."""
+        return self._rows.take_gradients(self.padding)
 
     def push(self, scale: float = 1.0) -> None:
-        """The gradients of what was asked since the last push, to the shards."""
-        found = self.take_gradients()
-        if found is not None:
-            self._client.push(self.spec.name, *found, scale=scale)
+        """Push the gradients of what was asked since the last push to the shards."""
+        for table, found in self.take_gradients().items():
+            self._client.push(table, *found, scale=scale)
+
+
+class EmbeddingCollection(nn.Module):  # type: ignore[misc]  # as Embedding
+    """Several tables, whose rows are pulled in one message for each shard.
+
+    forward({table: ids i64[...]}) -> {table: f32[..., dim]}. Train it with a Worker, which pushes
+    the gradients of all tables in one message. Threads: as the client's.
+    """
+
+    def __init__(self, client: Client, specs: Sequence[TableSpec]) -> None:
+        super().__init__()
+        for spec in specs:
+            client.create(spec)
+        self.specs = tuple(specs)
+        self._rows = PulledRows(client, tuple(spec.name for spec in specs))
+
+    def extra_repr(self) -> str:
+        """Return the tables and their widths, as `print(module)` shows them."""
+        return ", ".join(f"{spec.name!r}, dim={spec.dim}" for spec in self.specs)
+
+    def prefetch(self, ids: Mapping[str, Tensor]) -> None:
+        """Request the rows of the ids of the next forward pass, and do not wait for them.
+
+        They are as they were before pushes that follow this request.
+        """
+        self._rows.prefetch({table: _distinct(each)[0] for table, each in ids.items()})
+
+    def forward(self, ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pull the rows of these ids. Raises UnknownTable for a table that is not the module's."""
+        known = [spec.name for spec in self.specs]
+        for table in ids:
+            if table not in known:
+                raise UnknownTable.named(table, known)
+        each = {table: _distinct(given) for table, given in ids.items()}
+        rows = self._rows.rows(
+            {table: once for table, (once, _) in each.items()},
+            self.training and torch.is_grad_enabled(),
+        )
+        return {
+            table: nn.functional.embedding(
+                torch.from_numpy(where).reshape(ids[table].shape), rows[table]
+            ).to(ids[table].device)
+            for table, (_, where) in each.items()
+        }
+
+    def take_gradients(self) -> dict[str, RowGradients]:
+        """Return {table: (ids i64[n], each once; f32[n, dim])} of what was asked since the last
+        call."""
+        return self._rows.take_gradients()
 
 
 class Worker:
@@ -129,22 +246,27 @@ class Worker:
         self.client, self.module, self.pull_every = client, module, max(1, pull_every)
         self.steps = self.refused = 0
         self.no_room = 0  # ids whose gradients were dropped, because their table is full
-        self._embeddings = [one for one in module.modules() if isinstance(one, Embedding)]
+        self._embeddings = [
+            one for one in module.modules() if isinstance(one, Embedding | EmbeddingCollection)
+        ]
         self._dense = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._versions = [-1] * len(client)
         self.restored = 0  # shards that lost their state and got the model again
         self._optimizer, self._settings = optimizer, settings or {}
+        self._ahead: Pending[tuple[list[int], Pulled]] | None = (
+            None  # dense variables of the next step
+        )
         self._restored(self._push_model)
 
     def _push_model(self) -> None:
         self.client.push_model(
             {name: one.detach().numpy() for name, one in self._dense.items()},
-            tables=[one.spec for one in self._embeddings],
+            tables=[spec for one in self._embeddings for spec in one.specs],
             optimizer=self._optimizer,
             optimizer_settings=self._settings,
         )
 
-    def _restored(self, ask: Callable[[], Any]) -> Any:
+    def _restored(self, ask: Callable[[], T]) -> T:
         """What is asked of the shards; those that have lost all they had get the model as it is
         here, and are asked again."""
         try:
@@ -157,7 +279,12 @@ class Worker:
     def pull(self) -> None:
         """Dense variables that have changed since; a shard that has lost its own is pushed the
         model as it is here."""
-        versions, found = self._restored(lambda: self.client.pull_variables(self._versions))
+        ahead, self._ahead = self._ahead, None
+        versions, found = self._restored(
+            ahead.result
+            if ahead is not None
+            else lambda: self.client.pull_variables(self._versions)
+        )
         with torch.no_grad():
             for name, value in found.items():
                 if name in self._dense:
@@ -167,13 +294,20 @@ class Worker:
         self._versions = versions
 
     def step(
-        self, loss_of: Callable[[nn.Module], Tensor], *, scale: float = 1.0, sequence: int = 0
+        self,
+        loss_of: Callable[[nn.Module], Tensor],
+        *,
+        scale: float = 1.0,
+        sequence: int = 0,
+        prefetch: Callable[[nn.Module], None] | None = None,
     ) -> float:
         """One batch: pull, forward, backward, push. loss_of: (module) -> a scalar. -> the loss.
 
         A push that is refused as too old is computed anew from newer parameters, up to 64 times;
         shards that have taken it do not take it again. sequence: that of ShardAway or StalePush, to
-        do the same batch again: alike. Raises StalePush, and what the client raises.
+        do the same batch again: alike. prefetch: called when the gradients are on their way; what
+        it requests, and the dense variables, come with the answer to them. Raises StalePush, and
+        what the client raises.
         """
         self.module.train()
         for turn in range(TRIES):
@@ -182,43 +316,84 @@ class Worker:
             self.module.zero_grad(set_to_none=True)
             loss = loss_of(self.module)
             loss.backward()
-            pushed = self._push(scale, sequence)
+            pending = self._push(scale, sequence)
+            if prefetch is not None:
+                if (self.steps + 1) % self.pull_every == 0:
+                    self._ahead = self.client.prefetch_variables(self._versions)
+                prefetch(self.module)
+            pushed = pending.result()
             self.no_room += pushed["no_room"]
             if pushed["accepted"]:
                 self.steps += 1
                 return float(loss.detach())
             self.refused += 1
+            self._ahead = None
             sequence = pushed["sequence"]
         why = f"a batch was refused {TRIES} times: others are that much faster."
         raise StalePush(why, hint="Use fewer workers, or a larger lag_max.", sequence=sequence)
 
-    def _push(self, scale: float, sequence: int) -> dict[str, Any]:
+    def _push(self, scale: float, sequence: int) -> Pending[StepResult]:
         dense = {
             name: one.grad.numpy() for name, one in self._dense.items() if one.grad is not None
         }
-        rows: dict[str, tuple[Any, Any]] = {}
+        rows: dict[str, RowGradients] = {}
         for one in self._embeddings:
-            found = one.take_gradients()
-            if found is not None:
-                before = rows.get(one.spec.name)
-                rows[one.spec.name] = found if before is None else _joined(before, found)
+            for table, found in one.take_gradients().items():
+                before = rows.get(table)
+                rows[table] = found if before is None else _joined(before, found)
         versions = [max(0, version) for version in self._versions]
-        return self.client.push_gradients(
+        return self.client.start_push_gradients(
             dense, rows, versions=versions, scale=scale, sequence=sequence
         )
 
     def fit(
-        self, batches: Iterable[Any], loss_of: Callable[[nn.Module, Any], Tensor]
+        self,
+        batches: Iterable[Batch],
+        loss_of: Callable[[nn.Module, Batch], Tensor],
+        *,
+        prefetch: Callable[[nn.Module, Batch], None] | None = None,
+        overlap: bool = False,
     ) -> Iterator[float]:
-        """The loss of each batch, as it is trained. loss_of: (module, batch) -> a scalar."""
-        for batch in batches:
-            yield self.step(functools.partial(_of_batch, loss_of, batch))
+        """Yield the loss of each batch, as it is trained. loss_of: (module, batch) -> a scalar.
+
+        prefetch: (module, batch), called with the next batch when the gradients of this one are on
+        their way; it calls `prefetch` of the module's embeddings. What a step needs comes in one
+        round trip then, and has this worker's last push. overlap: call it before the backward pass
+        instead, so that rows come while the step is computed; they lack the last push.
+        """
+        each = iter(batches)
+        batch = next(each, _END)
+        while batch is not _END:
+            following = next(each, _END)
+            step = functools.partial(_of_batch, loss_of, batch)
+            ahead = None
+            if prefetch is not None and following is not _END:
+                ahead = functools.partial(_of_batch, prefetch, following)
+                if overlap:
+                    step, ahead = functools.partial(_with_prefetch, step, ahead), None
+            yield self.step(step, prefetch=ahead)
+            batch = following
 
 
-def _of_batch(loss_of: Callable[[nn.Module, Any], Tensor], batch: Any, module: nn.Module) -> Tensor:
-    return loss_of(module, batch)
+_END: Batch = object()
 
 
-def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Join the gradients of one table from two layers; the shards sum those of equal ids."""
+def _with_prefetch(
+    step: Callable[[nn.Module], Tensor], prefetch: Callable[[nn.Module], None], module: nn.Module
+) -> Tensor:
+    loss = step(module)
+    prefetch(module)
+    return loss
+
+
+def _distinct(ids: Tensor) -> tuple[Ids, Ids]:
+    return distinct(ids.detach().cpu().numpy().astype(np.int64, copy=False).reshape(-1))
+
+
+def _of_batch(run: Callable[[nn.Module, Batch], T], batch: Batch, module: nn.Module) -> T:
+    return run(module, batch)
+
+
+def _joined(one: RowGradients, other: RowGradients) -> RowGradients:
+    """Join the gradients of one table from two modules; the shards sum those of equal ids."""
     return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])

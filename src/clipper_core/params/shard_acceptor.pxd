@@ -2,7 +2,7 @@
 # admitted yet (strangers).
 #
 # Threads: the loop's.
-from clipper_core.params.shard_connection cimport ShardConnection, ShardLoopState
+from clipper_core.params.shard_state cimport ShardConnection, ShardLoopState
 from clipper_core.runtime.machine cimport u64
 
 cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil

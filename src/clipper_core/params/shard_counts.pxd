@@ -9,7 +9,7 @@ from clipper_core.runtime.machine cimport atomic, u32, u64
 
 cdef enum:
     COUNTED_MAX = 1024          # tables
-    REASONS_MAX = 128           # a Status, or a refusal of shard_connection.hpp
+    REASONS_MAX = 128           # a Status, or a refusal of shard_state.hpp
 
 cdef cppclass TableCounts:
     atomic[u64] pulled          # rows asked for

@@ -5,14 +5,15 @@
 # locks (embedding_rows).
 #
 # Threads: run() is the loop thread's body; the rest any.
-from clipper_core.params.shard_connection cimport ShardLoopState
 from clipper_core.params.shard_counts cimport Counts
 from clipper_core.params.shard_log cimport Follower
+from clipper_core.params.shard_state cimport ShardLoopState
 from clipper_core.runtime.machine cimport u32
 
 cdef class ShardLoop:
     cdef ShardLoopState* state
     cdef list tables            # kept alive
+    cdef list variables         # as well
     cdef readonly Counts counts
 
     cdef Follower* _follower(self, u32 number) except NULL

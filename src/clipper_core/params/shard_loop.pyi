@@ -2,8 +2,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
 from clipper_core.params.shard_counts import Counts
 
+_F32 = npt.NDArray[np.float32]
 _Whom = tuple[int, int, int]
 _Head = tuple[int, int, int, int, int, int, int, float]
 
@@ -30,6 +32,13 @@ class ShardLoop:
     def run(self) -> None: ...
     def stop(self) -> None: ...
     def add_table(self, table: Table, *, by_python: bool = False) -> int: ...
+    def set_variables(
+        self,
+        variables: list[tuple[_F32, _F32, npt.NDArray[np.uint64]]],
+        optimizer: Optimizer | None = None,
+        *,
+        by_python: bool = False,
+    ) -> None: ...
     def stale(self, *, lag_max: int = 0, slows: bool = False) -> None: ...
     @property
     def spins(self) -> int: ...

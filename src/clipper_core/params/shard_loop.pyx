@@ -11,13 +11,15 @@ from clipper_core.params.embedding cimport Table
 from clipper_core.params.shard_acceptor cimport (
     connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
 )
-from clipper_core.params.shard_connection cimport (
-    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call, Reply,
-    ShardConnection, ShardHead, is_busy, padded, shard_answer, take_frames,
-)
+from clipper_core.params.shard_connection cimport is_busy, take_frames
+from clipper_core.params.optimizer cimport Optimizer
 from clipper_core.params.shard_counts cimport Counts, counts_refuse
 from clipper_core.params.shard_log cimport Held, Sequences
 from clipper_core.params.shard_region cimport receive_with
+from clipper_core.params.shard_state cimport (
+    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
+    DenseVariable, Reply, ShardConnection, ShardHead, padded, shard_answer,
+)
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport (
@@ -262,7 +264,7 @@ cdef class ShardLoop:
                   u64 log_ids_max=1 << 24,
                   u64 shared_bytes_max=1 << 30, u64 spin_us=0, u64 hello_us=5_000_000):
         cdef ShardLoopState* s = make[ShardLoopState]()
-        self.state, self.tables, self.counts = s, [], Counts()
+        self.state, self.tables, self.variables, self.counts = s, [], [], Counts()
         if s == NULL or not (make_room(s.callers, connections_max)
                              and make_room(s.unused, connections_max)):
             raise_for(NO_MEMORY, f"no memory for a shard's {connections_max} connections")
@@ -349,6 +351,40 @@ cdef class ShardLoop:
         self.tables.append(table)
         s.place_count.store(number + 1, release)
         return number
+
+    def set_variables(self, list variables not None, Optimizer optimizer=None, *,
+                      bint by_python=False):
+        """Take dense variables, in the order of their numbers, as what steps change and pulls read.
+
+        variables: (value f32[...], state f32[slots, n], marks u64[2]: its steps, and the version
+        that changed it last), all contiguous; whoever else reads or changes their memory holds
+        pushes meanwhile. optimizer: of all of them; None: no worker has initialized them yet.
+        by_python: steps are calls. Not while pushes are held. Raises StatusError (BAD_INPUT) for
+        arrays of another shape, dtype or order.
+        """
+        cdef ShardLoopState* s = self.state
+        cdef vector[DenseVariable] each
+        cdef DenseVariable one
+        cdef cnp.ndarray value, state, marks
+        for value, state, marks in variables:
+            slots = optimizer.rule.slots if optimizer is not None else 0
+            if (value.dtype != np.float32 or state.dtype != np.float32 or marks.dtype != np.uint64
+                    or marks.size != 2 or state.size != slots * value.size
+                    or not all(cnp.PyArray_IS_C_CONTIGUOUS(a) for a in (value, state, marks))):
+                raise_for(BAD_INPUT, "a dense variable is f32, with its state f32 and marks u64[2]")
+            one.value = <float*> cnp.PyArray_DATA(value)
+            one.state = <float*> cnp.PyArray_DATA(state)
+            one.marks = <u64*> cnp.PyArray_DATA(marks)
+            one.n = cnp.PyArray_SIZE(value)
+            each.push_back(one)
+        with nogil:
+            s.still.lock()
+        s.variables.swap(each)
+        s.has_model, s.steps_by_python = optimizer is not None, by_python
+        if optimizer is not None:
+            s.dense_rule = optimizer.rule
+        s.still.unlock()
+        self.variables = variables
 
     # -- what is known of it
 

@@ -4,20 +4,38 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable
-from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
-from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, MessageKind, padding, unpacked
+from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable, UnknownVariable
+from clipper.params.client.connection import (
+    RequestPart,
+    ShardConnection,
+    ShardRequest,
+    addresses_in,
+    call,
+)
+from clipper.params.frames import (
+    DTYPES,
+    DUPLICATE,
+    PART_BYTES,
+    PUSHED,
+    Head,
+    MessageKind,
+    RefusalCode,
+    padding,
+    unpacked,
+)
 from clipper.params.partition import Ids, shard_of_name, split_by_shard
 from clipper.params.tables import TableSpec
 from clipper_container.params.push_identity import PushIdentity, renew_after_fork
+from clipper_core.params.row_parts import put_rows, split_parts
 
 Array = npt.NDArray[Any]
+Buffer = Any  # bytes, or an array's memory
 Variables = Mapping[str, npt.NDArray[np.float32]]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 SPIN_US = 50
@@ -43,14 +61,34 @@ class Pushed(msgspec.Struct, frozen=True):
     evicted: int = 0
 
 
-class Prefetched:
-    """Rows that were requested and are on their way."""
+class StepResult(TypedDict):
+    """Result of a step of a whole model.
 
-    def __init__(self, take: Callable[[], Array]) -> None:
+    accepted: by all shards. versions, why: of each shard; `why` is empty if it was accepted.
+    no_room: ids that found a table full.
+    """
+
+    accepted: bool
+    versions: list[int]
+    why: list[str]
+    sequence: int
+    no_room: int
+
+
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """An answer of the shards that was requested and is on its way."""
+
+    def __init__(self, take: Callable[[], Result]) -> None:
         self._take = take
 
-    def result(self) -> Array:
-        """Return the rows, as `Client.pull` does. To be called once."""
+    def result(self) -> Result:
+        """Wait for the answer, and return it. To be called once.
+
+        Raises what the method raises that waits at once.
+        """
         return self._take()
 
 
@@ -200,9 +238,22 @@ class Client:
             return np.take(self._pulling(table, each, dtype)(), where, axis=0)
         return self._pulling(table, as_ids(ids), dtype)()
 
-    def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Prefetched:
+    def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Pending[Array]:
         """Request rows now; `result()` of what is returned waits for them."""
-        return Prefetched(self._pulling(table, as_ids(ids), dtype))
+        return Pending(self._pulling(table, as_ids(ids), dtype))
+
+    def pull_tables(self, ids: Mapping[str, npt.ArrayLike], dtype: str = "f32") -> dict[str, Array]:
+        """Return the rows of several tables, requested in one message for each shard.
+
+        ids: table -> i64[n] or u64[n]. dtype: as of `pull`. Raises what `pull` raises.
+        """
+        return self._pulling_tables(ids, dtype)()
+
+    def prefetch_tables(
+        self, ids: Mapping[str, npt.ArrayLike], dtype: str = "f32"
+    ) -> Pending[dict[str, Array]]:
+        """Request rows of several tables now; `result()` of what is returned waits for them."""
+        return Pending(self._pulling_tables(ids, dtype))
 
     def push(
         self,
@@ -282,18 +333,27 @@ class Client:
         since: versions; shards that have no newer one send no variables. Raises InvalidInput before
         any worker has initialized the variables.
         """
-        versions, found = [], {}
-        for connection, said in self.call_all(
-            "pull_variables", each=[{"since": v} for v in since] if since is not None else None
-        ):
-            if not said["initialized"]:
-                raise InvalidInput(
-                    f"{connection.name} has no variables yet.",
-                    hint="Push them first: client.push_model({...}).",
-                )
-            versions.append(int(said["version"]))
-            found.update(said["variables"])
-        return versions, found
+        return self.prefetch_variables(since).result()
+
+    def prefetch_variables(
+        self, since: Sequence[int] | None = None
+    ) -> Pending[tuple[list[int], dict[str, Array]]]:
+        """Request dense variables now; `result()` of what is returned waits for them."""
+        asks = [
+            (i, ShardRequest(Head(MessageKind.PULL_DENSE, model=since[i] + 1 if since else 0)))
+            for i in range(len(self.connections))
+        ]
+        sent = self._sent(asks)
+
+        def take() -> tuple[list[int], dict[str, Array]]:
+            versions, found = [], {}
+            for shard, ask, until in sent:
+                head = self._wait_with_retries(shard, ask, until)
+                found.update(self._dense_in(shard, head.rows, ask.body))
+                versions.append(head.model)
+            return versions, found
+
+        return Pending(take)
 
     def push_gradients(
         self,
@@ -303,7 +363,7 @@ class Client:
         versions: Sequence[int] | None = None,
         scale: float = 1.0,
         sequence: int = 0,
-    ) -> dict[str, Any]:
+    ) -> StepResult:
         """Push one step of a whole model: gradients of dense variables, and of rows by table.
 
         rows: table -> (ids, f32[n, dim]). versions: of each shard, that the gradients were computed
@@ -314,28 +374,34 @@ class Client:
         Asynchronous shards decide each for itself: gradients that are computed anew and pushed with
         the same sequence are applied only where they were refused.
         """
+        return self.start_push_gradients(
+            variables, rows, versions=versions, scale=scale, sequence=sequence
+        ).result()
+
+    def start_push_gradients(
+        self,
+        variables: Variables | None = None,
+        rows: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]] | None = None,
+        *,
+        versions: Sequence[int] | None = None,
+        scale: float = 1.0,
+        sequence: int = 0,
+    ) -> Pending[StepResult]:
+        """Send what `push_gradients` pushes; `result()` of what is returned waits for the answers.
+
+        What is requested after this sees the push. The gradients must not change before `result`.
+        Synchronous shards are waited for here.
+        """
         sequence = sequence or self._new_sequence()
-        parts: list[dict[str, Any]] = [
-            {"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})
-        ]
-        for table, (ids, gradients) in (rows or {}).items():
-            each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
-            if given.shape != (each.size, self.spec(table).dim):
-                raise _misshapen(table, each.size, self.spec(table).dim, given)
-            for shard, places in split_by_shard(each, len(self.connections)):
-                parts[shard]["rows"][table] = {"ids": each[places], "gradients": given[places]}
-        for shard, part in enumerate(parts):
-            part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
-            part["version"] = versions[shard] if versions is not None else 0
+        dense = self._by_shard(variables or {})
+        tables = {name: self._checked_rows(name, *given) for name, given in (rows or {}).items()}
+        if not self.connections[0].frame_bytes_max:
+            self.call_all("tables")  # connects, which tells the mode
         with _numbered(sequence):
-            answers = self._push_parts(parts)
-        return {
-            "accepted": all(said["accepted"] for said in answers),
-            "versions": [int(said["version"]) for said in answers],
-            "why": [said.get("why", "") for said in answers],
-            "sequence": sequence,
-            "no_room": sum(int(said.get("no_room", 0)) for said in answers),
-        }
+            if self.connections[0].mode == "sync":
+                gathered = self._push_gathered(dense, tables, versions, scale, sequence)
+                return Pending(lambda: gathered)
+            return self._push_step(dense, tables, versions, scale, sequence)
 
     # -- calls
 
@@ -359,22 +425,124 @@ class Client:
 
     # -- inside
 
-    def _push_parts(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Push to all shards. Synchronous ones check first; then shard 0 decides, and the others
-        follow."""
-        if self.connections[0].mode != "sync" or len(self.connections) == 1:
-            return [said for _, said in self.call_all("push_gradients", each=parts)]
-        self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
-        first = self.call(0, "push_gradients", **parts[0])
-        if not first["accepted"]:
-            return [first] * len(parts)
-        step = {"step": first["step"]}
-        return [
-            said
-            for _, said in self.call_all(
-                "push_gradients", each=[{**part, **step} for part in parts]
+    def _checked_rows(
+        self, table: str, ids: npt.ArrayLike, gradients: npt.ArrayLike
+    ) -> tuple[Ids, Array]:
+        each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
+        if given.shape != (each.size, self.spec(table).dim):
+            raise _misshapen(table, each.size, self.spec(table).dim, given)
+        return each, given
+
+    def _push_step(
+        self,
+        dense: list[dict[str, Array]],
+        tables: Mapping[str, tuple[Ids, Array]],
+        versions: Sequence[int] | None,
+        scale: float,
+        sequence: int,
+    ) -> Pending[StepResult]:
+        """Push a step to asynchronous shards: to each its part, in one message."""
+        parts: list[list[RequestPart]] = [[] for _ in dense]
+        buffers: list[list[Buffer]] = [[] for _ in dense]
+        names, given = list(tables), list(tables.values())
+        for shard, numbers, counts, ids, places in self._split([ids for ids, _ in given]):
+            self._check_tables(shard, [names[n] for n in numbers])
+            at = 0
+            for number, count in zip(numbers, counts, strict=True):
+                gradients = given[number][1]
+                if places is not None:
+                    gradients = np.take(gradients, places[at : at + count], axis=0)
+                parts[shard].append(RequestPart(names[number], count))
+                mine = ids[number] if places is None else ids[0][at : at + count]
+                buffers[shard] += mine, gradients.reshape(-1), padding(gradients.nbytes)
+                at += count
+        for shard, variables in enumerate(dense):
+            for name, value in variables.items():
+                self._check_variable(shard, name, value)
+                parts[shard].append(RequestPart(name, value.size, is_variable=True))
+                buffers[shard] += value.reshape(-1), padding(value.nbytes)
+        asks = []
+        for shard, each in enumerate(parts):
+            size = PART_BYTES * len(each) + sum(memoryview(one).nbytes for one in buffers[shard])
+            head = Head(
+                MessageKind.PUSH_STEP,
+                rows=len(each),
+                worker=self.worker,
+                sequence=sequence,
+                model=versions[shard] if versions is not None else 0,
+                scale=scale or 1.0,
+                payload_bytes=size,
             )
-        ]
+            asks.append((shard, ShardRequest(head, buffers[shard], parts=each)))
+        sent = self._sent(asks)
+
+        def take() -> StepResult:
+            try:
+                with _numbered(sequence):
+                    return self._step_answers(sent, sequence)
+            except InvalidInput:
+                _check_finite(dense, tables)
+                raise
+
+        return Pending(take)
+
+    def _step_answers(
+        self, sent: Sequence[tuple[int, ShardRequest, float]], sequence: int
+    ) -> StepResult:
+        why: list[str] = []
+        versions: list[int] = []
+        no_room = 0
+        for shard, ask, until in sent:
+            try:
+                head = self._wait_with_retries(shard, ask, until)
+            except StalePush as error:
+                if ask.answer is None or ask.answer.rows != RefusalCode.TOO_STALE:
+                    raise
+                head = ask.answer
+                why.append(error.message)
+            else:
+                why.append("")
+                no_room += PUSHED.unpack(ask.body)[2] if len(ask.body) == PUSHED.size else 0
+            versions.append(head.model)
+        return {
+            "accepted": not any(why),
+            "versions": versions,
+            "why": why,
+            "sequence": sequence,
+            "no_room": no_room,
+        }
+
+    def _push_gathered(
+        self,
+        dense: list[dict[str, Array]],
+        tables: Mapping[str, tuple[Ids, Array]],
+        versions: Sequence[int] | None,
+        scale: float,
+        sequence: int,
+    ) -> StepResult:
+        """Push to synchronous shards. All but shard 0 check first; then shard 0 decides, and the
+        others follow."""
+        parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in dense]
+        for table, (ids, gradients) in tables.items():
+            for shard, places in split_by_shard(ids, len(parts)):
+                parts[shard]["rows"][table] = {"ids": ids[places], "gradients": gradients[places]}
+        for shard, part in enumerate(parts):
+            part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
+            part["version"] = versions[shard] if versions is not None else 0
+        if len(parts) > 1:
+            self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
+        first = self.call(0, "push_gradients", **parts[0])
+        answers = [first] * len(parts)
+        if first["accepted"] and len(parts) > 1:
+            each = [{**part, "step": first["step"]} for part in parts]
+            answers = [said for _, said in self.call_all("push_gradients", each=each)]
+        return {
+            "accepted": all(said["accepted"] for said in answers),
+            "versions": [int(said["version"]) for said in answers],
+            "why": [said.get("why", "") for said in answers],
+            "sequence": sequence,
+            "no_room": sum(int(said.get("no_room", 0)) for said in answers),
+        }
 
     def _new_sequence(self) -> int:
         """Return the next sequence number, above all that the shards know of this worker number.
@@ -403,13 +571,78 @@ class Client:
     def _of_rows(
         self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0
     ) -> ShardRequest:
-        connection = self.connections[shard]
-        if table not in connection.tables:
-            found = self.call(shard, "tables")["numbers"]
-            connection.tables.update({str(name): int(number) for name, number in found.items()})
-            if table not in connection.tables:
-                raise UnknownTable.named(table, connection.tables)
+        self._check_tables(shard, [table])
         return ShardRequest(head, buffers, table=table, expects=expects)
+
+    def _check_tables(self, shard: int, tables: Sequence[str]) -> None:
+        """Learn the numbers of tables on a shard. Raises UnknownTable."""
+        known = self.connections[shard].tables
+        if not all(table in known for table in tables):
+            self.connections[shard].note_names(self.call(shard, "tables"), "numbers")
+            known = self.connections[shard].tables
+            for table in tables:
+                if table not in known:
+                    raise UnknownTable.named(table, known)
+
+    def _check_variable(self, shard: int, name: str, gradient: Array) -> None:
+        """Raise UnknownVariable, or InvalidInput for another shape."""
+        connection = self.connections[shard]
+        if name not in connection.variables:
+            connection.note_names(self.call(shard, "tables"), "numbers")
+            if name not in connection.variables:
+                raise UnknownVariable.named(
+                    name, {one for each in self.connections for one in each.variables}
+                )
+        shape = connection.variables[name][1]
+        if gradient.shape != shape:
+            raise InvalidInput(
+                f"variable {name!r}: its gradient is {list(gradient.shape)}, and it is"
+                f" {list(shape)}."
+            )
+
+    def _dense_in(self, shard: int, count: int, body: memoryview) -> dict[str, Array]:
+        """Return the variables of an answer to PULL_DENSE. Raises InvalidInput before any worker
+        has initialized them."""
+        connection = self.connections[shard]
+        if not np.frombuffer(body, np.uint64, 1)[0]:
+            raise InvalidInput(
+                f"{connection.name} has no variables yet.",
+                hint="Push them first: client.push_model({...}).",
+            )
+        parts = np.frombuffer(body, np.uint32, 2 * count, 8).reshape(count, 2).tolist()
+        if count and max(number for number, _ in parts) >= len(connection.variables):
+            connection.note_names(self.call(shard, "tables"), "numbers")
+        names = list(connection.variables.items())
+        found, at = {}, 8 + PART_BYTES * count
+        for number, n in parts:
+            name, (_, shape) = names[number]
+            found[name] = np.frombuffer(body, np.float32, n, at).reshape(shape)
+            at += 4 * n + 4 * n % 8
+        return found
+
+    def _split(
+        self, each: Sequence[Ids]
+    ) -> Sequence[tuple[int, Sequence[int], Sequence[int], Sequence[Ids], Ids | None]]:
+        """Return (shard, numbers of the parts, their sizes, arrays with the ids, their places) for
+        each shard that has some. With one shard the arrays are `each`, and the places None."""
+        if len(self.connections) > 1:
+            return [
+                (shard, numbers, sizes, (ids,), places)
+                for shard, numbers, sizes, ids, places in split_parts(each, len(self.connections))
+            ]
+        numbers = [n for n, ids in enumerate(each) if ids.size]
+        return [(0, numbers, [each[n].size for n in numbers], each, None)] if numbers else []
+
+    def _sent(
+        self, asks: Sequence[tuple[int, ShardRequest]]
+    ) -> list[tuple[int, ShardRequest, float]]:
+        """Send all requests. Raises TooLarge before anything is sent."""
+        until = time.monotonic() + self.patience_s
+        for shard, ask in asks:
+            self.connections[shard].check(ask)
+        for shard, ask in asks:
+            self._try_to_send(shard, ask, until)
+        return [(shard, ask, until) for shard, ask in asks]
 
     def _parts(self, ids: Ids) -> list[tuple[int, Ids, npt.NDArray[np.intp] | None]]:
         """Return (shard, its ids, their positions; None for all) for each shard that has some."""
@@ -422,12 +655,10 @@ class Client:
 
     def _request_all(self, asks: Sequence[tuple[int, ShardRequest]]) -> list[tuple[int, Head]]:
         """Send all requests, then wait for the answers. Raises TooLarge before anything is sent."""
-        until = time.monotonic() + self.patience_s
-        for shard, ask in asks:
-            self.connections[shard].check(ask)
-        for shard, ask in asks:
-            self._try_to_send(shard, ask, until)
-        return [(shard, self._wait_with_retries(shard, ask, until)) for shard, ask in asks]
+        return [
+            (shard, self._wait_with_retries(shard, ask, until))
+            for shard, ask, until in self._sent(asks)
+        ]
 
     def _try_to_send(self, shard: int, ask: ShardRequest, until: float) -> None:
         connection = self.connections[shard]
@@ -475,6 +706,69 @@ class Client:
 
         return take
 
+    def _pulling_tables(
+        self, ids: Mapping[str, npt.ArrayLike], dtype: str
+    ) -> Callable[[], dict[str, Array]]:
+        """Send the requests of `pull_tables`; the function that is returned waits for the rows."""
+        if dtype not in DTYPES:
+            raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
+        names, each = list(ids), [as_ids(given) for given in ids.values()]
+        dims, until = [self.spec(name).dim for name in names], time.monotonic() + self.patience_s
+        asks = []
+        for shard, numbers, counts, mine, places in self._split(each):
+            self._check_tables(shard, [names[n] for n in numbers])
+            parts = [RequestPart(names[n], k) for n, k in zip(numbers, counts, strict=True)]
+            size = PART_BYTES * len(parts) + 8 * sum(counts)
+            expects = sum(
+                answer_bytes(k, dims[n], dtype) for n, k in zip(numbers, counts, strict=True)
+            )
+            head = Head(MessageKind.PULL_TABLES, DTYPES[dtype], rows=len(parts), payload_bytes=size)
+            ask = ShardRequest(head, mine, parts=parts, expects=expects)
+            self._try_to_send(shard, ask, until)
+            asks.append((shard, ask, numbers, counts, places))
+
+        def take() -> dict[str, Array]:
+            of = _NUMPY.get(dtype, np.float32)
+            found: dict[str, Array] = {}
+            for n, name in enumerate(names):
+                if not each[n].size or len(self.connections) > 1:
+                    found[name] = np.empty((each[n].size, dims[n]), of)
+            for shard, ask, numbers, counts, places in asks:
+                self._wait_with_retries(shard, ask, until)
+                at = first = 0
+                for n, count in zip(numbers, counts, strict=True):
+                    rows = rows_in(ask.body[at:], count, dims[n], dtype)
+                    at += answer_bytes(count, dims[n], dtype)
+                    if places is None:
+                        found[names[n]] = rows
+                    elif of is np.float32:
+                        put_rows(found[names[n]], places[first : first + count], rows)
+                    else:
+                        found[names[n]][places[first : first + count]] = rows
+                    first += count
+            return found
+
+        return take
+
+
+def _check_finite(
+    dense: Sequence[Mapping[str, Array]], tables: Mapping[str, tuple[Ids, Array]]
+) -> None:
+    """Raise InvalidInput that names the first gradient that is not finite."""
+    for name, value in ((name, value) for mine in dense for name, value in mine.items()):
+        if not np.isfinite(value).all():
+            raise InvalidInput(
+                f"variable {name!r}: its gradient holds NaN or infinity.",
+                hint="Nothing was changed.",
+            )
+    for name, (ids, gradients) in tables.items():
+        bad = ids[~np.isfinite(gradients).all(axis=1)]
+        if bad.size:
+            raise InvalidInput(
+                f"table {name!r}: the gradient of id {bad[0]} holds NaN or infinity.",
+                hint="Nothing was changed.",
+            )
+
 
 @contextlib.contextmanager
 def _numbered(sequence: int) -> Iterator[None]:
@@ -516,4 +810,4 @@ def as_ids(ids: npt.ArrayLike) -> Ids:
     return np.ascontiguousarray(array, np.int64)
 
 
-__all__ = ["Client", "Prefetched", "Pushed", "as_ids"]
+__all__ = ["Client", "Pending", "Pushed", "StepResult", "as_ids"]

@@ -15,9 +15,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,13 @@ from clipper.errors import (
     ShardAway,
     TooLarge,
     UnknownTable,
+    UnknownVariable,
 )
 from clipper.params import frames
 from clipper.params.frames import (
     HEAD_BYTES,
     IN_REGION,
+    VARIABLE,
     Head,
     MessageKind,
     RefusalCode,
@@ -53,14 +55,34 @@ PAUSE_S_MAX = 0.1
 _AGAIN = (RefusalCode.NOT_READY, RefusalCode.OTHER_EPOCH)
 
 
+class RequestPart(NamedTuple):
+    """One table or dense variable of a request. size: number of ids, or of a variable's floats."""
+
+    name: str
+    size: int
+    is_variable: bool = False
+
+
 class ShardRequest:
     """A request: its header without id and epoch, the buffers of its payload, and its answer.
 
-    table: name of the table; its number may differ in each life of the shard. expects: size of a
-    pull's answer, which may arrive in shared memory; `body` has the rows either way.
+    table: name of the table; its number may differ in each life of the shard. parts: of a message
+    about several, the tables or dense variables with their numbers of ids or floats. expects: size
+    of a pull's answer, which may arrive in shared memory; `body` has the rows either way.
     """
 
-    __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "sequence", "table")
+    __slots__ = (
+        "answer",
+        "block",
+        "body",
+        "buffers",
+        "expects",
+        "head",
+        "id",
+        "parts",
+        "sequence",
+        "table",
+    )
 
     def __init__(
         self,
@@ -68,10 +90,12 @@ class ShardRequest:
         buffers: Sequence[Buffer] = (),
         *,
         table: str = "",
+        parts: Sequence["RequestPart"] = (),
         expects: int = 0,
         sequence: int = 0,
     ) -> None:
         self.head, self.buffers, self.table, self.expects = head, buffers, table, expects
+        self.parts = parts
         self.sequence = sequence or head.sequence  # of a push, else 0
         self.id = 0
         self.answer: Head | None = None
@@ -124,6 +148,7 @@ class ShardConnection:
         self.frame_bytes_max = 0  # limit of a payload; 0: unknown
         self.mode = "async"
         self.tables: dict[str, int] = {}
+        self.variables: dict[str, tuple[int, tuple[int, ...]]] = {}  # name -> number, shape
         self._ready = self._lost = False  # at connect: it serves; it has lost its state
 
     @property
@@ -220,8 +245,11 @@ class ShardConnection:
     def _send(self, ask: ShardRequest) -> None:
         assert self._socket is not None
         kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = ask.head
+        buffers: list[Buffer] = [one for one in ask.buffers if len(one)]
         if ask.table:
             table = self._number(ask.table)
+        elif ask.parts:
+            buffers.insert(0, self._part_numbers(ask.parts))
         ask.block = None
         if ask.expects >= SHARED_BYTES_MIN:
             place = self._sharing.place(ask.expects)
@@ -237,22 +265,43 @@ class ShardConnection:
         epoch = 0 if kind == MessageKind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
-        self._write(
-            [head, *(one for one in ask.buffers if len(one))], HEAD_BYTES + ask.head.payload_bytes
-        )
+        self._write([head, *buffers], HEAD_BYTES + ask.head.payload_bytes)
+
+    def _part_numbers(self, parts: Sequence[RequestPart]) -> bytes:
+        each: list[int] = []
+        for name, size, is_variable in parts:
+            each += self._variable(name) | VARIABLE if is_variable else self._number(name), size
+        return struct.pack(f"<{len(each)}I", *each)
 
     def _number(self, table: str) -> int:
-        if table not in self.tables and not self._ready:
-            lost = self._lost
-            self.close()  # hello tells the tables when it has recovered
-            if lost:
-                raise refusal(
-                    Head(MessageKind.REFUSED, rows=RefusalCode.STATE_LOST), b"", self.name
-                )
-            raise ConnectionError("it recovers")
         if table not in self.tables:
+            self._check_ready()
             raise UnknownTable.named(table, self.tables)
         return self.tables[table]
+
+    def _variable(self, name: str) -> int:
+        if name not in self.variables:
+            self._check_ready()
+            raise UnknownVariable.named(name, self.variables)
+        return self.variables[name][0]
+
+    def _check_ready(self) -> None:
+        """Raise ConnectionError or StateLost if the shard did not serve when it was connected."""
+        if self._ready:
+            return
+        lost = self._lost
+        self.close()  # hello tells the tables when it has recovered
+        if lost:
+            raise refusal(Head(MessageKind.REFUSED, rows=RefusalCode.STATE_LOST), b"", self.name)
+        raise ConnectionError("it recovers")
+
+    def note_names(self, said: Mapping[str, Any], numbers: str) -> None:
+        """Note the numbers of tables and dense variables that the shard tells."""
+        self.tables.update(
+            {str(name): int(number) for name, number in said.get(numbers, {}).items()}
+        )
+        each = enumerate(said.get("variables", ()))
+        self.variables = {str(name): (i, tuple(map(int, shape))) for i, (name, shape) in each}
 
     def _share(self, fd: int) -> None:
         """Send the descriptor of shared memory.
@@ -352,9 +401,8 @@ class ShardConnection:
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
             self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
-            self.tables = {
-                str(name): int(number) for name, number in said.get("tables", {}).items()
-            }
+            self.tables = {}
+            self.note_names(said, "tables")
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
                 self._sharing.enable(int(said.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):

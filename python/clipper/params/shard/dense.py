@@ -18,18 +18,26 @@ NAME_MAX = 1024
 
 
 class Variable:
-    """A dense variable. changed: the version of the model that last changed its value."""
+    """A dense variable. Its arrays are shared with the core, which applies steps to them.
 
-    __slots__ = ("changed", "name", "state", "steps", "value")
+    marks: u64[2], its steps and the version of the model that last changed its value.
+    """
+
+    __slots__ = ("marks", "name", "state", "value")
 
     def __init__(self, name: str, value: F32, state: F32, steps: int = 0, changed: int = 0) -> None:
-        self.name, self.value, self.state, self.steps, self.changed = (
-            name,
-            value,
-            state,
-            steps,
-            changed,
-        )
+        self.name, self.value, self.state = name, value, state
+        self.marks = np.array([steps, changed], np.uint64)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return int(self.marks[0])
+
+    @property
+    def changed(self) -> int:
+        """Version of the model that last changed the value."""
+        return int(self.marks[1])
 
 
 class Dense:
@@ -64,9 +72,13 @@ class Dense:
             self._add(Variable(name, value, rule.state(value.size), 0, version))
         return True
 
+    def names(self) -> list[tuple[str, list[int]]]:
+        """Return the name and shape of each variable, in the order of their numbers."""
+        return [(one.name, list(one.value.shape)) for one in self.variables]
+
     def newer(self, version: int) -> dict[str, F32]:
-        """Return the variables that have changed since a version; -1: all."""
-        return {one.name: one.value for one in self.variables if one.changed > version}
+        """Return copies of the variables that have changed since a version; -1: all."""
+        return {one.name: one.value.copy() for one in self.variables if one.changed > version}
 
     def check(self, gradients: Mapping[str, Any]) -> dict[int, F32]:
         """Return checked gradients by number.
@@ -91,8 +103,7 @@ class Dense:
         """Apply one optimizer step per gradient, as returned by check()."""
         for number, gradient in gradients.items():
             one = self.variables[number]
-            one.steps += 1
-            one.changed = version
+            one.marks[:] = one.steps + 1, version
             self.optimizer.step(
                 one.value.reshape(-1), one.state, gradient.reshape(-1), one.steps, scale
             )

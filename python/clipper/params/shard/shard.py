@@ -190,6 +190,7 @@ class Shard:
         self.training = self._training(parameters)
         for table in parameters.tables:
             self.door.add_table(table, by_python=self.training.by_python)
+        self._serve_variables()
         for worker, window in found.seen.items():
             self.door.saw(worker, window)
         self.door.version, self.door.epoch = found.version, found.epoch
@@ -200,6 +201,15 @@ class Shard:
             self.mark.set()
         self._housekeeping()
         self.door.ready, self.door.state_lost = True, False
+
+    def _serve_variables(self) -> None:
+        """Have the core pull and push the dense variables."""
+        dense = self.parameters.dense
+        self.door.set_variables(
+            [(one.value, one.state, one.marks) for one in dense.variables],
+            dense.optimizer if dense.initialized else None,
+            by_python=self.training.by_python,
+        )
 
     def refuse_until_begin_anew(self, epoch: int, begins: Callable[[], None]) -> None:
         """Refuse pulls and pushes until `begin_anew`, since the state was lost. Threads: the
@@ -261,7 +271,8 @@ class Shard:
 
     def _answer(self, call_id: CallId, head: tuple[Any, ...], body: bytes) -> None:
         try:
-            said = {"call": "push_rows"} if head[0] == MessageKind.PUSH else unpacked(body)
+            is_call = head[0] == MessageKind.CALL
+            said = unpacked(body) if is_call else {"call": "push_rows"}
             name = str(said.get("call"))
             if name == "hello":
                 self._hello(said, call_id)
@@ -400,6 +411,7 @@ class Shard:
             "shard": self.config.number,
             "shards": self.config.shards,
             "tables": self.parameters.numbers(),
+            "variables": self.parameters.dense.names(),
         }
         worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
         answer["mode"] = self.config.settings.mode
@@ -425,7 +437,11 @@ class Shard:
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
-        return {"tables": specs, "numbers": self.parameters.numbers()}
+        return {
+            "tables": specs,
+            "numbers": self.parameters.numbers(),
+            "variables": self.parameters.dense.names(),
+        }
 
     def _push_model(self, said: Piece, call_id: CallId) -> None:
         settings = said.get("optimizer_settings") or {}
@@ -442,6 +458,7 @@ class Shard:
             if first:
                 self.door.version = version
         if first:
+            self._serve_variables()
             self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
         self._answer_when_replicated(
@@ -452,12 +469,9 @@ class Shard:
         since, dense = said.get("since", -1), self.parameters.dense
         if not isinstance(since, int):
             raise InvalidInput(f"since is a version, not {since!r}.")
-        version = self.door.version
-        return {
-            "initialized": dense.initialized,
-            "version": version,
-            "variables": dense.newer(since),
-        }
+        with pushes_paused(self.door):
+            version, newer = self.door.version, dense.newer(since)
+        return {"initialized": dense.initialized, "version": version, "variables": newer}
 
     def _push_gradients(self, said: Piece, call_id: CallId) -> None:
         self._answer_when_replicated(self.training.push(said), call_id)

@@ -13,7 +13,10 @@ enum ShardKind {
     SHARD_CALL = 3,
     SHARD_ANSWER = 4,
     SHARD_REFUSED = 5,
-    SHARD_SHARE = 6
+    SHARD_SHARE = 6,
+    SHARD_PULL_TABLES = 7,  // rows of several tables
+    SHARD_PUSH_STEP = 8,    // one step of a model: rows of several tables, and dense variables
+    SHARD_PULL_DENSE = 9    // dense variables that have changed
 };
 
 // How a request is refused: a Status, or one of these.
@@ -39,9 +42,16 @@ struct ShardHead {
 };
 static_assert(sizeof(ShardHead) == 64, "as the document has it");
 
+// One table, or one dense variable, in a message about several.
+struct ShardPart {
+    std::uint32_t table;  // its number; kDenseBit and the number of a dense variable
+    std::uint32_t n;      // ids; floats of a dense variable
+};
+constexpr std::uint32_t kDenseBit = 1u << 31;
+
 inline bool shard_head_is_one(const ShardHead& h) {
     return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL &&
-           h.kind <= SHARD_SHARE && h.payload_bytes % 8 == 0;
+           h.kind <= SHARD_PULL_DENSE && h.payload_bytes % 8 == 0;
 }
 
 inline ShardHead shard_answer(const ShardHead& to, std::uint8_t kind, std::uint64_t epoch,

@@ -1,0 +1,179 @@
+# The state of a shard's loop: its tables, dense variables and connections, and the head of its
+# messages.
+#
+# Threads: the loop's, but for what is atomic, the posts and the log.
+from libcpp.vector cimport vector
+from clipper_core.params.embedding_rows cimport Distinct, Pushed, Rows
+from clipper_core.params.optimizer cimport Rule
+from clipper_core.params.shard_counts cimport ShardCounts
+from clipper_core.params.shard_log cimport ShardLog, mutex
+from clipper_core.params.shard_region cimport Region
+from clipper_core.runtime.byte_buffer cimport Bytes, Post
+from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
+from clipper_core.runtime.spin cimport Spin
+
+cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
+    cdef enum ShardKind:
+        SHARD_PULL
+        SHARD_PUSH
+        SHARD_CALL
+        SHARD_ANSWER
+        SHARD_REFUSED
+        SHARD_SHARE
+        SHARD_PULL_TABLES
+        SHARD_PUSH_STEP
+        SHARD_PULL_DENSE
+    cdef enum ShardRefusal:
+        NOT_ADMITTED
+        NOT_READY
+        OTHER_EPOCH
+        TOO_STALE
+        TOO_OLD
+        NOT_SHARED
+        WORKER_IN_USE
+        STATE_LOST
+    cdef cppclass ShardHead:
+        u8 kind
+        u8 dtype
+        u8 flags
+        u32 table
+        u32 rows
+        u64 id
+        u64 epoch               # 0: of any
+        u64 worker
+        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its
+                                # repetition. IN_REGION: where
+        u64 model               # the version it was computed at, 0 for none; of an answer: the
+                                # shard's
+        float scale             # of the rate
+        u32 payload_bytes
+    cdef cppclass ShardPart:
+        u32 table
+        u32 n
+    u32 kDenseBit
+    bint shard_head_is_one(const ShardHead& head) noexcept
+    ShardHead shard_answer(const ShardHead& to, u8 kind, u64 epoch, u64 model) noexcept
+    u64 padded(u64 nbytes) noexcept
+
+cdef enum:
+    HEAD_BYTES = 64
+    TABLES_MAX = 1024
+    DENSE_TABLE = 1024          # of dense variables in the log
+    DUPLICATE = 1               # flag of an answer: this push was applied before
+    IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared
+                                # memory, not behind the head
+    PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
+                                # unadmitted, refused, evicted
+    BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
+
+cdef cppclass Place:            # a table as the loop has it
+    Rows* rows
+    atomic[u64]* pushes
+    float* spare                # a row
+    u32 flags
+
+cdef cppclass DenseVariable:    # its memory belongs to Python
+    float* value
+    float* state
+    u64* marks                  # [2]: steps, and the version that last changed its value
+    u64 n
+
+cdef cppclass PartWork:         # one part of a push, and what became of it
+    u32 table                   # or the number of a variable
+    u32 n
+    bint variable
+    const i64* ids
+    const float* gradients
+    Distinct distinct
+    Pushed pushed
+
+cdef cppclass ShardConnection:
+    int fd
+    u32 number
+    u32 generation              # of this number: answers to the one before it go nowhere
+    bint admitted
+    bint closing                # when its output is sent
+    bint watched                # for room to write
+    u32 events                  # that the loop is told of
+    u32 calls                   # with Python now
+    atomic[u32] unanswered      # the generation of a connection that an answer could not be made
+                                # for: it is closed
+    u64 skip                    # bytes of a payload that was refused as too large: they are read
+                                # and dropped
+    u64 worker                  # as its hello said; 0: it pushes nothing
+    u64 incarnation             # of the client that has this worker number; 0: it did not say
+    u64 since_us                # accepted
+    # of those that are not admitted yet, in the order in which they were accepted
+    ShardConnection* older
+    ShardConnection* newer
+    bint local                  # a unix socket
+    Region region               # that it shares
+    Bytes input
+    Bytes output
+
+cdef cppclass Call:             # what Python is to answer
+    u32 conn
+    u32 generation
+    ShardHead head
+    Bytes body
+
+cdef cppclass Reply:            # an answer on its way to the loop
+    u32 conn
+    u32 generation
+    bint admit
+    bint close
+    u64 worker                  # of the one that is admitted
+    u64 incarnation
+    Bytes bytes
+
+cdef cppclass ShardLoopState:
+    int epoll_fd
+    vector[int] listeners
+    Spin spin
+    bint heard                  # something, in the turn before
+    atomic[u64] spins           # of polling
+    # with room for connections_max from the beginning: any thread may look one up
+    vector[ShardConnection*] callers
+    vector[u32] unused
+    Place[1024] places
+    atomic[u32] place_count
+    Post post                   # of Reply
+    Post calls                  # of Call
+    atomic[u32] starved         # a connection is unanswered
+    ShardLog log
+    mutex still                 # held while a push is applied and noted: who has it reads rows that
+                                # belong together
+    vector[PartWork] works      # of the push that is applied now
+    vector[DenseVariable] variables     # under `still`, as all of these
+    Rule dense_rule
+    bint has_model              # dense variables are initialized
+    bint steps_by_python        # steps of a model are Python's to apply
+    u64 frame_bytes_max
+    u64 shared_bytes_max        # of all regions
+    u32 connections_max
+    u32 strangers_max           # connections that are not admitted yet
+    u32 strangers
+    ShardConnection* oldest     # of them
+    ShardConnection* newest
+    u64 hello_us                # a connection that is not admitted within this time is closed
+    int spare_fd                # closed and opened again to refuse a connection when there are no
+                                # descriptors
+    atomic[u32] stop
+    atomic[u32] ready           # else pulls and pushes are refused: it recovers
+    atomic[u32] state_lost      # and this is why: it has recovered nothing, and there was something
+    atomic[u64] epoch
+    atomic[u64] model           # version: pushes applied
+    atomic[u32] stamp           # marks rows in use
+    atomic[u32] lag_max         # pushes that are staler are refused; 0: none
+    atomic[u32] slows           # a stale push has a smaller rate
+    atomic[u64] pulls
+    atomic[u64] pulled
+    atomic[u64] pushes
+    atomic[u64] pushed
+    atomic[u64] repeated
+    atomic[u64] refused
+    atomic[u64] turned_away     # connections closed before they were admitted, and such as found no
+                                # room
+    atomic[u64] shared_bytes
+    atomic[u32] connections
+    ShardCounts* counts
