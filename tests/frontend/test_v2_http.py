@@ -40,6 +40,7 @@ def test_health(query: Ask) -> None:
 def test_an_application_without_a_container_is_not_ready(
     server: clipper.ClipperServer, query: Ask
 ) -> None:
+    assert query("GET", "/v2/health/ready").status == 200
     server.deploy("gone", lambda rows: rows, input="f64[1]")
     server.app("absent", models=["gone"])
     try:
@@ -47,8 +48,7 @@ def test_an_application_without_a_container_is_not_ready(
         server.scale("gone", 0)
         reply = query("GET", "/v2/models/absent/ready")
         assert (reply.status, reply.json["ready"]) == (503, False)
-        ready = query("GET", "/v2/health/ready")
-        assert (ready.status, ready.json["waiting_for"]) == (503, ["absent"])
+        assert query("GET", "/v2/health/ready").status == 200, "the others are served"
         assert query("GET", "/v2/health/live").status == 200
         index = {
             (row["name"], row.get("version")): row["state"]
@@ -321,3 +321,26 @@ def test_a_model_asked_by_its_name_may_say_nan(count: int) -> None:
         assert np.isnan(rows[:, 0]).all()
         assert (rows[:, 1] == 2.0).all()
         assert np.isnan(server.model("holed").predict(np.ones(2)).result(10)[0])
+
+
+def test_a_server_is_ready_once_its_models_are_and_until_none_is() -> None:
+    with clipper.start(http="127.0.0.1:0", drain_s=0.1) as own:
+
+        def ready() -> tuple[int, list[str]]:
+            reply = ask(own.http_address, "GET", "/v2/health/ready")
+            return reply.status, reply.json.get("waiting_for", [])
+
+        for name in ("one", "two"):
+            own.deploy(name, lambda rows: rows, input="f64[1]", replicas=0)
+            own.app(name, models=[name])
+        assert ready() == (503, ["one", "two"])
+        own.scale("one", 1)
+        own.wait_ready(models=["one"])
+        assert ready() == (503, ["two"]), "no query comes before all are warm"
+        own.scale("two", 1)
+        own.wait_ready()
+        assert ready() == (200, [])
+        own.scale("two", 0)
+        assert ready() == (200, []), "a broken model leaves the others in service"
+        own.scale("one", 0)
+        assert ready() == (503, ["one", "two"])

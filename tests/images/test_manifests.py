@@ -107,9 +107,8 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     result = export("k8s", out, "--from", declared, *more)
     assert result.exit_code == 0, result.output
     (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    assert base["secretGenerator"] == [
-        {"name": "clipper-token", "files": ["secrets/clipper_token"]}
-    ]
+    secret = ["secrets/clipper_token", "secrets/admin_token"]
+    assert base["secretGenerator"] == [{"name": "clipper-token", "files": secret}]
     objects = [
         one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
     ]
@@ -119,7 +118,11 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
     assert len(kinds) == len(objects)
     server = kinds["Deployment", "clipper-server"]["spec"]
-    assert (server["replicas"], server["strategy"]) == (1, {"type": "Recreate"})
+    if more:
+        assert server["replicas"] == 2
+        assert server["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    else:  # its volume has one owner
+        assert (server["replicas"], server["strategy"]) == (1, {"type": "Recreate"})
     container = server["template"]["spec"]["containers"][0]
     assert {"startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources"} <= {
         *container
@@ -247,6 +250,42 @@ def test_exported_containers_dial_in_at_an_exported_server(
             engine.run("rm", "-f", *made)
 
 
+def rendered(base: Path) -> list[dict[str, Any]]:
+    """Return the objects of a base as `kubectl apply -k` sends them."""
+    words = ["kubectl", "kustomize", str(base)]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return [*yaml.safe_load_all(text)]
+
+
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
+)
+def test_all_exports_fit_into_one_namespace_and_twice(declared: Path, tmp_path: Path) -> None:
+    everything: dict[tuple[str, str], str] = {}
+    for name in ("clipper", "second"):
+        for words in (["--from", declared, "--redis"], ["--mesh", STORE], ["--shards", 2]):
+            out = tmp_path / name / str(words[0])[2:]
+            assert export("k8s", out, *words, "--name", name).exit_code == 0
+            for one in rendered(out):
+                key = one["kind"], one["metadata"]["name"]
+                assert key not in everything, f"{key} is in {everything[key]} and in {out}"
+                everything[key] = str(out)
+                chosen = one.get("spec", {}).get("selector", {})
+                labels = chosen.get("matchLabels", chosen) if isinstance(chosen, dict) else {}
+                instance = labels.get("app.kubernetes.io/instance", f"{name}-")
+                assert instance.startswith(f"{name}-"), f"{key} selects pods of another export"
+                others = re.findall(r'"(?:tcp:)?(?:clipper|second)-[a-z-]+', json.dumps(one))
+                refers = {one.strip('"').removeprefix("tcp:") for one in others} - {"clipper-etcd"}
+                assert all(one.startswith(f"{name}-") for one in refers), f"{key}: {refers}"
+    assert len(everything) > 40
+
+
+def test_a_name_that_objects_cannot_have_is_refused(declared: Path, tmp_path: Path) -> None:
+    result = export("k8s", tmp_path / "out", "--from", declared, "--name", "Big_One")
+    assert result.exit_code == 1
+    assert "--name 'Big_One'" in result.output
+
+
 # -- nodes of a mesh
 
 STORE = "etcd://clipper:secret@etcd.default:2379/clipper?ca=/etc/clipper-etcd/ca.crt"
@@ -284,7 +323,9 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= {*container}
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
     config = load(
-        out / "node.toml", {"CLIPPER_SERVER__STATE": STORE}, server={"insecure": True}
+        out / "node.toml",
+        {"CLIPPER_SERVER__STATE": STORE, "CLIPPER_HTTP__TOKEN": "t"},
+        server={"insecure": True},
     )  # as `clipper node` has it
     assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
     assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
@@ -296,6 +337,7 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     bound = {"http": config.http.address, "grpc": config.grpc.address}
     bound |= {"peers": config.mesh.peers, "models": config.server.address}
+    bound |= {"admin": config.http.admin}
     assert {name: int(at.rpartition(":")[2]) for name, at in bound.items()} == ports
     for (kind, _), one in kinds.items():
         if kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
@@ -326,6 +368,7 @@ def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_
         "POD_NAME",
         "POD_IP",
         "CLIPPER_SERVER__STATE",
+        "CLIPPER_HTTP__TOKEN",
     }
 
 

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,6 +199,27 @@ def compose(
     help="With --shards: of each one's volume.  [by its memory]",
 )
 @click.option("--together", is_flag=True, help="With --shards: several may be on one machine.")
+@click.option(
+    "--state",
+    "shared",
+    metavar="URL",
+    default="",
+    help="Keep the state in this Redis or etcd, which pods reach.  [in a volume]",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="With --redis or --state: how many servers share it.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="clipper",
+    show_default=True,
+    help="With which the names of all objects begin: another one for each export of a namespace.",
+)
 def kubernetes(
     command: ServerCommand,
     folder: Path,
@@ -212,16 +234,19 @@ def kubernetes(
     labels: tuple[str, ...],
     gpus: int,
     shards: int | None,
+    shared: str,
+    servers: int,
+    name: str,
     **given: Any,
 ) -> None:
-    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images
+    """Write FOLDER with a base for Kustomize: the servers, a Deployment for each model, the images
     they are built from. With --mesh: a Deployment of nodes, their Service, disruption budget,
     network policy and autoscaler; no server is asked. With --shards: a StatefulSet of shards, with
     what [params] of --from says.
 
     \b
     clipper export k8s cluster && kubectl apply -k cluster
-    clipper export k8s cluster --from clipper.toml --redis
+    clipper export k8s cluster --from clipper.toml --redis --servers 3
     clipper export k8s nodes --mesh etcd://etcd.default:2379/clipper --nodes 3 --nodes-max 10
     clipper export k8s shop --shards 4 --replicas 1 --memory-mib 8192
     """
@@ -233,7 +258,8 @@ def kubernetes(
             raise click.UsageError(
                 "--shards goes without --mesh, --redis and --base: shards run no models"
             )
-        _say(command, folder, _shards(folder, file, shards, **given), _PUSH.format(folder))
+        files = _shards(folder, file, shards, export=name, **given)
+        _say(command, folder, files, _PUSH.format(folder))
         return
     if store is not None:
         if file or redis or base:
@@ -241,12 +267,21 @@ def kubernetes(
                 "--mesh goes without --from, --redis and --base: models of a mesh have no images"
             )
         shipped = MeshShipment(
-            store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus
+            store,
+            nodes,
+            nodes_max,
+            capacity_mib,
+            lru_age_s=lru_age,
+            labels=labels,
+            gpus=gpus,
+            name=name,
         )
         files = write_mesh(shipped, folder)
         _say(command, folder, files, _PUSH.format(folder))
         return
-    with _shipment(command, file, redis, base) as shipment:
+    with _shipment(command, file, redis, base) as found:
+        shipment = replace(found, store=shared, redis=found.redis and not shared)
+        shipment = replace(shipment, servers=servers, name=name)
         files = write_kubernetes(shipment, folder)
         built = [
             f"docker build -t {image.name} {folder}/models/{name}"

@@ -1,8 +1,11 @@
-"""A server and its models for Docker Compose and Kubernetes: manifests and build contexts.
+"""Servers and their models for Docker Compose and Kubernetes: manifests and build contexts.
 
-Every model is a service (Compose) or a Deployment (Kubernetes). It connects to the server over TCP
-with a token from a secret; nothing connects to the models. Management stays inside the server's
-container: `docker compose exec server clipper models`.
+Every model is a service (Compose) or a Deployment (Kubernetes). It connects to the servers over TCP
+with a token from a secret; nothing connects to the models. In Compose management stays inside the
+server's container: `docker compose exec server clipper models`. In Kubernetes it is a Service of
+its own, with another token.
+
+Names of objects begin with the name of the export, so that several fit into one namespace.
 """
 
 import json
@@ -12,18 +15,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from clipper.deploy import sdk
 from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
-from clipper.deploy.yaml import to_yaml
+from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.types import VERSION, Application, InputType, Model
 
 PORT: Final = 7000
 HTTP_PORT: Final = 8000
+ADMIN_PORT: Final = 8002
+EXTRAS: Final = ("etcd", "grpc", "redis", "onnx", "skops")  # of the one image of all exports
+NAME: Final = "clipper"
+AWAY_S: Final = 5  # until all proxies know that a pod left its Service
 SERVER_IMAGE: Final = f"clipper/server:{VERSION}"
 REDIS_IMAGE: Final = "redis:7.4-bookworm"
 _TOML: Final = "/etc/clipper/clipper.toml"
+_DRAIN_S: Final = 10
+_SHARED: Final = ("etcd", "etcds", "redis", "rediss")
+_RECREATE: Final = {"type": "Recreate"}
+_EXPORT: Final = "clipper/export"
 _HEALTHY: Final = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
 _PART: Final = "app.kubernetes.io/component"
 
@@ -31,14 +43,26 @@ _PART: Final = "app.kubernetes.io/component"
 @dataclass(frozen=True, slots=True)
 class Shipment:
     """Models with their images, and applications. redis: store the state there instead of in a
-    volume.
+    volume. store: URL of an existing Redis or etcd, which pods reach; instead of both. servers: of
+    those that share a store; with a volume there is one. name: with which names of objects begin.
     """
 
     models: Mapping[str, tuple[Model, Image]]
     applications: tuple[Application, ...]
     redis: bool = False
+    store: str = ""
+    servers: int = 2
+    name: str = NAME
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether several servers can use the state."""
+        return bool(self.redis or self.store)
 
     def __post_init__(self) -> None:
+        check_export_name(self.name)
+        if self.store:
+            check_shared(self.store)
         there = {str(model.id) for model, _ in self.models.values()} | set(self.models)
         for app in self.applications:
             for link in app.models:
@@ -53,6 +77,25 @@ class Shipment:
                     )
 
 
+def check_export_name(name: str) -> None:
+    """Raise InvalidInput for a name with which names of objects cannot begin."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", name) and "{{" not in name:
+        raise InvalidInput(
+            f"--name {name[:60]!r}: a lower-case letter, then letters, digits and dashes, at most"
+            " 20, as for objects of Kubernetes."
+        )
+
+
+def check_shared(store: str) -> None:
+    """Raise InvalidInput for a URL that is no store that several pods share."""
+    kind, host = store.partition(":")[0], urlsplit(store).netloc.partition(",")[0]
+    if kind not in _SHARED or not host:
+        hint = "Name one that pods reach: etcd://etcd.default:2379/clipper."
+        raise InvalidInput(
+            f"{store.partition('@')[2] or store!r} is no store that several pods share.", hint=hint
+        )
+
+
 def write_compose(shipment: Shipment, folder: Path) -> list[str]:
     """Write the files for Compose; return their paths relative to the folder."""
     return written(
@@ -65,7 +108,12 @@ def write_compose(shipment: Shipment, folder: Path) -> list[str]:
 def write_kubernetes(shipment: Shipment, folder: Path) -> list[str]:
     """Write a base for Kustomize; return the paths relative to the folder."""
     files = {name: to_yaml(*documents) for name, documents in kubernetes(shipment).items()}
-    return written(folder, {**_sources(shipment, "clipper-redis"), **files}, _token())
+    sources = _sources(shipment, f"{shipment.name}-redis", admin=f"0.0.0.0:{ADMIN_PORT}")
+    own = {**_token(), "admin_token": secrets.token_urlsafe(24)}
+    if shipment.store:
+        (folder / "secrets" / "store_url").unlink(missing_ok=True)
+        own["store_url"] = shipment.store
+    return written(folder, {**sources, **files}, own)
 
 
 def _token() -> dict[str, str]:
@@ -92,11 +140,13 @@ def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str,
     return sorted([*files, *(f"secrets/{name}" for name in secret), ".gitignore"])
 
 
-def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
+def _sources(
+    shipment: Shipment, redis: str, admin: str = f"127.0.0.1:{ADMIN_PORT}"
+) -> dict[str, str | bytes]:
     """Return the server's settings and the build contexts."""
     files: dict[str, str | bytes] = {
-        "clipper.toml": server_toml(shipment, redis),
-        "server/Dockerfile": server_dockerfile(("redis",) if shipment.redis else ()),
+        "clipper.toml": server_toml(shipment, redis, admin),
+        "server/Dockerfile": server_dockerfile(EXTRAS),
         f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
     }
     for name, (_, image) in shipment.models.items():
@@ -132,18 +182,24 @@ CMD ["up", "{_TOML}"]
 # -- the server's settings
 
 
-def server_toml(shipment: Shipment, redis: str) -> str:
-    """Return the configuration file of the server in its container."""
+def server_toml(shipment: Shipment, redis: str, admin: str = f"127.0.0.1:{ADMIN_PORT}") -> str:
+    """Return the configuration file of the server in its container. The URL of an existing store is
+    in a secret."""
     server = {
-        "state": f"redis://{redis}:6379/0" if shipment.redis else "/state",
-        **({"folder": "/state"} if shipment.redis else {}),
+        "state": f"redis://{redis}:6379/0"
+        if shipment.redis
+        else ""
+        if shipment.store
+        else "/state",
+        **({"folder": "/state"} if shipment.is_shared else {}),
+        "drain_s": float(_DRAIN_S),
         "address": f"tcp://0.0.0.0:{PORT}",
         "token_file": TOKEN_FILE,
         "log_format": "json",
     }
     http = {
         "address": f"0.0.0.0:{HTTP_PORT}",
-        "admin": "127.0.0.1:8002",
+        "admin": admin,
         "metrics": True,
         "insecure": True,
     }
@@ -161,7 +217,7 @@ def server_toml(shipment: Shipment, redis: str) -> str:
     return "".join(parts)
 
 
-def _model_table(model: Model) -> dict[str, Any]:
+def _model_table(model: Model) -> Document:
     return {
         "version": model.version,
         "replicas": max(model.replicas, 1),
@@ -171,7 +227,7 @@ def _model_table(model: Model) -> dict[str, Any]:
     }
 
 
-def _app_table(app: Application) -> dict[str, Any]:
+def _app_table(app: Application) -> Document:
     return {
         "models": [str(link) for link in app.models],
         "slo_ms": app.slo_ms,
@@ -212,12 +268,12 @@ def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
 # -- Docker Compose
 
 
-def compose(shipment: Shipment) -> dict[str, Any]:
+def compose(shipment: Shipment) -> Document:
     """Return the contents of docker-compose.yml."""
     services = {"server": _compose_server(shipment)}
     for name, (model, image) in shipment.models.items():
-        services[f"model-{_label(name)}"] = _compose_model(name, model, image)
-    volumes: dict[str, Any] = {"state": {}}
+        services[f"model-{label_of(name)}"] = _compose_model(name, model, image)
+    volumes: Document = {"state": {}}
     if shipment.redis:
         keeps = ["redis-server", "--appendonly", "yes", "--appendfsync", "always"]
         services["redis"] = {
@@ -237,7 +293,7 @@ def compose(shipment: Shipment) -> dict[str, Any]:
     }
 
 
-def _compose_server(shipment: Shipment) -> dict[str, Any]:
+def _compose_server(shipment: Shipment) -> Document:
     ready = (
         f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live',"
         " timeout=2)"
@@ -261,10 +317,10 @@ def _compose_server(shipment: Shipment) -> dict[str, Any]:
     }
 
 
-def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
-    limits: dict[str, Any] = {"memory": f"{model.memory_mib}M"} if model.memory_mib else {}
+def _compose_model(name: str, model: Model, image: Image) -> Document:
+    limits: Document = {"memory": f"{model.memory_mib}M"} if model.memory_mib else {}
     limits |= {"cpus": f"{model.cpus:g}"} if model.cpus else {}
-    resources: dict[str, Any] = {"limits": limits} if limits else {}
+    resources: Document = {"limits": limits} if limits else {}
     if model.gpus:
         resources["reservations"] = {
             "devices": [{"driver": "nvidia", "capabilities": ["gpu"], **_devices(model.gpus)}]
@@ -288,7 +344,7 @@ def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
     }
 
 
-def _devices(gpus: str) -> dict[str, Any]:
+def _devices(gpus: str) -> Document:
     if gpus == "all":
         return {"count": "all"}
     return (
@@ -302,7 +358,7 @@ def _threads(model: Model) -> int:
     return max(1, int(model.cpus))
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
     """Convert a name to a DNS label."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
 
@@ -310,19 +366,25 @@ def _label(name: str) -> str:
 # -- Kubernetes
 
 
-def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
+def kubernetes(shipment: Shipment) -> dict[str, list[Document]]:
     """Return the documents of each file of the base."""
-    files = {"server.yaml": list(_server_objects(shipment))}
+    name = shipment.name
+    files = {"server.yaml": list(_server_objects(shipment)), "network.yaml": [_network(shipment)]}
     if shipment.redis:
-        files["redis.yaml"] = list(_redis_objects())
-    for name, (model, image) in shipment.models.items():
-        files[f"model-{_label(name)}.yaml"] = list(_model_objects(name, model, image))
+        files["redis.yaml"] = list(_redis_objects(f"{name}-redis"))
+    for model, (record, image) in shipment.models.items():
+        files[f"model-{label_of(model)}.yaml"] = list(model_objects(name, model, record, image))
+    secret = ["secrets/clipper_token", "secrets/admin_token"]
+    stores = [{"name": f"{name}-store", "files": ["url=secrets/store_url"]}]
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [*files],
-        "configMapGenerator": [{"name": "clipper-settings", "files": ["clipper.toml"]}],
-        "secretGenerator": [{"name": "clipper-token", "files": ["secrets/clipper_token"]}],
+        "configMapGenerator": [{"name": f"{name}-settings", "files": ["clipper.toml"]}],
+        "secretGenerator": [
+            {"name": f"{name}-token", "files": secret},
+            *(stores if shipment.store else ()),
+        ],
     }
     return {"kustomization.yaml": [base], **files}
 
@@ -332,14 +394,14 @@ def mine(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "clipper", "app.kubernetes.io/instance": name}
 
 
-def meta_of(name: str, part: str, **more: Any) -> dict[str, Any]:
+def meta_of(name: str, part: str, **more: Any) -> Document:
     """Return the metadata of an object."""
     return {"name": name, "labels": {**mine(name), _PART: part}, **more}
 
 
 def pod(
-    containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER
-) -> dict[str, Any]:
+    containers: list[Document], volumes: list[Document], grace_s: int, user: int = USER
+) -> Document:
     """Return a pod specification with restricted rights."""
     return {
         "automountServiceAccountToken": False,
@@ -361,22 +423,24 @@ CONFINED: Final = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-_TOKEN_VOLUME: Final = {
-    "name": "token",
-    "secret": {"secretName": "clipper-token", "defaultMode": 0o440},
-}
+
+
+def _token_volume(name: str) -> Document:
+    one = [{"key": "clipper_token", "path": "clipper_token"}]
+    secret = {"secretName": f"{name}-token", "defaultMode": 0o440, "items": one}
+    return {"name": "token", "secret": secret}
+
+
 _TOKEN_MOUNT: Final = {"name": "token", "mountPath": str(Path(TOKEN_FILE).parent), "readOnly": True}
 TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
 
 
-def probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, Any]:
+def probe(action: Mapping[str, Any], period_s: int, failures: int) -> Document:
     """Return a probe."""
     return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def deployment(
-    meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]
-) -> dict[str, Any]:
+def deployment(meta: Document, replicas: int | None, pod: Document, strategy: Document) -> Document:
     """Return a Deployment."""
     name = meta["name"]
     template = {"metadata": _labels_of(meta), "spec": pod}
@@ -389,11 +453,11 @@ def deployment(
     }
 
 
-def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _labels_of(meta: Mapping[str, Any]) -> Document:
     return {key: value for key, value in meta.items() if key in ("labels", "annotations")}
 
 
-def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
+def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> Document:
     """Return a Service."""
     listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
     return {
@@ -404,7 +468,7 @@ def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[s
     }
 
 
-def budget(name: str, part: str) -> dict[str, Any]:
+def budget(name: str, part: str) -> Document:
     """Return a PodDisruptionBudget."""
     return {
         "apiVersion": "policy/v1",
@@ -414,23 +478,73 @@ def budget(name: str, part: str) -> dict[str, Any]:
     }
 
 
-def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
-    name = "clipper-server"
+def spread(name: str) -> list[Document]:
+    """Return constraints that spread a component over zones and machines."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": mine(name)},
+        }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
+
+
+ONE_AT_A_TIME: Final = {  # after its successor is ready
+    "type": "RollingUpdate",
+    "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+}
+
+
+def _server_objects(shipment: Shipment) -> Iterator[Document]:
+    export, name = shipment.name, f"{shipment.name}-server"
+    state = f"{export}-state"
+    volumes = [
+        {"name": "settings", "configMap": {"name": f"{export}-settings"}},
+        _token_volume(export),
+        {"name": "state", "emptyDir": {}}
+        if shipment.is_shared
+        else {"name": "state", "persistentVolumeClaim": {"claimName": state}},
+    ]
+    spec = pod([_server_container(shipment)], volumes, AWAY_S + _DRAIN_S + 15)
+    spec["topologySpreadConstraints"] = spread(name)
+    count, how = (shipment.servers, ONE_AT_A_TIME) if shipment.is_shared else (1, _RECREATE)
+    yield deployment(meta_of(name, "server"), count, spec, how)
+    yield service(export, name, {"http": HTTP_PORT})
+    yield service(f"{export}-admin", name, {"admin": ADMIN_PORT})
+    # Publish pods that are not ready: models connect before the server is ready. Models connect to
+    # every address of this name.
+    yield service(
+        f"{export}-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True
+    )
+    if not shipment.is_shared:
+        yield _claim(state, "server")
+    yield budget(name, "server")
+
+
+def _server_container(shipment: Shipment) -> Document:
     live, ready = (
         {"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready")
     )
-    container = {
+    env = [from_secret("CLIPPER_HTTP__TOKEN", f"{shipment.name}-token", "admin_token")]
+    if shipment.store:
+        env.append(from_secret("CLIPPER_SERVER__STATE", f"{shipment.name}-store", "url"))
+    return {
         "name": "server",
         "image": SERVER_IMAGE,
+        "args": ["up", _TOML],
+        "env": env,
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "admin", "containerPort": ADMIN_PORT},
             {"name": "models", "containerPort": PORT},
         ],
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "startupProbe": probe(live, 2, 60),
         "livenessProbe": probe(live, 10, 3),
-        "readinessProbe": probe(ready, 5, 2),
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+        "readinessProbe": probe(ready, 2, 2),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(AWAY_S)]}}},
         "securityContext": CONFINED,
         "volumeMounts": [
             {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True},
@@ -439,24 +553,37 @@ def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
             TMP_MOUNT,
         ],
     }
-    volumes = [
-        {"name": "settings", "configMap": {"name": "clipper-settings"}},
-        _TOKEN_VOLUME,
-        {"name": "state", "persistentVolumeClaim": {"claimName": "clipper-state"}},
+
+
+def from_secret(variable: str, name: str, key: str) -> Document:
+    """Return an environment variable whose value is in a secret."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _network(shipment: Shipment) -> Document:
+    """Return the network policy of the servers: queries from anywhere; models, which use a token
+    without TLS, from pods of models; management from pods that are labelled so."""
+    models = {"podSelector": {"matchLabels": {_PART: "model", _EXPORT: shipment.name}}}
+    admins = {"podSelector": {"matchLabels": {f"{shipment.name}/admin": "client"}}}
+    allowed = [
+        {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+        {"from": [models], "ports": [{"port": PORT, "protocol": "TCP"}]},
+        {"from": [admins], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
     ]
-    yield deployment(
-        meta_of(name, "server"), 1, pod([container], volumes, 30), {"type": "Recreate"}
-    )
-    yield service("clipper", name, {"http": HTTP_PORT})
-    # Publish pods that are not ready: models connect before the server is ready.
-    yield service(
-        "clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True
-    )
-    yield _claim("clipper-state", "server")
-    yield budget(name, "server")
+    spec = {
+        "podSelector": {"matchLabels": mine(f"{shipment.name}-server")},
+        "policyTypes": ["Ingress"],
+        "ingress": allowed,
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta_of(f"{shipment.name}-server", "server"),
+        "spec": spec,
+    }
 
 
-def _claim(name: str, part: str) -> dict[str, Any]:
+def _claim(name: str, part: str) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -465,8 +592,7 @@ def _claim(name: str, part: str) -> dict[str, Any]:
     }
 
 
-def _redis_objects() -> Iterator[dict[str, Any]]:
-    name = "clipper-redis"
+def _redis_objects(name: str) -> Iterator[Document]:
     alive = {"tcpSocket": {"port": "redis"}}
     container = {
         "name": "redis",
@@ -480,17 +606,16 @@ def _redis_objects() -> Iterator[dict[str, Any]]:
         "volumeMounts": [{"name": "data", "mountPath": "/data"}, TMP_MOUNT],
     }
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
-    yield deployment(
-        meta_of(name, "redis"), 1, pod([container], volumes, 30, user=999), {"type": "Recreate"}
-    )
+    yield deployment(meta_of(name, "redis"), 1, pod([container], volumes, 30, user=999), _RECREATE)
     yield service(name, name, {"redis": 6379})
     yield _claim(name, "redis")
 
 
-def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, Any]]:
-    called = f"clipper-model-{_label(name)}"
+def model_objects(export: str, name: str, model: Model, image: Image) -> Iterator[Document]:
+    """Yield the objects of a model, which connects to all servers of the export."""
+    called = f"{export}-model-{label_of(name)}"
     memory = f"{model.memory_mib or 1024}Mi"
-    resources: dict[str, Any] = {
+    resources: Document = {
         "requests": {"cpu": f"{model.cpus or 1:g}", "memory": f"{model.memory_mib or 256}Mi"},
         "limits": {"memory": memory},
     }
@@ -507,7 +632,13 @@ def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, 
     container = {
         "name": "model",
         "image": image.name,
-        "args": ["--connect", f"tcp:clipper-models:{PORT}", "--threads", str(_threads(model))],
+        "args": [
+            "--connect",
+            f"tcp:{export}-models:{PORT}",
+            "--all-servers",
+            "--threads",
+            str(_threads(model)),
+        ],
         "resources": resources,
         "securityContext": CONFINED,
         "startupProbe": probe(healthy, 5, 60),
@@ -516,9 +647,11 @@ def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, 
         "volumeMounts": [_TOKEN_MOUNT, TMP_MOUNT],
     }
     meta = meta_of(called, "model", annotations={"clipper/model": str(model.id)})
+    meta["labels"] |= {_EXPORT: export}
     few, many = max(model.replicas, 1), model.replicas_max
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    yield deployment(meta, None if many else few, pod([container], [_TOKEN_VOLUME], 30), rolling)
+    spec = pod([container], [_token_volume(export)], 30)
+    spec["topologySpreadConstraints"] = spread(called)
+    yield deployment(meta, None if many else few, spec, ONE_AT_A_TIME)
     if few > 1:
         yield budget(called, "model")
     if many:

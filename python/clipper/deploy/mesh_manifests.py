@@ -7,42 +7,47 @@ of the least recently used model of the mesh with the target: nodes are added wh
 models must be evicted.
 """
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from clipper.deploy import sdk
 from clipper.deploy.manifests import (
+    ADMIN_PORT,
+    AWAY_S,
     CONFINED,
+    EXTRAS,
     HTTP_PORT,
+    NAME,
+    ONE_AT_A_TIME,
     PORT,
     SERVER_IMAGE,
     TMP_MOUNT,
     budget,
+    check_export_name,
+    check_shared,
     deployment,
+    from_secret,
     meta_of,
     mine,
     pod,
     probe,
     server_dockerfile,
     service,
+    spread,
     toml_table,
     written,
 )
-from clipper.deploy.yaml import to_yaml
+from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 
 GRPC_PORT: Final = 8001
 PEERS_PORT: Final = 7001
-EXTRAS: Final = ("etcd", "grpc", "redis", "onnx", "skops")
 METRIC: Final = "clipper_mesh_pressure"
-_NAME: Final = "clipper-node"
 _TOML: Final = "/etc/clipper/node.toml"
-_AWAY_S: Final = 5  # until all proxies know that a pod left its Service
 _QUERIES_S: Final = 10
-_SHARED: Final = ("etcd", "etcds", "redis", "rediss")
 _FULL: Final = 0.9  # share of the capacity above which the age is meaningful
 
 
@@ -50,7 +55,8 @@ _FULL: Final = 0.9  # share of the capacity above which the age is meaningful
 class MeshShipment:
     """Parameters. store: URL reachable from pods. nodes, nodes_max: without nodes_max there is
     no autoscaler. capacity_mib: memory for models per node. drain_s: time to load models
-    elsewhere. lru_age_s: target age. labels: of the nodes. gpus: per node.
+    elsewhere. lru_age_s: target age. labels: of the nodes. gpus: per node. name: with which names
+    of objects begin.
     """
 
     store: str
@@ -61,16 +67,16 @@ class MeshShipment:
     lru_age_s: int = 3600
     labels: tuple[str, ...] = ()
     gpus: int = 0
+    name: str = NAME
+
+    @property
+    def node(self) -> str:
+        """The name of the nodes' objects."""
+        return f"{self.name}-node"
 
     def __post_init__(self) -> None:
-        kind, host = self.store.partition(":")[0], urlsplit(self.store).netloc.partition(",")[0]
-        if kind not in _SHARED or not host:
-            hint = "Name one that pods reach: etcd://etcd.default:2379/clipper."
-            raise InvalidInput(
-                f"{self.store.partition('@')[2] or self.store!r} is no store that several pods"
-                " share.",
-                hint=hint,
-            )
+        check_export_name(self.name)
+        check_shared(self.store)
         if self.nodes_max and self.nodes_max < self.nodes:
             raise InvalidInput(
                 f"nodes_max is {self.nodes_max}, and nodes are {self.nodes} already."
@@ -88,7 +94,8 @@ def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
         sources["prometheus-adapter.yaml"] = _adapter_rules(shipment)
     files = {name: to_yaml(*documents) for name, documents in mesh(shipment).items()}
     (folder / "secrets" / "store_url").unlink(missing_ok=True)
-    return written(folder, {**sources, **files}, {"store_url": shipment.store})
+    own = {"store_url": shipment.store, "admin_token": secrets.token_urlsafe(24)}
+    return written(folder, {**sources, **files}, own)
 
 
 def node_toml(shipment: MeshShipment) -> str:
@@ -103,7 +110,7 @@ def node_toml(shipment: MeshShipment) -> str:
     }
     http = {
         "address": f"0.0.0.0:{HTTP_PORT}",
-        "admin": "127.0.0.1:8002",
+        "admin": f"0.0.0.0:{ADMIN_PORT}",
         "metrics": True,
         "insecure": True,
     }
@@ -128,12 +135,12 @@ def node_toml(shipment: MeshShipment) -> str:
     )
 
 
-def mesh(shipment: MeshShipment) -> dict[str, list[dict[str, Any]]]:
+def mesh(shipment: MeshShipment) -> dict[str, list[Document]]:
     """Return the documents of each file of the base."""
     files = {
         "node.yaml": list(_node_objects(shipment)),
-        "models.yaml": [_models_claim()],
-        "network.yaml": [_network()],
+        "models.yaml": [_models_claim(shipment)],
+        "network.yaml": [_network(shipment)],
     }
     if shipment.nodes_max:
         files["autoscaler.yaml"] = [_autoscaler(shipment)]
@@ -141,51 +148,46 @@ def mesh(shipment: MeshShipment) -> dict[str, list[dict[str, Any]]]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [*files],
-        "configMapGenerator": [{"name": "clipper-node", "files": ["node.toml"]}],
-        "secretGenerator": [{"name": "clipper-store", "files": ["url=secrets/store_url"]}],
+        "configMapGenerator": [{"name": shipment.node, "files": ["node.toml"]}],
+        "secretGenerator": [
+            {"name": f"{shipment.node}-store", "files": ["url=secrets/store_url"]},
+            {"name": f"{shipment.node}-token", "files": ["secrets/admin_token"]},
+        ],
     }
     return {"kustomization.yaml": [base], **files}
 
 
-def _node_objects(shipment: MeshShipment) -> Iterator[dict[str, Any]]:
-    meta = meta_of(_NAME, "node")
+def _node_objects(shipment: MeshShipment) -> Iterator[Document]:
+    name = shipment.node
+    meta = meta_of(name, "node")
     volumes = [
-        {"name": "settings", "configMap": {"name": "clipper-node"}},
+        {"name": "settings", "configMap": {"name": name}},
         {
             "name": "etcd-certificates",
             "secret": {"secretName": "clipper-etcd", "optional": True, "defaultMode": 0o440},
         },
         {
             "name": "models",
-            "persistentVolumeClaim": {"claimName": "clipper-models", "readOnly": True},
+            "persistentVolumeClaim": {"claimName": f"{name}-models", "readOnly": True},
         },
         {"name": "state", "emptyDir": {}},
     ]
-    grace_s = _AWAY_S + shipment.drain_s + _QUERIES_S + 10
+    grace_s = AWAY_S + shipment.drain_s + _QUERIES_S + 10
     spec = pod([_container(shipment)], volumes, grace_s)
-    spec["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": mine(_NAME)},
-        }
-        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
-    ]
+    spec["topologySpreadConstraints"] = spread(name)
     # One at a time, after its successor is ready, so that its models have a place to go.
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    yield deployment(meta, None if shipment.nodes_max else shipment.nodes, spec, rolling)
-    yield service("clipper", _NAME, {"http": HTTP_PORT, "grpc": GRPC_PORT})
-    yield budget(_NAME, "node")
+    yield deployment(meta, None if shipment.nodes_max else shipment.nodes, spec, ONE_AT_A_TIME)
+    yield service(name, name, {"http": HTTP_PORT, "grpc": GRPC_PORT})
+    yield service(f"{name}-admin", name, {"admin": ADMIN_PORT})
+    yield budget(name, "node")
 
 
-def _container(shipment: MeshShipment) -> dict[str, Any]:
+def _container(shipment: MeshShipment) -> Document:
     live, ready = (
         {"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready")
     )
-    url = {"secretKeyRef": {"name": "clipper-store", "key": "url"}}
     memory = shipment.capacity_mib + 1024
-    resources: dict[str, Any] = {
+    resources: Document = {
         "requests": {"cpu": "1", "memory": f"{memory}Mi"},
         "limits": {"memory": f"{memory}Mi"},
     }
@@ -198,11 +200,13 @@ def _container(shipment: MeshShipment) -> dict[str, Any]:
         "env": [
             _field("POD_NAME", "metadata.name"),
             _field("POD_IP", "status.podIP"),
-            {"name": "CLIPPER_SERVER__STATE", "valueFrom": url},
+            from_secret("CLIPPER_SERVER__STATE", f"{shipment.node}-store", "url"),
+            from_secret("CLIPPER_HTTP__TOKEN", f"{shipment.node}-token", "admin_token"),
         ],
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
             {"name": "grpc", "containerPort": GRPC_PORT},
+            {"name": "admin", "containerPort": ADMIN_PORT},
             {"name": "peers", "containerPort": PEERS_PORT},
             {"name": "models", "containerPort": PORT},
         ],
@@ -211,7 +215,7 @@ def _container(shipment: MeshShipment) -> dict[str, Any]:
         "startupProbe": probe(live, 2, 60),
         "livenessProbe": probe(live, 10, 3),
         "readinessProbe": probe(ready, 5, 2),
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_AWAY_S)]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(AWAY_S)]}}},
         "volumeMounts": [
             {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True},
             {"name": "etcd-certificates", "mountPath": "/etc/clipper-etcd", "readOnly": True},
@@ -222,42 +226,48 @@ def _container(shipment: MeshShipment) -> dict[str, Any]:
     }
 
 
-def _field(name: str, path: str) -> dict[str, Any]:
+def _field(name: str, path: str) -> Document:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _models_claim() -> dict[str, Any]:
+def _models_claim(shipment: MeshShipment) -> Document:
     """Return the volume claim of model files, which all nodes mount at the same path."""
     spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "10Gi"}}}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": meta_of("clipper-models", "models"),
+        "metadata": meta_of(f"{shipment.node}-models", "models"),
         "spec": spec,
     }
 
 
-def _network() -> dict[str, Any]:
+def _network(shipment: MeshShipment) -> Document:
     """Return the network policy: queries from anywhere; peers and model hosts, which use a token
-    without TLS, from nodes only.
+    without TLS, from nodes only; management from pods that are labelled so.
     """
     among = [{"port": port, "protocol": "TCP"} for port in (PEERS_PORT, PORT)]
     asked = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GRPC_PORT)]
-    nodes = {"podSelector": {"matchLabels": mine(_NAME)}}
+    nodes = {"podSelector": {"matchLabels": mine(shipment.node)}}
+    admins = {"podSelector": {"matchLabels": {f"{shipment.name}/admin": "client"}}}
+    managed = [{"port": ADMIN_PORT, "protocol": "TCP"}]
     spec = {
         **nodes,
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": asked}, {"from": [nodes], "ports": among}],
+        "ingress": [
+            {"ports": asked},
+            {"from": [nodes], "ports": among},
+            {"from": [admins], "ports": managed},
+        ],
     }
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": meta_of(_NAME, "node"),
+        "metadata": meta_of(shipment.node, "node"),
         "spec": spec,
     }
 
 
-def _autoscaler(shipment: MeshShipment) -> dict[str, Any]:
+def _autoscaler(shipment: MeshShipment) -> Document:
     pressure = {"metric": {"name": METRIC}, "target": {"type": "Value", "value": "1"}}
     behavior = {
         "scaleUp": {
@@ -270,7 +280,7 @@ def _autoscaler(shipment: MeshShipment) -> dict[str, Any]:
         },
     }
     spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": _NAME},
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": shipment.node},
         "minReplicas": shipment.nodes,
         "maxReplicas": shipment.nodes_max,
         "behavior": behavior,
@@ -279,7 +289,7 @@ def _autoscaler(shipment: MeshShipment) -> dict[str, Any]:
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": meta_of(_NAME, "node"),
+        "metadata": meta_of(shipment.node, "node"),
         "spec": spec,
     }
 

@@ -12,16 +12,19 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from clipper.deploy import sdk
 from clipper.deploy.manifests import (
     CONFINED,
+    EXTRAS,
+    NAME,
     SERVER_IMAGE,
     TMP_MOUNT,
     budget,
+    check_export_name,
     meta_of,
     mine,
     pod,
@@ -30,14 +33,13 @@ from clipper.deploy.manifests import (
     service,
     written,
 )
-from clipper.deploy.yaml import to_yaml
+from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.settings.params import ParamsSettings, grpc_address
 
 PORT: Final = 7300
 METRICS_PORT: Final = 7301
 CLIENTS: Final = {"clipper/params": "client"}  # the label of pods that may talk to shards
-NAME: Final = "clipper-params"
 SHARDS_FILE: Final = "shards.json"  # by which shards and clients look for it
 _SET: Final = "/etc/clipper-params"
 _STATE: Final = "/state"
@@ -60,15 +62,22 @@ _WRITES_MIB_S: Final = 50  # writing the last snapshot to a slow volume
 class ParamsShipment:
     """Parameters. settings: of the set, except folder and address. memory_mib: per shard.
     storage_gib: per volume; 0: enough for the retained snapshots of a full shard. together:
-    allow two shards on one machine.
+    allow two shards on one machine. export: with which names of objects begin.
     """
 
     settings: ParamsSettings = field(default_factory=ParamsSettings)
     memory_mib: int = 4096
     storage_gib: int = 0
     together: bool = False
+    export: str = NAME
+
+    @property
+    def name(self) -> str:
+        """The name of the shards' objects."""
+        return f"{self.export}-params"
 
     def __post_init__(self) -> None:
+        check_export_name(self.export)
         settings = self.settings
         if settings.replicas >= settings.shards:
             raise InvalidInput(
@@ -87,14 +96,16 @@ class ParamsShipment:
     @property
     def addresses(self) -> list[str]:
         """Return the address of each shard."""
-        return [f"tcp:{NAME}-{number}.{NAME}:{PORT}" for number in range(self.settings.shards)]
+        return [
+            f"tcp:{self.name}-{number}.{self.name}:{PORT}" for number in range(self.settings.shards)
+        ]
 
     @property
     def grpc_addresses(self) -> list[str]:
         """Return the gRPC address of each shard; empty without gRPC."""
         each = range(self.settings.shards) if self.settings.grpc else ()
         ports = [grpc_address(self.settings, number).rpartition(":")[2] for number in each]
-        return [f"{NAME}-{number}.{NAME}:{port}" for number, port in enumerate(ports)]
+        return [f"{self.name}-{number}.{self.name}:{port}" for number, port in enumerate(ports)]
 
     @property
     def volume_gib(self) -> int:
@@ -108,7 +119,7 @@ def write_params(shipment: ParamsShipment, folder: Path) -> list[str]:
     token = shipment.settings.token or _token_in(folder) or secrets.token_urlsafe(24)
     (folder / "secrets" / SHARDS_FILE).unlink(missing_ok=True)
     sources: dict[str, str | bytes] = {
-        "server/Dockerfile": server_dockerfile(("grpc",) if shipment.settings.grpc else ()),
+        "server/Dockerfile": server_dockerfile(EXTRAS),
         f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
     }
     files = {name: to_yaml(*documents) for name, documents in params(shipment).items()}
@@ -142,13 +153,12 @@ def _grpc(settings: ParamsSettings) -> str:
     return f"0.0.0.0:{grpc_address(settings, 0).rpartition(':')[2]}" if settings.grpc else ""
 
 
-def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
+def params(shipment: ParamsShipment) -> dict[str, list[Document]]:
     """Return the documents of each file of the base."""
-    network = _network(shipment.settings)
     files = {
         "shards.yaml": list(_objects(shipment)),
-        "network.yaml": [network],
-        "priority.yaml": [_priority()],
+        "network.yaml": [_network(shipment)],
+        "priority.yaml": [_priority(shipment)],
     }
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -158,26 +168,27 @@ def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
         # Said for all generators, of which there is one: kubectl before 1.21 knows no other place
         # for it.
         "generatorOptions": {"disableNameSuffixHash": True},
-        "secretGenerator": [{"name": NAME, "files": [f"secrets/{SHARDS_FILE}"]}],
+        "secretGenerator": [{"name": shipment.name, "files": [f"secrets/{SHARDS_FILE}"]}],
     }
     return {"kustomization.yaml": [base], **files}
 
 
-def _objects(shipment: ParamsShipment) -> Iterator[dict[str, Any]]:
-    meta = meta_of(NAME, "params")
+def _objects(shipment: ParamsShipment) -> Iterator[Document]:
+    name = shipment.name
+    meta = meta_of(name, "params")
     # Time for a last snapshot.
     spec = pod(
         [_container(shipment)],
-        [{"name": "set", "secret": {"secretName": NAME, "defaultMode": 0o440}}],
+        [{"name": "set", "secret": {"secretName": name, "defaultMode": 0o440}}],
         30 + shipment.memory_mib // _WRITES_MIB_S,
     )
-    spec |= {"priorityClassName": NAME, "affinity": {"podAntiAffinity": _apart(shipment)}}
+    spec |= {"priorityClassName": name, "affinity": {"podAntiAffinity": _apart(shipment)}}
     spec["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,
             "topologyKey": "topology.kubernetes.io/zone",
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": mine(NAME)},
+            "labelSelector": {"matchLabels": mine(shipment.name)},
         },
     ]
     size = {"requests": {"storage": f"{shipment.volume_gib}Gi"}}
@@ -190,9 +201,9 @@ def _objects(shipment: ParamsShipment) -> Iterator[dict[str, Any]]:
         "kind": "StatefulSet",
         "metadata": meta,
         "spec": {
-            "serviceName": NAME,
+            "serviceName": name,
             "replicas": shipment.settings.shards,
-            "selector": {"matchLabels": mine(NAME)},
+            "selector": {"matchLabels": mine(shipment.name)},
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "RollingUpdate"},
             "persistentVolumeClaimRetentionPolicy": {
@@ -206,11 +217,11 @@ def _objects(shipment: ParamsShipment) -> Iterator[dict[str, Any]]:
             "volumeClaimTemplates": [claim],
         },
     }
-    yield service(NAME, NAME, {"params": PORT}, clusterIP="None", publishNotReadyAddresses=True)
-    yield budget(NAME, "params")
+    yield service(name, name, {"params": PORT}, clusterIP="None", publishNotReadyAddresses=True)
+    yield budget(name, "params")
 
 
-def _container(shipment: ParamsShipment) -> dict[str, Any]:
+def _container(shipment: ParamsShipment) -> Document:
     memory = f"{shipment.memory_mib}Mi"
     alive, ready = (
         _touched(path, within_s) for path, within_s in ((_ALIVE, 60), (f"{_ALIVE}.ready", 10))
@@ -248,7 +259,7 @@ def shard_args() -> list[str]:
     return ["params", "shard", "$(POD_NAME)", *words, "--metrics", f"0.0.0.0:{METRICS_PORT}"]
 
 
-def _touched(path: str, within_s: int) -> dict[str, Any]:
+def _touched(path: str, within_s: int) -> Document:
     """Return the command that checks the alive file, which the shard touches four times a
     second.
     """
@@ -267,15 +278,15 @@ def _touched(path: str, within_s: int) -> dict[str, Any]:
     }
 
 
-def _patient(action: dict[str, Any], period_s: int, failures: int) -> dict[str, Any]:
+def _patient(action: Document, period_s: int, failures: int) -> Document:
     return {**probe(action, period_s, failures), "timeoutSeconds": 10}
 
 
-def _apart(shipment: ParamsShipment) -> dict[str, Any]:
+def _apart(shipment: ParamsShipment) -> Document:
     """Return the anti-affinity that puts no two shards on one machine; Kubernetes has no finer
     rule.
     """
-    term = {"labelSelector": {"matchLabels": mine(NAME)}, "topologyKey": _HOST}
+    term = {"labelSelector": {"matchLabels": mine(shipment.name)}, "topologyKey": _HOST}
     if shipment.together or not shipment.settings.replicas:
         return {
             "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -285,13 +296,14 @@ def _apart(shipment: ParamsShipment) -> dict[str, Any]:
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
-def _network(settings: ParamsSettings) -> dict[str, Any]:
+def _network(shipment: ParamsShipment) -> Document:
     """Return the network policy: shards and pods labelled as clients. Both need a token; traffic
     is not encrypted. Metrics are open, since they contain no rows.
     """
-    shards = {"podSelector": {"matchLabels": mine(NAME)}}
+    settings = shipment.settings
+    shards = {"podSelector": {"matchLabels": mine(shipment.name)}}
     some = [shards, {"podSelector": {"matchLabels": CLIENTS}}]
-    ports: list[dict[str, Any]] = [{"port": PORT, "protocol": "TCP"}]
+    ports: list[Document] = [{"port": PORT, "protocol": "TCP"}]
     if settings.grpc:
         first = int(_grpc(settings).rpartition(":")[2])
         ports.append({"port": first, "endPort": first + settings.shards - 1, "protocol": "TCP"})
@@ -303,13 +315,13 @@ def _network(settings: ParamsSettings) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": meta_of(NAME, "params"),
+        "metadata": meta_of(shipment.name, "params"),
         "spec": spec,
     }
 
 
-def _priority() -> dict[str, Any]:
-    meta = meta_of(NAME, "params")
+def _priority(shipment: ParamsShipment) -> Document:
+    meta = meta_of(shipment.name, "params")
     return {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+Document = dict[str, Any]  # of plain values
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _TAKEN = re.compile(r"(?i:true|false|yes|no|on|off|null|y|n|nan|inf)")
 

@@ -1,7 +1,8 @@
 """The interface between a server and its frontends."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clipper.catalog import Catalog
@@ -23,7 +24,8 @@ class ServerInterface:
     a request that names its models. set_application: creates or changes one, as
     `ClipperServer.app`. stats: `ClipperServer.stats`. closed: True while the server is closing.
     scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh. params: the
-    parameter shards whose tables the models use, or None.
+    parameter shards whose tables the models use, or None. was_ready: set once all applications have
+    had a connected model.
     """
 
     version: str
@@ -37,6 +39,7 @@ class ServerInterface:
     scale: Callable[..., None]
     mesh: MeshFacade | None = None
     params: "ServedSet | None" = None
+    was_ready: threading.Event = field(default_factory=threading.Event)
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
         """Return an SLO in microseconds. Raises InvalidInput if it is out of range."""
@@ -65,9 +68,12 @@ class ServerInterface:
     def unready(self) -> list[str]:
         """Return the reasons why the server is not ready; an empty list if it is ready.
 
-        The reasons are the applications without any connected model, that the server is closing, or
-        that a mesh node has not joined, cannot load models yet, or is leaving. A store that was
-        lost later is no reason: loaded models are served without it.
+        The reasons are that the server is closing, that a mesh node has not joined, cannot load
+        models yet, or is leaving, and the applications without any connected model. The latter
+        count until all have had one, so that no query comes before the models are warm; afterwards
+        they count only when no application has one, so that one broken model does not take the
+        others out of service, here and on every other server. A store that was lost later is no
+        reason: loaded models are served without it.
         """
         if self.closed():
             return ["the server is closing"]
@@ -79,10 +85,11 @@ class ServerInterface:
             return [f"the store {store['name']}"]
         if self.mesh is not None and (waiting := _awaited(self.mesh)):
             return [waiting]
-        running = self.running()
-        return sorted(
-            name for name in self.catalog.view.applications if not self.is_ready(name, running)
-        )
+        running, names = self.running(), self.catalog.view.applications
+        absent = sorted(name for name in names if not self.is_ready(name, running))
+        if not absent:
+            self.was_ready.set()
+        return absent if not self.was_ready.is_set() or len(absent) == len(names) else []
 
 
 def _awaited(mesh: MeshFacade) -> str:

@@ -74,7 +74,7 @@ class InferenceRoutes:
         return answer_json({"live": True})
 
     def ready(self, request: HttpRequest) -> HandlerResult:
-        """Return whether every application has a model with a container; 503 if not."""
+        """Return whether queries can be answered; 503 if not: see ServerInterface.unready."""
 
         def look() -> HttpResponse:
             waiting = self._node.unready()
