@@ -31,6 +31,7 @@ BYSTANDERS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "multiprocessing.spawn",
+    "clipper_container fork-server",  # of a server that the tests share; it ends with the server
     "loky",
     "redis-server",
     "etcd --",

@@ -250,7 +250,8 @@ def test_ps_tells_how_each_model_does_and_what_to_do(here: Path) -> None:
         assert rows["slow"]["error"].endswith("ms, the SLO of slow is 20 ms")
         assert rows["slow"]["next"] == "clipper profile slow:1"
         head, *lines = shell("ps").splitlines()
-        assert head.split()[:7] == ["NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE"]
+        names = ["NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "(PSS)", "START", "QUEUE"]
+        assert head.split()[:9] == names
         assert len(lines) == 4
         assert any(
             line.startswith("fails") and line.endswith("-> clipper logs fails:1") for line in lines

@@ -15,7 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clipper_container.forking import Message
+
+    _Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EXIT_UNHEALTHY = 1
 EXIT_USAGE = 2
@@ -154,6 +159,19 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     serve.add_argument(
+        "--warmup-max",
+        type=int,
+        metavar="N",
+        help="largest batch of the warm-up, and then of all; 0: no warm-up",
+    )
+    serve.add_argument(
+        "--report-fd",
+        type=int,
+        default=-1,
+        metavar="FD",
+        help="socket on which to report the progress of the start",
+    )
+    serve.add_argument(
         "--sha256", default="", metavar="HEX", help="refuse a .pkl file with another SHA-256"
     )
     serve.add_argument(
@@ -171,11 +189,27 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     _add_host(verbs)
+    _add_fork_server(verbs)
     _add_looks(verbs)
     return top
 
 
-def _add_host(verbs: Any) -> None:
+def _add_fork_server(verbs: _Verbs) -> None:
+    fork_server = verbs.add_parser(
+        "fork-server",
+        help="import frameworks once, and fork replicas",
+        description=(
+            "Follow the requests of a deployer on the socket that is standard input: import"
+            " modules, and fork replicas, which then need not import them."
+        ),
+    )
+    fork_server.add_argument(
+        "--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve"
+    )
+    fork_server.set_defaults(threads=1)
+
+
+def _add_host(verbs: _Verbs) -> None:
     host = verbs.add_parser(
         "host",
         help="hold many models for a node of the mesh",
@@ -238,7 +272,7 @@ def _add_host(verbs: Any) -> None:
     )
 
 
-def _add_looks(verbs: Any) -> None:
+def _add_looks(verbs: _Verbs) -> None:
     """Add the verbs that do not serve."""
     check = verbs.add_parser(
         "check",
@@ -290,15 +324,23 @@ def die_with_parent(pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code."""
-    arguments = parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, forked: frozenset[str] | None = None) -> int:
+    """Run the command; return the exit code. forked: in a forked process, the names of the modules
+    that it had then.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words, argparse.Namespace(forked=forked, words=words))
     if arguments.verb == "healthy":
         return _healthy(arguments.path, arguments.within)
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     limit_threads(arguments.threads)
-    return {"check": _check, "host": _host, "serve": _serve}[arguments.verb](arguments)
+    if forked is not None and os.environ["OMP_NUM_THREADS"] != "1":
+        from clipper_container.forking.replica import limit_loaded_threads
+
+        limit_loaded_threads(int(os.environ["OMP_NUM_THREADS"]))
+    verbs = {"check": _check, "fork-server": _fork_server, "host": _host, "serve": _serve}
+    return verbs[arguments.verb](arguments)
 
 
 def _healthy(path: str, within_s: float) -> int:
@@ -333,6 +375,36 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if found["ok"] else EXIT_LOAD_FAILED
 
 
+def _fork_server(arguments: argparse.Namespace) -> int:
+    import socket
+
+    import clipper_container.adapters.function
+    import clipper_container.worker.serve  # noqa: F401  # what every replica imports
+    from clipper_container.forking.fork_server import ReplicaForkServer
+    from clipper_container.forking.preload import Imports
+    from clipper_container.forking.replica import become
+
+    with socket.socket(fileno=os.dup(0)) as connection:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        pid, safe_path = os.getpid(), sys.flags.safe_path
+
+        def replica(asked: Message, fds: Sequence[int]) -> int:
+            return become(fds, lambda words: main(words, frozenset(sys.modules)), pid, safe_path)
+
+        return ReplicaForkServer(connection, replica, Imports()).run()
+
+
+def _start_anew(arguments: argparse.Namespace, token: str, report_fd: int) -> None:
+    """Replace this process by one that was not forked; it has the same number and parent."""
+    words = [*arguments.words, "--report-fd", str(report_fd)]
+    line = [sys.executable, "-X", "faulthandler", "-m", "clipper_container", *words]
+    os.environ[arguments.token_env or "CLIPPER_TOKEN"] = token
+    sys.stdout.flush()
+    os.execv(sys.executable, line)
+
+
 def _host(arguments: argparse.Namespace) -> int:
     from clipper_container.host.control import run
 
@@ -351,6 +423,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from clipper_container.adapters.function import explain, load_target
+    from clipper_container.forking.preload import imported_since
+    from clipper_container.forking.report import Reporter
     from clipper_container.model import as_model
     from clipper_container.wire.transport import StopSwitch, parse_address
     from clipper_container.worker.all_servers import AllServers
@@ -376,12 +450,17 @@ def _serve(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
+    forked, reporter = arguments.forked, Reporter(arguments.report_fd)
     restore = lower()
     try:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code),
             confidence=not arguments.no_confidence,
         )
+        if forked is not None and not model.fork:
+            reporter.say(plain="the model asks for it")
+            restore()
+            _start_anew(arguments, token, reporter.hand_on())
         tables = give_tables(model)
         model.load()
     except Exception as error:
@@ -399,7 +478,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         replica=arguments.replica,
         input=arguments.input or model.input,
         output=arguments.output or model.output,
-        batch_max=model.batch_max if arguments.batch_max is None else arguments.batch_max,
+        batch_max=_least(
+            model.batch_max if arguments.batch_max is None else arguments.batch_max,
+            arguments.warmup_max or 0,
+        ),
         protocol=arguments.protocol,
         token=token,
         retry_singly=arguments.retry_singly,
@@ -414,9 +496,15 @@ def _serve(arguments: argparse.Namespace) -> int:
     options = dataclasses.replace(
         options,
         warm=warm_up(
-            evaluator_of(model, options), options.input, arguments.warmup, options.batch_max
+            evaluator_of(model, options),
+            options.input,
+            "off" if arguments.warmup_max == 0 else arguments.warmup,
+            options.batch_max,
+            lambda rows: reporter.say(warming=rows),
         ),
     )
+    reporter.say(warm=True, **({} if forked is None else imported_since(forked)))
+    reporter.close()
     gc.collect()
     gc.freeze()  # exempt start-up objects from garbage collection
     restore()
@@ -437,6 +525,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         return EXIT_REFUSED
     return 0
+
+
+def _least(*limits: int) -> int:
+    """Return the smallest limit, where 0 stands for none."""
+    return min((limit for limit in limits if limit), default=0)
 
 
 if __name__ == "__main__":

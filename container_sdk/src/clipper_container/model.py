@@ -57,6 +57,9 @@ class Model(ABC):
     In the container `self.tables` is a `clipper_container.tables.Tables`, available from `load` on,
     to pull rows and push gradients.
 
+    fork: False if the model must run in a process that was started anew, never in one forked from
+    a process which has imported its frameworks.
+
     A model that learns from feedback also has `correct`, and may report its own `accuracy`.
     """
 
@@ -64,6 +67,7 @@ class Model(ABC):
     output: str = "any"
     batch_max: int = 0
     sessions: bool = False
+    fork: bool = True
     tables: Any = None
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
@@ -120,6 +124,7 @@ class FunctionModel(Model):
         self.output = getattr(function, "output", "any")
         self.batch_max = getattr(function, "batch_max", 0)
         self.sessions = bool(getattr(function, "sessions", False))
+        self.fork = bool(getattr(function, "fork", True))
 
     def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
         """Call the function."""
@@ -135,6 +140,7 @@ class BorrowedModel(Model):
         self.output = getattr(inner, "output", "any")
         self.batch_max = getattr(inner, "batch_max", 0)
         self.sessions = bool(getattr(inner, "sessions", False))
+        self.fork = bool(getattr(inner, "fork", True))
 
     def load(self) -> None:
         """Call the object's load(), if it has one."""

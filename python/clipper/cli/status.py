@@ -25,7 +25,9 @@ def ps(command: ServerCommand) -> None:
 
     BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it
     has to keep, and how long its rows take. RSS is the memory of its processes on the server's
-    host.
+    host; in brackets PSS, in which a page that n processes share counts 1/n. START is how its
+    processes were started: forked from one that had imported their frameworks, or plain; -o json
+    has the reason.
 
     \b
     clipper ps
@@ -41,7 +43,18 @@ def ps(command: ServerCommand) -> None:
     )
 
 
-PS_HEAD = ("NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE", "BATCH (why)", "LAST ERROR")
+PS_HEAD = (
+    "NAME",
+    "VER",
+    "ROLE",
+    "STATE",
+    "REPL",
+    "RSS (PSS)",
+    "START",
+    "QUEUE",
+    "BATCH (why)",
+    "LAST ERROR",
+)
 
 
 def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
@@ -51,6 +64,9 @@ def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
     batch = f"{row['batch']} ({row['why']})" if row["batch"] else "-"
     error = row["error"] + (f"  -> {row['next']}" if row["next"] and row["error"] else "")
     memory = f"{row['rss_bytes'] / 1e6:.0f} MB" if row["rss_bytes"] else "-"
+    if row.get("pss_bytes"):
+        memory += f" ({row['pss_bytes'] / 1e6:.0f})"
+    starts = {start.partition(":")[0] for start in row.get("starts", {}).values()}
     replicas = f"{row['ready']}/{row['wanted']}"
     return (
         row["name"],
@@ -59,6 +75,7 @@ def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
         row["state"],
         replicas,
         memory,
+        ",".join(sorted(starts)) or "-",
         str(row["queued"]),
         batch,
         error or "-",

@@ -147,7 +147,8 @@ class ReplicaEvent:
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """Status of a replica. restart_count: starts after the first. detail: describes the last
-    exit.
+    exit. start: how its process was started: "forked", "plain: " with the reason, or "" where there
+    is no choice.
     """
 
     name: str
@@ -157,6 +158,7 @@ class ReplicaStatus:
     pid: int = 0
     restart_count: int = 0
     detail: str = ""
+    start: str = ""
 
 
 class LogLines(deque[str]):

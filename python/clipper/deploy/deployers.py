@@ -50,10 +50,17 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
 
 
 class Deployers:
-    """The deployer of a server. on_event: passed to each deployer. Threads: any."""
+    """The deployer of a server. on_event: passed to each deployer. fork: whether processes may be
+    forked from fork servers; containers of engines never are. Threads: any.
+    """
 
     def __init__(
-        self, on_event: OnEvent, policy: RestartPolicy, settings: DockerSettings, owner: Owner
+        self,
+        on_event: OnEvent,
+        policy: RestartPolicy,
+        settings: DockerSettings,
+        owner: Owner,
+        fork: bool = True,
     ) -> None:
         self._make: dict[str, Callable[[], Deployer]] = {
             kind: lambda kind=kind: DockerDeployer(Daemon(kind, settings, owner), on_event, policy)  # type: ignore[misc]
@@ -61,7 +68,7 @@ class Deployers:
         }
         self._guard = threading.Lock()
         self._closed = False
-        self._all: dict[str, Deployer] = {"process": ProcessDeployer(on_event, policy)}
+        self._all: dict[str, Deployer] = {"process": ProcessDeployer(on_event, policy, fork)}
 
     def _of(self, kind: str) -> Deployer:
         with self._guard:

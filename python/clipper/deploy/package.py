@@ -35,6 +35,7 @@ from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
+from clipper_container.forking.hints import top_level
 from clipper_container.model import is_torch_module
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
+IMPORTS_MAX = 500
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _SAFER = {  # by kind
     "estimator": (
@@ -237,8 +239,9 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
             _Noting(stream, modules).dump(thing)
         except Exception as error:
             raise _explain(thing, error) from error
+    tops = {module.partition(".")[0] for module in modules}
     if local := sorted(
-        module for module in modules if module in sys.modules and _travels(sys.modules[module])
+        module for module in tops if module in sys.modules and _travels(sys.modules[module])
     ):
         _log.info(
             "model %s: %s travel%s by value", name, ", ".join(local), "s" if len(local) == 1 else ""
@@ -248,9 +251,22 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
         "kind": kind,
         "name": name,
         "python": python_here(),
-        "packages": packages_of([*modules]),
+        "packages": packages_of([*tops]),
+        "imports": _imports(modules),
     }
     return MAGIC + json.dumps(about).encode() + b"\n" + stream.getvalue()
+
+
+def _imports(modules: set[str]) -> list[str]:
+    """Return those that a container will import from installed packages."""
+    useful = top_level(modules)
+    return sorted(
+        module
+        for module in modules
+        if module.partition(".")[0] in useful
+        and module in sys.modules
+        and not _travels(sys.modules[module])
+    )[:IMPORTS_MAX]
 
 
 def _on_the_cpu(module: Any) -> Any:
@@ -262,7 +278,7 @@ def _on_the_cpu(module: Any) -> Any:
 
 
 class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that records the top-level modules it meets."""
+    """A pickler that records the modules it meets."""
 
     def __init__(self, stream: io.BytesIO, modules: set[str]) -> None:
         super().__init__(stream)
@@ -270,14 +286,14 @@ class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, thing: Any) -> None:
         if isinstance(thing, types.ModuleType):
-            self._modules.add(thing.__name__.partition(".")[0])
+            self._modules.add(thing.__name__)
         else:
             owner = (
                 thing
                 if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType)
                 else type(thing)
             )
-            self._modules.add(str(getattr(owner, "__module__", None) or "").partition(".")[0])
+            self._modules.add(str(getattr(owner, "__module__", None) or ""))
 
 
 def _dumps(thing: Any) -> bytes:

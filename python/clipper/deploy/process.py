@@ -1,24 +1,30 @@
 """Replicas as processes on this machine, under one supervising thread.
 
+A replica is forked from a process that has imported its frameworks where that is possible
+(`fork_servers`), and started plainly otherwise.
+
 The thread polls each child's pidfd (readable when it ends; unlike a pid it is never reused), the
 pipe of its output, and an eventfd through which other threads submit work. This thread also starts
-the children, because they ask for SIGKILL when their parent ends (PR_SET_PDEATHSIG), and to Linux
-the parent is the thread that forked. So a killed server leaves no model processes.
+the children and the fork servers, because they ask for SIGKILL when their parent ends
+(PR_SET_PDEATHSIG), and to Linux the parent is the thread that forked. So a killed server leaves no
+model processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from clipper.deploy.deployer import (
@@ -29,11 +35,17 @@ from clipper.deploy.deployer import (
     ReplicaStatus,
     options,
 )
+from clipper.deploy.fork_servers import ANSWER_S, ForkedStart, ForkServers, request
 from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, ReplicaTable
-from clipper.deploy.restarts import RestartPolicy, Spacing
+from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing
+from clipper.deploy.warmup_deaths import WarmUpDeaths
+from clipper_container.forking.replica import REQUEST_BYTES_MAX
 
 TOKEN_ENV = "CLIPPER_TOKEN"
 _READ_BYTES = 64 << 10
+_REPORT_BYTES_MAX = 1 << 18
+_CODE_S = 1.0  # from the end of a forked process to its exit code
+OFF = "server.fork_server is off"
 
 log = logging.getLogger("clipper.deploy")
 
@@ -42,17 +54,18 @@ log = logging.getLogger("clipper.deploy")
 class _Child:
     """The child process of a replica."""
 
-    process: subprocess.Popen[bytes] | None = None
+    pid: int = 0
+    process: subprocess.Popen[bytes] | None = None  # None if it was forked
     pid_fd: int = -1
     log_fd: int = -1
-    due_s: float | None = None  # of the next start (BACKOFF) or of SIGKILL (stopping)
+    reports: socket.socket | None = None  # what it reports while it starts
+    requested: ForkedStart | None = None  # a fork server is asked for it
+    gone: bool = False  # a forked process that has ended; its exit code is to come
+    lost: bool = False  # its fork server has ended, and so it ends
+    due_s: float | None = None  # of the next start (BACKOFF), of SIGKILL (stopping), of an answer
     stopping: bool = False
     partial_line: bytes = b""
-
-    @property
-    def pid(self) -> int:
-        """Return the process id, 0 for none."""
-        return self.process.pid if self.process is not None else 0
+    warmup: WarmUpDeaths = field(default_factory=WarmUpDeaths)
 
 
 _Replica = ReplicaRecord[_Child]
@@ -60,16 +73,18 @@ _Replica = ReplicaRecord[_Child]
 
 def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
     """Return the command line of a container. It contains no secret."""
-    words = [spec.python, "-X", "faulthandler", "-m", "clipper_container", "serve", spec.target]
-    words += [*options(spec), "--connect", spec.connect, "--replica", str(replica)]
-    words += [
-        "--threads",
-        str(spec.threads),
-        "--token-env",
-        TOKEN_ENV,
-        "--die-with-parent",
-        str(os.getpid()),
-    ]
+    return [*_program(spec), *arguments(spec, replica, str(os.getpid()))]
+
+
+def _program(spec: ContainerSpec) -> Sequence[str]:
+    return [spec.python, "-X", "faulthandler", "-m", "clipper_container"]
+
+
+def arguments(spec: ContainerSpec, replica: int, parent: str) -> Sequence[str]:
+    """Return the arguments of clipper_container. parent: process id of the container's parent."""
+    words = ["serve", spec.target, *options(spec), "--connect", spec.connect]
+    words += ["--replica", str(replica), "--threads", str(spec.threads)]
+    words += ["--token-env", TOKEN_ENV, "--die-with-parent", parent]
     for directory in spec.code:
         words += ["--code", directory]
     return words
@@ -90,45 +105,53 @@ def describe_exit(code: int) -> str:
         return f"killed (signal {-code})"
 
 
-def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start a process; return it, its pidfd, and the pipe of its output.
+def _start_process(
+    words: Sequence[str], environment: Mapping[str, str], output: int, report_fd: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a process; return it and its pidfd.
+
+    output: descriptor of its stdout and stderr. report_fd: socket for its reports.
 
     Raises: OSError; ValueError for a NUL in an argument.
     """
     with contextlib.ExitStack() as undo:
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        undo.callback(os.close, read_fd)
-        os.set_blocking(read_fd, False)
-        try:
-            process = subprocess.Popen(
-                command(spec, replica),
-                env=environment(spec),
-                stdin=subprocess.DEVNULL,
-                stdout=write_fd,
-                stderr=write_fd,
-            )
-        finally:
-            os.close(write_fd)
+        process = subprocess.Popen(
+            [*words, "--report-fd", str(report_fd)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[report_fd],
+        )
         undo.callback(process.wait)
         undo.callback(process.kill)
         pid_fd = os.pidfd_open(process.pid)
         undo.pop_all()
-        return process, pid_fd, read_fd
+        return process, pid_fd
+
+
+def _title(replica: _Replica) -> str:
+    return f"clipper-container {replica.spec.name}:{replica.spec.version}/{replica.number}"
 
 
 class ProcessDeployer:
     """Runs each replica as a child process and restarts it when it ends, unless it ends too often.
 
     on_event: called for each `ReplicaEvent` in the supervising thread; must not block; may call any
-    method except close().
+    method except close(). fork: whether replicas may be forked from a fork server.
 
     Threads: any. A fork of this process must not use it.
     """
 
     def __init__(
-        self, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
+        self,
+        on_event: OnEvent | None = None,
+        policy: RestartPolicy | None = None,
+        fork: bool = True,
     ) -> None:
         self._policy = policy or RestartPolicy()
+        self._fork = fork
+        self._fork_servers = ForkServers(self._watch, self._unwatch)
         self._table = ReplicaTable[_Child](lambda replica: replica.handle.pid, on_event)
         self._work: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -243,6 +266,8 @@ class ProcessDeployer:
 
     def _pause_ms(self) -> float | None:
         dues = [r.handle.due_s for r in self._table.all() if r.handle.due_s is not None]
+        idle_s = self._fork_servers.next_due_s()
+        dues += [] if idle_s is None else [idle_s]
         return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
 
     def _clear_wake(self) -> None:
@@ -250,6 +275,7 @@ class ProcessDeployer:
             os.eventfd_read(self._wake_fd)
 
     def _finish(self) -> None:
+        self._fork_servers.close()
         self._handlers.clear()
 
     def _do_what_is_due(self) -> None:
@@ -258,28 +284,144 @@ class ProcessDeployer:
             if replica.handle.due_s is None or replica.handle.due_s > now:
                 continue
             replica.handle.due_s = None
-            if replica.handle.stopping:
+            if replica.handle.gone:
+                self._reaped(replica, None)
+            elif replica.handle.stopping:
                 self._signal(replica, signal.SIGKILL)
+            elif replica.handle.requested is not None:
+                self._fork_servers.give_up(replica.handle.requested)
+                self._refused(replica, f"the fork server did not answer within {ANSWER_S:g} s")
             else:
                 self._spawn(replica)
+        self._fork_servers.do_due()
 
     def _spawn(self, replica: _Replica) -> None:
         if replica.handle.stopping or replica.settled:
             return
         replica.started_s = time.monotonic()
         replica.starts += 1
+        handle = replica.handle
         try:
-            replica.handle.process, replica.handle.pid_fd, replica.handle.log_fd = _start_process(
-                replica.spec, replica.number
+            handle.log_fd, output = os.pipe2(os.O_CLOEXEC)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._ended(replica, 0, f"not started: {error}")
+            return
+        os.set_blocking(handle.log_fd, False)
+        ours.setblocking(False)
+        handle.reports = ours
+        self._watch(handle.log_fd, partial(self._read_log, replica))
+        self._watch(ours.fileno(), partial(self._read_report, replica))
+        around = environment(replica.spec)
+        said = request(self._arguments(replica, "PARENT"), around, _title(replica))
+        handle.requested = ForkedStart(
+            output,
+            theirs.detach(),
+            partial(self._forked, replica, said),
+            partial(self._refused, replica),
+            partial(self._forked_code, replica),
+        )
+        handle.due_s = time.monotonic() + ANSWER_S
+        why = (
+            OFF
+            if not self._fork
+            else "its arguments are too long for a fork server"
+            if len(said) > REQUEST_BYTES_MAX
+            else self._fork_servers.ask(replica.spec, around, handle.requested)
+        )
+        if why:
+            self._refused(replica, why)
+
+    def _arguments(self, replica: _Replica, parent: str) -> Sequence[str]:
+        rows_max = replica.handle.warmup.rows_max
+        words = arguments(replica.spec, replica.number, parent)
+        return [*words, *([] if rows_max is None else ["--warmup-max", str(rows_max)])]
+
+    def _forked(self, replica: _Replica, said: bytes, pid: int, pid_fd: int) -> None:
+        """A fork server has forked the process, which waits to be told what to run."""
+        handle = replica.handle
+        self._close_request(replica)
+        if handle.reports is not None:
+            with contextlib.suppress(OSError):  # it has ended; its pidfd tells
+                handle.reports.send(said)
+        handle.pid, handle.pid_fd = pid, pid_fd
+        self._watch(pid_fd, partial(self._forked_ended, replica))
+        self._started(replica, "")
+
+    def _refused(self, replica: _Replica, why: str) -> None:
+        """Start the process plainly: no fork server makes it."""
+        handle, wanted = replica.handle, replica.handle.requested
+        if wanted is None:
+            return
+        try:
+            handle.process, handle.pid_fd = _start_process(
+                [*_program(replica.spec), *self._arguments(replica, str(self._pid))],
+                environment(replica.spec),
+                wanted.output,
+                wanted.control,
             )
         except (OSError, ValueError) as error:
             with self._table.changed:
                 replica.lines.extend([f"cannot start {replica.spec.python}: {error}"])
+            self._close_request(replica)
+            self._end_reports(replica)
+            self._unwatch(handle.log_fd)
+            handle.log_fd = -1
             self._ended(replica, 0, f"not started: {error}")
             return
-        self._watch(replica.handle.pid_fd, partial(self._reap, replica))
-        self._watch(replica.handle.log_fd, partial(self._read_log, replica))
-        self._become(replica, ReplicaState.RUNNING, EventKind.STARTED, replica.handle.pid)
+        self._close_request(replica)
+        handle.pid = handle.process.pid
+        self._watch(handle.pid_fd, partial(self._reap, replica))
+        self._started(replica, why)
+
+    def _close_request(self, replica: _Replica) -> None:
+        wanted, replica.handle.requested, replica.handle.due_s = (
+            replica.handle.requested,
+            None,
+            None,
+        )
+        if wanted is not None:
+            os.close(wanted.output)
+            os.close(wanted.control)
+
+    def _started(self, replica: _Replica, plain: str) -> None:
+        with self._table.changed:
+            replica.start = f"plain: {plain}" if plain else "forked"
+        self._become(
+            replica, ReplicaState.RUNNING, EventKind.STARTED, replica.handle.pid, replica.start
+        )
+
+    def _read_report(self, replica: _Replica) -> None:
+        """Read what a starting container reports (`clipper_container.forking.report`)."""
+        reports, warmup = replica.handle.reports, replica.handle.warmup
+        if reports is None:
+            return
+        try:
+            data = reports.recv(_REPORT_BYTES_MAX)
+            said = json.loads(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            said = None
+        if not isinstance(said, dict):
+            self._end_reports(replica)
+        elif isinstance(rows := said.get("warming"), int):
+            warmup.began(rows)
+        elif "warm" in said:
+            warmup.over()
+            if "modules" in said:
+                self._fork_servers.learn(
+                    replica.spec, environment(replica.spec), said["modules"], said["packages"]
+                )
+        elif "plain" in said:
+            self._fork_servers.start_plainly(replica.spec, str(said["plain"]))
+            with self._table.changed:
+                replica.start = f"plain: {said['plain']}"
+
+    def _end_reports(self, replica: _Replica) -> None:
+        if replica.handle.reports is not None:
+            self._unwatch(replica.handle.reports.detach())
+            replica.handle.reports = None
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
         self._handlers[fd] = handler
@@ -312,26 +454,62 @@ class ProcessDeployer:
         return True
 
     def _reap(self, replica: _Replica) -> None:
+        """Reap a child of this process."""
         process = replica.handle.process
         code = process.poll() if process is not None else None
-        if process is None or code is None:
+        if code is not None:
+            self._reaped(replica, code)
+
+    def _forked_ended(self, replica: _Replica) -> None:
+        """A forked process has ended; its fork server tells the exit code."""
+        handle = replica.handle
+        if handle.lost:
+            self._reaped(replica, None)
             return
+        self._unwatch(handle.pid_fd)
+        handle.pid_fd = -1
+        handle.gone, handle.due_s = True, time.monotonic() + _CODE_S
+
+    def _forked_code(self, replica: _Replica, code: int | None) -> None:
+        """The exit code of a forked process; None if its fork server has ended before."""
+        handle = replica.handle
+        if code is not None or handle.gone:
+            self._reaped(replica, code)
+            return
+        handle.lost = True
+        self._signal(replica, signal.SIGKILL)  # the kernel does it too
+
+    def _reaped(self, replica: _Replica, code: int | None) -> None:
+        """The process has ended. code: None if its fork server ended too, and it with that."""
+        handle = replica.handle
+        if handle.reports is not None:
+            for _ in range(64):
+                self._read_report(replica)
+                if handle.reports is None:
+                    break
         for _ in range(64):  # bounded: a grandchild may hold the pipe and keep writing
-            if replica.handle.log_fd not in self._handlers or not self._read_log(replica):
+            if handle.log_fd not in self._handlers or not self._read_log(replica):
                 break
-        if replica.handle.partial_line:
+        if handle.partial_line:
             with self._table.changed:
-                replica.lines.extend([replica.handle.partial_line.decode("utf-8", "replace")])
-            replica.handle.partial_line = b""
-        self._unwatch(replica.handle.pid_fd)
-        self._unwatch(replica.handle.log_fd)
-        (
-            replica.handle.process,
-            replica.handle.pid_fd,
-            replica.handle.log_fd,
-            replica.handle.due_s,
-        ) = None, -1, -1, None
-        self._ended(replica, process.pid, describe_exit(code))
+                replica.lines.extend([handle.partial_line.decode("utf-8", "replace")])
+            handle.partial_line = b""
+        self._unwatch(handle.pid_fd)
+        self._unwatch(handle.log_fd)
+        self._end_reports(replica)
+        pid, lost = handle.pid, handle.lost
+        handle.process, handle.pid, handle.pid_fd, handle.log_fd = None, 0, -1, -1
+        handle.gone, handle.lost, handle.due_s = False, False, None
+        if lost:
+            replica.restarts = Restarts()  # not the replica's fault
+        detail = (
+            describe_exit(code)
+            if code is not None
+            else "ended with its fork server"
+            if lost
+            else "ended; its fork server does not tell how"
+        )
+        self._ended(replica, pid, detail)
 
     def _ended(self, replica: _Replica, pid: int, detail: str) -> None:
         replica.detail = detail
@@ -339,6 +517,11 @@ class ProcessDeployer:
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, pid, detail)
             return
         self._table.emit(replica, EventKind.EXITED, pid, detail, replica.tail())
+        if remedy := replica.handle.warmup.ended():
+            log.warning("container %s/%d: %s", replica.spec.name, replica.number, remedy)
+            with self._table.changed:
+                replica.lines.extend([remedy])
+            replica.restarts = Restarts()
         now = time.monotonic()
         pause_s = replica.restarts.pause(self._policy, replica.started_s, now)
         if pause_s is None:
@@ -358,7 +541,15 @@ class ProcessDeployer:
         if replica.settled:
             return
         replica.handle.stopping = True
-        if replica.handle.process is None:
+        if replica.handle.gone:
+            return
+        if not replica.handle.pid:
+            if replica.handle.requested is not None:
+                self._fork_servers.forget(replica.handle.requested)
+                self._close_request(replica)
+                self._end_reports(replica)
+                self._unwatch(replica.handle.log_fd)
+                replica.handle.log_fd = -1
             replica.handle.due_s = None
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
             return
@@ -370,7 +561,7 @@ class ProcessDeployer:
             self._signal(replica, signal.SIGKILL)
 
     def _signal(self, replica: _Replica, number: signal.Signals) -> None:
-        if replica.handle.process is not None:
+        if replica.handle.pid_fd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(replica.handle.pid_fd, number)
 

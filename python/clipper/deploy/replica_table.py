@@ -40,6 +40,7 @@ class ReplicaRecord(Generic[Handle]):
     started_s: float = 0.0
     starts: int = 0
     detail: str = ""
+    start: str = ""  # "forked", or "plain: " with the reason
     at_rest: bool = False  # stopped or failed, and the event has been delivered
     restarts: Restarts = field(default_factory=Restarts)
     lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
@@ -121,7 +122,9 @@ class ReplicaTable(Generic[Handle]):
         """Return the status of each replica, by name, version and number."""
         with self.changed:
             return [
-                ReplicaStatus(*key, r.state, self._pid_of(r), max(0, r.starts - 1), r.detail)
+                ReplicaStatus(
+                    *key, r.state, self._pid_of(r), max(0, r.starts - 1), r.detail, r.start
+                )
                 for key, r in sorted(self._replicas.items())
             ]
 

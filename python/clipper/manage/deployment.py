@@ -131,6 +131,7 @@ class Deployment:
             restart_policy(config.server),
             config.docker,
             Owner(folder.run, str(folder.folder or "")),
+            config.server.fork_server,
         )
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(
@@ -397,6 +398,7 @@ class Deployment:
                     {"number": status.replica, "pid": status.pid, "state": str(status.state)},
                 )
                 row |= {"restart_count": status.restart_count, "detail": status.detail}
+                row |= {"start": status.start} if status.start else {}
         return [rows[key] for key in sorted(rows)]
 
     # -- records and containers

@@ -1,14 +1,13 @@
 """Running models as a person asks for them: `ps`, and the lines of containers."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from clipper.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
+from clipper.metrics.process import proportional_bytes, resident_bytes
 from clipper.types import Application, Model, VersionedModel
 
 FIRST_LINES = 20  # of each container, when somebody begins to follow
@@ -27,8 +26,9 @@ class Server(Protocol):
 
 def processes(server: Server) -> list[dict[str, Any]]:
     """A row a version in service: name, version, latest, roles (by application), state, ready and
-    wanted replicas, rss_bytes, queued, batch (the largest that a replica takes now), why, error and
-    next (the command that helps), both perhaps empty.
+    wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts 1/n), starts (by
+    replica: "forked", or "plain: " and why), queued, batch (the largest that a replica takes now),
+    why, error and next (the command that helps), both perhaps empty.
     """
     view, stats = server.catalog.view, server.stats()["models"]
     return [
@@ -67,6 +67,8 @@ def _row(
         "ready": row.get("has", 0),
         "wanted": row.get("wanted", 0),
         "rss_bytes": sum(map(_rss, replicas)),
+        "pss_bytes": sum(proportional_bytes(pid) for pid in map(_pid_here, replicas) if pid),
+        "starts": {str(one["number"]): one["start"] for one in replicas if "start" in one},
         "queued": row.get("queued", 0),
         "batch": max((one.get("limit", 0) for one in replicas), default=0),
         "why": _why(model, row, apps),
@@ -102,17 +104,17 @@ def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: 
     return "loading" if not has else "partly ready"
 
 
+def _pid_here(replica: Mapping[str, Any]) -> int:
+    """The process id, if the process was started here; 0 for one elsewhere, and for one in a
+    container with numbers of its own (1), where it means another.
+    """
+    pid = int(replica.get("pid", 0)) if "restart_count" in replica else 0
+    return pid if pid > 1 else 0
+
+
 def _rss(replica: Mapping[str, Any]) -> int:
-    """Of a process that was started here; elsewhere, and in a container with numbers of its own
-    (1), it means another."""
-    if "restart_count" not in replica or replica.get("pid", 0) <= 1:
-        return 0
-    try:
-        return int(Path(f"/proc/{replica['pid']}/statm").read_text().split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
-    except (OSError, ValueError, IndexError):
-        return 0
+    pid = _pid_here(replica)
+    return resident_bytes(pid) if pid else 0
 
 
 def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> str:

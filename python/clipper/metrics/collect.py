@@ -223,6 +223,10 @@ def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Label
     if own:
         memory = sum(process.resident_bytes(row["pid"]) for row in own if row["pid"])
         found.add("clipper_container_memory_bytes", memory, *name)
+        shared = sum(process.proportional_bytes_lately(row["pid"]) for row in own if row["pid"])
+        found.add("clipper_container_memory_proportional_bytes", shared, *name)
+        forked = sum(row.get("start") == "forked" for row in own)
+        found.add("clipper_containers_forked", forked, *name)
 
 
 def of_server(stats: Stats, found: Samples) -> None:

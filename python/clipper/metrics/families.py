@@ -265,6 +265,17 @@ _TABLE: Final = (
         _MODEL,
         "Resident memory of the model's containers on this host.",
     ),
+    Family(
+        "clipper_container_memory_proportional_bytes",
+        "gauge",
+        _MODEL,
+        "The same, where a page that n processes share counts 1/n; at most a minute old.",
+    ),
+    _level(
+        "clipper_containers_forked",
+        _MODEL,
+        "Containers that were forked from a fork server.",
+    ),
     _level(
         "clipper_model_own_accuracy_ratio",
         _MODEL,

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import resource
+import time
 from pathlib import Path
 
 from clipper.metrics.samples import Samples
@@ -18,6 +19,28 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
+
+
+def proportional_bytes(pid: int) -> int:
+    """Return the memory of a process in bytes, in which a page that n processes share counts
+    1/n (PSS); 0 if it does not exist, or is not ours. It takes about a millisecond.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
+            found = next((line for line in rollup if line.startswith("Pss:")), "Pss: 0")
+        return int(found.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def proportional_bytes_lately(pid: int) -> int:
+    """Return `proportional_bytes` as it was within the last minute, for what asks often."""
+    return _proportional_bytes(pid, int(time.monotonic() // 60))
+
+
+@functools.lru_cache(maxsize=4096)
+def _proportional_bytes(pid: int, minute: int) -> int:
+    return proportional_bytes(pid)
 
 
 def collect(into: Samples) -> None:

@@ -93,6 +93,13 @@ class ServerSettings(msgspec.Struct, frozen=True):
             "let containers of this host read large rows from shared memory instead of their socket"
         ),
     ] = True
+    fork_server: Annotated[
+        bool,
+        about(
+            "fork replicas that run as processes from one that has imported their frameworks; "
+            "false: start each by itself"
+        ),
+    ] = True
     heartbeat_ms: Annotated[
         int,
         about(

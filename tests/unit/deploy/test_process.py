@@ -23,7 +23,7 @@ from clipper.deploy import (
 from clipper.deploy.process import TOKEN_ENV, command, describe_exit
 from clipper.manage.deployment import restart_policy
 
-QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0)
+QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0, apart_s=0.0)
 
 
 class Events:
@@ -42,6 +42,12 @@ class Events:
             self.seen.append(event)
             if event.kind in kinds:
                 return event
+
+    def drain(self) -> list[ReplicaEvent]:
+        """Return all events so far."""
+        while not self._queue.empty():
+            self.seen.append(self._queue.get())
+        return self.seen
 
 
 @pytest.fixture

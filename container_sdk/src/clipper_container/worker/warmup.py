@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,18 @@ class WarmUp:
     output: str = ""
 
 
-def warm_up(evaluator: Evaluator, input: str, said: str, batch_max: int) -> WarmUp:
+def warm_up(
+    evaluator: Evaluator,
+    input: str,
+    said: str,
+    batch_max: int,
+    announce: Callable[[int], None] = lambda rows: None,
+) -> WarmUp:
     """Run the batches.
 
     input: type of one row. said: "" to generate rows of that type, "off", or rows as JSON.
-    batch_max: most rows of a batch, 0 for no limit.
+    batch_max: most rows of a batch, 0 for no limit. announce: called with the rows of a batch
+    before the first of each size.
 
     A model that fails here is ready all the same; the reason is printed to stderr.
     """
@@ -66,7 +73,7 @@ def warm_up(evaluator: Evaluator, input: str, said: str, batch_max: int) -> Warm
         return WarmUp()
     try:
         with _interrupted_after(LIMIT_S):
-            return _run(evaluator, rows, min(batch_max or ROWS_MAX, ROWS_MAX))
+            return _run(evaluator, rows, min(batch_max or ROWS_MAX, ROWS_MAX), announce)
     except _TooLong:
         _warn(evaluator.name, f"the warm-up took longer than {LIMIT_S:g} s and was interrupted")
         return WarmUp()
@@ -113,8 +120,14 @@ def _is_harmless(evaluator: Evaluator) -> bool:
     return not evaluator.model.tables
 
 
-def _run(evaluator: Evaluator, rows: list[Any] | np.ndarray[Any, Any], rows_max: int) -> WarmUp:
+def _run(
+    evaluator: Evaluator,
+    rows: list[Any] | np.ndarray[Any, Any],
+    rows_max: int,
+    announce: Callable[[int], None],
+) -> WarmUp:
     """Run growing batches and time them. Raises: PredictionFailed."""
+    announce(1)
     outputs = _one(evaluator, rows, 1)[0]
     timings: list[tuple[int, int]] = []
     ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
@@ -122,6 +135,7 @@ def _run(evaluator: Evaluator, rows: list[Any] | np.ndarray[Any, Any], rows_max:
         n <= rows_max and n * _items_of(rows) <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX
     ):
         took_us = 0
+        announce(n)
         for _ in range(times):
             outputs, took_us = _one(evaluator, rows, n)
             timings.append((n, took_us))

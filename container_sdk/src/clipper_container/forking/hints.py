@@ -1,0 +1,100 @@
+"""Which modules a model will import, found without running its code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from clipper_container.adapters import files
+from clipper_container.adapters.function import MAGIC, PACKED
+from clipper_container.forking import Message
+from clipper_container.forking.preload import NOT_BEFORE_A_FORK
+
+HEAD_BYTES_MAX = 1 << 18
+SOURCES_MAX = 64
+SOURCE_BYTES_MAX = 1 << 20
+_BY_KIND = {
+    "lightgbm": ("lightgbm",),
+    "mlflow": ("mlflow",),
+    "pickle": ("joblib",),
+    "skops": ("skops.io",),
+    "torch": ("torch",),
+    "torch-export": ("torch", "torch.export"),
+    "torchscript": ("torch",),
+    "xgboost": ("xgboost",),
+}
+_COMMON = frozenset({"clipper", "clipper_core", "clipper_container", "numpy", "__main__", ""})
+
+
+def imports_of(target: str, code: Sequence[str]) -> tuple[str, ...]:
+    """Return names of modules that a model imports, as far as its file or source tells.
+
+    target, code: as for `load_target`. A packed file names them in its first line; of a
+    `module:attribute` the import statements of its source, and of the local modules which that
+    imports, are read.
+    """
+    if target.endswith(PACKED):
+        about = _head(target)
+        found = [*_BY_KIND.get(str(about.get("kind")), ()), *about.get("imports", ())]
+    elif ":" not in target:
+        found = [*_BY_KIND.get(files.kind_by_name(target), ())]
+    else:
+        folders = [one if os.path.isdir(one) else os.path.dirname(one) for one in code]
+        found = _of_source(target.partition(":")[0], [*folders, os.getcwd()])
+    return tuple(dict.fromkeys(name for name in map(str, found) if top_level([name])))
+
+
+def top_level(names: Iterable[str]) -> frozenset[str]:
+    """Return the packages of these modules that are worth importing before a fork."""
+    tops = {name.partition(".")[0] for name in names}
+    return frozenset(tops - _COMMON - sys.stdlib_module_names - NOT_BEFORE_A_FORK.keys())
+
+
+def _head(path: str) -> Message:
+    try:
+        with open(path, "rb") as file:
+            head = file.readline(HEAD_BYTES_MAX)
+        found = json.loads(head.removeprefix(MAGIC))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _of_source(module: str, folders: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    seen, left = {module}, [module]
+    while left and len(seen) <= SOURCES_MAX:
+        source = _source(left.pop(), folders)
+        if source is None:
+            continue
+        for name in _imported(source):
+            found.append(name)
+            if name not in seen:
+                seen.add(name)
+                left.append(name)
+    return found
+
+
+def _source(module: str, folders: Sequence[str]) -> ast.AST | None:
+    """Parse a module of one of the folders; None if there is none."""
+    path = module.replace(".", os.sep)
+    for folder in folders:
+        for name in (f"{path}.py", os.path.join(path, "__init__.py")):
+            try:
+                with open(os.path.join(folder, name), "rb") as file:
+                    return ast.parse(file.read(SOURCE_BYTES_MAX))
+            except (OSError, SyntaxError, ValueError):
+                continue
+    return None
+
+
+def _imported(source: ast.AST) -> Iterator[str]:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
