@@ -585,6 +585,13 @@ def is_named(type: object) -> bool:
     return not isinstance(type, str) or type.lstrip().startswith("{")
 
 
+def type_text(type: Side) -> str:
+    """Return a type as text: that of named tensors as JSON, another as it is. Raises:
+    InvalidTensor.
+    """
+    return type if isinstance(type, str) and not is_named(type) else str(Tensors.parse(type))
+
+
 def _listed(type: str, tensors: Tensors | None, unnamed: str) -> tuple[TensorSpec, ...]:
     if tensors is not None:
         return tensors.specs

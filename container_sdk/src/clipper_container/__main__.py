@@ -92,7 +92,10 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--input",
         metavar="TYPE",
-        help="type of one row: f64[64], f32[*], str, bytes; default: the model's own, else any",
+        help=(
+            "type of one row: f64[64], f32[*], str, bytes, or named tensors as JSON: "
+            '\'{"ids": "i64[*]"}\'; default: the model\'s own, else any'
+        ),
     )
     serve.add_argument(
         "--output",
@@ -426,6 +429,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.forking.preload import imported_since
     from clipper_container.forking.report import Reporter
     from clipper_container.model import as_model
+    from clipper_container.schema import type_text
     from clipper_container.wire.transport import StopSwitch, parse_address
     from clipper_container.worker.all_servers import AllServers
     from clipper_container.worker.declared_tables import give_tables
@@ -476,8 +480,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         version=arguments.version,
         replica=arguments.replica,
-        input=arguments.input or model.input,
-        output=arguments.output or model.output,
+        input=type_text(arguments.input or model.input),
+        output=type_text(arguments.output or model.output),
         batch_max=_least(
             model.batch_max if arguments.batch_max is None else arguments.batch_max,
             arguments.warmup_max or 0,

@@ -18,11 +18,16 @@ cdef class InputSchema:
     cdef u64 lane_bytes_max
     cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
     cdef bint near                     # `similar` is there, and knows the rows
-    cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
+    # (input) -> (dtype, shape), or (dtype, shape, tensors), for a model of type any
+    cdef public object on_untyped
+    # packs named tensors into records, which its rows then are; None: it takes one tensor
+    cdef readonly object tensors
 
-    cdef int _set_rows(self, str dtype, tuple shape) except -1
+    cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1
     cdef int _settle_by(self, object x) except -1
     cdef object _row(self, object x, const void** row, u64* nbytes)
+    # a record that is packed
+    cdef object _packed(self, object record, const void** row, u64* nbytes)
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)

@@ -55,7 +55,7 @@ cdef class InputSchema:
     def __init__(self):
         raise TypeError("only a Model takes inputs: make one of those")
 
-    cdef int _set_rows(self, str dtype, tuple shape) except -1:
+    cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1:
         cdef ModelState* m = self.state
         cdef u32 i
         if self.similar is not None and dtype != "any":
@@ -66,6 +66,8 @@ cdef class InputSchema:
         self.dtype = _typenums.get(dtype)
         self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
         self.shape = shape
+        if tensors is not None:
+            self.tensors, self.dtype, self.typenum = tensors, None, -1
         if m.spec.variable or m.spec.dtype == ANY:
             return 0
         m.spec.rank = <u8> len(shape)
@@ -77,14 +79,14 @@ cdef class InputSchema:
         m.lane_rows = min(m.lane_rows, max(<u64> 16, self.lane_bytes_max // m.spec.row_bytes))
         return 0
 
-    def settle(self, str dtype, tuple shape=()):
+    def settle(self, str dtype, tuple shape=(), tensors=None):
         """Give a model of type `any` the type of its rows; only before its first row."""
         if self.state.spec.dtype != ANY:
             raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
         check_type(self.name, dtype, shape)
         if self.similar is not None:
             check_similar(self.name, dtype, shape)
-        self._set_rows(dtype, shape)
+        self._set_rows(dtype, shape, tensors)
 
     cdef int _settle_by(self, object x) except -1:
         """The first input of a model of type `any` says what its rows are. The answer of the thread
@@ -117,6 +119,8 @@ cdef class InputSchema:
                 raise self._refuse(x, error) from None
             nbytes[0] = size
             return x
+        if self.tensors is not None:
+            return self._packed(self.tensors.pack(x), row, nbytes)
         if not isinstance(x, bytes):
             if not isinstance(x, (bytearray, memoryview)):
                 raise self._refuse(x, None)
@@ -124,6 +128,15 @@ cdef class InputSchema:
         row[0] = PyBytes_AS_STRING(x)
         nbytes[0] = PyBytes_GET_SIZE(x)
         return x
+
+    cdef object _packed(self, object record, const void** row, u64* nbytes):
+        if isinstance(record, bytes):
+            row[0] = PyBytes_AS_STRING(record)
+            nbytes[0] = PyBytes_GET_SIZE(record)
+        else:
+            row[0] = cnp.PyArray_DATA(record)
+            nbytes[0] = cnp.PyArray_NBYTES(record)
+        return record
 
     @cython.final
     cdef cnp.ndarray _array(self, object x):
@@ -190,7 +203,10 @@ cdef class InputSchema:
             return error
 
     def describe_input(self):
-        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`."""
+        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`, or the types of named
+        tensors as JSON."""
+        if self.tensors is not None:
+            return str(self.tensors)
         name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype),
                     "any")
         if self.typenum < 0 or not self.shape:
@@ -202,6 +218,8 @@ cdef class InputSchema:
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep
+        if self.tensors is not None:
+            return self.tensors.pack_many(rows)
         if not isinstance(rows, np.ndarray):
             rows = list(rows)
         if self.state.spec.dtype == ANY and len(rows):

@@ -16,6 +16,8 @@ cdef class Model(InputSchema):
     cdef readonly u64 slo_us           # when predict() is not told
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
                                        # another number, another prediction
+    cdef readonly object outputs       # packs a dict of named tensors, which an output is; None: it
+                                       # is one tensor
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil

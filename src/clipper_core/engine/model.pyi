@@ -16,6 +16,7 @@ _T = TypeVar("_T", default=Any)
 class Model(InputSchema):
     slo_us: int
     watch: Any
+    outputs: Any
     def __init__(
         self,
         engine: Engine,
@@ -33,6 +34,9 @@ class Model(InputSchema):
         output_shape: tuple[int, ...] | None = None,
         similar: Similarity | None = None,
         unlisted: bool = False,
+        tensors: Any = None,
+        output_record: int = 0,
+        outputs: Any = None,
     ) -> None: ...
     @property
     def waiting(self) -> int: ...

@@ -26,7 +26,9 @@ from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit, rows_shut
-from clipper_core.wire.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
+from clipper_core.wire.prediction cimport (
+    TAG_NONE, Value, object_value, record_value, value_drop, value_object,
+)
 
 from clipper_core.runtime.dtype import NAMES
 
@@ -69,7 +71,9 @@ cdef class Model(InputSchema):
     or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
     cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it,
     and its lanes and its number are given back once nobody has it any more, its queries are
-    answered and its replicas have gone.
+    answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
+    records; a row is one. `output_record`: an output is a record of this type, see
+    clipper_core.wire.prediction.register_record; `outputs` packs one.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
@@ -77,7 +81,7 @@ cdef class Model(InputSchema):
                  bint cached=True, bint finite=False, u64 lane_rows=16384,
                  u64 lane_bytes_max=1 << 28,
                  str output="", tuple output_shape=None, Similarity similar=None,
-                 bint unlisted=False):
+                 bint unlisted=False, object tensors=None, u32 output_record=0, object outputs=None):
         cdef ModelState* m
         cdef u32 i
         check_type(name, dtype, shape)
@@ -105,7 +109,9 @@ cdef class Model(InputSchema):
         self.slo_us = slo_us
         self.state = m
         self.similar = similar
-        self._set_rows(dtype, shape)
+        self.outputs = outputs
+        m.spec.output_record = output_record
+        self._set_rows(dtype, shape, tensors)
 
     def __dealloc__(self):
         if self.state != NULL and self.state.unlisted:
@@ -259,7 +265,11 @@ cdef class Model(InputSchema):
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
-        cdef Value value = object_value(output)
+        cdef Value value
+        if self.outputs is None:
+            value = object_value(output)
+        else:
+            value = record_value(self.state.spec.output_record, bytes(self.outputs.pack(output)))
         cache_fill(self.engine.state.cache, &key, &value)
         value_drop(&value)
 
@@ -317,9 +327,11 @@ cdef class Model(InputSchema):
         cdef u64 nbytes = 0
         cdef u32 i = 0, n = <u32> len(rows)
         cdef object _keep
+        cdef bint packed = self.tensors is not None
         try:
             for i in range(n):
-                _keep = self._row(rows[i], &row, &nbytes)
+                _keep = (self._packed(rows[i], &row, &nbytes) if packed
+                         else self._row(rows[i], &row, &nbytes))
                 self._wait_for_room(log2_of(slo), until)
                 self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
                              block, slot + i)

@@ -45,6 +45,7 @@ cdef class Future:
     cdef bint _leave_ensemble_call(self) noexcept
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)
+    cdef object _named(self, object output)
     cdef object _error(self, u32 i, u8 state)
     cdef object _many(self)
     cdef Column _column(self, u32 first, object n) except *

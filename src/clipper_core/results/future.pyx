@@ -287,7 +287,13 @@ cdef class Future:
 
     cdef object _value(self, u32 i):
         cdef Value value = self._held(i)
-        return value_object(&value)
+        cdef object output = value_object(&value)
+        return self._named(output) if type(output) is dict else output
+
+    cdef object _named(self, object output):
+        """The tensor that the query's context names (`output_name`), or all of them."""
+        name = getattr(self.extra, "output_name", "")
+        return output[name] if name and type(output) is dict else output
 
     cdef object _error(self, u32 i, u8 state):
         if state == CANCELLED:
@@ -304,7 +310,7 @@ cdef class Future:
         cdef u32 failed = column_first_failed(&column)
         if failed < self.count:
             raise self._error(failed, self._state_of(failed))
-        return column_outputs(&column, None)
+        return column_outputs(&column, None, "")
 
     cdef Column _column(self, u32 first, object n) except *:
         """Tasks [first, first + n), or to the last."""
@@ -350,10 +356,11 @@ cdef class Future:
         there are none of.
 
         An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits
-        among them (None: NaN among floats); else a list.
+        among them (None: NaN among floats); else a list. Of named tensors of fixed sizes a dict of
+        columns, of which the rows without a prediction are zeros.
         """
         cdef Column column = self._column(first, n)
-        return column_outputs(&column, missing)
+        return column_outputs(&column, missing, getattr(self.extra, "output_name", ""))
 
     def confidences(self, u32 first=0, n=None):
         """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said
@@ -389,7 +396,8 @@ cdef class Future:
         if self._state_of(i) != OK:
             return None, None
         value = self._held(i)
-        return value_heard(&value)
+        found = value_heard(&value)
+        return (self._named(found[0]), *found[1:]) if type(found[0]) is dict else found
 
     def detail(self, u32 i=0):
         """Why task `i` failed (a model's traceback, for instance), or ''."""

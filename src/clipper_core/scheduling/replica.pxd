@@ -35,6 +35,7 @@ cdef struct RowSpec:            # what a model takes and, if known, gives
     bint output_shaped          # output_rank and output_dims are declared too
     u8 output_rank
     u32 output_dims[4]
+    u32 output_record           # number of the type of record that an output is; 0: it is none
 
 cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a
                                 # region (docs/wire.md)
@@ -118,7 +119,7 @@ cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u3
                         u64 now_us) noexcept nogil
 # ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when
 # too much of it waits
-cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
                           const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
 # ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the connection is of no

@@ -148,7 +148,7 @@ cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* t
         r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
 
 
-cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header* header,
                           const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil:
     cdef Batch* batch
@@ -196,19 +196,22 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     return OK
 
 
-cdef bint _is_declared(const RowSpec* spec, const Header* header) noexcept nogil:
+cdef bint _is_declared(const RowSpec* spec, Header* header) noexcept nogil:
+    """Is the reply of the declared type? Of records, its header gets their type, which every output
+    then has."""
     cdef u32 i
     if spec.output_dtype == ANY:
         return True
     if header.dtype != spec.output_dtype:
         return False
-    if not spec.output_shaped:
-        return True
-    if header.flags & VARIABLE or header.rank != spec.output_rank:
-        return False
-    for i in range(header.rank):
-        if header.dims[i] != spec.output_dims[i]:
+    if spec.output_shaped:
+        if header.flags & VARIABLE or header.rank != spec.output_rank:
             return False
+        for i in range(header.rank):
+            if header.dims[i] != spec.output_dims[i]:
+                return False
+    if spec.output_record:
+        header.dims[3] = spec.output_record
     return True
 
 

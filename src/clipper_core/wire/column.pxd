@@ -13,8 +13,9 @@ cdef u32 column_first_failed(const Column* column) noexcept nogil   # the first 
 cdef object column_states(const Column* column)          # u8 (n,)
 # u32 (n,); 0 for what is pending or was cancelled
 cdef object column_latencies_us(const Column* column)
-cdef object column_outputs(const Column* column, object missing)
-# ^ ndarray of shape (n, ...) when all that arrived are numbers of one dtype and shape, and
+cdef object column_outputs(const Column* column, object missing, object name)
+# ^ name: of records only this tensor; "": all of them
+# ndarray of shape (n, ...) when all that arrived are numbers of one dtype and shape, and
 # `missing` fits among them; else a list
 # f64 (n,): NaN where the model gave none, 0 where it gave NaN
 cdef object column_confidences(const Column* column)

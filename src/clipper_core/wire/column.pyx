@@ -12,7 +12,9 @@ import numpy as np
 from clipper_core.runtime.dtype cimport BYTES, STR
 from clipper_core.runtime.machine cimport acquire
 from clipper_core.runtime.status cimport CANCELLED, OK, PENDING, UNNEEDED
-from clipper_core.wire.prediction cimport TAG_BLOB, Blob, Value, blob_data, value_object
+from clipper_core.wire.prediction cimport (
+    TAG_BLOB, Blob, Value, blob_data, record_columns, record_type, value_object,
+)
 
 cnp.import_array()
 
@@ -152,7 +154,20 @@ cdef object _with_missing(object rows, object states, object missing):
     return rows
 
 
-cdef object column_outputs(const Column* column, object missing):
+cdef object _columns(const Seen* c, const Blob* like, object states, u32 absent, object missing,
+                     object name):
+    """Of records of fixed sizes: a dict of columns, or one of them."""
+    cdef object rows = _arrays(c, like)
+    if absent:
+        rows[states != <int> OK] = 0
+    columns = record_columns(record_type(like), rows)
+    if not name:
+        return columns
+    rows = columns[name]
+    return _with_missing(rows, states, missing) if absent else rows
+
+
+cdef object column_outputs(const Column* column, object missing, object name):
     cdef cnp.ndarray states = column_states(column)
     cdef Seen seen
     cdef u32 first, absent = 0
@@ -163,12 +178,17 @@ cdef object column_outputs(const Column* column, object missing):
         if column.tag[first] != TAG_BLOB:
             rows = _scalars(&seen, column.tag[first])
         elif (<Blob*> column.word[first]).dtype not in (STR, BYTES):
+            if record_type(<Blob*> column.word[first]):
+                return _columns(&seen, <Blob*> column.word[first], states, absent, missing, name)
             rows = _arrays(&seen, <Blob*> column.word[first])
         if rows is not None and absent:
             rows = _with_missing(rows, states, missing)
     if rows is not None:
         return rows
     rows = _one_by_one(&seen, missing)
+    if name:
+        rows = [row[name] if type(row) is dict and state == OK else row
+                for row, state in zip(rows, states.tolist())]
     if first == 0 and absent == 0 and seen.n and isinstance(rows[0], (int, float, np.ndarray)):
         return _mixed(rows)
     return rows

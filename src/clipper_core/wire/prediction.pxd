@@ -19,7 +19,7 @@ cdef cppclass Blob:
     u8 dtype
     u8 rank                     # dimensions of the output; 0 for a scalar with confidence
     u8 has_confidence
-    u32 dims[4]
+    u32 dims[4]                 # of a record (docs/wire.md) the last is its type, from 1
     float confidence
     u16 qualifier_bytes
     u64 nbytes
@@ -37,6 +37,10 @@ cdef void value_drop(Value* value) noexcept nogil
 cdef object value_object(Value* value)                # -> int | float | bool | str | bytes |
                                                       # ndarray; needs the GIL
 cdef object value_confidence(Value* value)            # -> float | None
+# The type of the record that a blob is; 0 for one that is none
+cdef u32 record_type(const Blob* blob) noexcept nogil
+cdef object record_columns(u32 number, object rows)   # u8 (n, bytes) -> columns by name
+cdef Value record_value(u32 number, bytes record) except *
 cdef object value_heard(Value* value)                 # -> (output, confidence) or (output,
                                                       # confidence, qualifiers as bytes)
 cdef Value object_value(object output) except *       # a new reference; TypeError for what no

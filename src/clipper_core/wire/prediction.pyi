@@ -1,0 +1,11 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def register_record(
+    key: str,
+    open_one: Callable[[bytes], Any],
+    open_many: Callable[[NDArray[np.uint8]], Any],
+) -> int: ...

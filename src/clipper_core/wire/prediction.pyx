@@ -26,6 +26,39 @@ cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1")
                      F64: np.dtype("<f8")}
 
 
+cdef list _records = []                 # (opens one, opens many) by type of record, from 1
+cdef dict _record_numbers = {}
+
+
+def register_record(str key, open_one, open_many):
+    """The number of a type of records, by which outputs of it become Python's values.
+
+    key: equal for equal types. open_one: (bytes) -> value. open_many: (u8 (n, bytes)) -> value.
+    Types are never forgotten. Threads: any.
+    """
+    found = _record_numbers.get(key)
+    if found is None:
+        _records.append((open_one, open_many))
+        found = _record_numbers.setdefault(key, len(_records))
+    return found
+
+
+cdef u32 record_type(const Blob* blob) noexcept nogil:
+    if blob.dtype == BYTES or (blob.dtype == U8 and blob.rank == 1):
+        return blob.dims[RANK_MAX - 1]
+    return 0
+
+
+cdef object record_columns(u32 number, object rows):
+    return _records[number - 1][1](rows)
+
+
+cdef Value record_value(u32 number, bytes record) except *:
+    cdef Value value = _blob_value(BYTES, record, ())
+    (<Blob*> value.word).dims[RANK_MAX - 1] = number
+    return value
+
+
 cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
     return blob_qualified(data, nbytes, NULL, 0)
 
@@ -84,9 +117,10 @@ cdef object _scalar(int dtype, u64 word):
 
 
 cdef object _array(Blob* blob):
-    cdef object flat = np.frombuffer(PyBytes_FromStringAndSize(<char*> blob_data(blob),
-                                                               <Py_ssize_t> blob.nbytes),
-                                     _dtypes[blob.dtype])
+    cdef object raw = PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
+    if record_type(blob):
+        return _records[record_type(blob) - 1][0](raw)
+    flat = np.frombuffer(raw, _dtypes[blob.dtype])
     return flat.reshape([blob.dims[i] for i in range(blob.rank)])
 
 
@@ -99,8 +133,10 @@ cdef object value_object(Value* value):
     cdef Blob* blob = <Blob*> value.word
     if blob.dtype == STR:
         return PyUnicode_DecodeUTF8(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes, "replace")
-    if blob.dtype == BYTES:
+    if blob.dtype == BYTES and blob.dims[RANK_MAX - 1] == 0:
         return PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
+    if blob.dtype == BYTES:
+        return _array(blob)
     if blob.rank == 0:
         memcpy(&word, blob_data(blob), blob.nbytes if blob.nbytes < 8 else 8)
         return _scalar(blob.dtype, word)
@@ -172,8 +208,8 @@ cdef Value _blob_value(int dtype, bytes data, tuple shape) except *:
         raise MemoryError("no memory for a prediction")
     blob.dtype = <u8> dtype
     blob.rank = <u8> len(shape)
-    for i in range(len(shape)):
-        blob.dims[i] = shape[i]
+    for i in range(RANK_MAX):
+        blob.dims[i] = shape[i] if i < <u32> len(shape) else 0
     value.word = <u64> blob
     value.tag = TAG_BLOB
     return value

@@ -26,9 +26,12 @@ from clipper_container.host.server_connection import Gate, relay
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
+from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
+from clipper_container.schema import type_text
 from clipper_container.worker.evaluation import Evaluator, user_traceback
 from clipper_container.worker.handshake import ContainerOptions
+from clipper_container.worker.named_tensors import with_tensors
 
 OVERRUNS_MAX = 3
 PREPARE_S = 60.0  # to import the framework, in addition to the load's own timeout
@@ -89,15 +92,24 @@ class CachedModel:
         """Return the fields of the HELLO that a connection of this model sends."""
         assert self.loaded is not None
         model, asked = self.loaded.model, self.artifact
+        input, output = _types(asked, model)
         return ContainerOptions(
             name=asked.model,
             replica=replica,
-            input=asked.input if asked.input != "any" else model.input,
-            output=asked.output if asked.output != "any" else model.output,
+            input=input,
+            output=output,
             batch_max=model.batch_max,
             token=token,
             sessions=model.sessions,
         )
+
+
+def _types(artifact: Artifact, model: Model) -> tuple[str, str]:
+    """Return the types of input and output: as registered, else the model's own."""
+    return (
+        type_text(artifact.input if artifact.input != "any" else model.input),
+        type_text(artifact.output if artifact.output != "any" else model.output),
+    )
 
 
 class ModelCache:
@@ -216,6 +228,7 @@ class ModelCache:
 
     def _load(self, entry: CachedModel) -> None:
         artifact, loaded, fault, measure = entry.artifact, None, None, None
+        served: Model | None = None
         started = time.monotonic()
         with self._lock:
             self.loading += 1
@@ -231,6 +244,12 @@ class ModelCache:
             measure = self.sizes.start(artifact.type, artifact.path)
             self._timers.after(entry.timeout_s, lambda: self._give_up(entry, measure))
             loaded = entry.runtime.load(artifact)
+            served = with_tensors(
+                loaded.model,
+                *_types(artifact, loaded.model),
+                name=artifact.model,
+                row_by_row=False,
+            )
             entry.size_bytes = loaded.size_bytes or (
                 measure.take() if loaded.inside else self.sizes.default_bytes()
             )
@@ -256,18 +275,24 @@ class ModelCache:
         entry.took_ms = (time.monotonic() - started) * 1000
         with self._lock:
             self.loading -= not entry.given_up
-        self._settle(entry, loaded, fault)
+        self._settle(entry, loaded, fault, served)
 
     def _settle(
-        self, entry: CachedModel, loaded: Loaded | None, fault: RequestFailed | None
+        self,
+        entry: CachedModel,
+        loaded: Loaded | None,
+        fault: RequestFailed | None,
+        served: Model | None = None,
     ) -> None:
-        """Finish a load that succeeded or failed."""
+        """Finish a load that succeeded or failed. served: the model as batches call it."""
         with self._lock:
             if not entry.settled:
                 entry.settled = True
                 if loaded is not None and fault is None and entry.phase is Phase.LOADING:
                     entry.loaded, entry.gate = loaded, Gate(loaded.concurrency)
-                    entry.evaluator = Evaluator(loaded.model, entry.artifact.model, work=self._work)
+                    entry.evaluator = Evaluator(
+                        served or loaded.model, entry.artifact.model, work=self._work
+                    )
                     entry.phase = Phase.LOADED
         if entry.phase is Phase.LOADED:
             entry.answer.set_result(entry)

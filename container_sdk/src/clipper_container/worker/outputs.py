@@ -68,7 +68,7 @@ def _values(returned: Any, n: int, name: str) -> Any:
             f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one"
             " output per input."
         )
-    array = _as_array(returned)
+    array = as_array(returned)
     if array is None:
         if not hasattr(returned, "__iter__"):
             raise InvalidOutput(
@@ -81,7 +81,7 @@ def _values(returned: Any, n: int, name: str) -> Any:
     return array
 
 
-def _as_array(value: Any) -> NDArray[Any] | None:
+def as_array(value: Any) -> NDArray[Any] | None:
     """Convert a pandas, polars, torch, jax or similar object to an ndarray; None if it is not
     one.
     """
@@ -189,7 +189,7 @@ def _arrays(values: list[Any], name: str) -> Rows:
 
 def _one_array(value: Any, i: int, name: str) -> NDArray[Any]:
     try:
-        array = np.asarray(value) if isinstance(value, (list, tuple)) else _as_array(value)
+        array = np.asarray(value) if isinstance(value, (list, tuple)) else as_array(value)
     except ValueError as error:
         raise InvalidOutput(
             f"model '{name}' returned for row {i} a ragged nested list; one output is one array."

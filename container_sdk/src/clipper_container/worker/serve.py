@@ -53,6 +53,7 @@ from clipper_container.worker.handshake import (
     Welcome,
     welcome_of,
 )
+from clipper_container.worker.named_tensors import with_tensors
 from clipper_container.worker.replies import BatchReplies, evaluate
 
 SAY_AGAIN_S = 30.0
@@ -61,7 +62,8 @@ _SHARED = int(Flag.SHARED)
 
 def evaluator_of(model: Model, options: ContainerOptions) -> Evaluator:
     """Return the evaluator of a model with these options."""
-    return Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
+    served = with_tensors(model, options.input, options.output, options.name, options.row_by_row)
+    return Evaluator(served, options.name, options.retry_singly, options.row_by_row, options.pad)
 
 
 def serve(

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from clipper_container.schema import FREE, Tensors, is_named
 from clipper_container.wire.frames import DType, Rows
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed
 
@@ -129,6 +130,7 @@ def _run(
     """Run growing batches and time them. Raises: PredictionFailed."""
     announce(1)
     outputs = _one(evaluator, rows, 1)[0]
+    named = evaluator.model.output if is_named(evaluator.model.output) else ""
     timings: list[tuple[int, int]] = []
     ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
     while (
@@ -140,11 +142,11 @@ def _run(
             outputs, took_us = _one(evaluator, rows, n)
             timings.append((n, took_us))
             if time.monotonic() > ends:
-                return WarmUp(tuple(timings), _type_of(outputs))
+                return WarmUp(tuple(timings), named or _type_of(outputs))
         if took_us > BATCH_S * 1e6:
             break
         n, times = 2 * n, 2
-    return WarmUp(tuple(timings), _type_of(outputs))
+    return WarmUp(tuple(timings), named or _type_of(outputs))
 
 
 def _one(evaluator: Evaluator, rows: Any, n: int) -> tuple[Rows, int]:
@@ -169,6 +171,8 @@ def _made_up(input: str) -> Any:
     """
     if input == "any":
         return None
+    if is_named(input):
+        return _made_up_records(Tensors.parse(input))
     if input == "str":
         return ["warm up"]
     if input == "bytes":
@@ -182,10 +186,28 @@ def _made_up(input: str) -> Any:
     return row if shape is not None else [row[0]]
 
 
+def _made_up_records(tensors: Tensors) -> Any:
+    values: dict[str, Any] = {}
+    for spec in tensors.specs:
+        shape = tuple(VARIABLE_LENGTH if size == FREE else size for size in spec.shape)
+        if np.prod((1, *shape), dtype=np.float64) > ITEMS_MAX:
+            return None
+        values[spec.name] = array = np.zeros((1, *shape), spec.numpy)
+        if spec.is_text:
+            array[...] = "warm up" if spec.dtype == "str" else b"warm up"
+        elif array.dtype.kind == "f":
+            array.reshape(-1)[:] = np.linspace(0.0, 1.0, array.size)
+    return tensors.pack_many(values)
+
+
 def _given(rows: Any, input: str) -> Any:
     """Convert the user's rows to the input type. Raises: ValueError, TypeError."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("a list of rows is needed")
+    if is_named(input):
+        tensors = Tensors.parse(input)
+        records = [tensors.pack(row) for row in rows]
+        return np.stack(records) if tensors.is_fixed else records
     if input in ("str", "bytes"):
         if not all(isinstance(row, str) for row in rows):
             raise TypeError("each row must be a text")

@@ -1,0 +1,122 @@
+"""Runs a model with named tensors: the records of a batch become a dict of arrays, and the dict of
+arrays that it returns becomes records (docs/wire.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clipper_container.model import Model, Scored
+from clipper_container.schema import InvalidTensor, Tensors, TensorSpec, is_named, type_text
+from clipper_container.worker.outputs import InvalidOutput, as_array
+
+
+class RecordModel(Model):
+    """Adapts a model with named tensors to batches of records.
+
+    inputs, outputs: its tensors; None for a side with one unnamed tensor. row_by_row: the model
+    takes one row and returns one output.
+    """
+
+    def __init__(
+        self,
+        inner: Model,
+        inputs: Tensors | None,
+        outputs: Tensors | None,
+        name: str,
+        row_by_row: bool,
+    ) -> None:
+        self.inner, self.inputs, self.outputs = inner, inputs, outputs
+        self.name, self.row_by_row = name, row_by_row
+        self.input = type_text(inner.input) if inputs is None else str(inputs)
+        self.output = type_text(inner.output) if outputs is None else str(outputs)
+        self.batch_max, self.sessions, self.tables = inner.batch_max, inner.sessions, inner.tables
+
+    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+        """Open the records, call the model, and pack what it returns."""
+        given = inputs
+        if self.inputs is not None:
+            open_rows = self.inputs.unpack if self.row_by_row else self.inputs.unpack_many
+            given = open_rows(inputs)
+        returned = self.inner.predict_batch(given, *sessions)
+        n = 1 if self.row_by_row else len(inputs)
+        if isinstance(returned, Scored):
+            packed = self._packed(returned.outputs, n)
+            return Scored(packed, returned.confidence, returned.qualifiers)
+        return self._packed(returned, n)
+
+    def _packed(self, returned: Any, n: int) -> Any:
+        if self.outputs is None:
+            if isinstance(returned, Mapping):
+                raise InvalidOutput(
+                    f"model '{self.name}' returned a dict of {', '.join(map(str, returned))}; say"
+                    f" which tensors it returns: deploy with outputs={_suggested(returned)}."
+                )
+            return returned
+        if not isinstance(returned, Mapping):
+            if len(self.outputs) > 1:
+                raise InvalidOutput(
+                    f"model '{self.name}' returned a {type(returned).__name__}; return a dict of"
+                    f" {self.outputs}."
+                )
+            returned = {next(iter(self.outputs.by_name)): returned}
+        arrays = {name: _array_or_list(value) for name, value in returned.items()}
+        try:
+            if self.row_by_row:
+                return self.outputs.pack(arrays)
+            rows = self.outputs.rows_of(arrays)
+            if rows != n:
+                first = self.outputs.specs[0].name
+                raise InvalidTensor(first, f"tensor {first!r} has {rows} rows for a batch of {n}.")
+            return self.outputs.pack_many(arrays)
+        except InvalidTensor as error:
+            raise InvalidOutput(f"model '{self.name}' returned wrong outputs: {error}") from None
+
+    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+        """Open the records and call the model's correct()."""
+        given = inputs if self.inputs is None else self.inputs.unpack_many(inputs)
+        self.inner.correct(given, labels, sessions)
+
+    def accuracy(self) -> float | None:
+        """Return the model's accuracy, if it reports one."""
+        return self.inner.accuracy()
+
+    @property
+    def corrects(self) -> bool:
+        """Return True if the model learns from feedback."""
+        return self.inner.corrects
+
+
+def with_tensors(model: Model, input: str, output: str, name: str, row_by_row: bool) -> Model:
+    """Return the model itself, or adapted to records if its input or output has named tensors.
+
+    input, output: types as text.
+    """
+    if not is_named(input) and not is_named(output):
+        return model
+    inputs = Tensors.parse(input) if is_named(input) else None
+    outputs = Tensors.parse(output) if is_named(output) else None
+    return RecordModel(model, inputs, outputs, name, row_by_row)
+
+
+def _array_or_list(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_array_or_list(each) if hasattr(each, "detach") else each for each in value]
+    array = as_array(value)
+    return value if array is None else array
+
+
+def _suggested(returned: Mapping[Any, Any]) -> str:
+    """Return the types of arrays that a model returned, as far as they can be seen."""
+    types = {}
+    for name, value in returned.items():
+        array = as_array(value)
+        kind = "" if array is None else f"{array.dtype.kind}{8 * array.dtype.itemsize}"
+        shape = () if array is None else array.shape[1:]
+        try:
+            found = TensorSpec.parse(str(name), kind.replace("b8", "bool")).dtype
+        except InvalidTensor:
+            found = "str"
+        types[str(name)] = TensorSpec(str(name), found, shape).type
+    return repr(types)
