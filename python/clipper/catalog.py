@@ -334,6 +334,7 @@ class Catalog:
         decider: str = "all",
         coverage: float | None = None,
         context_table: str = "",
+        output: str = "",
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists;
         UnknownModel, UnknownVersion; TypeConflict when a model takes other inputs."""
@@ -352,6 +353,7 @@ class Catalog:
             decider,
             coverage,
             context_table,
+            output,
         )
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
@@ -365,7 +367,7 @@ class Catalog:
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
         """Change fields of an application: models, slo_ms, default, input, policy, confidence_min,
-        roles, missing, decider, coverage, context_table."""
+        roles, missing, decider, coverage, context_table, output."""
         known = tuple(
             field for field in Application.__struct_fields__ if field not in ("name", "created_us")
         )
@@ -625,13 +627,16 @@ class Catalog:
 
 def plain(default: Any) -> Any:
     """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested)
-    lists of these; numpy's scalars and arrays become these. InvalidInput for anything else."""
+    lists of these, or a dict of these by name; numpy's scalars and arrays become these.
+    InvalidInput for anything else."""
     if isinstance(default, np.ndarray | np.generic):
         return plain(default.tolist())
     if isinstance(default, bytearray | memoryview):
         return bytes(default)
     if isinstance(default, list | tuple):
         return [plain(item) for item in default]
+    if isinstance(default, dict) and all(isinstance(name, str) for name in default):
+        return {name: plain(item) for name, item in default.items()}
     if default is None or isinstance(default, bool | int | float | str | bytes):
         if isinstance(default, int) and not -(2**63) <= default < 2**64:
             raise InvalidInput(f"default {default} does not fit into 64 bits.")

@@ -168,6 +168,8 @@ def put_scale(model: Model) -> Put:
 def _wrap(value: Any) -> Any:
     if isinstance(value, list):
         return [_wrap(item) for item in value]
+    if isinstance(value, dict):
+        return {"dict": {name: _wrap(item) for name, item in value.items()}}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -178,6 +180,8 @@ def _wrap(value: Any) -> Any:
 def _unwrap(value: Any) -> Any:
     if isinstance(value, list):
         return [_unwrap(item) for item in value]
+    if isinstance(value, dict) and "dict" in value:
+        return {name: _unwrap(item) for name, item in value["dict"].items()}
     if isinstance(value, dict):
         return bytes.fromhex(value["bytes"]) if "bytes" in value else float(value["float"])
     return value

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import msgspec
 
 from clipper.errors import InvalidInput
+from clipper.schema import Schema, Tensors
 from clipper.types import InputType, VersionedModel
 
 ReadColumns = Mapping[str, int | Sequence[int]]
@@ -69,6 +70,7 @@ class ApplicationOptions(TypedDict, total=False):
     decider: str
     coverage: float | None
     context_table: str
+    output: str
 
 
 class StreamOptions(TypedDict, total=False):
@@ -101,6 +103,33 @@ class ModelStreamOptions(TypedDict, total=False):
 
 
 Links = str | VersionedModel | Sequence[str | VersionedModel]
+
+
+def types_of(
+    input: str | InputType | Mapping[str, str] | None,
+    output: str | Mapping[str, str],
+    inputs: Mapping[str, str] | None,
+    outputs: Mapping[str, str] | None,
+    schema: str | Schema | None,
+) -> tuple[str | InputType | Mapping[str, str] | None, str | Mapping[str, str]]:
+    """Return the input and output of a model that is deployed, from the keywords that state them.
+
+    Raises InvalidInput when two of them state the same.
+    """
+    if schema is not None:
+        if input is not None or output != "any" or inputs is not None or outputs is not None:
+            raise InvalidInput("schema is given beside input or output: give one of the two.")
+        schema = Schema.parse(schema)
+        return (None if schema.input == "any" else schema.input), schema.output
+    if inputs is not None:
+        if input is not None:
+            raise InvalidInput("inputs is given beside input: give one of the two.")
+        input = Tensors.parse(inputs).to_json()
+    if outputs is not None:
+        if output != "any":
+            raise InvalidInput("outputs is given beside output: give one of the two.")
+        output = Tensors.parse(outputs).to_json()
+    return input, output
 
 
 def grouped(group: type[_G], given: _G | None, keywords: dict[str, Any]) -> _G:

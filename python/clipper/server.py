@@ -41,7 +41,9 @@ from clipper.options import (
     StreamOptions,
     TableAccess,
     grouped,
+    types_of,
 )
+from clipper.schema import Schema
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.observe import observe_for_others
 from clipper.serving.models.address import Listener, listen
@@ -372,8 +374,11 @@ class ClipperServer:
         model: object,
         *,
         version: int | None = None,
-        input: str | InputType | None = None,
-        output: str = "any",
+        input: str | InputType | Mapping[str, str] | None = None,
+        output: str | Mapping[str, str] = "any",
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        schema: str | Schema | None = None,
         resources: Resources | None = None,
         batching: str | Mapping[str, Any] | Batching | None = None,
         environment: Environment | None = None,
@@ -398,6 +403,8 @@ class ClipperServer:
         version: a whole number; None: the next one.
         input: type of one input, `f64[64]` or `str`; None: the estimator's, or that of the first
             query. output: type of one prediction.
+        inputs, outputs: types of named tensors, {"ids": "i64[*]", "mask": "i64[*]"}: the model
+            takes, or returns, a dict of arrays. schema: both sides as text (clipper.schema).
         resources: Resources(replicas=(1, 4), deployer="docker", memory_mib=512, gpus="all").
         batching: a name, settings, or a Batching; None: the server's.
         environment: Environment(requirements="requirements.txt", python="3.12", code=["lib"]):
@@ -425,9 +432,10 @@ class ClipperServer:
         parameters = grouped(TableAccess, table_access, keywords)
         if unknown := sorted(keywords):
             raise TypeError(f"deploy() got an unexpected keyword argument {unknown[0]!r}")
+        input_type, output_type = types_of(input, output, inputs, outputs, schema)
         least, most = replica_bounds(name, placement.replicas, self.config.limits.replicas_max)
         settings = {
-            "output": str(type_of(output)),
+            "output": str(type_of(output_type)),
             "replicas": least,
             "replicas_max": most,
             "batching": merge_batching(self.config.batching, batching),
@@ -450,7 +458,7 @@ class ClipperServer:
             ),
         }
         return self._deployment.deploy(
-            name, model, version, packages.code, input, wait, promote, **settings
+            name, model, version, packages.code, input_type, wait, promote, **settings
         ).core
 
     def model(self, name: str | VersionedModel) -> CoreModel | MeshModelHandle:
@@ -513,6 +521,7 @@ class ClipperServer:
         coverage: 0.9: `Answer.set` contains the truth for nine answers out of ten.
         context_table: the parameter table whose row of the user is a query's context
             (docs/params.md).
+        output: of models with named outputs the one that the policy combines and the answer is.
 
         Raises UnknownApplication, UnknownModel, TypeConflict, InvalidInput.
         """

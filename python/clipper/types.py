@@ -6,12 +6,14 @@ error of its own.
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from clipper.schema import Tensors, TensorSpec, is_named
 from clipper.version import VERSION as VERSION
 
 # -- names
@@ -136,23 +138,30 @@ _TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([^\[\]]*)\])?")
 
 class InputType(msgspec.Struct, frozen=True):
     """The type of one input row. Notation: `f64[64]`, `f32[28,28]`, `i32[*]` (any length), `f64` (a
-    scalar), `str`, `bytes`, `any`.
+    scalar), `str`, `bytes`, `any`, or named tensors, `{"ids": "i64[*]", "mask": "i64[*]"}`.
 
     shape: dimensions of a row, () for a scalar and for variable rows.  variable: rows have lengths
     of their own; so have `str` and `bytes` always. The design document's seven types: i32[n],
-    f64[n], u8[n], i32[*], f64[*], u8[*], str.
+    f64[n], u8[n], i32[*], f64[*], u8[*], str. tensors: the named tensors; the rest is then the type
+    of the record that holds them.
     """
 
     dtype: DType
     shape: tuple[int, ...] = ()
     variable: bool = False
+    tensors: tuple[TensorSpec, ...] = ()
 
     @classmethod
-    def parse(cls, text: "str | InputType") -> "InputType":
-        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too.
-        ValueError otherwise."""
+    def parse(cls, text: "str | Mapping[str, str] | InputType") -> "InputType":
+        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too. A dict of
+        types by name, or its JSON, denotes named tensors. ValueError otherwise."""
         if isinstance(text, InputType):
             return text
+        if isinstance(text, Mapping) or (isinstance(text, str) and is_named(text)):
+            named = Tensors.parse(text)
+            if not named.is_fixed:
+                return cls("bytes", (), True, named.specs)
+            return cls("u8", (named.row_bytes,), False, named.specs)
         if not isinstance(text, str):
             raise ValueError(
                 f"an input type is a str such as 'f64[64]', not a {type(text).__name__}."
@@ -174,6 +183,10 @@ class InputType(msgspec.Struct, frozen=True):
     def infer(cls, value: object) -> "InputType":
         """The type of one input: a numpy array or scalar, a (nested) list of numbers, a number, str
         or bytes-like."""
+        if isinstance(value, Mapping):
+            raise ValueError(
+                "named tensors are declared: deploy the model with inputs={'ids': 'i64[*]', ...}."
+            )
         if isinstance(value, str):
             return cls("str", (), True)
         if isinstance(value, bytes | bytearray | memoryview):
@@ -198,7 +211,14 @@ class InputType(msgspec.Struct, frozen=True):
         """Return whether rows of one type can be given to the other; `any` agrees with all."""
         return self == other or "any" in (self.dtype, other.dtype)
 
+    @property
+    def named(self) -> Tensors | None:
+        """The named tensors; None for one tensor without a name."""
+        return Tensors(self.tensors) if self.tensors else None
+
     def __str__(self) -> str:
+        if self.tensors:
+            return str(Tensors(self.tensors))
         if self.dtype in ("str", "bytes", "any"):
             return self.dtype
         if self.variable:
@@ -248,7 +268,8 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the
     application's links. user: whose selection state applies.  slo_ms: overrides the application's.
     salt: another salt, another cache entry. context: f64[d], d up to 32, for contextual policies.
-    id: the caller's own name for it; it comes back as `Answer.request_id`.
+    id: the caller's own name for it; it comes back as `Answer.request_id`. outputs: of named
+    outputs only these; empty: all.
     """
 
     input: Any
@@ -259,6 +280,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     salt: int = 0
     context: Any = None
     id: str = ""
+    outputs: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -309,9 +331,10 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
     """Answers to an array of n queries, row by row.
 
     outputs: ndarray of shape (n, ...) if they are numbers of one shape that the default fits,
-    else a list. confidence: f64 (n,). is_default: bool (n,); `reasons` counts why. statuses: u8
-    (n,) per queried model: how its rows ended (clipper_core.runtime.status.Status; 1 is OK).
-    latency_us: u32 (n,); 0 for rows that the cache had.
+    else a list; of named outputs a dict of these. confidence: f64 (n,). is_default: bool (n,);
+    `reasons` counts why. statuses: u8 (n,) per queried model: how its rows ended
+    (clipper_core.runtime.status.Status; 1 is OK). latency_us: u32 (n,); 0 for rows that the cache
+    had.
     """
 
     outputs: Any
@@ -490,7 +513,8 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     its model's mean; "skip": it is left out. decider: when to answer, as `majority within 12 ms,
     else first`. coverage: share of answers whose `set` holds the truth; None: no sets.
     context_table: of parameters, whose row of the user is the context of a query that brings none;
-    empty: there is none.
+    empty: there is none. output: of models with named outputs, the one that the policy combines and
+    that the answer is; empty: the answer is a dict of all.
     """
 
     name: str
@@ -506,6 +530,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     decider: str = "all"
     coverage: float | None = None
     context_table: str = ""
+    output: str = ""
 
     @property
     def slo_us(self) -> int:

@@ -315,7 +315,8 @@ def test_a_nan_default_survives(store: Store, catalog: Catalog) -> None:
         ({"confidence_min": 1.5}, InvalidInput, "confidence_min=1.5"),
         ({"policy": "No Policy"}, InvalidInput, "bad policy name"),
         ({"default": object()}, InvalidInput, "cannot be an application's default"),
-        ({"default": {"a": 1}}, InvalidInput, "dict"),
+        ({"default": {1: 1}}, InvalidInput, "dict"),
+        ({"default": {"a": object()}}, InvalidInput, "object"),
         ({"default": 2**64}, InvalidInput, "64 bits"),
     ],
 )

@@ -11,9 +11,9 @@ import math
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ Array = npt.NDArray[Any]
 NumpyType = np.dtype[Any]
 Record = Array | bytes | memoryview
 Column = Array | list[Any]  # a tensor of many rows
+ColumnT = TypeVar("ColumnT", bound=Column)
 
 NUMPY_TYPES: dict[str, NumpyType] = {
     "bool": np.dtype("?"),
@@ -214,10 +215,11 @@ class Tensors:
 
     The tensors of one row are one record, contiguous bytes; the layout is in docs/wire.md. If all
     tensors have fixed sizes, all records have `row_bytes` bytes and are u8 arrays; otherwise they
-    are bytes of different lengths. Threads: any.
+    are bytes of different lengths. finite: refuse NaN and infinities. Threads: any.
     """
 
     specs: tuple[TensorSpec, ...]
+    finite: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, tensors: "Side") -> "Tensors":
@@ -302,7 +304,7 @@ class Tensors:
         values: a dict with a value for each tensor. Raises: InvalidTensor.
         """
         given = self._check(values)
-        return {spec.name: spec.array(given[spec.name]) for spec in self.specs}
+        return {spec.name: self._checked(spec, spec.array(given[spec.name])) for spec in self.specs}
 
     def pack(self, values: object) -> Array | bytes:
         """Return the record of one row: u8 (row_bytes,) or bytes. Raises: InvalidTensor."""
@@ -359,24 +361,30 @@ class Tensors:
         in shape, as a list of arrays. Raises: InvalidTensor.
         """
         n, given = self.rows_of(values), self._check(values)
-        return n, {spec.name: _batched(spec, given[spec.name]) for spec in self.specs}
+        return n, {
+            spec.name: self._checked(spec, _batched(spec, given[spec.name])) for spec in self.specs
+        }
 
     def pack_many(self, values: object) -> Array | list[bytes]:
         """Return the records of a batch: u8 (n, row_bytes), or a list of n bytes.
 
-        values: a dict with an array (n, ...), or a list of n values, for each tensor. Raises:
-        InvalidTensor.
+        values: a dict with an array (n, ...), or a list of n values, for each tensor; or a list of
+        dicts, a row each. Raises: InvalidTensor.
         """
+        if isinstance(values, (list, tuple)):
+            records = [self.pack(row) for row in values]
+            return np.stack(records) if self.is_fixed and records else [*map(bytes, records)]
         n, columns = self.batch(values)
         if not self.is_fixed:
             return [
                 self._joined({name: _row(column, i) for name, column in columns.items()})
                 for i in range(n)
             ]
-        records = np.zeros(n, self._record)
+        batch = np.zeros(n, self._record)
         for name, column in columns.items():
-            records[name] = column
-        return records.view(np.uint8).reshape(n, self.row_bytes)
+            batch[name] = column
+        rows: Array = batch.view(np.uint8).reshape(n, self.row_bytes)
+        return rows
 
     def unpack_many(self, records: Array | Sequence[Record]) -> dict[str, Column]:
         """Return the tensors of records by name, with the rows as first dimension.
@@ -418,6 +426,17 @@ class Tensors:
             )
         self._check_names(values, self.by_name)
         return values
+
+    def _checked(self, spec: TensorSpec, column: ColumnT) -> ColumnT:
+        if self.finite and spec.numpy.kind == "f":
+            for array in column if isinstance(column, list) else (column,):
+                if not np.isfinite(array).all():
+                    raise InvalidTensor(
+                        spec.name,
+                        f"tensor {spec.name!r} holds NaN or an infinity, and this model was"
+                        " deployed with finite=True.",
+                    )
+        return column
 
     def _check_names(self, names: Collection[str], needed: Iterable[str]) -> None:
         for name in names:

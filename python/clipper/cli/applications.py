@@ -16,6 +16,7 @@ _SETTINGS = (
     "missing",
     "coverage",
     "context_table",
+    "output",
 )
 
 

@@ -240,6 +240,7 @@ def _app_table(app: Application) -> Document:
         "roles": [f"{model} = {role}" for model, role in app.roles.items()],
         "coverage": app.coverage,
         "context_table": app.context_table,
+        "output": app.output,
     }
 
 

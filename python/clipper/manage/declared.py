@@ -78,6 +78,7 @@ def application_settings(app: ApplicationSettings) -> dict[str, Any]:
         "missing": app.missing,
         "coverage": app.coverage,
         "context_table": app.context_table,
+        "output": app.output,
         **({"input": app.input} if app.input else {}),
     }
 

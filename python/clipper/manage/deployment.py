@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,7 +52,12 @@ from clipper.mesh.membership import MeshMembership
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.containers import Containers, Hello, Seat
 from clipper.serving.models.engines import Engines
-from clipper.serving.models.running_models import Running, RunningModels, row_shape
+from clipper.serving.models.running_models import (
+    Running,
+    RunningModels,
+    settle_input,
+    settle_output,
+)
 from clipper.serving.models.scaling import Expected, Look, Scaling, replica_bounds
 from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
@@ -210,7 +215,7 @@ class Deployment:
         model: Any,
         version: int | None,
         code: Sequence[str],
-        input: str | InputType | None,
+        input: str | Mapping[str, str] | InputType | None,
         wait: bool,
         promote: bool = True,
         **settings: Any,
@@ -364,6 +369,8 @@ class Deployment:
     def _output_of(self, model: Model) -> str:
         """The type of its output, as registered, or as the warm-up of a container told; else
         "any"."""
+        if (core := self._running.get(model.id)) is not None and core.core.outputs is not None:
+            return str(core.core.outputs)
         told = (replica.hello.gives for replica in self.containers.of(model.id))
         return (
             model.output
@@ -409,7 +416,7 @@ class Deployment:
         model: Any,
         version: int | None,
         code: Sequence[str],
-        input: str | InputType | None,
+        input: str | Mapping[str, str] | InputType | None,
     ) -> Model:
         chosen = self._next_version(name) if version is None else version
         if not isinstance(chosen, int) or not 1 <= chosen <= VERSION_MAX:
@@ -674,12 +681,14 @@ class Deployment:
     def _seat_of(self, hello: Hello) -> Seat:
         running = self._running.get(hello.id)
         if running is None:
-            external = self._mesh.seat(hello.name, hello.version, hello.input)
+            external = self._mesh.seat(hello.name, hello.version, hello.input, hello.output)
             if external is not None:
                 return external
             running = self._admit(hello)
         elif running.core.describe_input() == "any" and hello.input != "any":
-            running.core.settle(*_row_type(InputType.parse(hello.input)))
+            settle_input(running.core, InputType.parse(hello.input))
+        if running.model.output == "any":
+            settle_output(running.core, InputType.parse(hello.output))
         return self._running.seat(running)
 
     def _admit(self, hello: Hello) -> Running:
@@ -733,16 +742,12 @@ def _replace(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)
 
 
-def type_of(text: str | InputType) -> InputType:
+def type_of(text: str | Mapping[str, str] | InputType) -> InputType:
     """Parse an input type. Raises InvalidInput."""
     try:
         return InputType.parse(text)
     except ValueError as error:
         raise InvalidInput(str(error)) from None
-
-
-def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
-    return input.dtype, row_shape(input)
 
 
 def restart_policy(server: ServerSettings) -> RestartPolicy:

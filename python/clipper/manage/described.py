@@ -249,6 +249,7 @@ _SETTINGS: Mapping[str, Schema] = {
     "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
     "coverage": {"type": ["number", "null"], "minimum": 0.5, "maximum": 0.999},
     "context_table": {"type": "string", "description": "of parameters; see docs/params.md"},
+    "output": {"type": "string", "description": "of named outputs the one that is combined"},
     "default": {
         "anyOf": [
             {"type": ["number", "string", "boolean", "null"]},

@@ -87,9 +87,9 @@ class MeshMembership:
             raise UnknownModel(f"no model {name!r} is registered.")
         return MeshModelHandle(route)
 
-    def seat(self, name: str, version: int, input: str) -> Seat | None:
+    def seat(self, name: str, version: int, input: str, output: str = "any") -> Seat | None:
         """Return the queue that a connecting container serves; None for a model of the catalog."""
-        return None if self._node is None else self._node.seat(name, version, input)
+        return None if self._node is None else self._node.seat(name, version, input, output)
 
     def on_replicas_changed(self, id: VersionedModel) -> bool:
         """Report a replica that connected or disconnected; return whether it is one of the mesh."""

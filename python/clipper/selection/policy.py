@@ -272,6 +272,8 @@ def is_usable(output: object) -> bool:
         return math.isfinite(output)
     if isinstance(output, np.ndarray) and output.dtype.kind == "f":
         return bool(np.isfinite(output).all())
+    if isinstance(output, dict):
+        return all(map(is_usable, output.values()))
     return output is not None
 
 

@@ -525,3 +525,7 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
             "one; empty: none"
         ),
     ] = ""
+    output: Annotated[
+        str,
+        about("of models with named outputs the one that the policy combines; empty: all"),
+    ] = ""

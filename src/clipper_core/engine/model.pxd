@@ -19,6 +19,7 @@ cdef class Model(InputSchema):
     cdef readonly object outputs       # packs a dict of named tensors, which an output is; None: it
                                        # is one tensor
 
+    cdef int _declare_output(self, str dtype, object shape) except -1
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0

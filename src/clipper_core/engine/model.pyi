@@ -38,6 +38,9 @@ class Model(InputSchema):
         output_record: int = 0,
         outputs: Any = None,
     ) -> None: ...
+    def settle_output(
+        self, dtype: str, shape: tuple[int, ...] | None, outputs: Any, output_record: int
+    ) -> None: ...
     @property
     def waiting(self) -> int: ...
     @property

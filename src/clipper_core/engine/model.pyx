@@ -83,7 +83,6 @@ cdef class Model(InputSchema):
                  str output="", tuple output_shape=None, Similarity similar=None,
                  bint unlisted=False, object tensors=None, u32 output_record=0, object outputs=None):
         cdef ModelState* m
-        cdef u32 i
         check_type(name, dtype, shape)
         check_type(name, output or "any", output_shape or ())
         slo_of(slo_us, 0)
@@ -98,16 +97,11 @@ cdef class Model(InputSchema):
         if unlisted:
             engine.state.retired.unlisted.fetch_add(1, relaxed)
         self.lane_bytes_max = lane_bytes_max
-        m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
-        if output_shape is not None:
-            m.spec.output_shaped = True
-            m.spec.output_rank = <u8> len(output_shape)
-            for i in range(len(output_shape)):
-                m.spec.output_dims[i] = output_shape[i]
         self.engine = engine
         self.name = name
         self.slo_us = slo_us
         self.state = m
+        self._declare_output(output, output_shape)
         self.similar = similar
         self.outputs = outputs
         m.spec.output_record = output_record
@@ -116,6 +110,26 @@ cdef class Model(InputSchema):
     def __dealloc__(self):
         if self.state != NULL and self.state.unlisted:
             model_drop(&self.engine.state.retired, self.state)
+
+    def settle_output(self, str dtype, shape, outputs, u32 output_record):
+        """Declare the named outputs of a model whose output is not known; only before a replica is
+        attached. Arguments: as those of the constructor."""
+        cdef ModelState* m = self.state
+        check_type(self.name, dtype, shape or ())
+        self.outputs = outputs
+        m.spec.output_record = output_record
+        self._declare_output(dtype, shape)
+
+    cdef int _declare_output(self, str dtype, object shape) except -1:
+        cdef ModelState* m = self.state
+        cdef u32 i
+        m.spec.output_dtype = ANY if not dtype else <u8> int(NAMES[dtype])
+        if shape is not None:
+            m.spec.output_shaped = True
+            m.spec.output_rank = <u8> len(shape)
+            for i in range(len(shape)):
+                m.spec.output_dims[i] = shape[i]
+        return 0
 
     @property
     def waiting(self):

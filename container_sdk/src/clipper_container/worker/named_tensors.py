@@ -46,7 +46,7 @@ class RecordModel(Model):
             return Scored(packed, returned.confidence, returned.qualifiers)
         return self._packed(returned, n)
 
-    def _packed(self, returned: Any, n: int) -> Any:
+    def _packed(self, returned: object, n: int) -> object:
         if self.outputs is None:
             if isinstance(returned, Mapping):
                 raise InvalidOutput(
@@ -100,14 +100,14 @@ def with_tensors(model: Model, input: str, output: str, name: str, row_by_row: b
     return RecordModel(model, inputs, outputs, name, row_by_row)
 
 
-def _array_or_list(value: Any) -> Any:
+def _array_or_list(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_array_or_list(each) if hasattr(each, "detach") else each for each in value]
     array = as_array(value)
     return value if array is None else array
 
 
-def _suggested(returned: Mapping[Any, Any]) -> str:
+def _suggested(returned: Mapping[object, object]) -> str:
     """Return the types of arrays that a model returned, as far as they can be seen."""
     types = {}
     for name, value in returned.items():

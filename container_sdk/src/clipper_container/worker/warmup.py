@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from clipper_container.schema import FREE, Tensors, is_named
+from clipper_container.schema import FREE, Array, Tensors, is_named
 from clipper_container.wire.frames import DType, Rows
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed
 
@@ -186,8 +186,8 @@ def _made_up(input: str) -> Any:
     return row if shape is not None else [row[0]]
 
 
-def _made_up_records(tensors: Tensors) -> Any:
-    values: dict[str, Any] = {}
+def _made_up_records(tensors: Tensors) -> Array | list[bytes] | None:
+    values: dict[str, Array] = {}
     for spec in tensors.specs:
         shape = tuple(VARIABLE_LENGTH if size == FREE else size for size in spec.shape)
         if np.prod((1, *shape), dtype=np.float64) > ITEMS_MAX:

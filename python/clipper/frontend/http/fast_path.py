@@ -244,6 +244,8 @@ class FastPath:
         subject = FastRoute(resolved, form, pattern, name, version)
         if (
             dtype in _UNREAD
+            or core.tensors is not None
+            or core.outputs is not None
             or core.similar is not None
             or core.watch is not None
             or (form == "infer" and core.shape == (-1,))

@@ -215,9 +215,9 @@ class MeshNode:
         found = self.router.link(name) if self._has_joined() else None
         return found if found is not None and found.id == name else None
 
-    def seat(self, name: str, version: int, input: str) -> Seat | None:
+    def seat(self, name: str, version: int, input: str, output: str = "any") -> Seat | None:
         """Return where a replica with rows of type `input` is attached; None: not of the mesh."""
-        return self.router.seat(name, version, input)
+        return self.router.seat(name, version, input, output)
 
     def on_replicas_changed(self, id: VersionedModel) -> bool:
         """Notice that replicas have connected or disconnected. False: it is not of the

@@ -19,7 +19,7 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput
 from clipper.serving.models.containers import Seat
-from clipper.serving.models.running_models import row_shape
+from clipper.serving.models.running_models import settle_input, settle_output
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, InputType, Model
@@ -323,12 +323,12 @@ class ModelRouter:
 
     # -- replicas
 
-    def seat(self, name: str, version: int, input: str) -> Seat | None:
+    def seat(self, name: str, version: int, input: str, output: str = "any") -> Seat | None:
         """Return the queue that a connecting copy serves; None: not a model of the mesh.
 
-        input: the row type of the copy. Model hosts convert element types, so only the shape has to
-        match. A queue that was made for another shape, by a first query that could not be checked
-        then, is replaced.
+        input, output: the row types of the copy. Model hosts convert element types, so only the
+        shape has to match. A queue that was made for another shape, by a first query that could not
+        be checked then, is replaced.
         """
         if version != MESH_VERSION:
             return None
@@ -340,13 +340,15 @@ class ModelRouter:
             route = self.add(record)
         if not route.type_known and input != "any":
             route = self._settled(route, InputType.parse(input))
+        if route.record.output == "any":
+            settle_output(route.core, InputType.parse(output))
         return Seat(route.core, ANY, ANY, self._batching)
 
     def _settled(self, route: Route, input: InputType) -> Route:
         """Return the route after a copy has stated its row type; replaced if that differs."""
         if route.core.describe_input() == "any":
             with contextlib.suppress(ClipperError):  # a first row has set the type meanwhile
-                route.core.settle(input.dtype, row_shape(input))
+                settle_input(route.core, input)
         queued = InputType.parse(route.core.describe_input())
         if not is_convertible(queued, input):
             why = f"it takes rows of {input}, not {queued}"
@@ -370,6 +372,8 @@ def is_convertible(queued: InputType, taken: InputType) -> bool:
     """Return whether a host that takes rows of one type accepts rows of the other."""
     if "any" in (queued.dtype, taken.dtype) or queued == taken:
         return True
+    if queued.tensors or taken.tensors:
+        return False
     texts = {"str", "bytes"} & {queued.dtype, taken.dtype}
     return not texts and (queued.variable or taken.variable or queued.shape == taken.shape)
 

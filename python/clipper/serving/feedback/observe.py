@@ -29,6 +29,7 @@ from clipper.serving.feedback.ground_truth import (
 from clipper.serving.feedback.journal_records import written, written_rows
 from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, Joined, JoinedRows
+from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
 from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.engine.model import predict_all
@@ -219,6 +220,13 @@ def _window_of(resolved: ResolvedApplication) -> FeedbackWindow:
         hint = "Link the model to one: server.app(NAME, models=[...])."
         raise DoesNotFit(
             f"feedback is for applications; this query asks {names} directly.", hint=hint
+        )
+    outputs = None if resolved.output_name else outputs_of(resolved.cores.values())
+    if outputs is not None:
+        raise InvalidInput(
+            f"application {resolved.name!r} answers with the outputs {outputs}; feedback is about"
+            " one of them.",
+            hint=f"Name it: server.app({resolved.name!r}, output={next(iter(outputs.by_name))!r}).",
         )
     return resolved.feedback.window
 
@@ -472,7 +480,12 @@ def _asked_again(
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     salt = resolved.feedback.online_learning.session(resolved.models, user, 0)
     future = predict_all(
-        tuple(resolved.cores[model] for model in asked), input, resolved.slo_us, salt
+        tuple(resolved.cores[model] for model in asked),
+        input,
+        resolved.slo_us,
+        salt,
+        None,
+        resolved,
     )
     future.wait()
     heard = {

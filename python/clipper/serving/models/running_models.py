@@ -6,10 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from clipper.errors import InvalidInput
+from clipper.schema import InvalidTensor, Tensors
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.reads import Reads, Watches, ids_of
 from clipper.settings.server import LimitSettings
@@ -17,8 +19,10 @@ from clipper.types import InputType, Model, VersionedModel
 from clipper_core.cache.projection import Similarity
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.wire.prediction import register_record
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
 
@@ -88,6 +92,7 @@ class RunningModels:
 
     def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
         output = InputType.parse(model.output)
+        inputs = model.input.named
         reads = self._reads_of(model)
         engine = self._engine_of(model.name)
         cached = model.cache and (reads is not None or not (model.reads or model.tables))
@@ -106,6 +111,9 @@ class RunningModels:
             output_shape=None if output.variable or output.dtype == "any" else output.shape,
             similar=Similarity(**msgspec.structs.asdict(model.similar)) if model.similar else None,
             unlisted=unlisted,
+            tensors=Tensors(inputs.specs, model.finite) if inputs is not None else None,
+            outputs=output.named,
+            output_record=record_number(output.named),
         )
         core.on_untyped = _infer
         if cached:
@@ -145,6 +153,38 @@ class RunningModels:
             InputType.parse(running.model.output),
             running.model.batching,
         )
+
+
+def record_number(outputs: Tensors | None) -> int:
+    """The number by which the engine knows the records of a model's named outputs; 0 without."""
+    if outputs is None:
+        return 0
+    return register_record(str(outputs), _reader(outputs.unpack), _reader(outputs.unpack_many))
+
+
+def _reader(unpack: Callable[[_T], object]) -> Callable[[_T], object]:
+    """Return a reader of what a container sent: None for what is no record."""
+
+    def read(record: _T) -> object:
+        try:
+            return unpack(record)
+        except InvalidTensor as error:
+            _log.warning("a container sent an output that cannot be read: %s", error)
+            return None
+
+    return read
+
+
+def settle_input(core: CoreModel, input: InputType) -> None:
+    """Give a model of type `any` the type of its rows, as a container stated it."""
+    core.settle(input.dtype, row_shape(input), input.named)
+
+
+def settle_output(core: CoreModel, output: InputType) -> None:
+    """Give a model whose output is not known the named outputs that a container stated."""
+    if output.named is not None and core.outputs is None:
+        shape = None if output.variable else output.shape
+        core.settle_output(output.dtype, shape, output.named, record_number(output.named))
 
 
 def row_shape(input: InputType) -> tuple[int, ...]:

@@ -38,20 +38,23 @@ class ApplicationHandle:
         salt: int = 0,
         context: Any = None,
         id: str = "",
+        outputs: Sequence[str] = (),
     ) -> Future:
         """Schedule one query; -> the Future of an `Answer`, at once.
 
-        x: one input of the application's type.  user: whose selection state applies.  slo_ms:
-        instead of the application's; the answer is there by then, from the models or the default.
-        salt: another cache entry. context: array-like f64[d], d up to 32, what a contextual policy
-        (linucb, lints) chooses the model by; others leave it aside.  id: your own name for the
-        query, up to 512 printable characters, for `Answer.request_id`, logs and decoys; two queries
-        may have the same. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication,
-        and UnknownModel when no model is linked; the future never raises for a model's failure.
+        x: one input of the application's type; of named tensors a dict.  user: whose selection
+        state applies.  slo_ms: instead of the application's; the answer is there by then, from the
+        models or the default. salt: another cache entry. context: array-like f64[d], d up to 32,
+        what a contextual policy (linucb, lints) chooses the model by; others leave it aside.  id:
+        your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs
+        and decoys; two queries may have the same. outputs: of named outputs only these. Raises
+        InvalidInput (type, shape, SLO, context, id), UnknownApplication, and UnknownModel when no
+        model is linked; the future never raises for a model's failure.
         """
         resolved = self._resolve(self.name)
         slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
-        return predict(resolved, x, user, slo_us, salt, context, request_id(id) if id else "")
+        own = request_id(id) if id else ""
+        return predict(resolved, x, user, slo_us, salt, context, own, tuple(outputs))
 
     def feedback(
         self,
@@ -124,18 +127,29 @@ class ApplicationHandle:
         return evaluate_policy(records, self.name, policy, queries_max)
 
     def predict_many(
-        self, inputs: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0
+        self,
+        inputs: Any,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        outputs: Sequence[str] = (),
     ) -> Future:
         """Schedule an array of queries; -> the Future of `Answers`, with a row for each.
 
-        inputs: an array of shape (n, *shape), or a sequence of inputs.  slo_ms: by when all rows
-        are answered, by the models or the default; 60 s if not given, whatever a single query's SLO
-        is. The call returns once all rows are queued: at once for as many as the queue of arrays
-        holds (limits.queue_bytes_max), else as room appears. Raises what `predict` raises, before
-        the first row is asked, and InvalidInput for no rows.
+        inputs: an array of shape (n, *shape), or a sequence of inputs; of named tensors a dict of
+        these, or a sequence of dicts.  outputs: of named outputs only these.  slo_ms: by when all
+        rows are answered, by the models or the default; 60 s if not given, whatever a single
+        query's SLO is. The call returns once all rows are queued: at once for as many as the queue
+        of arrays holds (limits.queue_bytes_max), else as room appears. Raises what `predict`
+        raises, before the first row is asked, and InvalidInput for no rows.
         """
         return predict_array(
-            self._resolve(self.name), inputs, user, array_slo_in_us(slo_ms, self._slo_ms_max), salt
+            self._resolve(self.name),
+            inputs,
+            user,
+            array_slo_in_us(slo_ms, self._slo_ms_max),
+            salt,
+            tuple(outputs),
         )
 
     def __repr__(self) -> str:

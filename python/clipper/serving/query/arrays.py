@@ -20,6 +20,12 @@ from clipper.serving.feedback.ground_truth import user_of
 from clipper.serving.feedback.window import JoinedRows
 from clipper.serving.query.dispatch import FORK_HINT
 from clipper.serving.query.missing_outputs import combine
+from clipper.serving.query.named_outputs import (
+    chosen_outputs,
+    columns_of,
+    only,
+    with_default,
+)
 from clipper.serving.query.processor import (
     NO_FINITE_VALUE,
     FailedQuery,
@@ -44,13 +50,26 @@ class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
     plan: Plan
     state: Any  # the policy's, by which it selected
     user: str = ""
+    outputs: tuple[str, ...] = ()  # of named outputs only these; empty: all
+
+    @property
+    def output_name(self) -> str:
+        """The named output that its future reads: clipper_core.results.future."""
+        return self.resolved.output_name
 
 
 def predict_array(
-    resolved: ResolvedApplication, inputs: Any, user: str | None, slo_us: int, salt: int
+    resolved: ResolvedApplication,
+    inputs: Any,
+    user: str | None,
+    slo_us: int,
+    salt: int,
+    outputs: tuple[str, ...] = (),
 ) -> Future:
     """Ask the models that the policy selects about every row; -> the future of `Answers`.
     InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked."""
+    if outputs:
+        outputs = chosen_outputs(resolved, outputs)
     user = user_of(user)
     resolved = side_of(resolved, user)
     try:
@@ -70,7 +89,7 @@ def predict_array(
         slo_us,
         salt,
         finish_array,
-        ArrayQueryContext(resolved, plan, state, user or ""),
+        ArrayQueryContext(resolved, plan, state, user or "", outputs),
     )
 
 
@@ -108,7 +127,7 @@ def finish_array(future: Future) -> Answers:
     if resolved.rollout.side is not None:
         resolved.rollout.side.count_rows(latency_us, is_default)
     return Answers(
-        outputs=outputs,
+        outputs=only(outputs, query.outputs) if query.outputs else outputs,
         confidence=confidence,
         is_default=is_default,
         statuses=statuses,
@@ -128,7 +147,10 @@ def _alone(
     statuses: NDArray[np.uint8],
 ) -> Combination:
     """One model, believed as far as it believes itself."""
-    outputs = future.outputs(resolved.default)
+    named = None if resolved.output_name else resolved.cores[model].outputs
+    outputs = future.outputs(resolved.default if named is None else None)
+    if named is not None and not isinstance(outputs, dict):
+        outputs = columns_of(outputs, named)
     confidence = np.clip(np.nan_to_num(future.confidences(), nan=1.0), 0.0, 1.0)
     absent = statuses != Status.OK
     reasons = _whys(resolved, future, model, statuses)
@@ -143,7 +165,12 @@ def _alone(
     if unsure.any():
         reasons[too_unsure(float(confidence[unsure].max()), resolved)] = int(unsure.sum())
     is_default = nothing | unsure
-    return _with_default(outputs, is_default, resolved.default), confidence, reasons, is_default
+    filled = (
+        with_default(outputs, is_default, resolved.default)
+        if named is not None
+        else _with_default(outputs, is_default, resolved.default)
+    )
+    return filled, confidence, reasons, is_default
 
 
 def _whys(
@@ -163,6 +190,8 @@ def _whys(
 
 def _unusable(outputs: Any) -> NDArray[np.bool_]:
     """Rows that hold NaN or an infinity."""
+    if isinstance(outputs, dict):
+        return np.asarray(np.any([*map(_unusable, outputs.values())], axis=0))
     if isinstance(outputs, np.ndarray):
         if outputs.dtype.kind != "f":
             return np.zeros(len(outputs), np.bool_)

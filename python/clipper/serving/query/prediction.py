@@ -29,14 +29,23 @@ class Prediction:
             slo_us = slo_in_us(request.slo_ms, self._slo_ms_max)
         id = request_id(request.id) if request.id else ""
         return predict(
-            resolved, request.input, request.user, slo_us, request.salt, request.context, id
+            resolved,
+            request.input,
+            request.user,
+            slo_us,
+            request.salt,
+            request.context,
+            id,
+            request.outputs,
         )
 
     def schedule_array(self, request: PredictionRequest) -> "Future[Answers]":
         """Schedule the rows of request.input; return one future for all. Raises as schedule()."""
         slo_us = array_slo_in_us(request.slo_ms, self._slo_ms_max)
         resolved = self._resolver.request(request)
-        return predict_array(resolved, request.input, request.user, slo_us, request.salt)
+        return predict_array(
+            resolved, request.input, request.user, slo_us, request.salt, request.outputs
+        )
 
     def collector(self, capacity: int) -> Collector:
         """Return a collector of at most `capacity` queries in progress. Raises InvalidInput."""

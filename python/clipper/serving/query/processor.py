@@ -24,6 +24,7 @@ from clipper.serving.feedback.states import Learner, check_user
 from clipper.serving.feedback.window import FeedbackWindow
 from clipper.serving.query.dispatch import FORK_HINT
 from clipper.serving.query.missing_outputs import Means, combine
+from clipper.serving.query.named_outputs import chosen_outputs, only
 from clipper.serving.query.qualifiers import prediction_of, said_beside
 from clipper.serving.query.stats import ApplicationStats
 from clipper.serving.rollout.decoys import Decoy
@@ -104,6 +105,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     learner: Learner  # what the policy has learned, per context
     slo_us: int
     default: Any = None
+    output_name: str = ""  # of named outputs the one that the policy combines; empty: all
     confidence_min: float = 0.0  # a less sure answer is replaced by the default
     node: str = ""  # prefix of prediction ids
     means: Means | None = None  # imputed for numbers that are missing at the deadline
@@ -143,6 +145,12 @@ class QueryContext(msgspec.Struct, frozen=True, eq=False):
     ] = ()  # of observers: filled after the query's own models were asked
     call: "EnsembleCall | None" = None
     id: str = ""  # the caller's own
+    outputs: tuple[str, ...] = ()  # of named outputs only these; empty: all
+
+    @property
+    def output_name(self) -> str:
+        """The named output that its future reads: clipper_core.results.future."""
+        return self.resolved.output_name
 
     @property
     def models(self) -> tuple[VersionedModel, ...]:
@@ -218,11 +226,12 @@ def predict(
     salt: int,
     context: Any = None,
     id: str = "",
+    outputs: tuple[str, ...] = (),
 ) -> Future:
     """Send a query to the models that the policy selects; return the future of its Answer.
 
-    id: the caller's own, checked. Raises InvalidInput for a wrong type or shape; UnknownModel when
-    no model is linked.
+    id: the caller's own, checked. outputs: of named outputs only these. Raises InvalidInput for a
+    wrong type or shape; UnknownModel when no model is linked.
     """
     user = user_of(user)
     if resolved.rollout.split is not None:
@@ -231,18 +240,20 @@ def predict(
         state, plan = plan_for(resolved, user, resolved.context_of(user, context))
     except PolicyFailed as failure:
         return _unasked(resolved, x, slo_us, salt, failure.message, id)
+    if outputs:
+        outputs = chosen_outputs(resolved, outputs)
     cores, online_learning = resolved.cores, resolved.feedback.online_learning
     if online_learning.active:
         salt = online_learning.session(resolved.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
     if resolved.speculation is None:
-        query = QueryContext(resolved, plan, state, user or "", late, None, id)
+        query = QueryContext(resolved, plan, state, user or "", late, None, id, outputs)
         future = predict_all(
             tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, query
         )
     else:
         call = resolved.speculation.call(state, plan, user, slo_us)
-        query = QueryContext(resolved, plan, state, user or "", late, call, id)
+        query = QueryContext(resolved, plan, state, user or "", late, call, id, outputs)
         future = call.ask(x, salt, finish, query, resolved.feedback.window is not None)
     if online_learning.active and resolved.feedback.window is not None:
         online_learning.keep(resolved.models, future.id, x, salt)
@@ -254,7 +265,15 @@ def predict(
                 if query.call is None
                 else [m for m in plan.observers if m not in query.models]
             )
-            resolved.rollout.stats.watch(cores, observers, x, slo_us, salt, late)
+            resolved.rollout.stats.watch(
+                cores,
+                observers,
+                x,
+                slo_us,
+                salt,
+                late,
+                resolved if resolved.output_name else None,
+            )
     for decoy in resolved.rollout.decoys:
         decoy.saw(future.id, f"{resolved.node}-{future.id:x}", x, user or "", id)
     return future
@@ -352,7 +371,7 @@ def finish(future: Future) -> Answer:
     for decoy in resolved.rollout.decoys:
         decoy.said(future.id, id, output, bool(reason))
     return Answer(
-        output=output,
+        output=only(output, query.outputs) if query.outputs else output,
         confidence=combined.confidence,
         is_default=bool(reason),
         reason=reason,

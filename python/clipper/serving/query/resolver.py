@@ -22,6 +22,7 @@ from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.running_models import RunningModels
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.missing_outputs import averages
+from clipper.serving.query.named_outputs import check_output, default_of
 from clipper.serving.query.processor import (
     FeedbackState,
     Link,
@@ -132,7 +133,9 @@ class ApplicationResolver:
         """
         view = self._catalog.view
         known = view.applications.get(name) or Application(name)
-        if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
+        if not {"models", "policy", "decider", "slo_ms", "input", "output", "default"} & set(
+            settings
+        ):
             return
         models = [self._catalog.linked(view, link) for link in settings.get("models", known.models)]
         policy, decider = (
@@ -149,11 +152,13 @@ class ApplicationResolver:
                 raise TypeConflict(
                     f"policy {policy!r} of application {name!r} does not take inputs of {input}."
                 )
+        cores = {model.id: self._core(view, model) for model in models}
+        default = settings.get("default", known.default)
+        check_output(name, settings.get("output", known.output), default, cores)
         schedule = check_decider(name, decider, [model.id for model in models])
         slo_ms = settings.get("slo_ms", known.slo_ms)
         check_times(name, schedule, slo_ms)
         try:
-            cores = {model.id: self._core(view, model) for model in models}
             check_guarantee(name, schedule, slo_ms, cores, self._refused)
         except InvalidInput as error:
             if measured:
@@ -338,7 +343,8 @@ class ApplicationResolver:
             policy,
             learner,
             app.slo_us,
-            app.default,
+            default_of(app.default, cores) if not app.output else app.default,
+            app.output,
             app.confidence_min,
             self._node,
             feedback=FeedbackState(window, self._online_learning),
@@ -383,6 +389,7 @@ class ApplicationResolver:
             learner,
             slo_us,
             None,
+            "",
             0.0,
             self._node,
             feedback=FeedbackState(window, self._online_learning),
@@ -418,7 +425,10 @@ class ApplicationResolver:
             if request.application is None
             else view.application(request.application)
         )
-        links = tuple(self._catalog.linked(view, model).id for model in candidates)
+        linked = [self._catalog.linked(view, model) for model in candidates]
+        cores = {model.id: self._core(view, model) for model in linked}
+        check_output(base.name, base.output, base.default, cores)
+        links = tuple(model.id for model in linked)
         resolved = self._with_stats(
             view, msgspec.structs.replace(base, models=links, roles={}), ApplicationCounters()
         )

@@ -317,12 +317,16 @@ class ApplicationStats:
         slo_us: int,
         salt: int,
         late: list[tuple[VersionedModel, Future]],
+        reader: object = None,
     ) -> None:
-        """Send the query to observers whose rate limits allow it. Nothing waits for them."""
+        """Send the query to observers whose rate limits allow it. Nothing waits for them. reader:
+        an object whose `output_name` is the named output that their futures read."""
         now_s, rests = self.counters.clock(), self.counters.watched.rests_until_s
         for model in observers:
             role = PRIMARY if self.assignment is None else self.assignment.roles[model]
-            future = self._watches[model].ask(cores[model], x, slo_us, salt, now_s, role, rests)
+            future = self._watches[model].ask(
+                cores[model], x, slo_us, salt, now_s, role, rests, reader
+            )
             if future is not None:
                 late.append((model, future))
 

@@ -22,6 +22,7 @@ from clipper.serving.rollout.roles import PRIMARY, Role
 from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles, size_of
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.engine.model import predict_all
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -67,8 +68,10 @@ class Watch:
         now_s: float,
         role: Role = PRIMARY,
         rests: float = 0.0,
+        reader: object = None,
     ) -> Future | None:
-        """The observer's future, if its gate lets the query in. rests: until when shadows rest."""
+        """The observer's future, if its gate lets the query in. rests: until when shadows rest.
+        reader: an object whose `output_name` is the named output that the future reads."""
         with self._lock:
             self._sweep(now_s)
             if len(self._open) >= OPEN_MAX or (
@@ -81,8 +84,10 @@ class Watch:
                 return None
             self.asked += 1
         try:
-            future = core.predict(
-                x, slo_us / 1000, salt
+            future = (
+                core.predict(x, slo_us / 1000, salt)
+                if reader is None
+                else predict_all((core,), x, slo_us, salt, None, reader)
             )  # not under the lock: a large row takes its time to copy
         except ClipperError:
             with self._lock:
