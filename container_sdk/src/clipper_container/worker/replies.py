@@ -79,6 +79,10 @@ class BatchReplies:
             outputs, time_us = evaluate(self.evaluator, rows)
         except PredictionFailed as failure:
             return self._failure(header.id, str(failure))
+        return self.encode(header, outputs, time_us)
+
+    def encode(self, header: Header, outputs: Rows, time_us: int) -> list[Any]:
+        """Return the pieces of a REPLY, or of a FAILURE if the outputs are too large."""
         if not self._qualifiers:
             outputs.qualifiers = None  # the server does not support them
         reply, pieces = encode_rows(Kind.REPLY, outputs, header.id, time_us, self._checked)

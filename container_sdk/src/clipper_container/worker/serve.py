@@ -54,6 +54,7 @@ from clipper_container.worker.handshake import (
     welcome_of,
 )
 from clipper_container.worker.named_tensors import with_tensors
+from clipper_container.worker.pipeline import is_pipelined, pipeline_of
 from clipper_container.worker.replies import BatchReplies, evaluate
 
 SAY_AGAIN_S = 30.0
@@ -91,7 +92,7 @@ def serve(
         evaluator.turn = turn
     backoff, say = Backoff(), _Announcer(options.name)
     signs = (lambda: _touch(alive)) if alive else _nothing
-    sharing = address.startswith("unix:") and can_share()
+    sharing = address.startswith("unix:") and can_share() and not is_pipelined(evaluator)
     try:
         while True:
             try:
@@ -190,6 +191,7 @@ class _Version2:
         self._replies = BatchReplies(
             evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
         )
+        self._pipeline = pipeline_of(evaluator, self._replies)
 
     def run(self, signs: Callable[[], None] = _nothing) -> None:
         """Answer until the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
@@ -214,9 +216,9 @@ class _Version2:
         try:
             while self._handle_frame():
                 pass
-            self._say_goodbye()
+            self._finish()
         except Stopping:
-            self._say_goodbye()
+            self._finish()
             raise
         finally:
             if heart is not None:
@@ -224,8 +226,11 @@ class _Version2:
             if self._regions is not None:
                 self._regions.close()
 
-    def _say_goodbye(self) -> None:
+    def _finish(self) -> None:
+        """Answer the batches under way and say goodbye."""
         try:
+            while self._pipeline:
+                self._connection.send(self._pipeline.next_reply())
             self._connection.send(control_frame(Kind.GOODBYE))
         except Disconnected:
             return
@@ -235,13 +240,18 @@ class _Version2:
         the buffer may outlive the call.
         """
         connection, limit = self._connection, self._welcome.payload_bytes_max
+        pipeline = self._pipeline
+        while pipeline and (pipeline.is_full or not connection.is_readable()):
+            connection.send(pipeline.next_reply())
         while self._feedback and not connection.is_readable():
             with self._evaluator.turn or contextlib.nullcontext():
                 self._feedback.run_one()
         connection.next_message()
         header = decode_header(connection.take(HEADER_BYTES), limit)
         payload = connection.take(header.payload_bytes)
-        if header.kind == Kind.PREDICT:
+        if header.kind == Kind.PREDICT and pipeline is not None:
+            pipeline.add(header, open_rows(header, payload, limit))
+        elif header.kind == Kind.PREDICT:
             connection.send(self._reply_to(header, payload))
         elif header.kind == Kind.REGION and self._regions is not None:
             check_payload(header, payload)
