@@ -569,7 +569,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
             if app.input:
                 InputType.parse(app.input)
             at = ("apps", name, "policy")
-            check_policy(app.policy)
+            if app.policy:
+                check_policy(app.policy)
             at = ("apps", name, "roles")
             roles_in(app.roles)
         except ValueError as error:

@@ -512,8 +512,8 @@ class ClipperServer:
         default: the answer when no model has answered by then. confidence_min: an answer of less
             confidence is replaced by the default.
         input: type of one input; otherwise that of the first model.
-        policy: how models are selected and combined: "stacking", "exp3(eta=0.05)", or your own
-            "package.module:Class".
+        policy: how models are selected and combined: "squarecb", "exp3(eta=0.05)", or your own
+            "package.module:Class"; by default "mixture" for several models, "ensemble" for one.
         roles: models that are not primaries: {"svm:2": "canary", "forest": "shadow", "new":
             "challenger(share=0.1)", "saw": "decoy"} (docs/selection.md).
         missing: a number that is missing at the deadline is its model's "mean", or "skip".

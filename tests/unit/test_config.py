@@ -88,7 +88,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("svm:1", "my.forest"),
         20.0,
         -1,
-        "ensemble",
+        "",
     )
 
 

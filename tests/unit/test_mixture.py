@@ -23,11 +23,11 @@ class Reference:
     """The definition, written with dictionaries: no buckets, no columns."""
 
     def __init__(self) -> None:
-        self.w = [dict.fromkeys(range(K), 1.0) for _ in range(5)]
-        self.v = [dict.fromkeys(range(K), 0.0) for _ in range(5)]
-        self.u: list[dict[Any, float]] = [{} for _ in range(5)]
+        self.w = [dict.fromkeys(range(K), 1.0) for _ in range(6)]
+        self.v = [dict.fromkeys(range(K), 0.0) for _ in range(6)]
+        self.u: list[dict[Any, float]] = [{} for _ in range(6)]
         self.sums: dict[Any, float] = {}
-        self.share = np.full(5, 0.2)
+        self.share = np.full(6, 1 / 6)
 
     def p(self, j: int, said: list[Any], sure: list[float], classes: float) -> Any:
         labels = list(dict.fromkeys(label for label in said if label is not None))
@@ -53,12 +53,12 @@ class Reference:
         else:
             name = (j, id(table), key)
             self.sums[name] = min(self.sums.get(name, 0.0) + g * g, 1000.0)
-            step = {0: 0.5, 3: 0.15, 4: 0.6}[j] / math.sqrt(0.01 + self.sums[name])
+            step = {0: 0.5, 3: 0.1, 4: 0.3, 5: 0.9}[j] / math.sqrt(0.01 + self.sums[name])
         table[key] = min(max(table.get(key, 0.0) - step * g, low), high)
 
     def learn(self, said: list[Any], sure: list[float], classes: float, label: Any) -> None:
-        found = np.empty(5)
-        for j in range(5):
+        found = np.empty(6)
+        for j in range(6):
             p, other = self.p(j, said, sure, classes)
             found[j] = max(p.get(label, other), 1e-6)
             slope = {one: p[one] - (one == label) for one in p}
@@ -77,7 +77,7 @@ class Reference:
             for one in slope if j >= 3 else ():
                 self.move(self.u[j], ("label", one), j, slope[one], -20, 20)
         self.share *= found
-        self.share = SHARE / 5 + (1 - SHARE) * self.share / self.share.sum()
+        self.share = SHARE / 6 + (1 - SHARE) * self.share / self.share.sum()
 
 
 def logit(sure: float) -> float:
@@ -104,17 +104,17 @@ def test_the_core_computes_what_its_definition_says() -> None:
         codes = [0 if one is None else one + 2 if one != right else 1 for one in said]
         cells = [0 if one is None else one for one in said]
         p, other = mixture.tallied(rows, codes, cells, sure, labels)
-        each = [reference.p(j, said, sure, labels) for j in range(5)]
+        each = [reference.p(j, said, sure, labels) for j in range(6)]
         for i in range(K):
             if said[i] is not None:
-                expected = sum(reference.share[j] * each[j][0][said[i]] for j in range(5))
+                expected = sum(reference.share[j] * each[j][0][said[i]] for j in range(6))
                 assert p[i] == pytest.approx(expected, abs=1e-9)
         assert other == pytest.approx(
-            sum(reference.share[j] * each[j][1] for j in range(5)), abs=1e-9
+            sum(reference.share[j] * each[j][1] for j in range(6)), abs=1e-9
         )
         rows = mixture.learned(rows, codes, cells, sure, labels, 1, right)
         reference.learn(said, sure, labels, right)
-    assert rows.shape == (K + 1, 11 + 4 * 64)
+    assert rows.shape == (K + 1, 15 + 6 * 64)
 
 
 def predictions(said: dict[int, Any], sure: float | None = None) -> dict[VersionedModel, Any]:
@@ -225,7 +225,7 @@ def test_labels_with_a_high_hash_widen_the_rows_in_every_way_of_learning() -> No
     assert native_update_of(POLICY) is not None
     assert np.array_equal(at_once.rows, state.rows)
     assert np.array_equal(at_once.sure, state.sure)
-    assert (state.rows.shape[1] - 11) // 4 > high
+    assert (state.rows.shape[1] - 15) // 6 > high
 
 
 def test_models_come_and_go_and_a_state_is_stored() -> None:
@@ -264,7 +264,7 @@ def test_a_state_of_stacking_is_refused_and_one_of_a_wrong_size_too() -> None:
     with pytest.raises(ValueError, match="a state of stacking"):
         POLICY.decode(stacking.encode(stacking.init(MODELS)))
     with pytest.raises(ValueError, match="the buckets"):
-        POLICY.rows.parse(np.zeros(4 * 50), 3)
+        POLICY.rows.parse(np.zeros(4 * 65), 3)
 
 
 def test_it_asks_all_models_and_refuses_rows_of_other_shapes() -> None:

@@ -344,11 +344,12 @@ def _declared(
     file: Path, place: Path, redis: bool
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
     """Return what a TOML file declares, as a server would read it."""
-    from clipper.config import load
+    from clipper.config import load, roles_in
     from clipper.deploy.package import pack
     from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
     from clipper.manage.deployment import type_of
+    from clipper.selection import default_policy
     from clipper.serving.models.scaling import replica_bounds
 
     config, models = load(file), []
@@ -384,6 +385,10 @@ def _declared(
     applications = []
     for name, app in config.apps.items():
         links = tuple(VersionedModel.parse(link) for link in app.models)
-        settings = {**application_settings(app), "input": type_of(app.input or "any")}
+        settings = {
+            "policy": default_policy(links, roles_in(app.roles)),
+            **application_settings(app),
+            "input": type_of(app.input or "any"),
+        }
         applications.append(Application(name, links, **settings))
     return models, tuple(applications), redis or config.server.state.startswith("redis")

@@ -7,7 +7,7 @@ from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
 from clipper.manage.parameters import ParameterSet
 from clipper.options import Links
-from clipper.selection import create_policy, with_coverage
+from clipper.selection import create_policy, default_policy, with_coverage
 from clipper.serving.query.application import ApplicationHandle, slo_in_us
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.resolver import ApplicationResolver
@@ -82,7 +82,11 @@ class Applications:
             changes["models"] = (
                 (models,) if isinstance(models, str | VersionedModel) else tuple(models)
             )
-        known = self._catalog.view.applications.get(name, Application(name))
+        known = self._catalog.view.applications.get(name)
+        if known is None:
+            known = Application(name)
+            if changes and "policy" not in changes:
+                changes["policy"] = default_policy(changes.get("models", ()), changes.get("roles"))
 
         def new(setting: str) -> Any:
             return changes.get(setting, getattr(known, setting))

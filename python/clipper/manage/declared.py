@@ -71,7 +71,6 @@ def application_settings(app: ApplicationSettings) -> dict[str, Any]:
     return {
         "slo_ms": app.slo_ms,
         "default": app.default,
-        "policy": app.policy,
         "decider": app.decider,
         "confidence_min": app.confidence_min,
         "roles": roles_in(app.roles),
@@ -80,6 +79,7 @@ def application_settings(app: ApplicationSettings) -> dict[str, Any]:
         "context_table": app.context_table,
         "output": app.output,
         **({"input": app.input} if app.input else {}),
+        **({"policy": app.policy} if app.policy else {}),
     }
 
 

@@ -6,6 +6,7 @@ user-defined class, `package.module:Class(setting=value)`. User-defined deciders
 
 import functools
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
@@ -33,6 +34,7 @@ from clipper.selection.ridge import Ridge
 from clipper.selection.setting_syntax import parse_settings
 from clipper.selection.single_model import SingleModel
 from clipper.selection.weighted import AbSplit, StaticWeights
+from clipper.types import VersionedModel
 
 _CLASSES = (
     SingleModel, Ensemble, AbSplit, StaticWeights,
@@ -81,6 +83,19 @@ def create_policy(text: str) -> Policy:
             )
         return policy.with_coverage(coverage)
     return policy
+
+
+def default_policy(
+    models: Sequence[VersionedModel | str], roles: Mapping[str, str] | None = None
+) -> str:
+    """Return the policy of a new application that names none.
+
+    It is `mixture` for several primary models: an equal vote until there is feedback. For one model
+    it is `ensemble`, which returns that model's output.
+    """
+    others = [model for model, role in (roles or {}).items() if not role.startswith("primary")]
+    primaries = [model for model in models if str(model) not in others]
+    return Mixture.name if len(primaries) > 1 else Ensemble.name
 
 
 def takes_context(policy: Policy) -> bool:
@@ -139,6 +154,7 @@ __all__ = [
     "View",
     "Wait",
     "create_policy",
+    "default_policy",
     "features_of",
     "parse_decider",
     "takes_context",

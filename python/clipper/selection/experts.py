@@ -17,11 +17,13 @@ import numpy as np
 
 from clipper.selection.bandits import check_range
 from clipper.selection.learned_state import (
+    DOUBT,
     Array,
     Learn,
     LearnedState,
     RuleRows,
     calibrated,
+    label_bit,
     learn_by_rule,
     log_mean,
 )
@@ -47,6 +49,7 @@ from clipper.selection.votes import (
 )
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.label_votes import LabelVotes
 
 Weights = Mapping[VersionedModel, float]
 # label key -> its probability, and the probability of each label without a vote
@@ -71,17 +74,21 @@ class WeightedVotes:
         raw: Callable[[LearnedState, Votes, Weights, Any], float] | None = None,
     ) -> None:
         self._rule, self._odds, self._raw = rule, odds, raw
+        self._labels = LabelVotes(rule, label_bit, DOUBT)
 
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
         """Ask all candidates."""
-        return Plan(sorted_models(candidates))
+        models = tuple(candidates)
+        return Plan(models if models == state.models else sorted_models(models))
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Combine the votes; the confidence of a label is calibrated."""
+        if (answer := answer_of_labels(self._labels, state, arrived, missing)) is not None:
+            return answer
         votes = usable(arrived)
         if not votes:
             return NO_ANSWER
@@ -140,6 +147,17 @@ class WeightedVotes:
             return {}
         weights = self._rule.weights(state.rows, state.classes)
         return dict(zip(state.models, (weights / (weights.sum() or 1.0)).tolist(), strict=True))
+
+
+def answer_of_labels(
+    labels: LabelVotes,
+    state: LearnedState,
+    arrived: Predictions,
+    missing: Sequence[VersionedModel],
+) -> Combined | None:
+    """Return the answer as the core combines labels of one type; None for other predictions."""
+    found = labels.answer(state.models, state.rows, state.sure, state.labels, arrived, len(missing))
+    return None if found is None else Combined(*found)
 
 
 class Exp4(LearningPolicy):

@@ -1,11 +1,19 @@
-"""The policy `mixture`: all models, weighed in five ways, and the ways weighed by their success."""
+"""The policy `mixture`: all models, weighed in six ways, and the ways weighed by their success."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clipper.selection.learned_state import LABEL_BITS, Array, LearnedState, calibrated, label_bit
+from clipper.selection.experts import answer_of_labels
+from clipper.selection.learned_state import (
+    DOUBT,
+    LABEL_BITS,
+    Array,
+    LearnedState,
+    calibrated,
+    label_bit,
+)
 from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import (
     NO_ANSWER,
@@ -31,20 +39,21 @@ from clipper.selection.votes import (
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.label_votes import LabelVotes
 
-COMPONENTS = 5
-EQUAL_SUM = 6  # column of the last row: 0 until something was learned
-BY_CLASS = 11  # first column of the weights by label
-SUMS = (5, 6, 9, 10)  # columns of a model's sums of squared gradients
+COMPONENTS = 6
+EQUAL_SUM = 7  # column of the last row: 0 until something was learned
+BY_CLASS = 15  # first column of the weights by label
+SUMS = (5, 6, 9, 10, 13, 14)  # columns of a model's sums of squared gradients
 A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the probability one half
 
 
 class Mixture(LearningPolicy):
-    """A mixture of five logistic regressions on the votes: the recommended policy that asks all
+    """A mixture of six logistic regressions on the votes: the recommended policy that asks all
     models.
 
     The components are the equal vote, a weight for each model, the same with the models' own
-    confidence, and two with a further weight for each model and label, which differ in their steps.
+    confidence, and three with a further weight for each model and label, which differ in steps.
     Each answers with a probability for each label; the answer has the highest mean, by weights that
     follow how probable each component found the right labels. Nothing is to be set.
 
@@ -53,10 +62,10 @@ class Mixture(LearningPolicy):
     and `score=` about the answer. Do not use it for numbers, which it averages without learning:
     `ridge` does; nor when asking all models costs too much: `squarecb`.
 
-    State: f64[K + 1, 11 + 4 B], see clipper_core.learning.mixture; B is 8 to 64, above the hash of
+    State: f64[K + 1, 15 + 6 B], see clipper_core.learning.mixture; B is 8 to 64, above the hash of
     each label.  Cost: 0.5 us per query and 1 us per feedback for 5 models.
     Regret: the logarithmic loss exceeds that of any sequence of components with m changes by at
-    most (m + 1) ln(5 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
+    most (m + 1) ln(6 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
     its best fixed weights.
     Source: Vovk 1990, "Aggregating strategies"; Herbster and Warmuth 1998, section 3, for changes;
     Duchi, Hazan and Singer 2011, section 1.1, for the steps; Wolpert 1992 for stacking.
@@ -66,7 +75,8 @@ class Mixture(LearningPolicy):
     averages = True
 
     def __init__(self) -> None:
-        super().__init__(MixtureRows(), MixedVotes(), learn_mixture, Rule(RuleKind.MIXTURE))
+        rule = Rule(RuleKind.MIXTURE)
+        super().__init__(MixtureRows(), MixedVotes(rule), learn_mixture, rule)
 
 
 class MixtureRows:
@@ -79,7 +89,7 @@ class MixtureRows:
 
     def initial(self, k: int) -> Array:
         """Return the rows of an equal vote."""
-        return mixture.initial(k) if k else np.zeros((1, BY_CLASS + 4 * 8))
+        return mixture.initial(k) if k else np.zeros((1, BY_CLASS + 6 * 8))
 
     def insert(self, rows: Array, at: int) -> Array:
         """Add a model with the mean weights of the others, without evidence."""
@@ -113,7 +123,7 @@ class MixtureRows:
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
         """Add both servers' differences to `base`; multiply the changes of the components."""
-        cell = max(len(rows[0]) - BY_CLASS for rows in (base, mine, theirs)) // 4 - 1
+        cell = max(len(rows[0]) - BY_CLASS for rows in (base, mine, theirs)) // 6 - 1
         base, mine, theirs = (mixture.widened(rows, cell) for rows in (base, mine, theirs))
         rows = mine + theirs - base
         rows[:-1, 0] = rows[:-1, 0].clip(0.0, 20.0)
@@ -128,7 +138,7 @@ class MixtureRows:
     def parse(self, numbers: Array, k: int) -> Array:
         """Reshape stored numbers. Raises ValueError unless they are rows of a mixture."""
         rows = numbers.reshape(k + 1, -1)
-        if (rows.shape[1] - BY_CLASS) / 4 not in (8, 16, 32, 64):
+        if (rows.shape[1] - BY_CLASS) / 6 not in (8, 16, 32, 64):
             raise ValueError("the buckets of labels")
         return rows
 
@@ -145,16 +155,22 @@ class MixedVotes:
 
     random = False
 
+    def __init__(self, rule: Rule) -> None:
+        self._labels = LabelVotes(rule, label_bit, DOUBT)
+
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
         """Ask all candidates."""
-        return Plan(sorted_models(candidates))
+        models = tuple(candidates)
+        return Plan(models if models == state.models else sorted_models(models))
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Return the most probable label; its confidence is calibrated."""
+        if (answer := answer_of_labels(self._labels, state, arrived, missing)) is not None:
+            return answer
         votes = usable(arrived)
         if not votes:
             return NO_ANSWER

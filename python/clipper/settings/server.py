@@ -493,9 +493,13 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     ] = 20.0
     default: Annotated[Any, about("answer when no prediction arrives in time")] = None
     input: Annotated[str, about("type of one input; empty: that of the first model")] = ""
-    policy: Annotated[str, about("selection policy, as `stacking` or `exp3(eta=0.05)`")] = (
-        "ensemble"
-    )
+    policy: Annotated[
+        str,
+        about(
+            "selection policy, as `squarecb` or `exp3(eta=0.05)`; empty: `mixture` for several"
+            " models, `ensemble` for one"
+        ),
+    ] = ""
     confidence_min: Annotated[
         float, about("confidence below which the default is returned", "share", ge=0, le=1)
     ] = 0.0

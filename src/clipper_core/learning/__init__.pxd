@@ -5,7 +5,7 @@
 # `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
 # `mixture` weighs votes by a mixture of logistic regressions. `linear` has the linear models that
 # predict how good each model is for a query. `feedback_update` applies one observation, or an array
-# of them: losses, calibration, then the rule's step.
+# of them: losses, calibration, then the rule's step. `label_votes` combines the labels of a query.
 #
 # State comes in and goes out as numpy arrays; nothing is kept between calls. The caller gives the
 # seeds of random numbers.

@@ -38,3 +38,4 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil
 # ^ confidence before calibration, and a model that gave the answer; -1 when nobody was heard
+cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen

@@ -13,7 +13,7 @@ from clipper_core.learning.bandit cimport (
     doubles_copied, rule_learn, rule_weights, stack_learn,
 )
 from clipper_core.learning.mixture cimport (
-    FIXED, Ballot, Tally, buckets_of, mixture_learn, mixture_tally, rows_with,
+    Ballot, Tally, buckets_of, mixture_is_untouched, mixture_learn, mixture_tally, rows_with,
 )
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
@@ -41,6 +41,10 @@ cdef _fill_classes():
 
 
 _fill_classes()
+
+
+cdef double feedback_update_classes(u64 labels) noexcept nogil:
+    return CLASSES[popcount(labels)]
 
 
 # -- how sure the answer would have been
@@ -161,11 +165,6 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
     ballot.k, ballot.classes = learner.k, classes
 
 
-cdef bint _is_untouched(const Learner* learner) noexcept nogil:
-    """A mixture that has learned nothing is an equal vote."""
-    return learner.rows[learner.k * (FIXED + 4 * learner.buckets) + 6] == 0.0
-
-
 cdef double _mixed_raw(const Learner* learner, const Observation* observation,
                        u32* winner) noexcept nogil:
     cdef u32[MODELS_MAX] votes
@@ -209,7 +208,8 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         if observation.confidence[i] == observation.confidence[i]:
             return _sound(observation.confidence[i])
         return _accuracy(learner.rule, learner.rows + i * learner.rule.columns)
-    if learner.rule.kind == MIXTURE and not _is_untouched(learner):
+    if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.buckets,
+                                                                 learner.k):
         return _mixed_raw(learner, observation, winner)
     asked = _asked_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)

@@ -1,6 +1,6 @@
-# A mixture of five ways to weigh the votes of several models, learned online.
+# A mixture of six ways to weigh the votes of several models, learned online.
 #
-# State: f64[k + 1, FIXED + 4 * buckets], one row for each of the k models and one for what they
+# State: f64[k + 1, FIXED + 6 * buckets], one row for each of the k models and one for what they
 # share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label belongs to
 # the bucket that the low bits of its hash name.
 #
@@ -13,8 +13,11 @@ cdef enum:
     VOTERS_MAX = 256
     BUCKETS_MIN = 8
     BUCKETS_MAX = 64
-    FIXED = 11
-    COMPONENTS = 5
+    FIXED = 15
+    COMPONENTS = 6
+    BY_CLASS = 3                # components with weights by label
+    EQUAL_WEIGHT = 6            # columns of the last row: the weight of the equal vote, and its sum
+    EQUAL_SUM = 7
 
 cdef struct Ballot:
     const u32* votes            # [k]: codes of labels from 1; 0 if the model did not answer
@@ -34,6 +37,8 @@ cdef u32 buckets_of(cnp.ndarray rows) except 0
 # ^ raises BadInput if these are no rows of a mixture
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
 # ^ a copy, with enough buckets for the cell
+cdef bint mixture_is_untouched(const double* rows, u32 buckets, u32 k) noexcept nogil
+# ^ nothing was learned: it is an equal vote
 cdef void mixture_tally(const double* rows, u32 buckets, const Ballot* ballot,
                         Tally* tally) noexcept nogil
 cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,

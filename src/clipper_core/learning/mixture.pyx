@@ -1,4 +1,4 @@
-"""A mixture of five ways to weigh the votes of several models, learned online.
+"""A mixture of six ways to weigh the votes of several models, learned online.
 
 Each component is a logistic regression: the score of a label is a sum over the models that voted
 for it, a label without a vote scores 0, and a softmax makes probabilities of the scores. The
@@ -8,7 +8,7 @@ components differ in their weights and steps:
 2. a weight for each model, with a constant small step;
 3. a weight for each model and one for the logit of its confidence, with a constant larger step;
 4. as 3, and a weight for each model and label, and one for each label, with small AdaGrad steps;
-5. as 4, with large steps.
+5. and 6. as 4, with steps three and nine times as large.
 
 The weight of a model and label is a difference to the model's weight and starts at 0. So it stays
 at the common weight until there is evidence.
@@ -18,14 +18,14 @@ each feedback a component's weight is multiplied by the probability that it gave
 (Bayes' rule, or the aggregating algorithm at its rate for the logarithmic loss, Vovk 1990), and a
 share of all weights is spread evenly (Herbster and Warmuth 1998, section 3). No rate is to be
 chosen. The logarithmic loss of the mixture exceeds that of any sequence of components with m
-changes over T observations by at most (m + 1) ln(5 / share) + 2 T share.
+changes over T observations by at most (m + 1) ln(6 / share) + 2 T share.
 Steps: AdaGrad, Duchi, Hazan and Singer 2011, section 1.1; constant, Zinkevich 2003.
 
 Columns of a model: 0 the weight of component 2; 1, 2 the weights of component 3, of a vote and of
-the logit; 3 to 6 those of component 4 and their sums of squared gradients; 7 to 10 the same of
-component 5; from 11, by component and bucket, a weight and its sum. Columns of the last row: 0 to 4
-the weights of the components; 5, 6 the weight of component 1 and its sum; from 11 the weights of
-the labels.
+the logit; 3 to 6 those of component 4 and their sums of squared gradients; 7 to 10 and 11 to 14 the
+same of components 5 and 6; from 15, by component and bucket, a weight and its sum. Columns of the
+last row: 0 to 5 the weights of the components; 6, 7 the weight of component 1 and its sum; from 15
+the weights of the labels.
 """
 cimport numpy as cnp
 from libc.math cimport exp, isfinite, log, pow, sqrt
@@ -46,8 +46,8 @@ cdef double OBSERVATION_MAX = 100.0     # weight of an observation
 cdef double SMALL = 0.02                # steps
 cdef double LARGE = 0.1
 cdef double TIED_STEP = 0.5             # AdaGrad steps; the range of a weight over sqrt(2) is optimal
-cdef double SLOW_STEP = 0.15
-cdef double FAST_STEP = 0.6
+cdef double[BY_CLASS] CLASS_STEPS
+CLASS_STEPS[0], CLASS_STEPS[1], CLASS_STEPS[2] = 0.1, 0.3, 0.9
 cdef double FIRST_SUM = 0.01            # of squared gradients
 cdef double SUM_MAX = 1000.0            # so that a long life does not stop the steps
 cdef double TIED_MIN = 0.01             # the equal vote stays a vote
@@ -56,8 +56,7 @@ cdef enum:
     EQUAL = 0
     PLAIN = 1
     SURE = 2
-    SLOW = 3
-    FAST = 4
+    SLOW = 3                    # the first of those by label
 
 
 cdef inline double _clip(double x, double low, double high) noexcept nogil:
@@ -72,7 +71,7 @@ cdef inline double _logit(double confidence) noexcept nogil:
 
 
 cdef inline u32 _width(u32 buckets) noexcept nogil:
-    return FIXED + 4 * buckets
+    return FIXED + 2 * BY_CLASS * buckets
 
 
 cdef inline u32 _class_column(u32 component, u32 buckets, u8 cell) noexcept nogil:
@@ -114,7 +113,7 @@ cdef double _probabilities(const double* rows, u32 buckets, u32 component, const
             continue
         row = rows + i * width
         if component == EQUAL:
-            score = shared[5]
+            score = shared[EQUAL_WEIGHT]
         elif component == PLAIN:
             score = row[0]
         elif component == SURE:
@@ -173,7 +172,7 @@ cdef void _learn_by_class(double* rows, u32 buckets, u32 component, const Ballot
                           const double* slope) noexcept nogil:
     """slope: of the loss, by the score of each label with a vote."""
     cdef u32 width = _width(buckets), i, at, column, base = 3 + 4 * (component - SLOW)
-    cdef double step = SLOW_STEP if component == SLOW else FAST_STEP
+    cdef double step = CLASS_STEPS[component - SLOW]
     cdef double* shared = rows + ballot.k * width
     cdef double* row
     cdef double g
@@ -216,7 +215,7 @@ cdef void _learn_common(double* rows, u32 buckets, u32 component, const Ballot* 
             _step(row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
             _step(row + 2, g * logits[i], LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
     if component == EQUAL:
-        _adaptive_step(shared + 5, shared + 6, mean / heard, TIED_STEP, TIED_MIN, WEIGHT_MAX)
+        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / heard, TIED_STEP, TIED_MIN, WEIGHT_MAX)
 
 
 cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,
@@ -263,6 +262,10 @@ cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 lab
         shared[component] = SHARE / COMPONENTS + (1.0 - SHARE) * found
 
 
+cdef bint mixture_is_untouched(const double* rows, u32 buckets, u32 k) noexcept nogil:
+    return rows[k * _width(buckets) + EQUAL_SUM] == 0.0
+
+
 cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weights) noexcept nogil:
     cdef u32 width = _width(buckets), i, component, b, n, column
     cdef const double* shared = rows + k * width
@@ -270,7 +273,7 @@ cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weight
     cdef double total = 0.0, sum, by_class
     for i in range(k):
         row = rows + i * width
-        sum = shared[EQUAL] * shared[5] + shared[PLAIN] * row[0] + shared[SURE] * row[1]
+        sum = shared[EQUAL] * shared[EQUAL_WEIGHT] + shared[PLAIN] * row[0] + shared[SURE] * row[1]
         for component in range(SLOW, COMPONENTS):
             by_class, n = 0.0, 0
             for b in range(buckets):
@@ -290,12 +293,13 @@ cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weight
 # --------------------------------------------------------------------------------------------------
 
 cdef u32 buckets_of(cnp.ndarray rows) except 0:
-    cdef cnp.npy_intp buckets = (rows.shape[1] - FIXED) // 4 if rows.ndim == 2 else 0
+    cdef cnp.npy_intp buckets = ((rows.shape[1] - FIXED) // (2 * BY_CLASS)
+                                  if rows.ndim == 2 else 0)
     if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
         or not cnp.PyArray_IS_C_CONTIGUOUS(rows) or not 2 <= rows.shape[0] <= VOTERS_MAX + 1
-            or buckets not in (8, 16, 32, 64) or rows.shape[1] != FIXED + 4 * buckets):
-        raise_for(BAD_INPUT, f"rows of a mixture must be f64[k + 1, {FIXED} + 4 * buckets] with 1"
-                  f" to {VOTERS_MAX} models and 8, 16, 32 or 64 buckets")
+            or buckets not in (8, 16, 32, 64) or rows.shape[1] != FIXED + 2 * BY_CLASS * buckets):
+        raise_for(BAD_INPUT, f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets]"
+                  f" with 1 to {VOTERS_MAX} models and 8, 16, 32 or 64 buckets")
     return <u32> buckets
 
 
@@ -317,7 +321,7 @@ cdef cnp.ndarray _widened(cnp.ndarray rows, u32 buckets, u32 wanted):
     """A label that was learned had a hash below `buckets`, so it keeps its bucket."""
     wide = np.zeros((rows.shape[0], _width(wanted)))
     wide[:, :FIXED] = rows[:, :FIXED]
-    for component in range(2):
+    for component in range(BY_CLASS):
         begin = FIXED + 2 * component * wanted
         old = FIXED + 2 * component * buckets
         wide[:, begin:begin + 2 * buckets] = rows[:, old:old + 2 * buckets]
@@ -328,10 +332,10 @@ def initial(k):
     """Rows of k models without observations: an equal vote."""
     if not 1 <= k <= VOTERS_MAX:
         raise_for(BAD_INPUT, f"a mixture has 1 to {VOTERS_MAX} models, not {k}")
-    rows = np.zeros((k + 1, FIXED + 4 * BUCKETS_MIN))
-    rows[:k, [0, 1, 3, 7]] = 1.0
+    rows = np.zeros((k + 1, _width(BUCKETS_MIN)))
+    rows[:k, [0, 1, 3, 7, 11]] = 1.0
     rows[k, :COMPONENTS] = 1.0 / COMPONENTS
-    rows[k, 5] = 1.0
+    rows[k, EQUAL_WEIGHT] = 1.0
     return rows
 
 
