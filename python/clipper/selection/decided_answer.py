@@ -15,6 +15,7 @@ import numpy as np
 
 from clipper.selection.experts import WeightedVotes
 from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.mixture import MixedVotes, Mixture, is_untouched
 from clipper.selection.policy import (
     NO_ANSWER,
     Combined,
@@ -76,7 +77,9 @@ def vote_weights(
     policy: Policy, state: Any, models: Sequence[VersionedModel]
 ) -> dict[VersionedModel, float]:
     """Return the policy's weight of each model's vote; 1 for all if it has no weights."""
-    if isinstance(policy, LearningPolicy) and isinstance(policy.answering, WeightedVotes):
+    if isinstance(policy, LearningPolicy) and isinstance(
+        policy.answering, WeightedVotes | MixedVotes
+    ):
         return policy.answering.weights(state, set(models))
     if isinstance(policy, StaticWeights):
         weights = {model: weight_of(policy.weights, model, 1.0) for model in models}
@@ -161,7 +164,7 @@ def _by_one(inputs: DecisionInputs, model: VersionedModel) -> Combined:
     agreement = _agreement(inputs, prediction.output)
 
     def alone() -> float:
-        if learns(inputs.policy):
+        if _has_learned(inputs):
             absent = [other for other in inputs.asked if other != model]
             return inputs.policy.combine(inputs.state, {model: prediction}, absent).confidence
         return (
@@ -170,6 +173,13 @@ def _by_one(inputs: DecisionInputs, model: VersionedModel) -> Combined:
 
     confidence = _confidence(inputs, prediction.output, alone)
     return Combined(prediction.output, confidence, (model,), agreement)
+
+
+def _has_learned(inputs: DecisionInputs) -> bool:
+    """Return False for a policy that does not learn, and for a mixture that has not yet."""
+    if isinstance(inputs.policy, Mixture) and is_untouched(inputs.state):
+        return False
+    return learns(inputs.policy)
 
 
 def _agreement(inputs: DecisionInputs, output: Any) -> float:
@@ -182,7 +192,7 @@ def _agreement(inputs: DecisionInputs, output: Any) -> float:
 
 def _confidence(inputs: DecisionInputs, output: Any, raw: Callable[[], float]) -> float:
     """Return `raw()`, bounded by the calibrated confidence of a policy that learns."""
-    if not learns(inputs.policy) or len(inputs.plan.models) == 1:
+    if not _has_learned(inputs) or len(inputs.plan.models) == 1:
         return raw()
     arrived = {
         model: inputs.arrived[model]

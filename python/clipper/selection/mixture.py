@@ -212,6 +212,14 @@ class MixedVotes:
         }
         return LabelProbabilities(found, other)
 
+    def weights(
+        self, state: LearnedState, models: set[VersionedModel]
+    ) -> dict[VersionedModel, float]:
+        """Return the weight of each vote; a model unknown to the state has the mean weight."""
+        known = self.shares(state)
+        found = {model: known.get(model, 1.0 / max(len(known), 1)) for model in models}
+        return found if any(found.values()) else dict.fromkeys(models, 1.0)
+
     def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
         """Return the weights of the models' votes."""
         if not state.models:

@@ -28,9 +28,6 @@ cdef class LabelVotes:
     rule: of a policy that asks all models.  bit_of: returns the bit of a label that is no number.
     doubt: observations in a bin from which on they outweigh the raw confidence.
     """
-    cdef Rule rule
-    cdef object bit_of
-    cdef double doubt
 
     def __cinit__(self, Rule rule not None, bit_of, double doubt):
         if rule.state.kind not in (HEDGE, LOGODDS, STACKING, MIXTURE):
