@@ -297,6 +297,55 @@ def kubernetes(
     )
 
 
+@click.command(short_help="All that runs, as a Helm chart.")
+@click.argument("folder", type=_FOLDER)
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=_FILE,
+    help="What a TOML file declares.  [what the server runs]",
+)
+@click.option("--base", metavar="IMAGE", default="", help="The Python image of the models.")
+@click.option("--servers", type=click.IntRange(1), default=2, show_default=True, help="How many.")
+@click.option("--nodes", type=click.IntRange(0), default=0, help="Nodes of a mesh, too.")
+@click.option("--shards", type=click.IntRange(0), default=0, help="Shards of parameters, too.")
+@with_server
+def chart(
+    command: ServerCommand,
+    folder: Path,
+    file: Path | None,
+    base: str,
+    servers: int,
+    nodes: int,
+    shards: int,
+) -> None:
+    """Write FOLDER with a Helm chart: the servers on a Redis of the chart or a store of yours, a
+    Deployment for each model; images/ has what the images are built from.
+
+    \b
+    clipper export chart shop --from clipper.toml
+    helm upgrade --install shop ./shop --set state.url=etcd://etcd.default:2379/clipper
+    """
+    from clipper.config import load
+    from clipper.deploy.chart import ChartContents, write_chart
+    from clipper.deploy.mesh_manifests import MeshShipment
+    from clipper.deploy.params_manifests import ParamsShipment
+
+    many = ParamsShipment(load(file, params={"shards": shards}).params) if shards else None
+    some = MeshShipment("redis://redis:6379/0", nodes) if nodes else None
+    with _shipment(command, file, redis=True, base=base) as found:
+        contents = ChartContents(replace(found, servers=servers), some, many)
+        files = write_chart(contents, folder)
+        built = [
+            f"docker build -t {image.name} {folder}/images/models/{name}"
+            for name, (_, image) in found.models.items()
+        ]
+    then = [*built, f"docker build {folder}/images/server"]
+    then.append(f"push them, then: helm upgrade --install NAME {folder}")
+    _say(command, folder, files, "\n".join(then))
+
+
 def _shards(
     folder: Path, file: Path | None, shards: int, replicas: int | None, **more: Any
 ) -> list[str]:

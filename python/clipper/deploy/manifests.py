@@ -372,7 +372,7 @@ def kubernetes(shipment: Shipment) -> dict[str, list[Document]]:
     name = shipment.name
     files = {"server.yaml": list(_server_objects(shipment)), "network.yaml": [_network(shipment)]}
     if shipment.redis:
-        files["redis.yaml"] = list(_redis_objects(f"{name}-redis"))
+        files["redis.yaml"] = list(redis_objects(f"{name}-redis"))
     for model, (record, image) in shipment.models.items():
         files[f"model-{label_of(model)}.yaml"] = list(model_objects(name, model, record, image))
     secret = ["secrets/clipper_token", "secrets/admin_token"]
@@ -593,7 +593,8 @@ def _claim(name: str, part: str) -> Document:
     }
 
 
-def _redis_objects(name: str) -> Iterator[Document]:
+def redis_objects(name: str) -> Iterator[Document]:
+    """Yield the objects of a Redis on a volume."""
     alive = {"tcpSocket": {"port": "redis"}}
     container = {
         "name": "redis",
