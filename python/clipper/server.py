@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
+from clipper.deploy.command import Command, check_combination, chosen, warmup_variable
 from clipper.deploy.deployers import placing
 from clipper.deploy.environments import lines_of
 from clipper.deploy.warmup import warmup_of
@@ -371,8 +372,9 @@ class ClipperServer:
     def deploy(
         self,
         name: str,
-        model: object,
+        model: object = None,
         *,
+        command: str | Sequence[str] | None = None,
         version: int | None = None,
         input: str | InputType | Mapping[str, str] | None = None,
         output: str | Mapping[str, str] = "any",
@@ -400,6 +402,9 @@ class ClipperServer:
         such as "model.onnx" (docs/models.md). It takes a batch: an array of shape (n, *row), or a
         list of str or bytes; with `row_by_row`, one input at a time.
 
+        command: a program that is the container, instead of a model, as ["java", "-jar",
+            "svm.jar"]; it runs in the current folder and connects by itself
+            (docs/sdk-cpp-java.md).
         version: a whole number; None: the next one.
         input: type of one input, `f64[64]` or `str`; None: the estimator's, or that of the first
             query. output: type of one prediction.
@@ -433,6 +438,24 @@ class ClipperServer:
         if unknown := sorted(keywords):
             raise TypeError(f"deploy() got an unexpected keyword argument {unknown[0]!r}")
         input_type, output_type = types_of(input, output, inputs, outputs, schema)
+        thing = chosen(name, model, command)
+        warmup_text = warmup_of(name, self.config.server.warmup if warmup is None else warmup)
+        deployer = placement.deployer or self.config.server.deployer
+        if isinstance(thing, Command):
+            check_combination(
+                name,
+                {
+                    "row_by_row": row_by_row,
+                    "retry_singly": retry_singly,
+                    "requirements": packages.requirements,
+                    "python": packages.python,
+                    "code": packages.code,
+                    "tables": parameters.tables,
+                    "deployer": placement.deployer not in ("", "process"),
+                },
+            )
+            deployer = "process"
+            warmup_variable(warmup_text, str(type_of(input_type or "any")), name)
         least, most = replica_bounds(name, placement.replicas, self.config.limits.replicas_max)
         settings = {
             "output": str(type_of(output_type)),
@@ -444,21 +467,21 @@ class ClipperServer:
             "finite": finite,
             "retry_singly": retry_singly,
             "row_by_row": row_by_row,
-            "warmup": warmup_of(name, self.config.server.warmup if warmup is None else warmup),
+            "warmup": warmup_text,
             "requirements": lines_of(packages.requirements),
             "python": packages.python,
             "tables": dict(parameters.tables or {}),
             "reads": said_of(name, parameters.reads) if parameters.reads is not None else {},
             "tolerance": float(parameters.tolerance),
             **placing(
-                placement.deployer or self.config.server.deployer,
+                deployer,
                 placement.memory_mib,
                 placement.cpus,
                 placement.gpus,
             ),
         }
         return self._deployment.deploy(
-            name, model, version, packages.code, input_type, wait, promote, **settings
+            name, thing, version, packages.code, input_type, wait, promote, **settings
         ).core
 
     def model(self, name: str | VersionedModel) -> CoreModel | MeshModelHandle:

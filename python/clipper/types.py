@@ -466,7 +466,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     prediction is made of: columns of the input by table, or `module:function`; tolerance: how far
     these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
-    JSON. created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it
+    JSON. command: the words of a command line that is a container, run in `folder`; target is their
+    text. created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it
     serves.
     """
 
@@ -497,6 +498,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     reads: dict[str, tuple[int, ...]] | str = {}
     tolerance: float = 0.0
     warmup: str = ""
+    command: tuple[str, ...] = ()
+    folder: str = ""
 
     @property
     def id(self) -> VersionedModel:

@@ -18,7 +18,13 @@ _TELL_S = 0.5
 
 @click.command(short_help="Start a model, or a new version of one.")
 @click.argument("name")
-@click.argument("target")
+@click.argument("target", required=False)
+@click.option(
+    "--command",
+    "program",
+    metavar="COMMAND",
+    help="A program that is the container, instead of TARGET; it runs in this folder.",
+)
 @click.option("--version", type=click.IntRange(min=1), help="Its number.  [the next]")
 @click.option(
     "--replicas",
@@ -96,7 +102,8 @@ _TELL_S = 0.5
 def deploy(
     command: ServerCommand,
     name: str,
-    target: str,
+    target: str | None,
+    program: str | None,
     version: int | None,
     replicas: str,
     input: str,
@@ -127,7 +134,10 @@ def deploy(
     clipper deploy doubler doubler:double --input "f64[3]"
     clipper deploy svm svm.onnx --replicas 1-4 --behind
     clipper deploy svm svm.onnx --deployer docker --memory 512 --cpus 2
+    clipper deploy svm --command "java -jar svm.jar"
     """
+    if (target is None) == (program is None):
+        raise click.UsageError("Give TARGET, or a program by --command.")
     settings: dict[str, Any] = {
         "replicas": bounds(replicas),
         "promote": not behind,
@@ -144,7 +154,8 @@ def deploy(
     settings |= {"python": python} if python else {}
     placed = {"deployer": deployer, "memory_mib": memory, "cpus": cpus, "gpus": gpus}
     settings |= {key: value for key, value in placed.items() if value is not None}
-    places = [str(Path(place).absolute()) for place in code] or home_of(target)
+    settings |= {"command": program, "folder": str(Path.cwd())} if program else {}
+    places = [str(Path(place).absolute()) for place in code] or home_of(target or "")
     settings |= {"code": places} if places else {}
     with (
         _telling(command, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext()

@@ -26,6 +26,8 @@ class ContainerSpec:
     deployer: "process", "docker" or "podman". For the last two only: memory_mib and cpus (0: no
     limit), gpus ("all", a number, or ids as "0,2"), needs: contents of the image, secrets: texts to
     mount, by path.
+
+    command: words of a program that is the container, run in `folder`; empty for Python.
     """
 
     name: str
@@ -53,6 +55,8 @@ class ContainerSpec:
     gpus: str = ""
     needs: Needs | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    command: tuple[str, ...] = ()
+    folder: str = ""
 
 
 def options(spec: ContainerSpec) -> list[str]:
@@ -99,6 +103,8 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
         memory_mib=model.memory_mib,
         cpus=model.cpus,
         gpus=model.gpus,
+        command=model.command,
+        folder=model.folder,
         **{"connect": "", **where},
     )
 

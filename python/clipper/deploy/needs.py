@@ -95,6 +95,12 @@ def needs_of(model: Model) -> Needs:
             f"containers of model '{model.id}' are started elsewhere.",
             hint="There is nothing to run here.",
         )
+    if model.command:
+        raise InvalidInput(
+            f"model '{model.id}' is a command, which runs on its server's host only.",
+            hint="Put the program into an image of your own that connects to the server"
+            " (docs/sdk-cpp-java.md).",
+        )
     head = _head_of(model.target) if model.sha256 else {"kind": "module"}
     kind = str(head["kind"])
     packages = head.get("packages")

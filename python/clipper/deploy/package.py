@@ -31,6 +31,7 @@ from typing import Any
 import cloudpickle
 
 from clipper.deploy.artifact import SUFFIX, artifact_of, is_data
+from clipper.deploy.command import Command
 from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
 from clipper_container import Model
@@ -71,7 +72,7 @@ class Package:
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a
     module. kind: "function", "estimator", "model", "module", "torch", or a file's kind
     (`Artifact.kind`). input: type of one row, if known. code: directories for the container's
-    sys.path. tables: parameter tables that a Model declares.
+    sys.path. tables: parameter tables that a Model declares. command, folder: of a `Command`.
     """
 
     target: str
@@ -80,6 +81,8 @@ class Package:
     input: str | None = None
     code: tuple[str, ...] = ()
     tables: dict[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    folder: str = ""
 
 
 def pack(
@@ -91,7 +94,8 @@ def pack(
     no_pickle: bool = False,
 ) -> Package:
     """Pack a function, bound method, estimator, Model (or its class), torch.nn.Module, booster of
-    XGBoost or LightGBM, "module:attribute", model file or folder (`Artifact.kind`), or Artifact.
+    XGBoost or LightGBM, "module:attribute", model file or folder (`Artifact.kind`), Artifact, or
+    Command.
 
     directory: for the file `NAME-VERSION-SHA12.pkl` (or `.packed`); created if missing. code: files
     or directories needed beyond what travels by value. no_pickle: refuse to create a pickle.
@@ -103,6 +107,8 @@ def pack(
             f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a"
             " letter or digit"
         )
+    if isinstance(thing, Command):
+        return Package(thing.text, "command", command=thing.words, folder=thing.folder)
     places = _directories(code)
     if is_data(thing):
         artifact = artifact_of(thing)

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from clipper.deploy.command import command_line, variables
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
@@ -73,6 +74,8 @@ _Replica = ReplicaRecord[_Child]
 
 def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
     """Return the command line of a container. It contains no secret."""
+    if spec.command:
+        return command_line(spec.command, spec.folder)
     return [*_program(spec), *arguments(spec, replica, str(os.getpid()))]
 
 
@@ -90,9 +93,12 @@ def arguments(spec: ContainerSpec, replica: int, parent: str) -> Sequence[str]:
     return words
 
 
-def environment(spec: ContainerSpec) -> dict[str, str]:
-    """Return the environment of a container: ours, the spec's, and the token."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, TOKEN_ENV: spec.token}
+def environment(spec: ContainerSpec, replica: int = 0) -> dict[str, str]:
+    """Return the environment of a container: ours, the spec's, the token, and for a command what
+    it is.
+    """
+    own = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, TOKEN_ENV: spec.token}
+    return {**own, **variables(spec, replica)} if spec.command else own
 
 
 def describe_exit(code: int) -> str:
@@ -110,13 +116,13 @@ def _start_process(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a process; return it and its pidfd.
 
-    output: descriptor of its stdout and stderr. report_fd: socket for its reports.
+    output: descriptor of its stdout and stderr. report_fd: socket that it inherits.
 
     Raises: OSError; ValueError for a NUL in an argument.
     """
     with contextlib.ExitStack() as undo:
         process = subprocess.Popen(
-            [*words, "--report-fd", str(report_fd)],
+            words,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -323,7 +329,9 @@ class ProcessDeployer:
         )
         handle.due_s = time.monotonic() + ANSWER_S
         why = (
-            OFF
+            "it is a command"
+            if replica.spec.command
+            else OFF
             if not self._fork
             else "its arguments are too long for a fork server"
             if len(said) > REQUEST_BYTES_MAX
@@ -336,6 +344,12 @@ class ProcessDeployer:
         rows_max = replica.handle.warmup.rows_max
         words = arguments(replica.spec, replica.number, parent)
         return [*words, *([] if rows_max is None else ["--warmup-max", str(rows_max)])]
+
+    def _plain_words(self, replica: _Replica, report_fd: int) -> Sequence[str]:
+        if replica.spec.command:
+            return command(replica.spec, replica.number)
+        words = [*_program(replica.spec), *self._arguments(replica, str(self._pid))]
+        return [*words, "--report-fd", str(report_fd)]
 
     def _forked(self, replica: _Replica, said: bytes, pid: int, pid_fd: int) -> None:
         """A fork server has forked the process, which waits to be told what to run."""
@@ -355,14 +369,14 @@ class ProcessDeployer:
             return
         try:
             handle.process, handle.pid_fd = _start_process(
-                [*_program(replica.spec), *self._arguments(replica, str(self._pid))],
-                environment(replica.spec),
+                self._plain_words(replica, wanted.control),
+                environment(replica.spec, replica.number),
                 wanted.output,
                 wanted.control,
             )
         except (OSError, ValueError) as error:
             with self._table.changed:
-                replica.lines.extend([f"cannot start {replica.spec.python}: {error}"])
+                replica.lines.extend([f"cannot start {command(replica.spec, 0)[0]}: {error}"])
             self._close_request(replica)
             self._end_reports(replica)
             self._unwatch(handle.log_fd)

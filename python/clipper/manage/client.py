@@ -13,6 +13,7 @@ import getpass
 import hashlib
 import math
 import os
+import shlex
 import socket
 import ssl
 import urllib.parse
@@ -235,17 +236,30 @@ class Client:
     # -- models
 
     def deploy(
-        self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any
+        self,
+        name: str,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        command: str | Sequence[str] | None = None,
+        dry_run: bool = False,
+        **settings: Any,
     ) -> dict[str, Any]:
         """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
         .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
         is not sent: the server reads it by its path, on this host.
 
+        command: instead of a model, a program of the server's host that is named in its
+        server.commands; `folder` is where it runs.
         settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file;
         requirements: a file of this host, or lines. Functions are not sent: what they are pickled
         in would be run by whoever receives it. Deploy them in the server's process, or from a
         module.
         """
+        if command is not None:
+            if model is not None:
+                raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
+            settings["command"] = shlex.split(command) if isinstance(command, str) else [*command]
+            return self._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
         if not isinstance(model, str | os.PathLike):
             hint = (
                 'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'

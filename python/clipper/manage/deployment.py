@@ -447,6 +447,8 @@ class Deployment:
             sha256=package.sha256,
             code=package.code,
             tables=package.tables,
+            command=package.command,
+            folder=package.folder,
         )
 
     def _next_version(self, name: str) -> int:

@@ -17,6 +17,7 @@ from clipper.catalog import Catalog
 from clipper.catalog_view import Rollout
 from clipper.config import Config, merge_batching
 from clipper.deploy.artifact import ENDINGS, Artifact, is_data
+from clipper.deploy.command import Command, check_permitted, command_of
 from clipper.errors import InvalidInput, PackagingError, UnknownModel, UnknownVersion
 from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
@@ -240,6 +241,8 @@ class Operations:
         data: bytes = b"",
         kind: str = "",
         trusted: tuple[str, ...] = (),
+        command: tuple[str, ...] = (),
+        folder: str = "",
         promote: bool = True,
         wait: bool = True,
     ) -> Change:
@@ -248,9 +251,15 @@ class Operations:
         model: "module:attribute", or a model's file or folder on the server's host. data: the
         bytes of such a file instead, and its `kind`; kinds that may hold pickles are refused.
         reads: columns of the input by table; functions are not accepted, since the server would
-        run them.
+        run them. command: a program of the server's host that is the container, run in `folder`; it
+        must be named in server.commands.
         """
-        thing = Artifact(kind, data, trusted) if data else model
+        thing: Artifact | Command | str = Artifact(kind, data, trusted) if data else model
+        if command:
+            if data or model:
+                raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
+            check_permitted(command, self._server.config.server.commands)
+            thing = command_of(name, command, folder)
         settings: dict[str, Any] = {
             "output": output,
             "replicas": replicas,
@@ -269,11 +278,11 @@ class Operations:
             "reads": reads or None,
             "tolerance": tolerance,
         }
-        if not data and not model:
+        if not data and not model and not command:
             raise InvalidInput(
                 f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.'
             )
-        if not data and not is_data(model) and ":" not in model:
+        if model and not data and not is_data(model) and ":" not in model:
             hint = f'Give "module:attribute", a folder of MLflow, or a file: {", ".join(ENDINGS)}.'
             raise InvalidInput(f"cannot deploy {model!r}.", hint=hint)
         if isinstance(thing, Artifact) and thing.is_code:
@@ -316,7 +325,13 @@ class Operations:
         merge_batching(config.batching, settings["batching"])
         taken = [model.version for model in catalog.view.versions.get(name, ())]
         chosen = version if version is not None else max(taken, default=0) + 1
-        target = thing if isinstance(thing, str) else f"({thing.kind})"
+        target = (
+            thing
+            if isinstance(thing, str)
+            else thing.text
+            if isinstance(thing, Command)
+            else f"({thing.kind})"
+        )
         record = Model(
             name,
             chosen,
@@ -553,8 +568,10 @@ class Operations:
 
     def import_state(self, text: bytes) -> Change:
         """Add what `export_state` gave, as JSON. InvalidInput; AlreadyExists when a version here is
-        another one."""
+        another one; PackagingError for a command that is not in server.commands."""
         catalog, state = self._server.catalog, read_state(text)
+        for model in state.models:
+            check_permitted(model.command, self._server.config.server.commands)
         apps, new = applications_of(state), missing(state, self._server.catalog)
         with self._doing("import") as change:
             if not self.dry_run:

@@ -148,6 +148,13 @@ class ServerSettings(msgspec.Struct, frozen=True):
             "and modules"
         ),
     ] = False
+    commands: Annotated[
+        tuple[str, ...],
+        about(
+            'programs that clients of management may start as containers, as `["java"]`; an '
+            "interpreter or a shell here lets them run any code"
+        ),
+    ] = ()
     drain_s: Annotated[
         float, about("time for queries in flight when the server closes", "s", ge=0, le=3600)
     ] = 5.0

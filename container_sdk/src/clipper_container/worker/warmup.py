@@ -66,7 +66,7 @@ def warm_up(
     if said == OFF:
         return WarmUp()
     try:
-        rows = _given(json.loads(said), input) if said else _made_up(input)
+        rows = given_rows(json.loads(said), input) if said else _made_up(input)
     except (ValueError, TypeError) as error:
         _warn(evaluator.name, f"the warm-up rows cannot be read as {input}: {error}")
         return WarmUp()
@@ -200,8 +200,8 @@ def _made_up_records(tensors: Tensors) -> Array | list[bytes] | None:
     return tensors.pack_many(values)
 
 
-def _given(rows: Any, input: str) -> Any:
-    """Convert the user's rows to the input type. Raises: ValueError, TypeError."""
+def given_rows(rows: Any, input: str) -> Any:
+    """Convert the user's rows, read from JSON, to the input type. Raises: ValueError, TypeError."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("a list of rows is needed")
     if is_named(input):

@@ -152,7 +152,7 @@ public final class Container {
   }
 
   /** Return the payload of HELLO. */
-  private byte[] hello() {
+  byte[] hello() {
     boolean tcp = options.address.startsWith("tcp:");
     boolean two = options.protocol == 2;
     boolean usual = !options.corrects && two;

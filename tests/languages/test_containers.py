@@ -1,0 +1,315 @@
+"""Containers in C++ and Java on a real server: deployed by a command, and through every fault."""
+
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import clipper
+from clipper.cli import main as cli
+from clipper.errors import DeployFailed, InvalidInput, ModelFailed, PackagingError, UnknownModel
+from clipper.testing import wait_until
+from tests.languages.compiled import CPP, JAVA, cpp, java, java_command
+
+QUICK = {
+    "heartbeat_ms": 100,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+    "scale_look_ms": 20,
+    "stuck_s": 0.5,
+    "eject_after": 0,
+}
+LANGUAGES = ("cpp", "java")
+WIDE = 784
+SLO_MS = 10_000
+
+
+def program(language, name, *words):
+    """The command of a test's program or of an example."""
+    example = name in ("svm", "noop")
+    if language == "cpp":
+        return [str(cpp(CPP / ("examples" if example else "tests") / f"{name}.cpp")), *words]
+    folder = JAVA / ("examples" if example else "tests")
+    main = name.title() if example else f"clipper.container.{name.title()}"
+    return [*java_command(java(folder), main), *words]
+
+
+@pytest.fixture(scope="module")
+def server():
+    admin = {"admin": "127.0.0.1:0"}
+    with clipper.start(commands=("java",), http=admin, **QUICK) as started:
+        started._learning.states.start_writing()  # its thread stays, and so do those of HTTP
+        with pytest.raises(UnknownModel):
+            clipper.connect(f"http://{started.admin_address}").retire("nothing")
+        yield started
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def language(request):
+    return request.param
+
+
+@pytest.fixture
+def deploy(server, request):
+    """Deploys a command under the test's own name, and retires it."""
+    made = []
+
+    def do(command, **settings):
+        name = f"m{zlib.crc32(request.node.name.encode())}-{len(made)}"
+        handle = server.deploy(name, command=command, cache=False, **settings)
+        made.append(handle.name)
+        return handle
+
+    yield do
+    for name in made:
+        server.retire(name, force=True)
+
+
+def started_by_hand(command, address, token, **variables):
+    """A container that the server did not start."""
+    environment = {"CLIPPER_ADDRESS": address, "CLIPPER_TOKEN": token, "CLIPPER_MODEL": "hand"}
+    environment |= {f"CLIPPER_{key}": value for key, value in variables.items()}
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process):
+    """Whether a process ends well when it is told to (a JVM's code is then 143), and its text."""
+    process.terminate()
+    _, text = process.communicate(timeout=10)
+    return process.returncode in (0, 143), text
+
+
+def weights_file(folder, classes, items):
+    weights = np.random.default_rng(3).integers(-9, 9, (classes, items + 1)).astype(float)
+    np.savetxt(folder / "svm.txt", weights)
+    return weights
+
+
+# -- what a model sees and returns
+
+
+def test_a_linear_svm_deployed_by_a_command(server, deploy, language, tmp_path, monkeypatch):
+    weights = weights_file(tmp_path, 10, WIDE)
+    monkeypatch.chdir(tmp_path)
+    model = deploy(program(language, "svm"), input=f"f64[{WIDE}]", replicas=2)
+    xs = np.random.default_rng(4).integers(0, 50, (3000, WIDE)).astype(float)
+    got = model.predict_many(xs, slo_ms=SLO_MS).result(20)
+    assert np.array_equal(got, (weights[:, :1] + weights[:, 1:] @ xs.T).argmax(axis=0))
+    rows = server.stats()["models"][model.name]
+    assert rows["output"] == "i64"
+    assert [row["state"] for row in rows["replicas"]] == ["ready", "ready"]
+    maps = Path(f"/proc/{rows['replicas'][0]['pid']}/maps").read_text()
+    assert ("memfd:clipper-rows" in maps) == (language == "cpp")
+    record = server.catalog.models()[-1]
+    assert (record.command[-1], record.folder) == (
+        program(language, "svm")[-1],
+        str(tmp_path),
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_", "rows"),
+    [
+        ("str", ["", "a", "Grüße" * 500, "日本語"]),
+        ("bytes", [b"", b"\0\xff", b"x" * 5000]),
+        ("f32[*]", [np.arange(n, dtype="f4") for n in (1, 0, 7, 3000)]),
+    ],
+)
+@pytest.mark.parametrize("address", ["unix", "tcp://127.0.0.1:0"])
+def test_rows_of_any_length_come_back(language, type_, rows, address, tmp_path):
+    with clipper.start(address=address, compression="full", heartbeat_ms=100, drain_s=0.2) as one:
+        command = program(language, "echo", type_, type_)
+        model = one.deploy("echo", command=command, input=type_, cache=False)
+        for got, row in zip(model.predict_many(rows * 50).result(20), rows * 50, strict=True):
+            assert np.array_equal(got, row)
+
+
+@pytest.mark.parametrize("address", ["unix", "tcp://127.0.0.1:0"])
+@pytest.mark.parametrize("input", ["f64[4]", "f64[*]"])
+def test_version_1(language, address, input, tmp_path):
+    weights = weights_file(tmp_path, 3, 4)
+    command = program(language, "svm", str(tmp_path / "svm.txt"))
+    with clipper.start(address=address, heartbeat_ms=100, drain_s=0.2) as one:
+        process = started_by_hand(command, one.address, one.token, PROTOCOL="1", INPUT=input)
+        wait_until(lambda: "hand:1" in one.stats()["models"])
+        xs = np.random.default_rng(5).integers(0, 50, (200, 4)).astype(float)
+        got = one.model("hand").predict_many([*xs] if "*" in input else xs).result(20)
+        assert np.array_equal(got, (weights[:, :1] + weights[:, 1:] @ xs.T).argmax(axis=0))
+        assert ended(process)[0]
+
+
+def test_rows_of_the_warm_up_are_those_given(server, deploy, language):
+    model = deploy(program(language, "echo", "str", "str"), input="str", warmup=["one", "two"])
+    assert server.stats()["models"][model.name]["output"] == "str"
+    assert "warm-up" not in "".join(server.logs(model.name))
+
+
+def test_feedback_sessions_and_accuracy(server, deploy, language):
+    model = deploy(program(language, "learner"), input="f64[2]")
+    app = server.app(f"learning-{language}", models=[model.name], slo_ms=SLO_MS, default=-1.0)
+    for label in range(5):
+        answer = app.predict(np.zeros(2), user="anna").result(20)
+        app.feedback(answer, label=float(label))
+    wait_until(lambda: app.predict(np.zeros(2)).result(20).output == 5.0)
+    assert app.predict(np.zeros(2), user="anna").result(20).confidence == 1.0
+    wait_until(lambda: server.stats()["models"][model.name]["accuracy"] == 0.75)
+    server.catalog.unregister_application(f"learning-{language}")
+
+
+# -- faults
+
+
+@pytest.fixture
+def faulty(server, deploy, language):
+    model = deploy(program(language, "faulty"), input="str")
+    app = server.app(f"faults-{language}", models=[model.name], slo_ms=1000, default="none")
+    yield lambda text: app.predict(text).result(20)
+    server.catalog.unregister_application(f"faults-{language}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("throw", "this row cannot be read"),
+        ("row", "only this row"),
+        ("count", "returned 2 outputs for 1 rows"),
+        ("large", "the server's limit is"),
+    ],
+)
+def test_what_the_model_does_wrong_fails_its_batch_alone(faulty, server, deploy, text, reason):
+    assert faulty("good").output == "good"
+    (name,) = [str(model.id) for model in server.catalog.models()]
+    (before,) = server.stats()["models"][name]["replicas"]
+    with pytest.raises(ModelFailed, match=reason):
+        server.model(name).predict(text, slo_ms=2000).result(20)
+    assert (faulty(text).output, faulty("good").output) == ("none", "good")
+    (after,) = server.stats()["models"][name]["replicas"]
+    assert after["pid"] == before["pid"]
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [("exit", "exit 7"), ("kill", "killed (SIGKILL)"), ("hang", "killed (SIGKILL)")],
+)
+def test_a_process_that_dies_or_hangs_is_started_again(faulty, server, text, detail):
+    assert faulty("good").output == "good"
+    answer = faulty(text)
+    assert (answer.output, answer.is_default) == ("none", True)
+    wait_until(lambda: faulty("good").output == "good")
+    (name,) = [str(model.id) for model in server.catalog.models()]
+    (replica,) = server.stats()["models"][name]["replicas"]
+    assert replica["detail"] == detail
+    assert replica["restart_count"] >= 1
+
+
+def test_a_reply_to_an_unknown_batch_closes_the_connection(server, deploy, language):
+    model = deploy(program(language, "faulty", "unknown"), input="str", warmup=False)
+    with pytest.raises(clipper.errors.ClipperError):
+        model.predict("a", slo_ms=300).result(20)
+    wait_until(
+        lambda: any(
+            incident.model == model.name and incident.detail == "exit 1"
+            for incident in server._deployment.incidents
+        )
+    )
+
+
+def test_a_program_that_does_not_load_says_why(server, language):
+    with pytest.raises(DeployFailed, match="no-such-weights"):
+        server.deploy("unloaded", command=program(language, "svm", "no-such-weights"))
+
+
+# -- life
+
+
+def test_the_container_reconnects_to_a_server_that_comes_back(language, tmp_path):
+    address, token = f"unix:{tmp_path}/clipper.sock", "t" * 32
+    process = started_by_hand(program(language, "noop"), address, token)
+    for _ in range(2):
+        with clipper.start(address=address, token=token, drain_s=0.2) as one:
+            wait_until(lambda one=one: "hand:1" in one.stats()["models"])
+            assert one.model("hand").predict(np.ones(3), slo_ms=SLO_MS).result(20) == 0.0
+    well, text = ended(process)
+    assert well, text
+    assert "reconnecting" in text
+
+
+def test_a_container_with_a_wrong_token_ends(server, language):
+    process = started_by_hand(program(language, "noop"), server.address, "wrong")
+    _, text = process.communicate(timeout=10)
+    assert (process.returncode, "rejected" in text) == (4, True)
+
+
+def test_a_container_that_serves_ends_when_it_is_told_to(server, deploy, language):
+    model = deploy(program(language, "noop"), input="f64[1]", replicas=2)
+    pids = [row["pid"] for row in server.stats()["models"][model.name]["replicas"]]
+    server.scale(model.name, 1)
+    wait_until(lambda: sum(Path(f"/proc/{pid}").exists() for pid in pids) == 1)
+    assert model.predict(np.zeros(1), slo_ms=SLO_MS).result(20) == 0.0
+
+
+def test_a_killed_server_leaves_no_program_behind():
+    code = (
+        "import sys, clipper\n"
+        "server = clipper.start()\n"
+        f"server.deploy('noop', command={program('cpp', 'noop')!r})\n"
+        "print(server.stats()['models']['noop:1']['replicas'][0]['pid'], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        pid = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+# -- what is refused
+
+
+def test_management_starts_only_programs_that_the_server_names(server, language, monkeypatch):
+    command = program(language, "noop")
+    with pytest.raises(PackagingError, match=r"server\.commands"):
+        server.manage.deploy("shell", command=("/bin/sh", "-c", "true"))
+    monkeypatch.setenv("CLIPPER_URL", f"http://{server.admin_address}")
+    command[0] = "java" if language == "java" else command[0]
+    words = ["deploy", "by-cli", "--command", " ".join(command), "--input", "f64[1]"]
+    ran = CliRunner().invoke(cli, words)
+    if language == "cpp":  # not named in server.commands
+        assert (ran.exit_code, "server.commands" in ran.output) == (1, True)
+        return
+    assert ran.exit_code == 0, ran.output
+    assert server.model("by-cli").predict(np.zeros(1), slo_ms=SLO_MS).result(20) == 0.0
+    server.retire("by-cli")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"command": []}, "command of model 'no' is"),
+        ({"command": ["no-such-program"]}, "no program 'no-such-program'"),
+        ({"command": ["./missing"]}, "no program './missing'"),
+        ({"command": ["true", "\0"]}, "command of model 'no'"),
+        ({"command": ["true"] * 300}, "at most 256 words"),
+        ({"command": "true 'open"}, "command of model 'no'"),
+        ({"command": ["true"], "row_by_row": True}, "row_by_row is for models in Python"),
+        ({"command": ["true"], "requirements": ["numpy"]}, "requirements is for models in Python"),
+        ({"command": ["true"], "deployer": "docker"}, "deployer is for models in Python"),
+        ({"command": ["true"], "model": "module:function"}, "needs a model or a command"),
+        ({"command": ["true"], "memory_mib": 64}, "memory_mib"),
+        ({"command": ["true"], "warmup": [["x"]], "input": "f64[1]"}, "warm-up"),
+        ({}, "needs a model or a command"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused(server, settings, why):
+    with pytest.raises(InvalidInput, match=why):
+        server.deploy("no", **settings)
