@@ -1,5 +1,6 @@
 """A replica that was away for a while catches up by the rows that changed, not by all rows."""
 
+import socket
 import time
 from typing import Any
 
@@ -141,6 +142,8 @@ def test_follower_that_was_cut_off_keeps_its_copy(
         return once(one)
 
     monkeypatch.setattr(ReplicaFollower, "_once", cut_off)
+    with socket.socket(fileno=socket.dup(follower._connection.fileno())) as one:
+        one.shutdown(socket.SHUT_RDWR)
     time.sleep(0.7)  # the last question ends
     change_shard_0(shards, client)
     assert client.call(0, "stats")["exposed"], "it was given up"

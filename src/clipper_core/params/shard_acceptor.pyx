@@ -11,6 +11,7 @@ from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.shard_connection cimport is_busy
 from clipper_core.params.shard_region cimport calm_loopback, is_local
+from clipper_core.params.shard_stream cimport stream_closed
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_ctl, epoll_event,
@@ -112,6 +113,7 @@ cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil
     cdef epoll_event event
     if not c.admitted:
         _stranger_remove(s, c)
+    stream_closed(s, c)
     epoll_ctl(s.epoll_fd, EPOLL_CTL_DEL, c.fd, &event)
     close_fd(c.fd)
     c.fd = -1
@@ -199,7 +201,7 @@ cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcep
         s.callers.push_back(c)
     c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = (fd, False, False, False, 0,
             is_local(fd))
-    c.skip, c.worker, c.incarnation, c.since_us = 0, 0, 0, now_us
+    c.skip, c.worker, c.incarnation, c.since_us, c.stream = 0, 0, 0, now_us, 0
     _stranger_add(s, c)
     s.connections.fetch_add(1, relaxed)
     connection_watch(s, c, EPOLL_CTL_ADD)

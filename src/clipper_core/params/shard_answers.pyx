@@ -112,7 +112,8 @@ cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
     if not try_push(s.log.held, held):
         c.output.lost = True            # it is closed: its client asks again, and hears that the
                                         # push was applied
-    eventfd_signal(s.log.fd)
+    if s.log.polled() or s.python_waits.load(relaxed):
+        eventfd_signal(s.log.fd)
 
 
 cdef bint push_is_new(ShardLoopState* s, ShardConnection* c, const ShardHead* h,

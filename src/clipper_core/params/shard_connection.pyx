@@ -7,10 +7,11 @@ from clipper_core.params.shard_region cimport REGION_MAPPED, REGION_TOO_LARGE, R
 from clipper_core.params.shard_rows cimport (
     pull_dense, pull_rows, pull_tables, push_rows, push_step,
 )
+from clipper_core.params.shard_stream cimport stream_received
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, SHARD_ANSWER,
-    SHARD_CALL, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP,
-    SHARD_REFUSED, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
+    SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP,
+    SHARD_RECEIVED, SHARD_REFUSED, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
 )
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport acquire, i64, relaxed, u64, u8
@@ -66,6 +67,9 @@ cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* 
     if h.kind == SHARD_SHARE:
         _share(s, c, h)
         return
+    if h.kind == SHARD_RECEIVED:
+        stream_received(s, c, h)
+        return
     if h.epoch and h.epoch != epoch:
         shard_refuse(s, c, h, OTHER_EPOCH, <i64> epoch)
         return
@@ -114,7 +118,7 @@ cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil:
         if c.skip or c.input.size() < HEAD_BYTES:
             return True
         h = <const ShardHead*> c.input.at()
-        if not shard_head_is_one(h[0]) or h.kind == SHARD_ANSWER or h.kind == SHARD_REFUSED:
+        if not shard_head_is_one(h[0]) or h.kind in (SHARD_ANSWER, SHARD_REFUSED, SHARD_CHANGES):
             return False
         if h.payload_bytes > limit:
             shard_refuse(s, c, h, TOO_LARGE, <i64> limit)

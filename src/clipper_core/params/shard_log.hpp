@@ -66,6 +66,10 @@ struct Held {  // an answer that waits for followers
 struct Follower {
     bool on = false, waited = false, lost = false;
     std::uint64_t taken = 0, acknowledged = 0;  // positions: so many changes
+    bool streams = false;    // its connection is sent changes as they come
+    bool ends = false;       // that is to end
+    std::uint32_t conn = 0;  // the connection
+    std::uint32_t heard = 0; // messages of it there
 };
 
 struct ShardLog {
@@ -84,6 +88,10 @@ struct ShardLog {
     std::uint64_t position() const { return first + changes.size(); }
     bool waits() const {
         for (auto& one : followers) if (one.on && one.waited) return true;
+        return false;
+    }
+    bool polled() const {  // a follower that is waited for asks, and is not sent changes
+        for (auto& one : followers) if (one.on && one.waited && !one.streams) return true;
         return false;
     }
     bool listened() const {

@@ -36,6 +36,10 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         bint lost               # too far behind: it must begin anew
         u64 taken
         u64 acknowledged
+        bint streams            # its connection is sent changes as they come; set by the loop
+        bint ends               # that is to end
+        u32 conn                # the connection
+        u32 heard               # messages of it there
     cdef cppclass ShardLog:
         mutex guard
         deque[Change] changes
@@ -49,6 +53,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         int fd
         u64 position() noexcept
         bint waits() noexcept
+        bint polled() noexcept      # a follower that is waited for asks, and is not sent changes
         Sighting look(u64 worker, u64 sequence) noexcept
         bint mark(u64 worker, u64 sequence) noexcept    # False: no memory
         Sequences* window(u64 worker) noexcept  # NULL: no memory

@@ -20,6 +20,7 @@ from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
     DenseVariable, Reply, ShardConnection, ShardHead, padded, shard_answer,
 )
+from clipper_core.params.shard_stream cimport stream_begin, stream_changes
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport (
@@ -145,6 +146,8 @@ cdef void _deliver(ShardLoopState* s) noexcept nogil:
                 c.calls -= 1
             c.closing = c.closing or reply.close
             c.output.put(reply.bytes.at(), reply.bytes.size())
+            if reply.stream:
+                stream_begin(s, c, reply.stream)
             c.output.lost = c.output.lost or reply.bytes.lost
             _settle(s, c)
         del reply
@@ -160,6 +163,38 @@ cdef void _close_unanswered(ShardLoopState* s) noexcept nogil:
         c = s.callers[i]
         if c.fd >= 0 and c.unanswered.load(relaxed) == c.generation:
             connection_close(s, c)
+
+
+cdef void _stream(ShardLoopState* s) noexcept nogil:
+    """Answer pushes that followers have, and send followers what they have not."""
+    cdef ShardConnection* c
+    cdef vector[Held] due
+    cdef Held held
+    cdef u64 sure
+    cdef size_t i
+    if s.received:
+        s.received = False
+        s.log.guard.lock()
+        sure = s.log.sure()
+        while s.log.held.size() and s.log.held.front().position <= sure:
+            if not make_room(due, due.size() + 1):
+                break                   # the next turn goes on
+            due.push_back(s.log.held.front())
+            s.log.held.pop_front()
+        s.log.guard.unlock()
+        for i in range(due.size()):
+            held = due[i]
+            c = s.callers[held.conn]
+            if c.fd >= 0 and c.generation == held.generation:
+                c.output.put(&held.words[0],
+                             HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
+                _settle(s, c)
+        if s.python_waits.load(relaxed):
+            eventfd_signal(s.log.fd)
+    for i in range(FOLLOWERS if s.streams else 0):
+        c = stream_changes(s, <u32> i)
+        if c != NULL:
+            _settle(s, c)
 
 
 cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
@@ -193,6 +228,8 @@ cdef void _turn(ShardLoopState* s) noexcept nogil:
                 _read(s, c)
             elif c.fd >= 0:
                 _settle(s, c)
+    if s.streams or s.received:
+        _stream(s)
     if s.oldest != NULL:
         strangers_expire(s, monotonic_us())
 
@@ -485,10 +522,11 @@ cdef class ShardLoop:
 
     def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
                u32 rows=0, u64 sequence=0,
-               u64 worker=0, u64 incarnation=0):
+               u64 worker=0, u64 incarnation=0, u32 stream=0):
         """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
         the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
-        another live client (of another incarnation) is that."""
+        another live client (of another incarnation) is that. stream: number of the follower, from
+        1, that is sent changes over this connection from now on; 0: none."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef ShardLoopState* s = self.state
         cdef ShardHead asked, head
@@ -503,10 +541,12 @@ cdef class ShardLoop:
         if refused:
             head.rows = refused
             counts_refuse(s.counts, refused)
+        if stream:
+            self._follower(stream - 1).ends = False
         cdef Reply* reply = make[Reply]()
         if reply != NULL:
             reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
-            reply.worker, reply.incarnation = worker, incarnation
+            reply.worker, reply.incarnation, reply.stream = worker, incarnation, stream
             reply.bytes.put(&head, HEAD_BYTES)
             reply.bytes.put(<const char*> payload, size)
             reply.bytes.put(&nothing, end - size)
@@ -554,6 +594,8 @@ cdef class ShardLoop:
         position = self.state.log.position()
         self.state.log.guard.unlock()
         eventfd_signal(self.state.log.fd)
+        if self.state.streaming.load(relaxed):
+            eventfd_signal(self.state.post.fd)
         if not marked:
             raise_for(NO_MEMORY,
                       f"push {sequence} of worker {worker} cannot be told from its repetition")
@@ -661,6 +703,34 @@ cdef class ShardLoop:
         one.acknowledged = max(one.acknowledged, position)
         _release(self.state)
         self.state.log.guard.unlock()
+
+    def end_stream(self, u32 number):
+        """Follower `number` is sent no more changes as they come, and what it acknowledges counts
+        no more; it is told so, if it is there."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.ends = True
+        self.state.log.guard.unlock()
+        eventfd_signal(self.state.post.fd)
+
+    def streams(self, u32 number):
+        """Return whether follower `number` is sent changes as they come, the position up to which
+        it has all, and how many messages it has sent meanwhile."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        found = bool(one.streams and not one.ends), one.acknowledged, one.heard
+        self.state.log.guard.unlock()
+        return found
+
+    @property
+    def python_waits(self):
+        """Whether log_fd becomes readable when followers that are sent changes as they come have
+        more of them."""
+        return bool(self.state.python_waits.load(relaxed))
+
+    @python_waits.setter
+    def python_waits(self, bint value):
+        self.state.python_waits.store(value, relaxed)
 
     cdef Follower* _follower(self, u32 number) except NULL:
         if number >= FOLLOWERS:

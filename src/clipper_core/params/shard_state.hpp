@@ -16,7 +16,9 @@ enum ShardKind {
     SHARD_SHARE = 6,
     SHARD_PULL_TABLES = 7,  // rows of several tables
     SHARD_PUSH_STEP = 8,    // one step of a model: rows of several tables, and dense variables
-    SHARD_PULL_DENSE = 9    // dense variables that have changed
+    SHARD_PULL_DENSE = 9,   // dense variables that have changed
+    SHARD_CHANGES = 10,     // to a follower: what has changed; flag STREAM_ENDS: no more will come
+    SHARD_RECEIVED = 11     // from a follower: it has all changes up to a position
 };
 
 // How a request is refused: a Status, or one of these.
@@ -49,9 +51,15 @@ struct ShardPart {
 };
 constexpr std::uint32_t kDenseBit = 1u << 31;
 
+// One table, or one dense variable, among changes.
+struct ChangedPart {
+    std::uint32_t table, n;
+    std::uint64_t steps;  // of the table
+};
+
 inline bool shard_head_is_one(const ShardHead& h) {
     return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL &&
-           h.kind <= SHARD_PULL_DENSE && h.payload_bytes % 8 == 0;
+           h.kind <= SHARD_RECEIVED && h.payload_bytes % 8 == 0;
 }
 
 inline ShardHead shard_answer(const ShardHead& to, std::uint8_t kind, std::uint64_t epoch,

@@ -23,6 +23,8 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         SHARD_PULL_TABLES
         SHARD_PUSH_STEP
         SHARD_PULL_DENSE
+        SHARD_CHANGES
+        SHARD_RECEIVED
     cdef enum ShardRefusal:
         NOT_ADMITTED
         NOT_READY
@@ -51,6 +53,10 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         u32 table
         u32 n
     u32 kDenseBit
+    cdef cppclass ChangedPart:
+        u32 table
+        u32 n
+        u64 steps
     bint shard_head_is_one(const ShardHead& head) noexcept
     ShardHead shard_answer(const ShardHead& to, u8 kind, u64 epoch, u64 model) noexcept
     u64 padded(u64 nbytes) noexcept
@@ -62,6 +68,8 @@ cdef enum:
     DUPLICATE = 1               # flag of an answer: this push was applied before
     IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared
                                 # memory, not behind the head
+    EXACT = 1                   # flag of changes: these are all there are
+    STREAM_ENDS = 2             # flag of changes: no more will come
     PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
@@ -103,6 +111,7 @@ cdef cppclass ShardConnection:
     u64 worker                  # as its hello said; 0: it pushes nothing
     u64 incarnation             # of the client that has this worker number; 0: it did not say
     u64 since_us                # accepted
+    u32 stream                  # number of the follower that it is sent changes as, from 1; 0: none
     # of those that are not admitted yet, in the order in which they were accepted
     ShardConnection* older
     ShardConnection* newer
@@ -122,6 +131,8 @@ cdef cppclass Reply:            # an answer on its way to the loop
     u32 generation
     bint admit
     bint close
+    u32 stream                  # number of the follower that changes are sent to from now on, from
+                                # 1; 0: none
     u64 worker                  # of the one that is admitted
     u64 incarnation
     Bytes bytes
@@ -148,6 +159,10 @@ cdef cppclass ShardLoopState:
     Rule dense_rule
     bint has_model              # dense variables are initialized
     bint steps_by_python        # steps of a model are Python's to apply
+    u32 streams                 # followers that changes are sent to
+    atomic[u32] streaming       # the same, for other threads
+    bint received               # a follower has said so since answers were last released
+    atomic[u32] python_waits    # an answer of Python waits for followers
     u64 frame_bytes_max
     u64 shared_bytes_max        # of all regions
     u32 connections_max

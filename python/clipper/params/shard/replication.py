@@ -13,6 +13,12 @@ sent again. Any other is resynced: by difference if the log of changes reaches b
 of its copy (change_log), else it copies everything and then what changed meanwhile. The old copy is
 kept until the new one is whole.
 
+A follower that is waited for and has caught up is sent changes as they come (the core's
+shard_stream), over the connection on which it asked for that. It says up to which position it has
+all; a push is acknowledged with one message each way, and messages do not wait for each other. The
+stream ends when a table or a model is made, which only a reply can say, or when the connection
+does; then the follower is resynced by difference.
+
 Changed rows are read while pushes are paused, so that a copy agrees with the pushes that it has
 seen. If too much has changed, rows are read beside pushes, and such a copy agrees after the next
 reply. Pushes do not wait for a follower that copies much. They wait for it again from the reply on
@@ -31,8 +37,9 @@ import numpy as np
 from clipper.errors import ClipperError, ShardAway
 from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import Head, packed
-from clipper.params.shard.change_log import ChangeLog, History, PrimaryLog, ids_in, union
+from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
+from clipper_core.params.change_receiver import ChangeReceiver, Changes
 from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")
@@ -101,6 +108,8 @@ class FollowerState:
         self._end = 0
         self._whole = self._exact = self._confirmed = False
         self._rounds = 0
+        self.streaming = False  # changes are sent as they come
+        self._heard = 0
         self._origin: Origin | None = None
         self._missed: dict[int, Ids] | None = None
 
@@ -162,8 +171,33 @@ class FollowerState:
                 "history": self._changes.history.encode(),
             }
 
+    @property
+    def can_stream(self) -> bool:
+        """Tell whether the follower has all but changes that were not sent yet."""
+        return self.waited and self.is_whole and self._exact and not self._backlog
+
+    def start_stream(self, now: float) -> Piece:
+        """Send changes as they come, from the answer to this call on. Return that answer."""
+        self.streaming, self.last_seen_s = True, now
+        return {"streams": True, "base": self._changes.position_of(0)}
+
+    def end_stream(self) -> None:
+        """Send no changes as they come: the follower is told, and asks for a resync."""
+        if self.streaming:
+            self.streaming = False
+            self._door.end_stream(self.slot)
+
+    def hear(self, now: float) -> None:
+        """Note what the follower has acknowledged of the changes that were sent as they came."""
+        if self.streaming:
+            on, acknowledged, heard = self._door.streams(self.slot)
+            if on and (heard != self._heard or acknowledged >= self._door.position):
+                self._heard, self.last_seen_s = heard, now
+            self.acknowledged = self.position = max(self.acknowledged, acknowledged)
+
     def give_up(self) -> None:
         """Give the follower up: pushes do not wait for it, and its changes are no longer kept."""
+        self.end_stream()
         self._origin = None
         if self.is_whole:
             self.incomplete_since_s = time.monotonic()
@@ -264,7 +298,7 @@ class FollowerState:
 class FollowerSet:
     """The followers of one shard. Threads: the answering one.
 
-    answer: sends (call, payload).
+    answer: ShardLoop.answer. streams: followers may be sent changes as they come.
     """
 
     def __init__(
@@ -277,8 +311,10 @@ class FollowerSet:
         door: ShardLoop,
         parameters: Parameters,
         changes: PrimaryLog,
-        answer: Callable[[Any, bytes], None],
+        answer: Callable[..., None],
+        streams: bool = False,
     ) -> None:
+        self._streams = streams
         self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
         self.each = [
             FollowerState(k, (shard + 1 + k) % shards, waited, door, parameters, changes)
@@ -295,8 +331,8 @@ class FollowerSet:
         """Return the state of the follower in a shard; None if it is none."""
         return next((one for one in self.each if one.shard == shard), None)
 
-    def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
-        """Return the answer to a follower; None if it is sent later."""
+    def _follower_that_asks(self, said: Piece, now: float) -> FollowerState:
+        """Return the follower that asks. Raises ClipperError, ShardAway."""
         one = self.of(int(said.get("shard", -1)))
         if one is None:
             raise ClipperError(f"shard {said.get('shard')} has no replica of shard {self._shard}.")
@@ -306,6 +342,34 @@ class FollowerSet:
         if one.asked is not None:
             self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
         one.life, one.last_seen_s, one.asked = life, now, None
+        one.end_stream()
+        return one
+
+    def stream(self, said: Piece, call_id: Any, now: float) -> bytes | None:
+        """Send a follower changes as they come, from now on. Return the answer if that cannot be.
+
+        The question confirms the last reply, as one of `synchronize` does.
+        """
+        one = self._follower_that_asks(said, now)
+        if not self._streams or int(said.get("epoch", 0)) != self._door.epoch:
+            return packed({"streams": False, "ever": self._streams})
+        try:
+            again = one.confirm(int(said.get("serial", -1)))
+        except LookupError:
+            again = b""
+        if again is not None or not one.can_stream:
+            return packed({"streams": False, "ever": True})
+        self._answer(call_id, packed(one.start_stream(now)), stream=one.slot + 1)
+        return None
+
+    def end_streams(self) -> None:
+        """Let followers ask again: there is something that only a reply can say."""
+        for one in self.each:
+            one.end_stream()
+
+    def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
+        """Return the answer to a follower; None if it is sent later."""
+        one = self._follower_that_asks(said, now)
         if int(said.get("epoch", 0)) != self._door.epoch:
             return packed(one.start_resync(said) or one.start_full_sync())
         try:
@@ -325,6 +389,7 @@ class FollowerSet:
     def answer_open_questions(self, now: float) -> None:
         """Answer open questions for which something has changed, or whose time is over."""
         for one in self.each:
+            one.hear(now)
             if not one.is_whole and one.asked is None and now - one.last_seen_s > SILENT_S:
                 one.start_waiting()
             if one.asked is None:
@@ -373,7 +438,8 @@ class ShardReplica:
         self.history = History()
         self.changes = ChangeLog(resync_ids_max)
         self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
-        self._seen = ShardLoop()  # used only for its record of pushes
+        self._seen = ShardLoop()  # does not run: the record of pushes, and what is streamed to
+        self._streamed = 0  # tables that it has
 
     @classmethod
     def loaded(
@@ -424,6 +490,35 @@ class ShardReplica:
         elif self.whole:
             self.changes.add(ids_in(piece, self.parameters), position)
 
+    def start_stream(self) -> ShardLoop:
+        """Return what a stream of changes is written to."""
+        for table in self.parameters.tables[self._streamed :]:
+            self._streamed = self._seen.add_table(table) + 1
+        dense = self.parameters.dense
+        self._seen.set_variables(
+            [(one.value, one.state, one.marks) for one in dense.variables],
+            dense.optimizer if dense.initialized else None,
+        )
+        self._seen.follow(SLOT)
+        return self._seen
+
+    def streamed(self, changes: Changes, base: int) -> None:
+        """Note changes that were written. base: what the primary's position is above the core's."""
+        self._difference = (-1, [])
+        self.version = max(self.version, changes.version)
+        self.position, self.exact = base + changes.position, changes.exact
+
+    def settle(self) -> None:
+        """Note the ids that were streamed, so that `changes` knows them."""
+        if not self._streamed:
+            return
+        found = self._seen.changed(SLOT)
+        if found is None:
+            self._seen.follow(SLOT)
+            self.changes.restart(self.position)
+        else:
+            self.changes.add(found[1], self.position)
+
     def difference(self, since: int, number: int) -> tuple[Piece, int | None]:
         """Return the piece `number` of what has changed since a position, and the number of the
         next.
@@ -467,6 +562,7 @@ class ReplicaFollower:
         self._whole: ShardReplica | None = None
         self._making: ShardReplica | None = None
         self.epoch_min = 0  # lower epochs are refused
+        self._may_stream = period_s == 0
         self._serial = -1
         self._mine = 0
         self._stop = threading.Event()
@@ -507,6 +603,8 @@ class ReplicaFollower:
             )
             if epoch > known:
                 self.epoch_min = epoch
+                if self._whole is not None:
+                    self._whole.settle()
             return known
 
     def _run(self) -> None:
@@ -516,6 +614,8 @@ class ReplicaFollower:
                 next_reply = self._once()
                 if self._period_s and not next_reply:
                     self._stop.wait(self._period_s)
+                elif self._may_stream and not next_reply:
+                    self._stream()
             except (OSError, ClipperError) as error:
                 log.debug("replica of shard %d: %s", self.of, error)
                 self._connection.close()
@@ -588,6 +688,36 @@ class ReplicaFollower:
             with self._lock:
                 self._whole, self._making = current, None
         return not piece.get("whole")
+
+    def _stream(self) -> None:
+        """Receive changes as they come, until the primary ends that."""
+        copy = self._whole
+        if copy is None or self._making is not None:
+            return
+        said: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
+        said |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
+        _, answer = self._ask("stream", **said)
+        if not answer["streams"]:
+            self._may_stream = bool(answer.get("ever", True))
+            return
+        self._serial = -1  # how far it has come is its position, from here on
+        base, position = int(answer["base"]), copy.position - int(answer["base"])
+        receiver = ChangeReceiver(self._connection.fileno(), copy.start_stream())
+        while not self._stop.is_set():
+            changes = receiver.receive(WAIT_S)
+            with self._lock:  # a fence comes before or after a message, not within
+                if copy.epoch < self.epoch_min or (changes and changes.epoch != copy.epoch):
+                    raise ShardAway(f"shard {self.of} has been restarted.")
+                if changes is None or changes.ends:
+                    copy.settle()
+                else:
+                    receiver.apply()
+                    copy.streamed(changes, base)
+            if changes is not None:
+                if changes.ends:
+                    return
+                position = changes.position
+            receiver.acknowledge(position)
 
     def _begin(self, head: Head, piece: Piece) -> None:
         fresh = ShardReplica(self.of, head.epoch, self._resync_ids_max)

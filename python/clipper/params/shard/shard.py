@@ -140,6 +140,7 @@ class Shard:
             "push_gradients": self._push_gradients,
             "push_rows": self._push_rows,
             "synchronize": self._synchronize,
+            "stream": self._stream,
             "walk": self._walk,
             "snapshot": self._snapshot,
             "watch": lambda said, call_id: self.changes.watch(said, call_id, self._now_s),
@@ -178,6 +179,7 @@ class Shard:
             parameters=self.parameters,
             changes=self.resync_log,
             answer=self.door.answer,
+            streams=config.settings.mode != "sync",
         )
 
     # -- life
@@ -310,9 +312,12 @@ class Shard:
             while self._waiting and self._waiting[0][0] <= sure:
                 _, call_id, payload = self._waiting.popleft()
                 self.door.answer(call_id, payload)
+            if not self._waiting:
+                self.door.python_waits = False
 
     def _answer_when_replicated(self, pushed: PushResult, call_id: CallId) -> None:
         self._waiting.append((pushed.position, call_id, packed(pushed.answer)))
+        self.door.python_waits = True
         self._wake_up()
 
     def _housekeeping(self) -> None:
@@ -431,6 +436,7 @@ class Shard:
         number, is_new = self.parameters.create(spec)
         if is_new:
             self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
+            self.followers.end_streams()
             self.door.note(DENSE, [])  # tells followers of it
             self.mark.set()
         self._answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
@@ -458,6 +464,7 @@ class Shard:
             if first:
                 self.door.version = version
         if first:
+            self.followers.end_streams()
             self._serve_variables()
             self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
@@ -486,11 +493,19 @@ class Shard:
     # -- calls of other shards
 
     def _synchronize(self, said: Piece, call_id: CallId) -> bytes | None:
+        self._check_known(said)
+        return self.followers.synchronize(said, call_id, self._now_s)
+
+    def _stream(self, said: Piece, call_id: CallId) -> bytes | None:
+        self._check_known(said)
+        return self.followers.stream(said, call_id, self._now_s)
+
+    def _check_known(self, said: Piece) -> None:
+        """End this shard if a follower knows a later epoch. Raises ClipperError then."""
         known = int(said.get("known", 0))
         if known > self.door.epoch:
             self.fenced(known)
             raise ClipperError(f"epoch {self.door.epoch} of shard {self.config.number} has ended.")
-        return self.followers.synchronize(said, call_id, self._now_s)
 
     def _walk(self, said: Piece, _: CallId) -> Piece:
         one = self.followers.of(int(said.get("shard", -1)))
@@ -553,4 +568,6 @@ class Shard:
         )
 
     def _stats(self, _: Piece, __: CallId) -> Piece:
+        for one in self.followers.each:
+            one.hear(self._now_s)
         return stats_of(self, time.monotonic())

@@ -1,0 +1,64 @@
+"""Benchmark of a push that a replica is waited for, beside the same push to shards without one."""
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from bench.harness import Goal, Row, interleave, row
+from clipper.params import Client, TableSpec
+from clipper.params.client.client import Array
+from clipper.params.local.local_set import LocalSet
+from clipper.settings.params import ParamsSettings
+
+DIM, SIZES = 64, (64, 512)
+
+
+def rows(quick: bool = False) -> list[Row]:
+    n, turns = (30, 3) if quick else (200, 7)
+    draw = np.random.default_rng(1)
+    out = []
+    with ExitStack() as stack:
+        plain, waited = (stack.enter_context(_set(replicas)) for replicas in (0, 1))
+        for size in SIZES:
+            ids = 2 * draw.integers(0, 1 << 40, size)  # of shard 0
+            gradients = draw.standard_normal((size, DIM)).astype(np.float32)
+
+            cases: dict[str, Callable[[], float]] = {
+                name: functools.partial(_median_us, client, ids, gradients, n)
+                for name, client in (("plain", plain), ("waited", waited))
+            }
+            found = interleave(cases, turns)
+            what = f"push of {size} rows of {DIM} floats, a replica waited for"
+            goal = Goal("at_most", 2)
+            out.append(row(what, found["waited"], "us", "no replica", found["plain"], goal))
+    return out
+
+
+def _median_us(client: Client, ids: Array, gradients: Array, n: int) -> float:
+    took = []
+    for _ in range(n):
+        begun = time.perf_counter_ns()
+        client.push("bench", ids, gradients)
+        took.append(time.perf_counter_ns() - begun)
+    return float(np.median(took)) / 1e3
+
+
+@contextmanager
+def _set(replicas: int) -> Iterator[Client]:
+    """A client of two shards."""
+    with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
+        settings = ParamsSettings(shards=2, replicas=replicas, folder=folder, snapshot_s=0.0)
+        local = LocalSet(settings).start()
+        try:
+            local.wait_ready(60.0)
+            with Client(folder) as client:
+                client.create(TableSpec("bench", DIM))
+                while any(said["exposed"] for _, said in client.call_all("stats")):
+                    time.sleep(0.05)
+                yield client
+        finally:
+            local.stop(snapshot=False)

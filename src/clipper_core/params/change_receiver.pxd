@@ -1,0 +1,14 @@
+# Changes of a shard, as a follower receives them.
+#
+# Threads: one at a time.
+from clipper_core.params.shard_loop cimport ShardLoop
+from clipper_core.params.shard_state cimport ShardHead
+from clipper_core.runtime.byte_buffer cimport Bytes
+from clipper_core.runtime.machine cimport u64
+
+cdef class ChangeReceiver:
+    cdef int fd
+    cdef Bytes input
+    cdef ShardHead head
+    cdef ShardLoop copy
+    cdef u64 frame_bytes_max

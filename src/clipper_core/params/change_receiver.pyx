@@ -1,0 +1,209 @@
+"""Changes of a shard, as a follower receives them: rows that are written as they are.
+
+The copy is a ShardLoop that does not run: it has the tables and variables, and the record of the
+pushes that were seen.
+"""
+from collections import namedtuple
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcpy, memset
+
+from clipper_core.params.embedding_rows cimport Pushed, Rows, rows_remove, rows_write
+from clipper_core.params.shard_state cimport (
+    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, STREAM_ENDS, ChangedPart,
+    DenseVariable, ShardLoopState, kDenseBit, padded, shard_answer, shard_head_is_one,
+)
+from clipper_core.runtime.machine cimport i64, relaxed, u32, u8
+from clipper_core.runtime.status cimport BAD_FRAME, NO_MEMORY, raise_for
+
+cdef extern from "<sys/socket.h>" nogil:
+    int MSG_NOSIGNAL
+    ssize_t recv(int fd, void* to, size_t n, int flags) noexcept
+    ssize_t send(int fd, const void* from_, size_t n, int flags) noexcept
+
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+    short POLLIN
+    int poll(pollfd* each, unsigned long n, int timeout) noexcept
+
+cdef enum:
+    READ_BYTES = 65536
+    KEEP_BYTES = 1048576        # of the buffer, between large messages
+
+Changes = namedtuple("Changes", "position version epoch exact ends")
+
+
+cdef int _readable(int fd, int wait_ms) noexcept nogil:
+    cdef pollfd one
+    one.fd, one.events = fd, POLLIN
+    return poll(&one, 1, wait_ms)
+
+
+cdef u64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
+                     const u8* end) noexcept nogil:
+    """-> bytes of the part; 0: it does not fit the table"""
+    cdef Rows* rows
+    cdef u64 i, n = part.n, stamps_at = 8 * n, found_at = stamps_at + padded(4 * n)
+    cdef u64 rows_at = found_at + padded(n), whole
+    cdef const i64* ids = <const i64*> at
+    cdef const u32* stamps = <const u32*> (at + stamps_at)
+    cdef const u8* found = at + found_at
+    cdef Pushed pushed
+    cdef bint all_found = True
+    if part.table >= s.place_count.load(relaxed):
+        return 0
+    rows = s.places[part.table].rows
+    whole = rows_at + padded(4 * n * rows.width)
+    if <u64> (end - at) < whole:
+        return 0
+    memset(&pushed, 0, sizeof(pushed))
+    for i in range(n):
+        all_found = all_found and found[i]
+    if all_found:
+        rows_write(rows, ids, n, <const float*> (at + rows_at), rows.width, stamps, &pushed)
+    else:
+        for i in range(n):
+            if found[i]:
+                rows_write(rows, ids + i, 1, <const float*> (at + rows_at) + i * rows.width,
+                           rows.width, stamps + i, &pushed)
+            else:
+                rows_remove(rows, ids + i, 1)
+    s.places[part.table].pushes.store(part.steps, relaxed)
+    s.log.append(part.table, ids, <u32> n, 0, 0)
+    return whole if whole else 8
+
+
+cdef u64 _apply_variable(ShardLoopState* s, const ChangedPart* part, const u8* at,
+                         const u8* end) noexcept nogil:
+    cdef DenseVariable* one
+    cdef i64 number = part.table ^ kDenseBit
+    cdef u64 state, whole
+    if <u64> number >= s.variables.size() or s.variables[number].n != part.n:
+        return 0
+    one = &s.variables[number]
+    state = one.n * s.dense_rule.slots
+    whole = 16 + padded(4 * one.n) + padded(4 * state)
+    if <u64> (end - at) < whole:
+        return 0
+    memcpy(one.marks, at, 16)
+    memcpy(one.value, at + 16, 4 * one.n)
+    memcpy(one.state, at + 16 + padded(4 * one.n), 4 * state)
+    s.log.append(DENSE_TABLE, &number, 1, 0, 0)
+    return whole
+
+
+cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
+    """False: a part does not fit."""
+    cdef const u8* end = at + h.payload_bytes
+    cdef const u64* told = <const u64*> at
+    cdef const ChangedPart* part
+    cdef u64 i, whole
+    if h.worker > h.payload_bytes // 16:
+        return False
+    at += 16 * h.worker
+    for i in range(h.rows):
+        part = <const ChangedPart*> at
+        if <u64> (end - at) < sizeof(part[0]):
+            return False
+        at += sizeof(part[0])
+        if part.table & kDenseBit:
+            whole = _apply_variable(s, part, at, end)
+        elif part.n == 0:
+            return False
+        else:
+            whole = _apply_rows(s, part, at, end)
+        if whole == 0:
+            return False
+        at += whole
+    for i in range(h.worker):
+        s.log.mark(told[2 * i], told[2 * i + 1])
+    s.model.store(h.model, relaxed)
+    return at == end
+
+
+cdef class ChangeReceiver:
+    """Receives what a shard streams, and writes it into a copy of that shard.
+
+    fd: a connected socket, which stays the caller's; no request is under way on it. copy: has the
+    tables and dense variables, in the order of their numbers. frame_bytes_max: of a message.
+    """
+
+    def __cinit__(self, int fd, ShardLoop copy not None, *, u64 frame_bytes_max=1 << 28):
+        self.fd, self.copy, self.frame_bytes_max = fd, copy, frame_bytes_max
+
+    def receive(self, double wait_s):
+        """Return what the next message says, for `apply`; None if none comes within the time.
+
+        Raises ConnectionError if the connection ends; StatusError (BAD_FRAME, NO_MEMORY) for bytes
+        that are no message.
+        """
+        cdef int ready = 0
+        cdef ssize_t n
+        cdef u8* to
+        cdef bint whole = False, bad = False
+        cdef u64 wanted
+        with nogil:
+            while not whole and not bad:
+                wanted = HEAD_BYTES
+                if self.input.size() >= HEAD_BYTES:
+                    memcpy(&self.head, self.input.at(), HEAD_BYTES)
+                    bad = (not shard_head_is_one(self.head) or self.head.kind != SHARD_CHANGES
+                           or self.head.payload_bytes > self.frame_bytes_max)
+                    wanted += self.head.payload_bytes
+                whole = not bad and self.input.size() >= wanted
+                if whole or bad:
+                    break
+                ready = _readable(self.fd, <int> (wait_s * 1000))
+                if ready == 0:
+                    break
+                to = self.input.reserve(max(<u64> READ_BYTES, wanted - self.input.size()))
+                if to == NULL:
+                    break
+                n = recv(self.fd, to, self.input.room - self.input.end, 0)
+                if n > 0:
+                    self.input.end += <u64> n
+                elif n == 0 or errno not in (EAGAIN, EINTR):
+                    ready = -2
+                    break
+        if bad:
+            raise_for(BAD_FRAME, "changes of a shard: bytes that are no message")
+        if self.input.lost:
+            raise_for(NO_MEMORY, "changes of a shard")
+        if not whole and ready == -2:
+            raise ConnectionError("the shard closed the connection")
+        if not whole:
+            return None
+        return Changes(self.head.sequence, self.head.model, self.head.epoch,
+                       bool(self.head.flags & EXACT), bool(self.head.flags & STREAM_ENDS))
+
+    def apply(self):
+        """Write the message that `receive` has returned. Raises StatusError (BAD_FRAME) if it does
+        not fit the copy, which is broken then."""
+        cdef bint fits
+        with nogil:
+            fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
+            self.input.drop(HEAD_BYTES + self.head.payload_bytes)
+            if not self.input.size():
+                self.input.shrink(KEEP_BYTES)
+        if not fits:
+            raise_for(BAD_FRAME, "changes of a shard do not fit its copy")
+
+    def acknowledge(self, u64 position):
+        """Tell the shard that all changes up to `position` are written. Raises ConnectionError."""
+        cdef ShardHead asked, head
+        cdef u64 sent = 0
+        cdef ssize_t n = 0
+        memset(&asked, 0, sizeof(asked))
+        head = shard_answer(asked, SHARD_RECEIVED, 0, 0)
+        head.sequence = position
+        with nogil:
+            while sent < HEAD_BYTES:
+                n = send(self.fd, <const u8*> &head + sent, HEAD_BYTES - sent, MSG_NOSIGNAL)
+                if n > 0:
+                    sent += <u64> n
+                elif not (n < 0 and errno == EINTR):
+                    break
+        if sent < HEAD_BYTES:
+            raise ConnectionError("the shard does not read")

@@ -1,0 +1,196 @@
+"""Changes, sent to followers as they come.
+
+A follower that has a whole copy asks to be sent changes. From then on the loop sends it, after each
+turn, the rows whose ids the log has for it (shard_log.hpp), as they are now: whole rows with their
+state, so that a row sent twice does no harm, and pushes of one turn share a message. The follower
+writes them and says up to which position it has all; pushes that waited for that are answered by
+the loop. Messages do not wait for each other. What is not sent yet is in the log, which is bounded;
+a follower that falls out of it is told that the stream ends, and asks again as one that was away.
+
+Rows are read while pushes are paused: a copy agrees with the pushes that it has seen.
+"""
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+from libcpp.vector cimport vector
+
+from clipper_core.params.embedding_rows cimport Distinct, Rows, distinct_init, rows_read
+from clipper_core.params.shard_log cimport Follower
+from clipper_core.params.shard_state cimport (
+    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, STREAM_ENDS, ChangedPart, DenseVariable,
+    kDenseBit, padded, shard_answer,
+)
+from clipper_core.runtime.machine cimport eventfd_signal, i64, relaxed, u64, u8
+
+cdef enum:
+    IDS_MAX = 65536             # of one message, and the rest of the last push among them
+    UNSENT_MAX = 4194304        # bytes; then the follower is waited for
+
+
+cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream) noexcept nogil:
+    cdef Follower* one = &s.log.followers[stream - 1]
+    if one.streams:
+        stream_closed(s, s.callers[one.conn])
+    s.log.guard.lock()
+    one.streams, one.conn = True, c.number
+    s.log.guard.unlock()
+    c.stream = stream
+    s.streams += 1
+    s.streaming.store(s.streams, relaxed)
+
+
+cdef void stream_closed(ShardLoopState* s, ShardConnection* c) noexcept nogil:
+    if not c.stream:
+        return
+    s.log.guard.lock()
+    s.log.followers[c.stream - 1].streams = False
+    s.log.guard.unlock()
+    c.stream = 0
+    s.streams -= 1
+    s.streaming.store(s.streams, relaxed)
+    eventfd_signal(s.log.fd)
+
+
+cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil:
+    cdef Follower* one
+    if not c.stream:
+        return
+    one = &s.log.followers[c.stream - 1]
+    s.log.guard.lock()
+    if not one.ends and h.sequence <= one.taken:        # nobody has what was not sent
+        one.acknowledged = max(one.acknowledged, h.sequence)
+        one.heard += 1
+        s.received = True
+    s.log.guard.unlock()
+
+
+# -- a message
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _put_rows(ShardLoopState* s, ShardConnection* c, u32 table,
+                    const vector[i64]& ids) noexcept nogil:
+    """Each id once; of those without a row, that they are gone. False: no memory."""
+    cdef Rows* rows = s.places[table].rows
+    cdef ChangedPart part
+    cdef Distinct distinct
+    cdef u64 i, n, whole, stamps_at, found_at, rows_at
+    cdef i64* each
+    cdef u8* to
+    if not distinct_init(&distinct, ids.data(), ids.size()):
+        return False
+    n = distinct.n
+    stamps_at = sizeof(part) + 8 * n
+    found_at = stamps_at + padded(4 * n)
+    rows_at = found_at + padded(n)
+    whole = rows_at + padded(4 * n * rows.width)
+    to = c.output.reserve(whole)
+    if to != NULL:
+        part.table, part.n, part.steps = table, <u32> n, s.places[table].pushes.load(relaxed)
+        memset(to, 0, whole)
+        memcpy(to, &part, sizeof(part))
+        each = <i64*> (to + sizeof(part))
+        for i in range(n):
+            each[i] = ids[distinct.first[i]]
+        rows_read(rows, each, n, <float*> (to + rows_at), <u32*> (to + stamps_at), to + found_at)
+        c.output.end += whole
+    free(distinct.slots)
+    return to != NULL
+
+
+cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
+                        const vector[i64]& numbers) noexcept nogil:
+    """-> how many parts"""
+    cdef const DenseVariable* one
+    cdef ChangedPart part
+    cdef u64 i, k, count = 0, state, nothing = 0
+    for i in range(s.variables.size()):
+        for k in range(numbers.size()):
+            if numbers[k] == <i64> i:
+                break
+        else:
+            continue
+        one = &s.variables[i]
+        state = one.n * s.dense_rule.slots
+        part.table, part.n, part.steps = kDenseBit | <u32> i, <u32> one.n, 0
+        c.output.put(&part, sizeof(part))
+        c.output.put(one.marks, 16)
+        c.output.put(one.value, 4 * one.n)
+        c.output.put(&nothing, padded(4 * one.n) - 4 * one.n)
+        c.output.put(one.state, 4 * state)
+        c.output.put(&nothing, padded(4 * state) - 4 * state)
+        count += 1
+    return count
+
+
+cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts, u64 told,
+                    u8 flags) noexcept nogil:
+    """Over the room that was left for it, `at` bytes from the front."""
+    cdef ShardHead asked, head
+    memset(&asked, 0, sizeof(asked))
+    head = shard_answer(asked, SHARD_CHANGES, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.rows, head.sequence, head.worker, head.flags = parts, position, told, flags
+    head.payload_bytes = <u32> (c.output.size() - at - HEAD_BYTES)
+    memcpy(<void*> (c.output.at() + at), &head, HEAD_BYTES)
+
+
+cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]]& ids,
+                       const vector[u64]& told, u64 position, bint exact) noexcept nogil:
+    cdef u8[64] room
+    cdef u64 at = c.output.size(), parts = 0
+    cdef u32 table
+    memset(room, 0, sizeof(room))
+    c.output.put(room, HEAD_BYTES)
+    c.output.put(told.data(), 8 * told.size())
+    for table in range(<u32> ids.size()):
+        if table == DENSE_TABLE:
+            parts += _put_variables(s, c, ids[table])
+        elif ids[table].size():
+            if not _put_rows(s, c, table, ids[table]):
+                c.output.lost = True
+            parts += 1
+    if c.output.size() - at > s.frame_bytes_max:
+        c.output.lost = True                    # it is closed, and asks again as one that was away
+    if not c.output.lost:
+        _put_head(s, c, at, position, <u32> parts, told.size() // 2, EXACT if exact else 0)
+
+
+cdef void _put_end(ShardLoopState* s, ShardConnection* c) noexcept nogil:
+    cdef u8[64] room
+    cdef u64 at = c.output.size()
+    memset(room, 0, sizeof(room))
+    c.output.put(room, HEAD_BYTES)
+    if not c.output.lost:
+        _put_head(s, c, at, 0, 0, 0, STREAM_ENDS)
+    stream_closed(s, c)
+
+
+cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nogil:
+    cdef Follower* one = &s.log.followers[number]
+    cdef ShardConnection* c
+    cdef vector[vector[i64]] ids
+    cdef vector[u64] told
+    cdef bint quiet, over, gathered = True, exact = True
+    cdef u64 position = 0
+    if not one.streams:
+        return NULL
+    c = s.callers[one.conn]
+    s.log.guard.lock()
+    over = one.ends or one.lost or not one.on
+    quiet = one.taken == s.log.position()
+    s.log.guard.unlock()
+    if not over and (quiet or c.output.size() > UNSENT_MAX):
+        return NULL
+    s.still.lock()
+    s.log.guard.lock()
+    over = one.ends or one.lost or not one.on
+    if not over:
+        gathered = s.log.gather(one[0], ids, told, IDS_MAX)
+        position, exact = one.taken, one.taken == s.log.position()
+    s.log.guard.unlock()
+    if over:
+        _put_end(s, c)
+    elif gathered:
+        _put_changes(s, c, ids, told, position, exact)
+    else:
+        c.output.lost = True
+    s.still.unlock()
+    return c
