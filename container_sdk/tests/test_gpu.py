@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
+from clipper_container.adapters.runtimes import PythonRuntime  # noqa: E402
 from clipper_container.gpu import CannotCapture, GpuModel, cupy_module, open_device  # noqa: E402
 from clipper_container.gpu import model as gpu_model  # noqa: E402
 from clipper_container.gpu.device import CpuDevice  # noqa: E402
 from clipper_container.gpu.ladder import BatchLadder  # noqa: E402
+from clipper_container.runtime import Artifact  # noqa: E402
 
 
 def loaded(module: Any, **settings: Any) -> GpuModel:
@@ -229,3 +232,16 @@ def test_without_a_gpu_auto_is_the_cpu() -> None:
 def test_a_function_of_cupy_gets_numpy_arrays_without_a_gpu() -> None:
     model = loaded(cupy_module(lambda inputs: inputs.max(axis=1)))
     np.testing.assert_allclose(model.predict_batch(rows(5)), rows(5).max(axis=1))
+
+
+def test_a_host_counts_a_model_by_the_device_memory_it_reserved(tmp_path: Path) -> None:
+    (tmp_path / "sized.py").write_text(
+        "class Sized:\n    def predict_batch(self, inputs):\n        return inputs\n"
+        "from clipper_container import Model\n"
+        "class Reserving(Model):\n    def load(self):\n        self.size_bytes = 5 << 20\n"
+        "    def predict_batch(self, inputs):\n        return inputs\n"
+    )
+    runtime = PythonRuntime()
+    for attribute, size in (("Sized", 0), ("Reserving", 5 << 20)):
+        path = f"{tmp_path}/sized.py:{attribute}"
+        assert runtime.load(Artifact("m", "python", path)).size_bytes == size

@@ -81,7 +81,8 @@ def _loaded(thing: Any, confidence: bool = True) -> Loaded:
             " cannot use"
         )
     model.load()
-    return Loaded(model)
+    size = getattr(model, "size_bytes", 0)  # of device memory, which the host cannot measure
+    return Loaded(model, size if isinstance(size, int) and size > 0 else 0)
 
 
 class PythonRuntime(Runtime):

@@ -26,23 +26,23 @@ class CannotCapture(Exception):
     """A call cannot become a CUDA graph. The text says why."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in the work of a stream."""
 
     def synchronize(self) -> None:
         """Block until the work before this point has ended."""
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """Work that a device does in order, beside that of other streams."""
 
     def use(self) -> AbstractContextManager[None]:
         """Return a context in which calls of torch are added to this stream."""
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         """Return the end of the work added so far."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Delay later work of this stream until the event; the caller does not wait."""
 
 
@@ -54,13 +54,13 @@ class Device(Protocol):
     def describe(self) -> dict[str, str]:
         """Return name and kind of the device, for people."""
 
-    def stream(self) -> Stream:
+    def stream(self) -> DeviceStream:
         """Make a stream."""
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocate zeroed host memory that the device can copy from and to by itself."""
 
-    def capture(self, call: Callable[[], None], stream: Stream) -> Callable[[], None]:
+    def capture(self, call: Callable[[], None], stream: DeviceStream) -> Callable[[], None]:
         """Record what `call` does on a stream; return a function that replays it on the current
         stream. Raises: CannotCapture; the errors of `call`.
         """
@@ -132,11 +132,11 @@ class CpuStream:
         """Change nothing."""
         yield
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         """Return a point that has passed."""
         return CpuEvent()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Return at once."""
         event.synchronize()
 
@@ -150,7 +150,7 @@ class CpuDevice:
         """Return its kind and its number of threads."""
         return {"device": "cpu", "name": f"{torch.get_num_threads()} threads"}
 
-    def stream(self) -> Stream:
+    def stream(self) -> DeviceStream:
         """Make a stream that runs its work at once."""
         return CpuStream()
 
@@ -158,7 +158,7 @@ class CpuDevice:
         """Allocate plain memory."""
         return torch.zeros(shape, dtype=dtype)
 
-    def capture(self, call: Callable[[], None], stream: Stream) -> Callable[[], None]:
+    def capture(self, call: Callable[[], None], stream: DeviceStream) -> Callable[[], None]:
         """Raise CannotCapture."""
         raise CannotCapture("a CPU has no CUDA graphs")
 
@@ -206,13 +206,13 @@ class CudaStream:
         with torch.cuda.stream(self.stream):
             yield
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         """Record an event."""
         event = torch.cuda.Event()
         event.record(self.stream)
         return CudaEvent(event)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Let the GPU wait for an event."""
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
@@ -242,7 +242,7 @@ class CudaDevice:
             "mps": "yes" if is_shared_by_mps() else "no",
         }
 
-    def stream(self) -> Stream:
+    def stream(self) -> DeviceStream:
         """Make a CUDA stream."""
         return CudaStream(self.torch_device)
 
@@ -250,7 +250,7 @@ class CudaDevice:
         """Allocate pinned memory."""
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def capture(self, call: Callable[[], None], stream: Stream) -> Callable[[], None]:
+    def capture(self, call: Callable[[], None], stream: DeviceStream) -> Callable[[], None]:
         """Record a CUDA graph. All graphs of a device share one memory pool, since they are
         replayed one after another on one stream.
         """

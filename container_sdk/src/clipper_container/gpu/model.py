@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipper_container.gpu.device import CannotCapture, Device, Event, first_line, open_device
+from clipper_container.gpu.device import CannotCapture, Device, DeviceEvent, first_line, open_device
 from clipper_container.gpu.ladder import BatchLadder
 from clipper_container.model import Model
 from clipper_container.schema import FREE, TensorSpec
@@ -55,7 +55,7 @@ class PendingBatch:
     inputs: Any
     rows: int
     slot: _Slot | None = None
-    done: Event | None = None
+    done: DeviceEvent | None = None
     outputs: Array | None = None
 
 
@@ -195,7 +195,7 @@ class GpuModel(Model):
             batch.outputs = self._in_parts(inputs, self._ladder.batch_max)
             return batch
         try:
-            batch.slot, batch.done = self._begin(inputs)
+            batch.slot, batch.done = self._start(inputs)
         except Exception as error:
             batch.outputs = self._after(error, inputs)
         return batch
@@ -215,7 +215,7 @@ class GpuModel(Model):
             return self._after(error, batch.inputs)
         return _one_number_a_row(batch.slot.host_out[: batch.rows].numpy().copy())
 
-    def _begin(self, inputs: Array) -> tuple[_Slot, Event]:
+    def _start(self, inputs: Array) -> tuple[_Slot, DeviceEvent]:
         """Copy rows in, compute, and copy outputs out; only the first is waited for."""
         rows, slot = len(inputs), next((slot for slot in self._slots if not slot.busy), None)
         if slot is None:
