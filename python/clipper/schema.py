@@ -189,7 +189,12 @@ class TensorSpec:
         if array.dtype.kind not in "biuf" or (
             array.size and not np.can_cast(array.dtype, wanted, "same_kind")
         ):
-            raise self._refusal(f"{array.dtype}{list(array.shape)}")
+            is_array = isinstance(value, np.ndarray)
+            raise self._refusal(
+                f"{array.dtype}{list(array.shape)}"
+                if is_array or array.dtype.kind in "biuf"
+                else f"a {type(value).__name__}"
+            )
         return array.astype(wanted)
 
     def _strings(self, value: object) -> Array:
@@ -370,13 +375,14 @@ class Tensors:
     def pack_many(self, values: object) -> Array | list[bytes]:
         """Return the records of a batch: u8 (n, row_bytes), or a list of n bytes.
 
-        values: a dict with an array (n, ...), or a list of n values, for each tensor; or a list of
-        dicts, a row each. Raises: InvalidTensor.
+        values: a dict with an array (n, ...), or a list of n values, for each tensor; a list of
+        dicts, a row each; or a DataFrame of pandas or polars, or an Arrow table or batch. Raises:
+        InvalidTensor.
         """
         if isinstance(values, (list, tuple)):
             records = [self.pack(row) for row in values]
             return np.stack(records) if self.is_fixed and records else [*map(bytes, records)]
-        n, columns = self.batch(values)
+        n, columns = self.batch(_by_column(values))
         if not self.is_fixed:
             return [
                 self._joined({name: _row(column, i) for name, column in columns.items()})
@@ -642,6 +648,20 @@ def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
     if len(found) != len(pairs):
         raise ValueError("a tensor is named twice")
     return found
+
+
+def _by_column(table: Any) -> Any:
+    """Return a table of pandas, polars or Arrow as a dict of arrays; anything else as it is."""
+    if isinstance(table, Mapping):
+        return table
+    if hasattr(table, "to_pydict"):  # Arrow
+        names = table.schema.names
+        return {name: table.column(name).to_numpy(zero_copy_only=False) for name in names}
+    if hasattr(table, "iloc"):  # pandas
+        return {str(name): column.to_numpy() for name, column in table.items()}
+    if hasattr(table, "get_columns"):  # polars
+        return {column.name: column.to_numpy() for column in table.get_columns()}
+    return table
 
 
 def _kind_of(value: object) -> str:

@@ -142,11 +142,28 @@ def test_one_column_of_strings_is_strings(loaded: Any, saved: Save) -> None:
     assert list(model.predict_batch(["ab", "abcd"])) == [2, 4]
 
 
-def test_strings_beside_numbers_are_refused_by_name(loaded: Any, saved: Save) -> None:
+def test_strings_beside_numbers_are_records(loaded: Any, saved: Save) -> None:
     from mlflow.types import ColSpec, Schema
 
-    folder = saved(Schema([ColSpec("double", "age"), ColSpec("string", "town")]))
-    with pytest.raises(LoadError, match=r"the signature has other columns: town \(string\)"):
+    columns = [ColSpec("long", "age"), ColSpec("string", "town"), ColSpec("boolean", "new")]
+    model = loaded(saved(Schema(columns)))
+    assert model.input == '{"age": "i64", "town": "str", "new": "bool"}'
+    rows = {"age": np.array([31, 4]), "town": ["Bern", "Ulm"], "new": np.array([True, False])}
+    assert list(model.predict_batch(rows)) == [2, 1]
+
+
+def test_several_tensors_have_their_names(loaded: Any, saved: Save) -> None:
+    from mlflow.types import Schema, TensorSpec
+
+    specs = [TensorSpec(np.dtype("int64"), (-1, -1), name) for name in ("ids", "mask")]
+    assert loaded(saved(Schema(specs))).input == '{"ids": "i64[*]", "mask": "i64[*]"}'
+
+
+def test_other_columns_are_refused_by_name(loaded: Any, saved: Save) -> None:
+    from mlflow.types import ColSpec, Schema
+
+    folder = saved(Schema([ColSpec("double", "age"), ColSpec("datetime", "born")]))
+    with pytest.raises(LoadError, match=r"the signature has other columns: born \(datetime\)"):
         loaded(folder)
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,26 @@ VARYING = re.compile(
 )
 
 
+def prices(columns: Any) -> Any:
+    return [age + len(city) for age, city in zip(columns["age"], columns["city"], strict=True)]
+
+
+def scale(columns: Any) -> Any:
+    scaled = columns["x"] * columns["factor"][:, None]
+    return {"scaled": scaled, "total": scaled.sum(axis=1)}
+
+
 @pytest.fixture(scope="module")
 def page_server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as server:
         server._learning.states.start_writing()
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=500, policy="stacking")
+        server.deploy("prices", prices, inputs={"age": "f64", "city": "str"})
+        server.app("homes", models=["prices"], slo_ms=500)
+        inputs, outputs = {"x": "f64[2]", "factor": "f64"}, {"scaled": "f64[2]", "total": "f64"}
+        server.deploy("scale", scale, inputs=inputs, outputs=outputs)
+        server.app("pair", models=["scale"], slo_ms=500)
         warm_workers(server)
         yield server
 

@@ -247,3 +247,40 @@ def _zeros(spec: TensorSpec) -> Any:
     if spec.is_text:
         array[...] = "ab" if spec.dtype == "str" else b"ab"
     return array
+
+
+ROWS: list[dict[str, Any]] = [{"age": 31.0, "city": "Bern"}, {"city": "Ulm", "age": 4.5}]
+
+
+def as_pandas() -> Any:
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
+    return pandas.DataFrame(ROWS, index=[5, 9])
+
+
+def as_arrow() -> Any:
+    arrow = pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    return arrow.table({"age": [31, 4.5], "city": ["Bern", "Ulm"]})
+
+
+def as_batch() -> Any:
+    return as_arrow().to_batches()[0]
+
+
+def as_polars() -> Any:
+    return pytest.importorskip("polars", reason="pip install polars").DataFrame(ROWS)
+
+
+@pytest.mark.parametrize("make", [as_pandas, as_arrow, as_batch, as_polars, lambda: ROWS])
+def test_tables_are_packed_as_their_rows(make: Any) -> None:
+    record = Tensors.parse({"age": "f64", "city": "str"})
+    assert record.pack_many(make()) == [record.pack(row) for row in ROWS]
+
+
+def test_a_wrong_column_of_a_table_is_named() -> None:
+    table = as_pandas()
+    with pytest.raises(InvalidTensor, match="unknown tensor 'cty' - did you mean 'city'"):
+        Tensors.parse({"age": "f64", "city": "str"}).pack_many(
+            table.rename(columns={"city": "cty"})
+        )
+    with pytest.raises(InvalidTensor, match="tensor 'city': expected str, got a float"):
+        Tensors.parse({"age": "f64", "city": "str"}).pack_many(table.assign(city=1.5))

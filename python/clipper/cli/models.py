@@ -12,6 +12,7 @@ import click
 
 from clipper.cli.server_command import ServerCommand, bounds, dry, with_server
 from clipper.errors import ClipperError
+from clipper.schema import InvalidTensor, Schema
 
 _TELL_S = 0.5
 
@@ -38,6 +39,11 @@ _TELL_S = 0.5
     metavar="TYPE",
     default="",
     help="Of one row, as f64[64] or str.  [as the model says]",
+)
+@click.option(
+    "--schema",
+    metavar="IN -> OUT",
+    help="Instead: types of named tensors as JSON, or of one tensor.",
 )
 @click.option(
     "--warmup",
@@ -107,6 +113,7 @@ def deploy(
     version: int | None,
     replicas: str,
     input: str,
+    schema: str | None,
     warmup: str,
     no_warmup: bool,
     batching: str | None,
@@ -135,6 +142,7 @@ def deploy(
     clipper deploy svm svm.onnx --replicas 1-4 --behind
     clipper deploy svm svm.onnx --deployer docker --memory 512 --cpus 2
     clipper deploy svm --command "java -jar svm.jar"
+    clipper deploy homes homes.pkl --schema '{"rooms": "i64", "city": "str"} -> f64'
     """
     if (target is None) == (program is None):
         raise click.UsageError("Give TARGET, or a program by --command.")
@@ -145,6 +153,7 @@ def deploy(
     }
     settings |= {"version": version} if version else {}
     settings |= {"input": input} if input else {}
+    settings |= _sides(schema, input) if schema else {}
     settings |= {"warmup": _rows(warmup)} if warmup else {"warmup": False} if no_warmup else {}
     settings |= {"batching": batching} if batching else {}
     settings |= {"trusted": trust} if trust else {}
@@ -162,6 +171,17 @@ def deploy(
     ):
         change = command.server.deploy(name, target, dry_run=dry_run, **settings)
     command.show_change(change)
+
+
+def _sides(schema: str, input: str) -> dict[str, str]:
+    """Parse `inputs -> outputs`."""
+    if input:
+        raise click.BadParameter("give this or --input, not both.", param_hint="--schema")
+    try:
+        found = Schema.parse(schema)
+    except InvalidTensor as error:
+        raise click.BadParameter(str(error), param_hint="--schema") from None
+    return {"input": found.input, "output": found.output}
 
 
 def _rows(text: str) -> list[Any]:

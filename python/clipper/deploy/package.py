@@ -35,6 +35,7 @@ from clipper.deploy.command import Command
 from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
 from clipper_container import Model
+from clipper_container.adapters.columns import columns_of, record_type
 from clipper_container.adapters.function import MAGIC
 from clipper_container.forking.hints import top_level
 from clipper_container.model import is_torch_module
@@ -152,18 +153,18 @@ def _stored(
 
 
 def input_of(thing: Any) -> str | None:
-    """Return the type of one row ("f64[64]") that an estimator, the object of a bound method, or
-    a Model declares.
+    """Return the type of one row ("f64[64]", or named columns) that an estimator, the object of a
+    bound method, or a Model declares.
     """
     declared = getattr(thing, "input", None)
     if isinstance(declared, str) and declared != "any":
         return declared
     for owner in (thing, getattr(thing, "__self__", None)):
-        features = (
-            None
-            if owner is None or isinstance(owner, type)
-            else getattr(owner, "n_features_in_", None)
-        )
+        if owner is None or isinstance(owner, type):
+            continue
+        if columns := columns_of(owner):
+            return record_type(columns)
+        features = getattr(owner, "n_features_in_", None)
         if isinstance(features, int) and features > 0:
             return f"f64[{features}]"
     return None

@@ -10,13 +10,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from clipper.errors import ClipperError, NoServer
+from clipper.frontend.inference import codec
 from clipper.frontend.protocols import message
 from clipper.load.http_target import salt
 from clipper.load.measurement import Measurement, QueryOutcome
+from clipper.schema import TensorSpec
 from clipper.types import InputType
 
+Row = Any  # a JSON value
 _METHOD = "/clipper.v1.Applications/Predict"
 _UNDER_WAY_MAX = 20_000
 _PATIENCE_S = 10.0
@@ -135,20 +139,38 @@ class GrpcTarget:
             await channel.close()
 
 
-def _request(application: str, row: Any, type_: InputType) -> bytes:
-    value: dict[str, Any]
-    if isinstance(row, str):
-        value = {"data": base64.b64decode(row)} if type_.dtype == "bytes" else {"text": row}
-    elif isinstance(row, bool):
-        value = {"truth": row}
-    elif isinstance(row, int | float):
-        value = {"number": float(row)}
-    else:
-        value = {"numbers": {"values": _flat(row)}}
+def _request(application: str, row: Row, type_: InputType) -> bytes:
     data: bytes = message("clipper.v1.PredictRequest")(
-        application=application, input=value
+        application=application, input=_value(row, type_)
     ).SerializeToString()
     return data
+
+
+def _value(row: Row, type_: InputType) -> dict[str, Row]:
+    if isinstance(row, dict):
+        specs = type_.named.by_name if type_.named is not None else {}
+        values = {
+            name: _tensor(value, specs[name]) if name in specs else _value(value, type_)
+            for name, value in row.items()
+        }
+        return {"record": {"values": values}}
+    if isinstance(row, str):
+        return {"data": base64.b64decode(row)} if type_.dtype == "bytes" else {"text": row}
+    if isinstance(row, bool):
+        return {"truth": row}
+    if isinstance(row, int | float):
+        return {"number": float(row)}
+    return {"numbers": {"values": _flat(row)}}
+
+
+def _tensor(value: Row, spec: TensorSpec) -> dict[str, Row]:
+    if not spec.shape:
+        return _value(value, InputType.parse(spec.dtype))
+    if spec.dtype == "bytes":
+        raise ClipperError(f"tensor {spec.name!r}: lists of bytes are not sent over gRPC.")
+    datatype, shape, values = codec.tensor_of(np.array(value, spec.numpy))
+    data = codec.to_binary(values)
+    return {"tensor": {"datatype": datatype, "shape": shape, "data": data}}
 
 
 def _salted(value: int) -> bytes:
@@ -160,5 +182,5 @@ def _salted(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def _flat(row: Any) -> list[float]:
+def _flat(row: Row) -> list[float]:
     return [number for part in row for number in _flat(part)] if isinstance(row, list) else [row]

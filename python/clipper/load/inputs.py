@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import InvalidInput
+from clipper.schema import FREE, TensorSpec
 from clipper.types import InputType
 
+Row = Any  # a JSON value
 BYTES_MAX = 64 << 20  # of generated inputs; with more queries they repeat
 ROWS_MAX = 1_000_000
 MADE_UP = 5000
@@ -49,7 +51,9 @@ def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[Any]:
     return [first, *(make(rng) for _ in range(min(MADE_UP, room) - 1))]
 
 
-def _made_up(type_: InputType, rng: np.random.Generator) -> Any:
+def _made_up(type_: InputType, rng: np.random.Generator) -> Row:
+    if type_.named is not None:
+        return {spec.name: _made_up_tensor(spec, rng) for spec in type_.named.specs}
     if type_.dtype == "any":
         raise InvalidInput("the application takes any input, so none can be generated.", hint=_HINT)
     if type_.dtype == "str":
@@ -68,6 +72,17 @@ def _made_up(type_: InputType, rng: np.random.Generator) -> Any:
         most = {"u8": 255, "i8": 127}.get(type_.dtype, 1 << 15)
         return rng.integers(0, most, shape).tolist()
     return np.round(rng.random(shape), 5).tolist()
+
+
+def _made_up_tensor(spec: TensorSpec, rng: np.random.Generator) -> Row:
+    shape = tuple(_VARIABLE if size == FREE else size for size in spec.shape)
+    if not spec.is_text:
+        return _made_up(InputType(spec.dtype, shape), rng)  # type: ignore[arg-type]
+    element = InputType.parse(spec.dtype)
+    values = np.empty(shape, object)
+    for place in np.ndindex(shape):
+        values[place] = _made_up(element, rng)
+    return values.tolist()
 
 
 def _of_file(path: Path) -> list[Any]:

@@ -104,6 +104,8 @@ def profile(
 
 def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
     many = [rows[i % len(rows)] for i in range(most)]
+    if type_.named is not None:
+        return many
     if type_.dtype in ("any", "str", "bytes") or type_.variable:
         return many
     kind = {"f": "float", "i": "int", "u": "uint"}.get(type_.dtype[0], "")

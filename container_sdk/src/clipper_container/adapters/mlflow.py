@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from clipper_container.adapters.columns import as_table, record_type
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.files import unpack
 from clipper_container.model import Model
@@ -16,6 +17,7 @@ from clipper_container.model import Model
 _NUMBERS = {
     "boolean": "bool", "integer": "i32", "long": "i64", "float": "f32", "double": "f64",
 }  # fmt: skip
+_TYPES = {**_NUMBERS, "string": "str", "binary": "bytes"}
 _WHOLE = (
     "sklearn",
     "xgboost",
@@ -25,10 +27,13 @@ _WHOLE = (
     "catboost",
 )  # flavours that do not need their folder once loaded
 
+Inputs = Any  # a batch, or a part of a signature
+
 
 class MlflowModel(Model):
     """Calls predict() of the pyfunc flavour. Rows follow the signature: numbers in the order of
-    the columns, one column of strings, or a tensor.
+    the columns, one column of strings, a tensor, or, with columns of several kinds or several
+    tensors, one value for each name.
     """
 
     def __init__(self, model: Any) -> None:
@@ -37,12 +42,18 @@ class MlflowModel(Model):
         self._inputs = signature.inputs if signature is not None else None
         self.input, self._columns = _row_type(self._inputs)
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: Inputs) -> Any:
         """Call predict() of the pyfunc flavour."""
         found = self._model.predict(self._table(inputs))
         return _outputs(found)
 
-    def _table(self, inputs: Any) -> Any:
+    def _table(self, inputs: Inputs) -> Any:
+        if isinstance(inputs, dict):
+            if self._inputs is not None and self._inputs.is_tensor_spec():
+                return inputs
+            table = as_table(inputs)
+            kinds = dict(self._columns or ())
+            return table.astype({name: kinds[name] for name in inputs if kinds.get(name)})
         if self._columns is None:
             if self._inputs is None or self._inputs.is_tensor_spec():
                 return np.asarray(inputs)
@@ -95,7 +106,7 @@ def flavour(mlmodel: str) -> str:
     return found[1] if found and found[1] != "pyfunc" else ""
 
 
-def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
+def _row_type(inputs: Inputs) -> tuple[str, list[tuple[str, str]] | None]:
     """Return the type of a row and the columns with their numpy types; None: pass rows as they
     come.
     """
@@ -103,12 +114,10 @@ def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
         return "any", None
     if inputs.is_tensor_spec():
         if len(inputs.inputs) != 1:
-            raise LoadError(f"the signature names {len(inputs.inputs)} tensors; one is needed")
-        spec = inputs.inputs[0]
-        dims = list(spec.shape)[1:]
-        ours = f"{np.dtype(spec.type).kind}{np.dtype(spec.type).itemsize * 8}"
-        fixed = all(isinstance(dim, int) and dim > 0 for dim in dims)
-        return (f"{ours}[{','.join(map(str, dims))}]" if dims else ours) if fixed else "any", None
+            return record_type({spec.name: _tensor_type(spec) for spec in inputs.inputs}), None
+        (spec,) = inputs.inputs
+        fixed = all(isinstance(dim, int) and dim > 0 for dim in list(spec.shape)[1:])
+        return _tensor_type(spec) if fixed else "any", None
     kinds = [str(getattr(column.type, "name", column.type)) for column in inputs.inputs]
     names = (
         inputs.input_names() if inputs.has_input_names() else [str(i) for i in range(len(kinds))]
@@ -116,13 +125,12 @@ def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
     if kinds == ["string"]:
         return "str", [(names[0], "")] if inputs.has_input_names() else None
     if odd := [
-        f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind not in _NUMBERS
+        f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind not in _TYPES
     ]:
         raise LoadError(
-            "a row is an array of numbers, or one string; the signature has other columns:"
+            "a column is numbers, strings or bytes; the signature has other columns:"
             f" {', '.join(odd[:5])}"
         )
-    ours = next(iter(kinds)) if len(set(kinds)) == 1 else "double"
     numpy_types = {
         "boolean": "bool",
         "integer": "int32",
@@ -130,9 +138,22 @@ def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
         "float": "float32",
         "double": "float64",
     }
-    return f"{_NUMBERS[ours]}[{len(kinds)}]", [
-        (name, numpy_types[kind]) for name, kind in zip(names, kinds, strict=True)
-    ]
+    columns = [(name, numpy_types.get(kind, "")) for name, kind in zip(names, kinds, strict=True)]
+    if not set(kinds) <= _NUMBERS.keys():
+        return record_type(
+            {name: _TYPES[kind] for name, kind in zip(names, kinds, strict=True)}
+        ), columns
+    ours = next(iter(kinds)) if len(set(kinds)) == 1 else "double"
+    return f"{_NUMBERS[ours]}[{len(kinds)}]", columns
+
+
+def _tensor_type(spec: Inputs) -> str:
+    """Return the type of one row of a tensor of the signature."""
+    dtype = np.dtype(spec.type)
+    ours = {"b": "bool", "U": "str", "O": "str", "S": "bytes"}.get(dtype.kind)
+    ours = ours or f"{dtype.kind}{dtype.itemsize * 8}"
+    dims = ["*" if dim < 0 else str(dim) for dim in list(spec.shape)[1:]]
+    return f"{ours}[{','.join(dims)}]" if dims else ours
 
 
 def _outputs(found: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from clipper_container.adapters.columns import as_array, as_table, columns_of, record_type
 from clipper_container.model import Model, Scored
 
 # Their predict() is the argmax of predict_proba(), computed from it; so one call does for both. For
@@ -24,17 +25,25 @@ _PREDICT_IS_ARGMAX = frozenset(
 class EstimatorModel(Model):
     """Calls predict(). With predict_proba() and classes_ the largest probability is the
     confidence.
+
+    An estimator that was fitted on a DataFrame with text takes records, and gets DataFrames.
     """
 
     def __init__(self, estimator: Any, confidence: bool = True) -> None:
         self.estimator = estimator
         features = getattr(estimator, "n_features_in_", None)
+        columns = columns_of(estimator)
         self.input = "any" if features is None else f"f64[{features}]"
+        if columns is not None:
+            self.input = record_type(columns)
+        self._named = getattr(estimator, "feature_names_in_", None) is not None
         self._scored = confidence and knows_probabilities(estimator)
         self._argmax = self._scored and _predict_is_argmax(estimator)
 
     def predict_batch(self, inputs: Any) -> Any:
         """Call predict(), and predict_proba() for the confidence."""
+        if isinstance(inputs, dict):
+            inputs = as_table(inputs) if self._named else as_array(inputs)
         if not self._scored:
             return self.estimator.predict(inputs)
         probabilities = self.estimator.predict_proba(inputs)

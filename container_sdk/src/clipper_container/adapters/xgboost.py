@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 
 from clipper_container.adapters.classes import labelled
+from clipper_container.adapters.columns import NUMBER, TEXT, as_table, record_type
 from clipper_container.adapters.errors import LoadError
 from clipper_container.model import Model
+
+_NUMBERS = {"int": "i64", "i": "bool", "float": NUMBER, "q": NUMBER, "c": "i64"}
+
+Booster = Any  # of xgboost, imported only to load a file
 
 
 class XgboostModel(Model):
@@ -19,10 +24,12 @@ class XgboostModel(Model):
 
     For a classifier outputs are labels, with the largest probability as confidence. labels: of a
     classifier whose classes are not 0, 1, ....
+
+    A booster that was trained on a DataFrame with categories takes records.
     """
 
     def __init__(
-        self, booster: Any, labels: Sequence[Any] | None = None, confidence: bool = True
+        self, booster: Booster, labels: Sequence[Any] | None = None, confidence: bool = True
     ) -> None:
         learner = json.loads(booster.save_config())["learner"]
         self._objective = str(learner["objective"]["name"])
@@ -34,10 +41,16 @@ class XgboostModel(Model):
         self._rounds = (0, int(best) + 1) if best is not None else (0, 0)
         self._booster, self._labels, self._confidence = booster, labels, confidence
         self.input = f"f64[{booster.num_features()}]"
+        columns = _columns_of(booster)
+        self._categories = [name for name, (is_category, _) in columns.items() if is_category]
+        if columns:
+            self.input = record_type({name: type_ for name, (_, type_) in columns.items()})
 
     def predict_batch(self, inputs: Any) -> Any:
         """Predict with the booster."""
-        found = self._scores(np.asarray(inputs))
+        found = self._scores(
+            as_table(inputs, self._categories) if isinstance(inputs, dict) else np.asarray(inputs)
+        )
         if not self._classifies:
             return found
         if self._objective == "binary:logistic" and found.ndim == 2:  # several labels at once
@@ -53,6 +66,25 @@ class XgboostModel(Model):
         import xgboost
 
         return self._booster.predict(xgboost.DMatrix(rows))
+
+
+def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
+    """Return for each column of a booster with categories whether it has them, and its type.
+
+    Returns an empty dict for a booster without, and for one of a version of XGBoost that did not
+    store the categories (before 3.1). Source: XGBoost's JSON model, `cats`.
+    """
+    types = booster.feature_types or []
+    if "c" not in types:
+        return {}
+    model = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]
+    stored = model.get("cats", {}).get("enc", [])
+    if len(stored) != len(types):
+        return {}
+    return {
+        name: (kind == "c", TEXT if "offsets" in categories and kind == "c" else _NUMBERS[kind])
+        for name, kind, categories in zip(booster.feature_names, types, stored, strict=True)
+    }
 
 
 def load(content: bytes, labels: Sequence[Any] | None = None) -> XgboostModel:

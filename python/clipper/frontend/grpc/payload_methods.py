@@ -23,6 +23,7 @@ from clipper.frontend.inference.outcome import answer_of
 from clipper.mesh.data_plane import OTHER, DataPlane, Method
 from clipper.mesh.splice import inject
 from clipper.serving.query.processor import predict
+from clipper.types import InputType
 
 _INFER: Final = "inference.GRPCInferenceService/ModelInfer"
 _MODEL_NAME: Final = (1,)  # field path in ModelInferRequest
@@ -76,7 +77,7 @@ class PayloadMethods:
 
     def _checked(self, target: InferenceTarget) -> InferenceTarget:
         taken = input_of(target.resolved)
-        if taken.dtype not in ("bytes", "any"):
+        if not isinstance(taken, InputType) or taken.dtype not in ("bytes", "any"):
             hint = "A model that answers methods of its own takes rows of bytes and returns bytes."
             raise InvalidInput(f"model {target.name!r} takes {taken}, and no payloads.", hint=hint)
         return target

@@ -27,9 +27,9 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.json_inputs import (
     InputReaders,
     Row,
+    input_of,
     items_of,
     rows_in_columns,
-    tensors_of,
 )
 from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.server_interface import ServerInterface
@@ -39,7 +39,7 @@ from clipper.serving.feedback.ground_truth import truth_of, weight_of
 from clipper.serving.feedback.observe import observe, observe_many
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, PredictionRequest, Qualifiers
+from clipper.types import Answer, InputType, PredictionRequest, Qualifiers
 
 SALT_MAX = 2**63 - 1
 Inputs = list[msgspec.Raw] | msgspec.Raw
@@ -252,9 +252,9 @@ class ApplicationRoutes:
     def _rows(self, resolved: ResolvedApplication, inputs: Inputs, at: str) -> Sequence[Row]:
         """Return the rows of inputs. Raises InvalidInput for too many, and a wrong one."""
         if not isinstance(inputs, list):
-            tensors = tensors_of(resolved)
-            if tensors is not None and bytes(memoryview(inputs)[:1]) == b"{":
-                rows = rows_in_columns(inputs, at, tensors)
+            type_ = input_of(resolved)
+            if not isinstance(type_, InputType) and bytes(memoryview(inputs)[:1]) == b"{":
+                rows = rows_in_columns(inputs, at, type_)
                 self._check_count(len(rows), at)
                 return rows
             inputs = items_of(inputs, at)

@@ -131,6 +131,7 @@ def is_eligible(resolved: ResolvedApplication) -> bool:
         and resolved.rollout.stats is not None
         and not resolved.rollout.decoys
         and not resolved.links
+        and not any(core.tensors or core.outputs for core in resolved.cores.values())
     )
 
 
@@ -244,8 +245,6 @@ class FastPath:
         subject = FastRoute(resolved, form, pattern, name, version)
         if (
             dtype in _UNREAD
-            or core.tensors is not None
-            or core.outputs is not None
             or core.similar is not None
             or core.watch is not None
             or (form == "infer" and core.shape == (-1,))

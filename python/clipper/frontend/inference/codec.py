@@ -276,7 +276,7 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryvi
     if len(data) != count * dtype.itemsize:
         takes = f"{datatype}{list(shape)} takes {count * dtype.itemsize}"
         raise InvalidInput(f"tensor {name[:64]!r} has {len(data)} bytes of binary data: {takes}.")
-    values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(shape)
+    values: Values = np.frombuffer(data, dtype).reshape(shape)
     if dtype.kind == "b":
         return np.frombuffer(data, np.uint8).reshape(shape) != 0  # a byte of 2 is not a valid bool
     return values

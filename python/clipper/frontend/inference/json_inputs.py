@@ -11,7 +11,7 @@ from clipper.errors import InvalidInput
 from clipper.frontend.http.messages import read_json
 from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import RANK_MAX, InputType
+from clipper.types import ANY, RANK_MAX, InputType
 from clipper_core.http.json_rows import RowReader
 
 JsonText = Any  # msgspec.Raw, or what has a buffer
@@ -37,11 +37,9 @@ class InputReaders:
         known = self._known.get(resolved.name)
         if known is not None and known[0] is resolved:
             return known[1]
-        tensors, type_ = tensors_of(resolved), input_of(resolved)
-        read = reader_for(type_) if tensors is None else tensors_reader(tensors)
-        if (
-            resolved.name and type_.dtype != "any"
-        ):  # an untyped model gets its type from its first row
+        type_ = input_of(resolved)
+        read = reader_for(type_) if isinstance(type_, InputType) else tensors_reader(type_)
+        if resolved.name and type_ != ANY:  # an untyped model gets its type from its first row
             self._known[resolved.name] = resolved, read
         return read
 
@@ -49,17 +47,14 @@ class InputReaders:
 _parsed = functools.lru_cache(4096)(InputType.parse)
 
 
-def input_of(resolved: ResolvedApplication) -> InputType:
-    """Return the type of one input of the application's first model."""
+def input_of(resolved: ResolvedApplication) -> InputType | Tensors:
+    """Return the type of one input of the application's first model: named tensors, or one input
+    without a name."""
     first = next(iter(resolved.cores.values()), None)
-    return InputType("any") if first is None else _parsed(first.describe_input())
-
-
-def tensors_of(resolved: ResolvedApplication) -> Tensors | None:
-    """Return the named tensors that the application's first model takes; None if it takes one
-    input without a name."""
-    first = next(iter(resolved.cores.values()), None)
-    return None if first is None else getattr(first, "tensors", None)
+    if first is None:
+        return ANY
+    tensors: Tensors | None = getattr(first, "tensors", None)
+    return tensors or _parsed(first.describe_input())
 
 
 def reader_for(type_: InputType) -> Read:

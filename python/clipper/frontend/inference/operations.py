@@ -13,7 +13,7 @@ import msgspec
 from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
-from clipper.frontend.inference.json_inputs import input_of, tensors_of
+from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
@@ -22,7 +22,7 @@ from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, Model, PredictionRequest
+from clipper.types import Answer, InputType, Model, PredictionRequest
 
 Rows = Any  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
@@ -207,7 +207,7 @@ class InferenceOperations:
     def _tensors(self, resolved: ResolvedApplication) -> tuple[codec.Described, codec.Described]:
         first = self._first(resolved)
         output = "any" if first is None else self._output_of(first)
-        schema = Schema.of(tensors_of(resolved) or str(input_of(resolved)), output)
+        schema = Schema.of(str(input_of(resolved)), output)
         inputs, outputs = schema.input_specs(codec.INPUT), schema.output_specs(codec.OUTPUT)
         return codec.described(inputs), codec.described(outputs)
 
@@ -277,10 +277,10 @@ class InferenceOperations:
         _whole(asked, "priority", 0)
         if asked.outputs:
             self._check_outputs(target, asked.outputs)
-        tensors = tensors_of(target.resolved)
-        if tensors is not None:
-            return NamedRows(*codec.columns_of(asked, tensors))
-        return codec.rows_of(asked, input_of(target.resolved))
+        type_ = input_of(target.resolved)
+        if isinstance(type_, InputType):
+            return codec.rows_of(asked, type_)
+        return NamedRows(*codec.columns_of(asked, type_))
 
     def _check_outputs(
         self, target: InferenceTarget, outputs: Sequence[codec.RequestedOutput]
