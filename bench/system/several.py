@@ -182,6 +182,11 @@ class Cluster:
         if not server.ready:
             raise RuntimeError(f"a server ended with {server.process.returncode}: {server.said()}")
 
+    def places(self) -> list[tuple[str, int]]:
+        """Return the addresses of the servers that are ready; of all, if none is."""
+        ready = [server for server in self.servers if server.ready] or self.servers
+        return [("127.0.0.1", server.port) for server in ready]
+
     def close(self) -> None:
         """End all processes."""
         self._stop.set()
@@ -205,13 +210,26 @@ def cluster(count: int = SERVERS) -> Iterator[Cluster]:
         shutil.rmtree(folder)
 
 
-class Client(threading.Thread):
-    """One client: `rate_s` queries a second, each answered by whichever server is ready."""
+Place = tuple[str, int]  # host and port
 
-    def __init__(self, servers: list[Server], rate_s: float, stop: threading.Event) -> None:
+
+class Client(threading.Thread):
+    """One client: `rate_s` queries a second, each to one of the servers that are ready.
+
+    places: returns the addresses of these. timeout_s: of a connection that says nothing.
+    """
+
+    def __init__(
+        self,
+        places: Callable[[], list[Place]],
+        rate_s: float,
+        stop: threading.Event,
+        timeout_s: float = PATIENCE_S,
+    ) -> None:
         super().__init__()
-        self._servers, self._gap_s, self._stopping = servers, 1 / rate_s, stop
-        self._lines: dict[int, http.client.HTTPConnection] = {}
+        self._places, self._gap_s, self._stopping = places, 1 / rate_s, stop
+        self._timeout_s = timeout_s
+        self._lines: dict[Place, http.client.HTTPConnection] = {}
         self._turn = 0
         self.sent = self.again = 0
         self.failed: list[str] = []
@@ -229,7 +247,7 @@ class Client(threading.Thread):
 
     def _query(self) -> str:
         first = self._next(None)
-        line = self._open_line(first.port)
+        line = self._open_line(first)
         try:
             return self._try(first, line)
         except (OSError, http.client.HTTPException):
@@ -239,37 +257,37 @@ class Client(threading.Thread):
         except (OSError, http.client.HTTPException) as error:
             return f"connection, twice: {error!r}"
 
-    def _next(self, but: Server | None) -> Server:
-        """In turn; of those that are ready, if there is any."""
-        some = [one for one in self._servers if one.ready and one is not but]
-        some = some or [one for one in self._servers if one is not but]
+    def _next(self, but: Place | None) -> Place:
+        """In turn, and another one than before if there is one."""
+        ready = self._places()
+        some = [one for one in ready if one != but] or ready
         self._turn += 1
         return some[self._turn % len(some)]
 
-    def _try(self, server: Server, line: http.client.HTTPConnection | None) -> str:
+    def _try(self, place: Place, line: http.client.HTTPConnection | None) -> str:
         if line is None:
-            line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+            line = http.client.HTTPConnection(*place, timeout=self._timeout_s)
         number = float(self.sent)
         try:
             status, answer = _send(line, "POST", "/api/a/predict", {"input": [number, 1.0]})
         except BaseException:
             line.close()
             raise
-        self._put_back(server.port, line)
+        self._put_back(place, line)
         if status != 200:
             return f"status {status}: {answer}"
         return "" if answer["output"] == number + 1.0 else f"a default: {answer.get('reason')}"
 
-    def _open_line(self, port: int) -> http.client.HTTPConnection | None:
+    def _open_line(self, place: Place) -> http.client.HTTPConnection | None:
         """The connection to a server, unless the server has closed it, as urllib3 checks, too."""
-        line = self._lines.pop(port, None)
+        line = self._lines.pop(place, None)
         if line is not None and line.sock is not None and select.select([line.sock], [], [], 0)[0]:
             line.close()
             return None
         return line
 
-    def _put_back(self, port: int, line: http.client.HTTPConnection) -> None:
-        old, self._lines[port] = self._lines.get(port), line
+    def _put_back(self, place: Place, line: http.client.HTTPConnection) -> None:
+        old, self._lines[place] = self._lines.get(place), line
         if old is not None:
             old.close()
 
@@ -325,7 +343,7 @@ def through(
     """Query all the time, at least so many queries, through each part of the story; return for each
     part its name, the queries, why some failed, and how many were sent again."""
     stop = threading.Event()
-    clients = [Client(servers.servers, rate_s / CLIENTS, stop) for _ in range(CLIENTS)]
+    clients = [Client(servers.places, rate_s / CLIENTS, stop) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
     found: list[tuple[str, int, list[str], int]] = []
@@ -398,7 +416,8 @@ def cpu_us(servers: Cluster, count: int, seconds: float) -> float:
     """Return the CPU time of servers and containers for each query, in microseconds, while clients
     query the first `count` servers as fast as they can."""
     stop = threading.Event()
-    clients = [Client(servers.servers[:count], 1e6, stop) for _ in range(CLIENTS)]
+    places = [("127.0.0.1", server.port) for server in servers.servers[:count]]
+    clients = [Client(lambda: places, 1e6, stop) for _ in range(CLIENTS)]
     sessions = {server.process.pid for server in servers.servers[:count]}
     began_s = _cpu_s(sessions)
     for client in clients:
