@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 STILL, MAIN, LEARNING = "ensemble", "mixture", "stacking"
 ALL_MODELS = ("mixture", "ensemble", "stacking", "exp4", "logodds")
 ONE_MODEL = (
+    "bandit",
+    "bandit(shadow=0.1)",
     "exp3",
     "squarecb",
     "squarecb(shadow=0.1)",
@@ -23,7 +25,7 @@ ONE_MODEL = (
     "kl_ucb",
     "tsallis_inf",
 )
-RECOMMENDED = "squarecb"  # for one model a query
+RECOMMENDED = "bandit"  # for one model a query
 PEERS = tuple(peers.STREAMED)
 ANCHOR = "Vowpal Wabbit SquareCB"
 SLACK = 0.003  # of an error: a policy that learns may be this much worse than one that does not

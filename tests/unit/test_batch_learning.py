@@ -27,6 +27,7 @@ MODELS = tuple(VersionedModel(name, 1) for name in "abcde")
 POLICIES = [
     "exp3",
     "squarecb",
+    "bandit",
     "epsilon_greedy",
     "thompson",
     "kl_ucb",

@@ -17,6 +17,7 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 1)
 CHOOSE_ONE = [
     "exp3",
     "squarecb",
+    "bandit",
     "thompson",
     "kl_ucb",
     "tsallis_inf",

@@ -65,8 +65,8 @@ def test_policies_are_found_by_name() -> None:
         create_policy("ensembel")
     text = str(caught.value)
     assert text.startswith(
-        "no policy 'ensembel' - did you mean 'ensemble'? Policies: ab, ensemble, epsilon_greedy,"
-        " exp3,"
+        "no policy 'ensembel' - did you mean 'ensemble'? Policies: ab, bandit, ensemble,"
+        " epsilon_greedy, exp3,"
     )
 
 

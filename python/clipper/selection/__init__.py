@@ -11,7 +11,15 @@ from typing import Any
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import user_defined
-from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
+from clipper.selection.bandits import (
+    Bandit,
+    EpsilonGreedy,
+    Exp3,
+    KlUcb,
+    SquareCB,
+    Thompson,
+    TsallisInf,
+)
 from clipper.selection.contextual import LinTs, LinUcb, features_of
 from clipper.selection.decider import AnswerFrom, Decider, DecidingPolicy, View, Wait
 from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_decider
@@ -38,8 +46,8 @@ from clipper.types import VersionedModel
 
 _CLASSES = (
     SingleModel, Ensemble, AbSplit, StaticWeights,
-    Mixture, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
-    LinUcb, LinTs, Ridge,
+    Mixture, Bandit, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds,
+    EpsilonGreedy, LinUcb, LinTs, Ridge,
 )  # fmt: skip
 POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
@@ -123,6 +131,7 @@ __all__ = [
     "POLICIES",
     "AbSplit",
     "AnswerFrom",
+    "Bandit",
     "Combined",
     "Decider",
     "DeciderStep",

@@ -22,6 +22,11 @@ cpdef enum RuleKind:
     LOGODDS = 8                 # right, count               votes by the log odds of being right
     STACKING = 9        # weight                     logistic regression on the votes, online
     MIXTURE = 10        # see learning/mixture; its rows are not for the functions below
+    MEMORIES = 11       # right, wrong, by memory; weight of each memory     inverse gap weighting
+
+cdef enum:
+    MEMORY_LENGTHS = 4
+    MEMORIES_COLUMNS = 12
 
 cdef struct RuleState:
     u32 kind
@@ -33,6 +38,8 @@ cdef struct RuleState:
 
 cdef double _random(u64* state) noexcept nogil     # in (0, 1), from a stream that the query's
                                                    # uniform number starts
+cdef double memory_mean(const double* row) noexcept nogil
+# ^ expected loss of a model by its row of MEMORIES
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
                      double* p) noexcept nogil
 # ^ the model to ask; p[k] gets the probability of each (of the chosen one alone where the others'

@@ -17,6 +17,7 @@ class RuleKind(IntEnum):
     LOGODDS = 8
     STACKING = 9
     MIXTURE = 10
+    MEMORIES = 11
 
 class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,

@@ -11,7 +11,7 @@ gap weighting, Foster and Rakhlin 2020; Tsallis-INF with the reduced variance es
 Seldin 2019; KL-UCB, Garivier and Cappe 2011, with the discount of Garivier and Moulines 2008.
 """
 cimport numpy as cnp
-from libc.math cimport INFINITY, NAN, cos, exp, fabs, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, cos, exp, fabs, isfinite, log, pow, sqrt
 from libc.string cimport memcpy
 
 import numpy as np
@@ -28,6 +28,10 @@ cdef enum:
 cdef double LOG_MIN = -700.0        # exp() of less is 0
 cdef double WEIGHT_MAX = 20.0       # of a stacked vote
 cdef double SHAPE_MAX = 1e15        # of a Beta's counts
+cdef double[MEMORY_LENGTHS] DISCOUNTS   # of a memory, an observation
+DISCOUNTS[0], DISCOUNTS[1], DISCOUNTS[2], DISCOUNTS[3] = 1.0, 0.9995, 0.998, 0.99
+cdef double MEMORY_SHARE = 0.01         # of the memories' weights, spread evenly
+cdef double HEAVIEST = 100.0            # weight of an observation, at most
 cdef double TWO_PI = 6.283185307179586
 
 
@@ -215,12 +219,44 @@ cdef double _tsallis_eta(const RuleState* rule, double seen) noexcept nogil:
     return max(4.0 / sqrt(seen + 1.0), rule.eta)
 
 
+cdef double memory_mean(const double* row) noexcept nogil:
+    """The mean over the memories, by their weights. Each is drawn towards the longest one by one
+    observation, so that a model that is not asked returns to its long-term loss."""
+    cdef double longest = (row[1] + 0.5) / (row[0] + row[1] + 1.0), mean = 0.0
+    cdef u32 m
+    for m in range(MEMORY_LENGTHS):
+        mean += row[8 + m] * (row[2 * m + 1] + longest) / (row[2 * m] + row[2 * m + 1] + 1.0)
+    return mean
+
+
+cdef u32 _choose_by_memory(const RuleState* rule, const double* rows, u32 k, double uniform,
+                           double* p) noexcept nogil:
+    """The width grows with the root of what was observed, so that late feedback is waited for."""
+    cdef double[MODELS_MAX] means
+    cdef u32 i, best = 0
+    cdef double rest = 1.0, observed = 1.0, width
+    for i in range(k):
+        means[i] = memory_mean(rows + i * MEMORIES_COLUMNS)
+        observed += rows[i * MEMORIES_COLUMNS] + rows[i * MEMORIES_COLUMNS + 1]
+        if means[i] < means[best]:
+            best = i
+    width = rule.eta * sqrt(observed)
+    for i in range(k):
+        if i != best:
+            p[i] = 1.0 / (k + width * (means[i] - means[best]))
+            rest -= p[i]
+    p[best] = rest
+    return _draw(p, k, uniform)
+
+
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
                      double* p) noexcept nogil:
     if rule.kind == GREEDY:
         return _choose_greedy(rule, rows, k, uniform, p)
     if rule.kind == SQUARECB:
         return _choose_by_gap(rule, rows, k, uniform, p)
+    if rule.kind == MEMORIES:
+        return _choose_by_memory(rule, rows, k, uniform, p)
     if rule.kind == THOMPSON:
         return _choose_sampled(rows, k, uniform, p)
     if rule.kind == KL_UCB:
@@ -317,6 +353,33 @@ cdef void _learn_counts(const RuleState* rule, double* rows, u32 k, const double
             rows[i * 2 + 1] += weight * (lost if rule.kind == THOMPSON else 1.0)
 
 
+cdef void _learn_memories(double* rows, u32 k, const double* losses, double weight) noexcept nogil:
+    """A memory's weight is multiplied by the probability that it gave to the loss."""
+    cdef double longest, expected, likelihood, total, lost = 0.0
+    cdef double* row
+    cdef u32 i, m
+    weight = min(weight, HEAVIEST)
+    for i in range(k):
+        row = rows + i * MEMORIES_COLUMNS
+        if isfinite(losses[i]):
+            lost, total = _clip(losses[i], 0.0, 1.0), 0.0
+            longest = (row[1] + 0.5) / (row[0] + row[1] + 1.0)
+            for m in range(MEMORY_LENGTHS):
+                expected = (row[2 * m + 1] + longest) / (row[2 * m] + row[2 * m + 1] + 1.0)
+                likelihood = max(lost * expected + (1.0 - lost) * (1.0 - expected), 1e-6)
+                row[8 + m] *= likelihood if weight == 1.0 else pow(likelihood, weight)
+                total += row[8 + m]
+            for m in range(MEMORY_LENGTHS):
+                row[8 + m] = (MEMORY_SHARE / MEMORY_LENGTHS + (1.0 - MEMORY_SHARE)
+                              * (row[8 + m] / total if total > 0 else 1.0 / MEMORY_LENGTHS))
+        for m in range(MEMORY_LENGTHS):
+            row[2 * m] *= DISCOUNTS[m]
+            row[2 * m + 1] *= DISCOUNTS[m]
+            if isfinite(losses[i]):
+                row[2 * m] = min(row[2 * m] + weight * (1.0 - lost), SHAPE_MAX)
+                row[2 * m + 1] = min(row[2 * m + 1] + weight * lost, SHAPE_MAX)
+
+
 cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses,
                      u32 chosen, double p,
                      double weight) noexcept nogil:
@@ -332,6 +395,8 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
     elif rule.kind == TSALLIS and isfinite(lost) and p > 0:
         _learn_tsallis(rule, rows, k, seen, _clip(lost, 0.0, 1.0), chosen, max(p, rule.floor),
                        weight)
+    elif rule.kind == MEMORIES:
+        _learn_memories(rows, k, losses, weight)
     elif rule.kind == SQUARECB:
         _learn_gap(rule, rows, k, losses, weight)
     elif rule.kind == GREEDY:
@@ -422,7 +487,7 @@ cdef class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,
     nothing is changed in place.
 
-    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB), least step (TSALLIS).
+    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step (TSALLIS).
     share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory (SQUARECB).
     floor: least probability; rate of the memory (SQUARECB). discount: of what was known, an
     observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY, SQUARECB).
@@ -431,12 +496,12 @@ cdef class Rule:
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0,
                   double discount=1.0):
         self.state.kind = kind
-        if not EXP3 <= kind <= MIXTURE:
+        if not EXP3 <= kind <= MEMORIES:
             raise_for(BAD_INPUT, f"no rule {kind}")
         self.state.columns = 1 if kind in (EXP3, HEDGE, TSALLIS,
                                            STACKING) else 3 if kind == SQUARECB else 2
-        if kind == MIXTURE:
-            self.state.columns = 0
+        if kind == MIXTURE or kind == MEMORIES:
+            self.state.columns = MEMORIES_COLUMNS if kind == MEMORIES else 0
         self.state.eta = eta
         self.state.share = share
         self.state.floor = floor

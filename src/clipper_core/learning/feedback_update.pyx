@@ -9,8 +9,8 @@ from libc.math cimport NAN, exp, isfinite, log, rint
 import numpy as np
 
 from clipper_core.learning.bandit cimport (
-    GREEDY, HEDGE, KL_UCB, LOGODDS, MIXTURE, MODELS_MAX, SQUARECB, STACKING, THOMPSON, Rule,
-    doubles_copied, rule_learn, rule_weights, stack_learn,
+    GREEDY, HEDGE, KL_UCB, LOGODDS, MEMORIES, MIXTURE, MODELS_MAX, SQUARECB, STACKING, THOMPSON,
+    Rule, doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
 )
 from clipper_core.learning.mixture cimport (
     Ballot, Tally, buckets_of, mixture_is_untouched, mixture_learn, mixture_tally, rows_with,
@@ -64,6 +64,8 @@ cdef double _accuracy(const RuleState* rule, const double* row) noexcept nogil:
         return row[0] / (row[0] + row[1])
     if rule.kind == KL_UCB:
         return 1.0 - (row[0] + 1.0) / (row[1] + 2.0)
+    if rule.kind == MEMORIES:
+        return 1.0 - memory_mean(row)
     if rule.kind == SQUARECB or rule.kind == GREEDY:
         return 1.0 - row[0] if row[1] > 0 else 0.5
     return 0.5
