@@ -40,7 +40,14 @@ from clipper.settings.server import (
 )
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
-from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
+from clipper.types import (
+    Batching,
+    InputType,
+    VersionedModel,
+    check_name,
+    check_policy,
+    cost_problem,
+)
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -537,7 +544,11 @@ def _check(config: Config, leaves: _Leaves) -> None:
             ("server", "restart_ms_min"),
             f"more than restart_ms_max ({config.server.restart_ms_max}).",
         )
+    if why := cost_problem(config.batching):
+        raise refuse(("batching", "cost"), why)
     for name, model in config.models.items():
+        if why := cost_problem(model.batching):
+            raise refuse(("models", name, "batching", "cost"), why)
         try:
             if model.input:
                 InputType.parse(model.input)

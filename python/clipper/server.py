@@ -48,6 +48,7 @@ from clipper.schema import Schema
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.observe import observe_for_others
 from clipper.serving.models.address import Listener, listen
+from clipper.serving.models.batch_cost import check_batching, storable
 from clipper.serving.models.cache import Cache
 from clipper.serving.models.engine_memory import EngineMemory
 from clipper.serving.models.engines import Engines
@@ -411,7 +412,8 @@ class ClipperServer:
         inputs, outputs: types of named tensors, {"ids": "i64[*]", "mask": "i64[*]"}: the model
             takes, or returns, a dict of arrays. schema: both sides as text (clipper.schema).
         resources: Resources(replicas=(1, 4), deployer="docker", memory_mib=512, gpus="all").
-        batching: a name, settings, or a Batching; None: the server's.
+        batching: a name, settings, or a Batching; None: the server's. {"cost": "length",
+            "padded": True} batches by what rows cost (docs/models.md, "Batches by cost").
         environment: Environment(requirements="requirements.txt", python="3.12", code=["lib"]):
             built once for the model.
         table_access: TableAccess(tables={"factors": {"dim": 8}}, reads={"factors": 0},
@@ -461,7 +463,9 @@ class ClipperServer:
             "output": str(type_of(output_type)),
             "replicas": least,
             "replicas_max": most,
-            "batching": merge_batching(self.config.batching, batching),
+            "batching": check_batching(
+                f"model {name!r}", merge_batching(self.config.batching, storable(batching))
+            ),
             "cache": cache,
             "similar": similar,
             "finite": finite,

@@ -432,6 +432,47 @@ class Batching(msgspec.Struct, frozen=True):
         ),
     ] = 0.5
     pad: Annotated[bool, Meta(description="static: fill every batch up to size_max")] = False
+    cost: Annotated[
+        str,
+        Meta(
+            max_length=500,
+            description=(
+                "what a row costs: its `bytes`, its `length`, or `module:function` of the input;"
+                " empty: all rows cost the same"
+            ),
+        ),
+    ] = ""
+    cost_max: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=4e9,
+            description="never more cost than this in one batch of several rows; 0: no bound",
+        ),
+    ] = 0.0
+    padded: Annotated[
+        bool,
+        Meta(
+            description=(
+                "the model fills the rows of a batch up to the longest: a batch costs its rows"
+                " times the largest cost, and rows of like cost go together"
+            )
+        ),
+    ] = False
+
+
+def cost_problem(batching: Batching) -> str:
+    """Return why the settings of cost of a batching do not fit together; empty if they do."""
+    cost = batching.cost
+    if cost and cost not in ("bytes", "length") and cost.count(":") != 1:
+        return f"cost is {cost[:100]!r}: it is bytes, length or module:function."
+    if not cost and (batching.padded or batching.cost_max):
+        return f"{'padded' if batching.padded else 'cost_max'} is given, but no cost."
+    if cost and batching.pad:
+        return "pad fills batches with rows, and does not go with a cost."
+    if cost and batching.mode == "static" and not batching.cost_max:
+        return "a static batch with a cost needs cost_max."
+    return ""
 
 
 class Similar(msgspec.Struct, frozen=True):

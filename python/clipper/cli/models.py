@@ -56,7 +56,11 @@ _TELL_S = 0.5
     is_flag=True,
     help="It runs nothing before it is ready: its calls have side effects.",
 )
-@click.option("--batching", metavar="MODE", help="aimd, fit, quantile or static.  [the server's]")
+@click.option(
+    "--batching",
+    metavar="MODE|KEY=VALUE,..",
+    help="aimd, fit, quantile or static; or settings: cost=length,padded=true.  [the server's]",
+)
 @click.option(
     "--code",
     metavar="DIR",
@@ -155,7 +159,7 @@ def deploy(
     settings |= {"input": input} if input else {}
     settings |= _sides(schema, input) if schema else {}
     settings |= {"warmup": _rows(warmup)} if warmup else {"warmup": False} if no_warmup else {}
-    settings |= {"batching": batching} if batching else {}
+    settings |= {"batching": _batching(batching)} if batching else {}
     settings |= {"trusted": trust} if trust else {}
     settings |= {"reads": dict(map(_columns, reads))} if reads else {}
     settings |= {"tolerance": tolerance} if tolerance is not None else {}
@@ -193,6 +197,24 @@ def _rows(text: str) -> list[Any]:
     if not isinstance(rows, list):
         raise click.BadParameter("write a list of rows, as [[1.0, 2.0]].", param_hint="--warmup")
     return rows
+
+
+def _batching(text: str) -> str | dict[str, object]:
+    """Parse a mode, or `cost=length,padded=true`."""
+    if "=" not in text:
+        return text
+    found: dict[str, object] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise click.BadParameter(
+                f"{part!r}: write KEY=VALUE, as cost=length.", param_hint="--batching"
+            )
+        try:
+            found[key.strip()] = json.loads(value)
+        except ValueError:
+            found[key.strip()] = value.strip()
+    return found
 
 
 def _columns(text: str) -> tuple[str, list[int]]:

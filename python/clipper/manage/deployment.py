@@ -50,6 +50,7 @@ from clipper.manage.building import (
 from clipper.manage.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
 from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.models.batch_cost import shown_cost
 from clipper.serving.models.containers import Containers, Hello, Seat
 from clipper.serving.models.engines import Engines
 from clipper.serving.models.running_models import (
@@ -394,6 +395,8 @@ class Deployment:
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
+                for key_of_cost in ("limit_cost", "row_cost"):
+                    batcher[key_of_cost] = shown_cost(running.model.batching, batcher[key_of_cost])
                 key = replica.hello.replica, replica.hello.pid, 0
                 while key in rows:
                     key = (*key[:2], key[2] + 1)

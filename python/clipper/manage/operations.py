@@ -35,6 +35,7 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
+from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import said_of
 from clipper.serving.models.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
@@ -322,7 +323,7 @@ class Operations:
         catalog, config = self._server.catalog, self._server.config
         check_name_of(name, "model")
         least, most = replica_bounds(name, settings["replicas"], config.limits.replicas_max)
-        merge_batching(config.batching, settings["batching"])
+        check_batching(f"model {name!r}", merge_batching(config.batching, settings["batching"]))
         taken = [model.version for model in catalog.view.versions.get(name, ())]
         chosen = version if version is not None else max(taken, default=0) + 1
         target = (

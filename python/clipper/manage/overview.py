@@ -8,6 +8,7 @@ from clipper.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
 from clipper.metrics.process import proportional_bytes, resident_bytes
+from clipper.serving.models.batch_cost import padding_of
 from clipper.types import Application, Model, VersionedModel
 
 FIRST_LINES = 20  # of each container, when somebody begins to follow
@@ -119,6 +120,11 @@ def _rss(replica: Mapping[str, Any]) -> int:
 
 def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> str:
     parts: list[str] = [model.batching.mode]
+    if model.batching.cost:
+        parts.append(f"cost {model.batching.cost.rpartition(':')[2]}")
+    padding = padding_of(row) if model.batching.padded else None
+    if padding is not None:
+        parts.append(f"{padding:.0%} padding")
     if apps:
         parts.append(f"SLO {min(app.slo_ms for app in apps):g} ms")
     latency = row.get("latency_us")

@@ -180,6 +180,9 @@ def of_model(row: Mapping[str, Any], name: Labels) -> Samples:
     found.add("clipper_cache_misses_total", row["evaluated"], *name)
     found.add("clipper_batches_total", row["batches"], *name)
     found.add("clipper_batch_rows", row["batch_rows"], *name)
+    if row.get("cost_padded"):
+        found.add("clipper_batch_cost_total", row["cost"], *name)
+        found.add("clipper_batch_cost_padded_total", row["cost_padded"], *name)
     found.add("clipper_queue_rows", row["queued"], *name)
     found.add("clipper_queue_wait_seconds", row["delay_us"] / 1e6, *name)
     found.add("clipper_replicas_wanted", row["wanted"], *name)

@@ -216,6 +216,18 @@ _TABLE: Final = (
     Family("clipper_cache_misses_total", "counter", _MODEL, "Rows evaluated by a container."),
     Family("clipper_batches_total", "counter", _MODEL, "Batches sent to containers."),
     Family("clipper_batch_rows", "histogram", _MODEL, "Rows in a batch.", BATCH_ROWS),
+    Family(
+        "clipper_batch_cost_total",
+        "counter",
+        _MODEL,
+        "Cost of the rows sent in batches, of a model whose batches have a cost.",
+    ),
+    Family(
+        "clipper_batch_cost_padded_total",
+        "counter",
+        _MODEL,
+        "Cost of these batches with padding; the share of padding is 1 - cost / this.",
+    ),
     _level(
         "clipper_batch_rows_limit",
         _MODEL,

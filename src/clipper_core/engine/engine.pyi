@@ -18,6 +18,7 @@ class Engine:
         tasks_max: int = ...,
         queue_bytes_max: int = ...,
         frame_bytes_max: int = ...,
+        row_bytes_max: int = ...,
         rows_max: int = ...,
         output_bytes_max: int = ...,
         connections_max: int = ...,
@@ -46,13 +47,14 @@ class Engine:
         sessions: bool = False,
         quiet: bool = False,
         heartbeat_ms: int = 0,
-        timings: Sequence[tuple[int, float]] = (),
+        timings: Sequence[tuple[int, float] | tuple[int, float, float]] = (),
         mode: int = 0,
         size_max: int = 4096,
         step: int = 8,
         backoff: float = 0.9,
         delay_us: int = 0,
         budget_share: float = 0.5,
+        cost_max: int = 0,
     ) -> None: ...
     def refuse(self, conn: int, reason: str) -> None: ...
     def move_connection(self, conn: int, other: Engine, hello: bytes) -> None: ...

@@ -39,6 +39,7 @@ from clipper_core.scheduling.scheduler cimport (
     REFUSE_CONNECTION, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
+from clipper_core.scheduling.submit cimport row_bytes_end
 from clipper_core.scheduling.task cimport STATUSES, Tally
 from clipper_core.wire.lz4 cimport LITERALS, QUICK, THOROUGH
 
@@ -75,7 +76,7 @@ cdef class Engine:
     simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
-    length), frame_bytes_max, rows_max (of a batch), output_bytes_max, connections_max, models_max;
+    length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch), output_bytes_max, connections_max, models_max;
     and heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left
     alone for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings
     sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
@@ -86,7 +87,8 @@ cdef class Engine:
 
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
                   u64 tasks_max=1 << 20,
-                  u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
+                  u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20,
+                  u64 row_bytes_max=1 << 32, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 connections_max=4096, u32 models_max=65535,
                   u64 heartbeat_ms=500,
                   u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
@@ -113,6 +115,7 @@ cdef class Engine:
         e.now_us.store(now, relaxed)
         e.limits.payload_bytes_max = frame_bytes_max
         e.limits.rows_max = rows_max
+        e.row_bytes_max = row_bytes_max
         e.limits.output_bytes_max = output_bytes_max
         e.connections_max = self.limits["connections_max"]
         e.search_near, e.search_far = _searches[compression]
@@ -211,6 +214,7 @@ cdef class Engine:
         cdef u64 index
         if e.retired.unused.pop(&index):
             model_state_clear(e.models[index])
+            e.models[index].row_bytes_end = row_bytes_end(e)
             return e.models[index]
         index = e.model_count.load(relaxed)
         if index >= <u32> self.limits["models_max"]:
@@ -224,6 +228,7 @@ cdef class Engine:
             model_state_free(model)
             raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
         model.index = <u32> index
+        model.row_bytes_end = row_bytes_end(e)
         e.models[index] = model
         e.model_count.store(model.index + 1, release)
         return model
@@ -257,7 +262,7 @@ cdef class Engine:
                bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0,
                timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0,
-               double budget_share=0.5):
+               double budget_share=0.5, u64 cost_max=0):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
         WELCOME.
 
@@ -265,7 +270,9 @@ cdef class Engine:
         sessions: it is told the salt of each row as its session; nothing is shared with it then.
         quiet: neither side sends heartbeats or minds silence: that its process lives is known
         otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds)
-        of batches that the container ran before it was ready, at most 32, the smallest first.
+        of batches that the container ran before it was ready, at most 32, the smallest first; with
+        their cost as a third number where rows differ in cost. cost_max: of a batch of rows that
+        differ in cost; 0: no bound.
         """
         cdef Command command
         cdef u32 i
@@ -276,7 +283,8 @@ cdef class Engine:
         command.heartbeat_us = <u64> heartbeat_ms * 1000
         command.timing_count = <u32> min(len(timings), TIMINGS_MAX)
         for i in range(command.timing_count):
-            command.timings[i].rows, command.timings[i].time_us = timings[i]
+            command.timings[i].rows, command.timings[i].time_us = timings[i][:2]
+            command.timings[i].cost = timings[i][2] if len(timings[i]) > 2 else 0
         command.conn = conn
         command.model = model
         command.number = number
@@ -291,6 +299,8 @@ cdef class Engine:
         command.batching.backoff = backoff
         command.batching.delay_us = delay_us
         command.batching.budget_share = budget_share
+        command.batching.by_cost = self.state.models[model].by_cost != NULL
+        command.batching.cost_max = <u32> min(cost_max, <u64> 0xFFFFFFFF)
         self._with_data(&command, welcome)
 
     def refuse(self, u32 conn, str reason):
@@ -518,6 +528,8 @@ cdef class Engine:
         return {
             "number": number,
             "limit": seen.limit.load(relaxed),
+            "limit_cost": seen.limit_cost.load(relaxed),
+            "row_cost": seen.unit.load(relaxed),
             "batches": seen.batches.load(relaxed),
             "misses": seen.misses.load(relaxed),
             "in_flight": seen.in_flight.load(relaxed),
@@ -543,6 +555,8 @@ cdef inline void _copy(atomic[u64]* to, atomic[u64]* value) noexcept nogil:
 cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
     cdef u32 i
     _copy(&to.limit, &gauge.limit)
+    _copy(&to.limit_cost, &gauge.limit_cost)
+    _copy(&to.unit, &gauge.unit)
     _copy(&to.batches, &gauge.batches)
     _copy(&to.misses, &gauge.misses)
     _copy(&to.in_flight, &gauge.in_flight)
@@ -633,6 +647,8 @@ cdef object _model_snapshot(ModelState* model):
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
         "retried": t.retried.load(relaxed),
+        "cost": t.cost.load(relaxed),
+        "cost_padded": t.cost_padded.load(relaxed),
         "ended": {StatusName(i).name: t.ended[i].load(relaxed)
                   + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
         "latency_us": histogram_snapshot(&t.latency),

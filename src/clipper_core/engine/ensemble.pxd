@@ -12,6 +12,7 @@ cdef struct Row:                # of one task
     const void* data
     u64 nbytes
     u64 mark                    # of its key
+    u32 cost                    # as a function gives it; 0: none does
     Key key
 
 cdef class EnsembleRequest:

@@ -25,6 +25,7 @@ from clipper_core.results.future cimport Future, future_of_ensemble
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, OK, UNNEEDED, Status, raise_for
+from clipper_core.scheduling.cost_batch cimport row_cost
 from clipper_core.scheduling.deferred_calls cimport DeferredCall
 from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport ModelState
@@ -55,6 +56,7 @@ cdef class EnsembleRequest:
             self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
             row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
                                              self.salt)
+            row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1])
             self.rows.push_back(row)
             total += (row.nbytes + 7) & ~<u64> 7
         return total
@@ -86,6 +88,9 @@ cdef class EnsembleRequest:
                                               &model.engine.state.refusing)
         ask.gate = &m.gates[klass]
         ask.lane = _lane(model, klass)
+        ask.by_cost = m.by_cost != NULL
+        if ask.by_cost:
+            ask.cost = row_cost(m.by_cost, self.rows[i].nbytes, self.rows[i].cost)
         ask.keyed = m.cached
         ask.salt = self.salt
         ask.row, ask.nbytes = to, <u32> self.rows[i].nbytes
@@ -160,7 +165,7 @@ cdef class EnsembleRequest:
             d.tasks_of_peers.fetch_add(1, relaxed)
         status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt,
                               self.slo_us, self.now_us,
-                              h.block, h.first + i)
+                              h.block, h.first + i, self.rows[i].cost)
         if status == OK:
             return 0
         if d != h.home:

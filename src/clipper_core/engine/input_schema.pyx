@@ -62,6 +62,8 @@ cdef class InputSchema:
             self.similar.draw(dtype == "f64", math.prod(shape),
                               key_of(self.engine.state.cache, near_uid(m.spec.uid), 0, NULL, 0).lo)
         m.spec.dtype = <u8> int(NAMES.get(dtype, ANY))
+        if m.by_cost != NULL and m.spec.dtype != ANY:
+            m.by_cost.item_bytes = itemsize(m.spec.dtype)
         m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
         self.dtype = _typenums.get(dtype)
         self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num

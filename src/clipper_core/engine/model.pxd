@@ -14,6 +14,7 @@ from clipper_core.wire.prediction cimport Value
 
 cdef class Model(InputSchema):
     cdef readonly u64 slo_us           # when predict() is not told
+    cdef readonly object cost          # (row) -> its cost; None: not a function's
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
                                        # another number, another prediction
     cdef readonly object outputs       # packs a dict of named tensors, which an output is; None: it
@@ -29,18 +30,21 @@ cdef class Model(InputSchema):
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                        u64 now, Block* block,
-                       u32 slot) noexcept nogil
+                       u32 slot, u32 cost) noexcept nogil
+    cdef u32 _cost(self, object row) except? 0
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
                         Block* block,
-                        u32 slot) noexcept nogil
+                        u32 slot, u32 cost) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                          object finish, object extra)
+                          u32 cost, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef Status _shut(self) noexcept nogil
     cdef int _wait_for_room(self, int klass, u64 until) except -1
-    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block,
-                         u32 slot) except -1
+    cdef int _set_cost(self, object cost, bint padded) except -1
+    cdef list _costs(self, object rows)
+    cdef int _one_by_one(self, object rows, list costs, u64 slo, u64 salt, u64 now, u64 until,
+                         Block* block, u32 slot) except -1
     cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
                            Block* block, u32 slot) except -1
 

@@ -15,6 +15,7 @@ _T = TypeVar("_T", default=Any)
 @final
 class Model(InputSchema):
     slo_us: int
+    cost: Callable[..., float] | None
     watch: Any
     outputs: Any
     def __init__(
@@ -37,6 +38,8 @@ class Model(InputSchema):
         tensors: Any = None,
         output_record: int = 0,
         outputs: Any = None,
+        cost: str | Callable[..., float] = "",
+        padded: bool = False,
     ) -> None: ...
     def settle_output(
         self, dtype: str, shape: tuple[int, ...] | None, outputs: Any, output_record: int

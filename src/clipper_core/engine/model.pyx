@@ -1,6 +1,7 @@
 """Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
 cimport cython
 cimport numpy as cnp
+from libc.math cimport ceil
 from libcpp.vector cimport vector
 
 import numpy as np
@@ -21,6 +22,9 @@ from clipper_core.runtime.machine cimport i32, monotonic_us, relaxed, u8
 from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
 from clipper_core.scheduling.bulk cimport (
     Intake, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, wait_for_room,
+)
+from clipper_core.scheduling.cost_batch cimport (
+    COST_BYTES, COST_GIVEN, COST_LENGTH, cost_batch_new,
 )
 from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
@@ -46,6 +50,8 @@ cdef enum:
     CHUNKS_FROM = 32            # rows; fewer go one by one
     TASKS_MAX = 1073741824      # of one future
 
+cdef double COST_MAX = 4000000.0        # of a row, as a function says
+cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
 
 
@@ -73,7 +79,11 @@ cdef class Model(InputSchema):
     and its lanes and its number are given back once nobody has it any more, its queries are
     answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
     records; a row is one. `output_record`: an output is a record of this type, see
-    clipper_core.wire.prediction.register_record; `outputs` packs one.
+    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row
+    costs, where rows differ: "bytes",
+    "length" (of its elements; of str and bytes their bytes), or a function of the row that returns
+    a number from 0 on, counted in thousandths; "": all cost the same. `padded`: the model fills
+    the rows of a batch up to the longest.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
@@ -81,14 +91,18 @@ cdef class Model(InputSchema):
                  bint cached=True, bint finite=False, u64 lane_rows=16384,
                  u64 lane_bytes_max=1 << 28,
                  str output="", tuple output_shape=None, Similarity similar=None,
-                 bint unlisted=False, object tensors=None, u32 output_record=0, object outputs=None):
+                 bint unlisted=False, object tensors=None, u32 output_record=0, object outputs=None,
+                 object cost="", bint padded=False):
         cdef ModelState* m
         check_type(name, dtype, shape)
         check_type(name, output or "any", output_shape or ())
         slo_of(slo_us, 0)
         if similar is not None:
             check_similar(name, dtype, shape)
+        if not (callable(cost) or cost in ("", "bytes", "length")):
+            raise_for(BAD_INPUT, f"the cost of {name} is bytes, length or a function, not {cost!r}")
         m = engine.new_model()
+        self.state = m
         m.spec.uid = uid
         m.cached = cached
         m.finite = finite
@@ -100,12 +114,25 @@ cdef class Model(InputSchema):
         self.engine = engine
         self.name = name
         self.slo_us = slo_us
-        self.state = m
+        if cost:
+            self._set_cost(cost, padded)
         self._declare_output(output, output_shape)
         self.similar = similar
         self.outputs = outputs
         m.spec.output_record = output_record
         self._set_rows(dtype, shape, tensors)
+
+    cdef int _set_cost(self, object cost, bint padded) except -1:
+        cdef u8 kind = COST_GIVEN
+        if callable(cost):
+            self.cost = cost
+        else:
+            kind = COST_BYTES if cost == "bytes" else COST_LENGTH
+        self.state.by_cost = cost_batch_new(kind, padded, 1)
+        if self.state.by_cost == NULL:
+            raise_for(NO_MEMORY, "no memory for a model with a cost")
+        self.state.row_bytes_end = 0
+        return 0
 
     def __dealloc__(self):
         if self.state != NULL and self.state.unlisted:
@@ -198,18 +225,35 @@ cdef class Model(InputSchema):
 
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                        u64 now, Block* block,
-                       u32 slot) noexcept nogil:
+                       u32 slot, u32 cost) noexcept nogil:
         """A task in a lane of its SLO's class; OK, or why not."""
-        lane_prepare(self.engine.state, self.state, slo_us)
+        if self.state.lanes[log2_of(slo_us)] == NULL:
+            lane_prepare(self.engine.state, self.state, slo_us)
         return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
-                          slot)
+                          slot, cost)
+
+    cdef u32 _cost(self, object row) except? 0:
+        """What the model's function says of the row, in thousandths, 1 at least; 0: there is no
+        function. Before anything is submitted: it may raise."""
+        cdef double cost = -1
+        if self.cost is None:
+            return 0
+        try:
+            cost = self.cost(row)
+        except Exception as error:
+            raise_for(BAD_INPUT, f"the cost function of {self.name} raised "
+                                 f"{type(error).__name__}: {error}; call it with this input")
+        if not 0 <= cost <= COST_MAX:
+            raise_for(BAD_INPUT, f"the cost function of {self.name} returned {cost}; it returns a "
+                                 f"number from 0 to {COST_MAX:.0f}")
+        return max(<u32> ceil(cost * COST_PARTS), <u32> 1)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         row_refused(self.state, status, slo_us, self._now_us(), value)
 
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
                         Block* block,
-                        u32 slot) noexcept nogil:
+                        u32 slot, u32 cost) noexcept nogil:
         """A task for slot `slot` of several; ends it here when it is a hit or refused."""
         cdef Key key
         cdef Value value
@@ -220,7 +264,7 @@ cdef class Model(InputSchema):
             if home != d:
                 d.tasks_of_peers.fetch_add(1, relaxed)
             status = self._queue(row, nbytes, &key, salt, slo_us,
-                                 self._now_us() if now == 0 else now, block, slot)
+                                 self._now_us() if now == 0 else now, block, slot, cost)
             if status == OK:
                 return OK
             if home != d:
@@ -231,7 +275,7 @@ cdef class Model(InputSchema):
         return status
 
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
-                          object finish, object extra):
+                          u32 cost, object finish, object extra):
         """A future of a task of its own; key NULL: neither joined nor cached."""
         cdef Value nothing
         cdef Block* block = NULL
@@ -241,7 +285,7 @@ cdef class Model(InputSchema):
         nothing.tag = TAG_NONE
         if not slots_claim(self.engine.state.completion, 1, &block, &slot):
             return future_at_once(self.engine.completion, NO_MEMORY, &nothing, finish, extra)
-        status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot)
+        status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot, cost)
         if status != OK:
             self._refused(status, slo_us, &nothing)
             slot_fill(self.engine.state.completion, block, slot, status, &nothing)
@@ -256,9 +300,11 @@ cdef class Model(InputSchema):
         cdef Key key
         cdef Value value
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
-            return self._evaluate(row, nbytes, &key, salt, slo_us, finish, extra)
+            return self._evaluate(row, nbytes, &key, salt, slo_us,
+                                  0 if self.cost is None else self._cost(_keep), finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
-            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None),
+            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
+                                                 self._cost(_keep), None, None),
                                   value_object(&value))
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
@@ -333,10 +379,10 @@ cdef class Model(InputSchema):
             wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
         return 0
 
-    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block,
-                         u32 slot) except -1:
+    cdef int _one_by_one(self, object rows, list costs, u64 slo, u64 salt, u64 now, u64 until,
+                         Block* block, u32 slot) except -1:
         """A task a row: for rows that differ in length, and for so few that they gain by joining
-        equal ones in flight."""
+        equal ones in flight. costs: of the rows; None: no function gives them."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef u32 i = 0, n = <u32> len(rows)
@@ -348,12 +394,16 @@ cdef class Model(InputSchema):
                          else self._row(rows[i], &row, &nbytes))
                 self._wait_for_room(log2_of(slo), until)
                 self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
-                             block, slot + i)
+                             block, slot + i, 0 if costs is None else costs[i])
         except BaseException:           # a signal's, or of an input that changed after it was
                                         # checked
             self._give_up(block, slot + i, slot + n)
             raise
         return 0
+
+    cdef list _costs(self, object rows):
+        """Of each row of an array; None: no function gives them. Before anything is submitted."""
+        return None if self.cost is None else [self._cost(row) for row in rows]
 
     cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
                            Block* block, u32 slot) except -1:
@@ -405,6 +455,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef Future future
     cdef vector[const void*] rows
     cdef vector[u64] sizes, marks
+    cdef vector[u32] costs
     cdef list _keep = []
     cdef bint mixed = False
     if n == 1:
@@ -415,11 +466,13 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
         rows.push_back(row)
         sizes.push_back(nbytes)
         marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
+        costs.push_back((<Model> models[i])._cost(_keep[i]))
     if not slots_claim(model.engine.state.completion, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.completion, block, slot, n, finish, extra)
     for i in range(n):
-        (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i)
+        (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i,
+                                      costs[i])
     if mixed:
         mix(future, models)
     return future
@@ -455,6 +508,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef list marks = [(<Model> each)._marks(checked[j], salt) if chunks[j]
                        and (<Model> each).watch is not None else None
                        for j, each in enumerate(models)]
+    cdef list costs = [(<Model> each)._costs(checked[j]) for j, each in enumerate(models)]
     if not slots_claim(model.engine.state.completion, <u32> (n * len(models)), &block, &slot):
         raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")
     if n * len(models) == 1 and finish is None:
@@ -469,7 +523,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
             intakes.push_back(intake)
             continue
         try:
-            model._one_by_one(checked[j], slo, salt, now, until, block, slot + j * <u32> n)
+            model._one_by_one(checked[j], costs[j], slo, salt, now, until, block, slot + j * <u32> n)
         except BaseException:
             model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
             intakes_end(intakes, CANCELLED)
@@ -481,8 +535,10 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
 
 
 cdef bint goes_in_chunks(Model model, u64 n, bint mixed) noexcept:
-    """Whether its rows do, of an array: a chunk ends in slots of its own engine."""
-    return n >= CHUNKS_FROM and model.state.spec.row_bytes != 0 and not mixed
+    """Whether its rows do, of an array: a chunk ends in slots of its own engine, and its rows cost
+    the same."""
+    return (n >= CHUNKS_FROM and model.state.spec.row_bytes != 0 and not mixed
+            and model.state.by_cost == NULL)
 
 
 cdef bint is_elsewhere(Model model, Model first) except -1:

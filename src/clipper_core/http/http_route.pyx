@@ -99,7 +99,7 @@ cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
     cdef Status status = CLOSED
     if submitter_enter(e.lanes[0], e.refusing):
         status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us,
-                            q.began_us, q.block, q.slot)
+                            q.began_us, q.block, q.slot, 0)
         submitter_leave(e.lanes[0])
     return status
 

@@ -4,7 +4,8 @@
 #
 # On the way down, `submit` and `offer` put a row into a `lane` (one queue per model) if `admission`
 # estimates that its deadline can be met. `scheduler` takes the rows in, `demand` keeps the rows of
-# a model, `replica set` (its replicas) and `batcher` choose batches, and `sending` writes their
+# a model, `replica set` (its replicas) and `batcher` choose batches, `cost_batch` their rows where
+# these differ in cost, and `sending` writes their
 # frames to a `connection` (the connection of a replica). On the way up, reply frames end tasks and
 # fill result slots. `bulk` and `chunk` submit arrays, `asking` the later calls of an ensemble,
 # `pending` finds an equal row that is being evaluated.

@@ -21,7 +21,9 @@ cdef cppclass Gate:         # of one class of SLO. Its fields are read one by on
     atomic[u32] full_us         # at most: a full batch's time
     atomic[u32] size            # rows of a full batch; 0: no replica, and none before begin_us
     atomic[u64] asked_us    # when one was refused last: who is turned away counts as one who asks
-    u64 pad[2]              # to 64 bytes: submitters of other classes share its cache line hardly
+    atomic[u32] unit_2_20       # more for each unit of cost above the mean, in 2^-20 us
+    atomic[u32] unit            # the mean cost of a row
+    u64 pad                 # to 64 bytes: submitters of other classes share its cache line hardly
                             # ever
 
 cdef struct Forecast:
@@ -29,6 +31,7 @@ cdef struct Forecast:
     double own_us, row_us, full_us
     u64 ahead                   # rows of that batch that are in the queue already
     u32 size
+    double unit_us, unit        # where rows differ in cost: time of a unit, and units of a mean row
     u64 probe_us                # a moment, not a distance
 
 cdef struct Margin:         # how much longer things take than was forecast: the 98th percentile of
@@ -52,6 +55,11 @@ cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
         rows %= size
     own = g.own_us.load(relaxed) + (rows * g.row_1024.load(relaxed) >> 10)
     return begin + (own if own < full else full)
+
+cdef inline u64 gate_extra_us(Gate* g, u32 cost) noexcept nogil:
+    """How much longer a batch takes for a row of this cost than for one of mean cost."""
+    cdef u64 mean = g.unit.load(relaxed)
+    return (cost - mean) * g.unit_2_20.load(relaxed) >> 20 if cost > mean else 0
 
 cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
                        u64 now_us) noexcept nogil

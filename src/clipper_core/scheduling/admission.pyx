@@ -34,6 +34,8 @@ cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
     g.own_us.store(_u32(margin * f.own_us), relaxed)
     g.row_1024.store(_u32(margin * f.row_us * 1024), relaxed)
     g.full_us.store(_u32(margin * f.full_us), relaxed)
+    g.unit_2_20.store(_u32(margin * f.unit_us * 1048576), relaxed)
+    g.unit.store(_u32(f.unit), relaxed)
     g.size.store(f.size if f.size else 1, relaxed)
 
 
@@ -93,6 +95,7 @@ cdef class AdmissionGate:
                 unsigned int size, u64 ahead=0, u64 probe_us=0xFFFFFFFFFFFFFFFF):
         """Write a forecast down, with the margin; `seen` positions were counted in it."""
         cdef Forecast f
+        f.unit_us = f.unit = 0
         f.begin_us, f.own_us, f.row_us, f.full_us = begin_us, own_us, row_us, full_us
         f.size, f.ahead, f.probe_us = size, ahead, probe_us
         gate_publish(&self.gate, &f, margin_now(&self.state, now_us), seen, now_us)

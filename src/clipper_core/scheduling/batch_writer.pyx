@@ -7,11 +7,10 @@ from clipper_core.runtime.dtype cimport STR, itemsize
 from clipper_core.runtime.histogram cimport histogram_note, note
 from clipper_core.runtime.machine cimport relaxed, u32, u8
 from clipper_core.runtime.status cimport NO_MEMORY, OK, TOO_LARGE
-from clipper_core.scheduling.batcher cimport batcher_predict_us
 from clipper_core.scheduling.container_connection cimport (
     connection_send, connection_send_owned, connection_send_region,
 )
-from clipper_core.scheduling.replica cimport Run
+from clipper_core.scheduling.replica cimport Run, batch_predict_us
 from clipper_core.scheduling.task cimport (
     Lane, Span, Task, lane_of, lane_places, span_place, span_rows, task_of, task_row,
 )
@@ -54,7 +53,7 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     r.next_id += 1
     r.flight[r.in_flight] = batch
     r.in_flight += 1
-    r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batcher_predict_us(&r.batcher, batch.n)
+    r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batch_predict_us(r, batch)
     r.gauge.in_flight.store(r.in_flight, relaxed)
     note(&r.tally.batches, 1)
     histogram_note(&r.tally.batch_rows, batch.n)

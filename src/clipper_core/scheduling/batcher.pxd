@@ -1,5 +1,9 @@
 # When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
 #
+# A batch is measured in rows, or where the model has a cost (cost_batch.pxd) in units of it: then
+# `limit`, the fit and everything inside is in units, and what is asked in rows counts each as `unit`,
+# the mean cost of a row.
+#
 # Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the
 # batch took. Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching);
 # docs/design.md for slow start and early drop. Why the estimates are as they are: the essay in
@@ -24,6 +28,8 @@ cdef struct BatcherConfig:   # a zero in step, backoff, budget_share or size_max
     u32 delay_us                # hold a batch that is not full up to this long, 0-2000
     double budget_share         # share of the SLO that one batch may take, 0.5
     bint pad
+    bint by_cost                # batches are measured in units of cost
+    u32 cost_max                # of a batch; 0: no bound
 
 cdef enum:
     TIMINGS_MAX = 32
@@ -31,11 +37,14 @@ cdef enum:
 cdef struct Timing:          # of a batch that the container ran before it was ready
     u32 rows
     float time_us
+    double cost                 # of its rows; 0: unknown
 
 cdef struct Batcher:
     BatcherConfig config
-    double limit                # current maximum batch size, rows (as a real number: additive steps
-                             # may be fractions)
+    double limit                # current maximum batch size, rows or units (as a real number:
+                             # additive steps may be fractions)
+    double most                 # the limit never exceeds this
+    double unit                 # mean cost of a row of late; 1 where rows are counted
     bint slow_start
     bint seeded                 # what is known is of the warm-up; no SLO has been named yet
     u64 batches, misses
@@ -89,9 +98,9 @@ cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
                             u64 deadline_us) noexcept nogil
 # ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it
 # may have passed)
-cdef void batcher_seed(Batcher* b, u32 n, double model_us, u64 now_us) noexcept nogil
-# ^ before the first batch: in the container's warm-up the model took model_us for n rows. Smallest
-# n first
+cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil
+# ^ before the first batch: what the container measured in its warm-up. Smallest n first; a batch of
+# unknown cost is passed over where costs are counted
 cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil
 # ^ the first SLO after it: what is within the budget is known now
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
@@ -99,3 +108,15 @@ cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
 # ^ n rows took service_us, known at now_us; slo_us is the tightest SLO in the batch. A miss is
 # service_us > slo_us *
 #   budget_share (a longer budget where one row alone takes more than a third of that share)
+
+cdef u32 batcher_rows(const Batcher* b) noexcept nogil
+# ^ rows of a full batch: the limit; with a cost, at rows of mean cost
+cdef double batcher_cost_predict_us(const Batcher* b, double cost) noexcept nogil
+cdef double batcher_cost_worst_us(const Batcher* b, double cost) noexcept nogil
+# ^ as batcher_predict_us and batcher_worst_us, of a batch of that cost
+cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost, bint alone,
+                                 u64 deadline_us) noexcept nogil
+# ^ as batcher_must_shed, of a batch of that cost; alone: it has one row
+cdef void batcher_cost_learn(Batcher* b, u32 n, double cost, bint full, double service_us,
+                             double slo_us, u64 now_us) noexcept nogil
+# ^ as batcher_learn, of n rows of that cost; full: a row was left out for the limit

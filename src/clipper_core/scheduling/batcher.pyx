@@ -46,6 +46,9 @@ it wait for no company. It goes when it is full, when its rows cost at most 2 % 
 one, or when batches of its size keep up with what is offered, so that the queue would not fill
 anyway. While the size doubles there is none: it would be of the old size.
 
+Where rows differ in what they cost (cost_batch.pyx), the line is over the cost of the batch, and
+so is the limit. Whoever asks in rows gets an answer for rows of mean cost.
+
 A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows
 took. They are learned as if they had been answered (`batcher_seed`), so that the first burst finds
 a limit and a forecast; the first SLO that is named then cuts the limit to what fits it.
@@ -89,6 +92,8 @@ cdef double KEEPS_UP = 0.7     # of a replica's time; half of it at least must g
                                # batches
 cdef double TAU = 0.99
 cdef double HUGE_US = 1e12
+cdef double HUGE_COST = 4294967295.0
+cdef double UNIT_DECAY = 1.0 / 32     # the mean cost of a row follows this share of each batch's
 cdef double WIRE_US = 50        # a batch takes longer than its model: frames, wake-ups
 
 cdef inline u32 _least(u32 x, u32 y) noexcept nogil:
@@ -98,10 +103,10 @@ cdef inline double _between(double low, double x, double high) noexcept nogil:
     return low if x < low else high if x > high else x
 
 cdef inline double _rows(const Batcher* b, u32 n) noexcept nogil:
-    """Rows that the replica computes for a batch of n."""
+    """Where on the line a batch of n rows lies: rows that the replica computes, or their cost."""
     if b.config.pad and b.config.mode == STATIC:
         return b.config.size_max
-    return n if n else 1
+    return b.unit * (n if n else 1)
 
 cdef inline bint _known(const Batcher* b) noexcept nogil:
     return b.batches >= KNOWN
@@ -114,15 +119,25 @@ cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil:
     b.config.step = config.step if config.step else 1
     b.config.backoff = config.backoff if 0 < config.backoff < 1 else 0.9
     b.config.budget_share = config.budget_share if 0 < config.budget_share <= 1 else 0.5
-    b.limit = b.config.size_max if b.config.mode == STATIC else 1
+    b.unit = 1
+    b.most = b.config.size_max
+    if config.by_cost:
+        b.most = config.cost_max if config.cost_max else HUGE_COST
+    b.limit = b.most if b.config.mode == STATIC else 1
     b.slow_start = b.config.mode == AIMD
     b.patience = PATIENCE
 
 
 # -- asking
 
+cdef u32 batcher_rows(const Batcher* b) noexcept nogil:
+    if not b.config.by_cost:
+        return <u32> b.limit
+    return <u32> _between(1, b.limit / b.unit, b.config.size_max)
+
+
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
-    cdef u32 n = _least(queued, <u32> b.limit)
+    cdef u32 n = _least(queued, batcher_rows(b))
     return n if n else 1
 
 
@@ -130,12 +145,12 @@ cdef bint _growing(const Batcher* b) noexcept nogil:
     """The batch in flight, if it was full, will about double the limit. Past GROW_ROWS_MAX there is
     little to gain by waiting, and an array whose rows are all due together would lose its last and
     longest batch to a pause."""
-    if b.limit >= min(b.config.size_max, <u32> GROW_ROWS_MAX) or b.config.mode == STATIC:
+    if b.limit >= min(b.most, GROW_ROWS_MAX * b.unit) or b.config.mode == STATIC:
         return False
     # near the budget a row would be promised the batch of now and sent in one twice as long
     if _known(b) and b.fit_a + 2 * b.fit_b * b.limit > 0.7 * _budget_us(b, b.slo_us):
         return False
-    return b.slow_start if b.config.mode == AIMD else batcher_room(b) >= 2 * b.limit
+    return b.slow_start if b.config.mode == AIMD else _room(b) >= 2 * b.limit
 
 
 cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil:
@@ -143,42 +158,58 @@ cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nog
     keep up with what comes."""
     if _growing(b):
         return False
-    if queued >= <u32> b.limit:
+    cdef u32 full = batcher_rows(b)
+    if queued >= full:
         return True
     if not _known(b) or queued < SECOND_ROWS_MIN:
         return False
-    cdef double row_us = b.fit_a / queued + b.fit_b
-    if row_us <= SECOND * (b.fit_a / b.limit + b.fit_b):
+    cdef double slope = b.fit_b * b.unit, row_us = b.fit_a / queued + slope
+    if row_us <= SECOND * (b.fit_a * b.unit / b.limit + slope):
         return True
-    return b.fit_b * queued >= b.fit_a and row_us * rate <= KEEPS_UP
+    return slope * queued >= b.fit_a and row_us * rate <= KEEPS_UP
 
 
-cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil:
-    return b.fit_a + b.fit_b * _rows(b, n) if _known(b) else 0
+cdef double batcher_cost_predict_us(const Batcher* b, double cost) noexcept nogil:
+    return b.fit_a + b.fit_b * cost if _known(b) else 0
 
 
-cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil:
+cdef double batcher_cost_worst_us(const Batcher* b, double cost) noexcept nogil:
     if not _known(b):
         return 0
     if b.config.mode == QUANTILE:
-        return b.q_a + b.q_b * _rows(b, n)
-    return b.fit_a + b.fit_b * _rows(b, n) + b.residual_p99
+        return b.q_a + b.q_b * cost
+    return b.fit_a + b.fit_b * cost + b.residual_p99
+
+
+cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil:
+    return batcher_cost_predict_us(b, _rows(b, n))
+
+
+cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil:
+    return batcher_cost_worst_us(b, _rows(b, n))
 
 
 cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil:
-    cdef double one = batcher_worst_us(b, 1), full = batcher_worst_us(b, <u32> b.limit)
+    cdef u32 rows = batcher_rows(b)
+    cdef double one = batcher_worst_us(b, 1), full = batcher_worst_us(b, rows)
     if full <= time_us:                 # unknown, too
-        return <u32> b.limit
-    return 1 if time_us <= one else 1 + <u32> ((b.limit - 1) * (time_us - one) / (full - one))
+        return rows
+    return 1 if time_us <= one else 1 + <u32> ((rows - 1) * (time_us - one) / (full - one))
 
 
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
                             u64 deadline_us) noexcept nogil:
+    return batcher_cost_must_shed(b, now_us, start_us, _rows(b, n), n <= 1, deadline_us)
+
+
+cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost, bint alone,
+                                 u64 deadline_us) noexcept nogil:
     if deadline_us <= now_us:
         return True
-    if deadline_us > start_us and batcher_worst_us(b, n) <= <double> (deadline_us - start_us):
+    if deadline_us > start_us and batcher_cost_worst_us(b, cost) <= <double> (deadline_us
+            - start_us):
         return False
-    return n > 1 or now_us < b.learned_us + batcher_probe_us(b)
+    return not alone or now_us < b.learned_us + batcher_probe_us(b)
 
 
 cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil:
@@ -187,12 +218,12 @@ cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil:
 
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
                             u64 deadline_us) noexcept nogil:
-    if (b.config.delay_us == 0 or queued >= <u32> b.limit or not _known(b)
+    cdef u32 full = batcher_rows(b)
+    if (b.config.delay_us == 0 or queued >= full or not _known(b)
         or deadline_us <= oldest_us):
         return 0
     # The batch may fill while it waits, so it is the full one that must still make it.
-    cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b,
-            <u32> b.limit) - SLACK_US
+    cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b, full) - SLACK_US
     if spare < 1:
         return 0
     return oldest_us + (b.config.delay_us if spare > b.config.delay_us else <u64> spare)
@@ -347,7 +378,7 @@ cdef void _learn_quantile(Batcher* b, double n, double y) noexcept nogil:
 # -- the limit
 
 cdef double _budget_us(const Batcher* b, double slo_us) noexcept nogil:
-    cdef double share = slo_us * b.config.budget_share, alone = b.fit_a + b.fit_b
+    cdef double share = slo_us * b.config.budget_share, alone = b.fit_a + b.fit_b * b.unit
     if not _known(b):
         return share
     if alone >= slo_us:
@@ -357,8 +388,13 @@ cdef double _budget_us(const Batcher* b, double slo_us) noexcept nogil:
 
 
 cdef double batcher_room(const Batcher* b) noexcept nogil:
+    return _room(b) / b.unit
+
+
+cdef double _room(const Batcher* b) noexcept nogil:
+    """The most whose batch the estimate puts within the budget, rows or units."""
     if not _known(b):
-        return b.config.size_max
+        return b.most
     # QUANTILE's line has its own excess at each n; of it, too, a batch pays its share
     cdef double share = b.config.budget_share, left = _budget_us(b,
             b.slo_us) - b.fit_a, slope = b.fit_b
@@ -367,12 +403,12 @@ cdef double batcher_room(const Batcher* b) noexcept nogil:
         slope += share * (b.q_b - b.fit_b)
     else:
         left -= share * b.residual_p99
-    if left <= slope:
-        return 1
-    return b.config.size_max if slope * b.config.size_max <= left else left / slope
+    if left <= slope * b.unit:
+        return b.unit
+    return b.most if slope * b.most <= left else left / slope
 
 
-cdef void _decrease(Batcher* b, u32 n) noexcept nogil:
+cdef void _decrease(Batcher* b, double n) noexcept nogil:
     b.missed += 1
     b.clean = 0
     if 2.0 * n >= b.limit:
@@ -387,7 +423,7 @@ cdef void _decrease(Batcher* b, u32 n) noexcept nogil:
         b.patience = _least(b.patience * 2, PATIENCE_MAX)
 
 
-cdef void _increase(Batcher* b, bint full) noexcept nogil:
+cdef void _increase(Batcher* b, double n, bint full) noexcept nogil:
     b.missed = 0
     b.clean += 1
     if not full:
@@ -395,23 +431,24 @@ cdef void _increase(Batcher* b, bint full) noexcept nogil:
     if b.jumped:
         b.jumped = False
         b.patience = b.patience / 2 if b.patience > 2 * PATIENCE else PATIENCE
-    cdef double room = batcher_room(b)
+    cdef double room = _room(b)
     if b.slow_start:
-        b.limit *= 2
+        b.limit = 2 * (n if b.config.by_cost and n > b.limit else b.limit)
     elif b.side == 0 and b.clean >= b.patience and room >= ROOM * b.limit:
         b.limit = _between(1, room, 2 * b.limit)
         b.jumped = True
-    elif b.side or b.fit_a + b.fit_b * (b.limit + b.config.step) <= _budget_us(b, b.slo_us):
-        b.limit += b.config.step            # not to a size that is predicted to miss every other
+    elif b.side or b.fit_a + b.fit_b * (b.limit
+            + b.config.step * b.unit) <= _budget_us(b, b.slo_us):
+        b.limit += b.config.step * b.unit   # not to a size that is predicted to miss every other
                                             # time
 
 
-cdef void _follow(Batcher* b, u32 n) noexcept nogil:
+cdef void _follow(Batcher* b, double n) noexcept nogil:
     """FIT and QUANTILE: down at once; up to twice what this batch held, as what lies further off
     was not seen.
 
     Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
-    cdef double room = batcher_room(b)
+    cdef double room = _room(b)
     if room < b.limit:
         b.limit = room
     elif b.side == 0 or b.settled < WARM:
@@ -431,30 +468,50 @@ cdef void _learn_profile(Batcher* b, u32 n, double y) noexcept nogil:
 
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
                         u64 now_us) noexcept nogil:
+    _learn(b, <u32> _rows(b, n), _rows(b, n), n if n else 1, n >= <u32> b.limit, service_us, slo_us,
+           now_us)
+
+
+cdef void batcher_cost_learn(Batcher* b, u32 n, double cost, bint full, double service_us,
+                             double slo_us, u64 now_us) noexcept nogil:
+    cdef double mean = cost / (n if n else 1)
+    b.unit += (mean - b.unit) * (1 if b.batches == 0 else max(UNIT_DECAY, 1.0 / (b.batches + 1)))
+    b.unit = max(b.unit, 1.0)
+    _learn(b, n, cost, cost, full or cost >= b.limit, service_us, slo_us, now_us)
+
+
+cdef void _learn(Batcher* b, u32 rows, double n, double held, bint full, double service_us,
+                 double slo_us, u64 now_us) noexcept nogil:
+    """A batch that lies at n on the line took service_us. rows: for the profile; held: what it
+    held, without rows that fill it up."""
     if not service_us >= 0:                   # also refuses a NaN
         return
-    cdef double rows = _rows(b, n), y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us,
-            HUGE_US)
-    cdef bint full = n >= <u32> b.limit
+    cdef double y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us, HUGE_US)
     b.batches += 1
     b.slo_us = slo if b.batches == 1 else _between(0, slo, b.slo_us * (1 + 1.0 / 64))
-    _learn_profile(b, <u32> rows, y)
-    _learn_fit(b, rows, y, now_us > b.learned_us + PROBE_US)
+    _learn_profile(b, rows, y)
+    _learn_fit(b, n, y, now_us > b.learned_us + PROBE_US)
     b.learned_us = now_us
     cdef bint missed = y > _budget_us(b, slo)
     b.misses += missed
     if b.config.mode == AIMD and missed:
-        _decrease(b, n if n else 1)
+        _decrease(b, held)
     elif b.config.mode == AIMD:
-        _increase(b, full)
+        _increase(b, held, full)
     elif b.config.mode != STATIC:
-        _follow(b, n)
-    b.limit = _between(1, b.limit, b.config.size_max)
+        _follow(b, held)
+    b.limit = _between(1, b.limit, b.most)
 
 
-cdef void batcher_seed(Batcher* b, u32 n, double model_us, u64 now_us) noexcept nogil:
+cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil:
     """As a batch that was in time, whatever the SLO will be: the limit grows as in a slow start."""
-    batcher_learn(b, n, model_us + WIRE_US, HUGE_US, now_us)
+    cdef double time_us = timing.time_us + WIRE_US
+    if not b.config.by_cost:
+        batcher_learn(b, timing.rows, time_us, HUGE_US, now_us)
+    elif timing.cost > 0:
+        batcher_cost_learn(b, timing.rows, timing.cost, True, time_us, HUGE_US, now_us)
+    else:
+        return
     b.seeded = True
 
 
@@ -463,7 +520,7 @@ cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil:
     b.slo_us = _between(1, slo_us, HUGE_US)
     if b.config.mode == STATIC:
         return
-    cdef double room = batcher_room(b)
+    cdef double room = _room(b)
     if room < b.limit:
         b.limit = _between(1, room, b.limit)
         b.slow_start = False
@@ -480,14 +537,16 @@ cdef class BatchSizer:
     profiles.
 
     `mode` is "aimd", "fit", "quantile" or "static"; sizes are rows, times microseconds on one
-    clock. Raises ValueError for a setting out of its range. Source: Clipper (NSDI 2017) section
+    clock. by_cost: batches are measured in cost; `limit` is of cost then, `cost_max` at most (0: no
+    bound). Raises ValueError for a setting out of its range. Source: Clipper (NSDI 2017) section
     4.3; see docs/design.md for early drop.
     """
     cdef Batcher state
 
     def __init__(self, str mode="aimd", *, unsigned int size_max=4096, unsigned int step=1,
                  double backoff=0.9,
-                 unsigned int delay_us=0, double budget_share=0.5, bint pad=False):
+                 unsigned int delay_us=0, double budget_share=0.5, bint pad=False,
+                 bint by_cost=False, unsigned int cost_max=0):
         if mode not in _MODES:
             raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
         if size_max < 1 or step < 1:
@@ -505,6 +564,8 @@ cdef class BatchSizer:
         config.delay_us = delay_us
         config.budget_share = budget_share
         config.pad = pad
+        config.by_cost = by_cost
+        config.cost_max = cost_max
         batcher_init(&self.state, &config)
 
     def size(self, unsigned int queued):
@@ -538,10 +599,24 @@ cdef class BatchSizer:
         batch."""
         batcher_learn(&self.state, n, service_us, slo_us, now_us)
 
-    def seed(self, unsigned int n, double model_us, u64 now_us):
-        """In the container's warm-up the model took `model_us` for n rows; before the first batch,
-        the smallest n first."""
-        batcher_seed(&self.state, n, model_us, now_us)
+    def learn_cost(self, unsigned int n, double cost, bint full, double service_us, double slo_us,
+                   u64 now_us):
+        """n rows that together cost `cost` took `service_us`; `full`: a row was left out for the
+        limit. Of a sizer with `by_cost`."""
+        batcher_cost_learn(&self.state, n, cost, full, service_us, slo_us, now_us)
+
+    def predict_cost(self, double cost):
+        """Expected service time of a batch of that cost, us; 0 while unknown."""
+        return batcher_cost_predict_us(&self.state, cost)
+
+    def seed(self, unsigned int n, double model_us, u64 now_us, double cost=0):
+        """In the container's warm-up the model took `model_us` for n rows, of that cost; before the
+        first batch, the smallest n first."""
+        cdef Timing timing
+        timing.rows = n
+        timing.time_us = <float> model_us
+        timing.cost = cost
+        batcher_seed(&self.state, &timing, now_us)
 
     def know_slo(self, double slo_us):
         """The first SLO that is asked for after the warm-up."""
@@ -555,8 +630,13 @@ cdef class BatchSizer:
 
     @property
     def limit(self):
-        """Current maximum batch size, rows; a real number, as steps may be fractions."""
+        """Current maximum batch size, rows or cost; a real number, as steps may be fractions."""
         return self.state.limit
+
+    @property
+    def unit(self):
+        """Mean cost of a row; 1 where rows are counted."""
+        return self.state.unit
 
     @property
     def slow_start(self):

@@ -21,6 +21,8 @@ cdef struct DeferredCall:       # how one task is submitted later
     atomic[u32]* refusing
     const void* row             # a copy, stored behind the array of DeferredCall
     u32 nbytes
+    bint by_cost                # rows of its model differ in cost
+    u32 cost
     bint keyed
     Key key
     u64 salt

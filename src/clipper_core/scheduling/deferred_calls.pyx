@@ -21,10 +21,14 @@ from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport relaxed, release
 from clipper_core.runtime.status cimport CLOSED, OK, Status
 from clipper_core.scheduling.lane cimport lanes_set_timer, submitter_enter, submitter_leave
-from clipper_core.scheduling.offer cimport lane_offer
+from clipper_core.scheduling.offer cimport lane_offer, lane_offer_cost
 
 
 cdef Status _queue(DeferredCall* ask, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
+    if ask.by_cost:
+        return lane_offer_cost(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes,
+                               &ask.key if ask.keyed else NULL, ask.salt, h.received_us + h.slo_us,
+                               now_us, h.block, h.first + i, ask.cost)
     return lane_offer(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes,
                       &ask.key if ask.keyed else NULL, ask.salt,
                       h.received_us + h.slo_us, now_us, h.block, h.first + i)

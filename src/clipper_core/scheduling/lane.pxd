@@ -48,10 +48,11 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key,
                         Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us) noexcept nogil
+                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us,
+                        u32 cost) noexcept nogil
 # ^ OK or FULL; key NULL: neither cached nor joined. refused_us: 0, or the row only joins an equal
 # one; without one it ends as
-#   FULL, and this is after how long another try may succeed
+#   FULL, and this is after how long another try may succeed. cost: where rows differ in it
 # something was published in it
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil
 # see that somebody looks at the news
@@ -67,6 +68,8 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil
 # rows of the head; they are SENT
 cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept nogil
+# the row of this ticket, which waits anywhere in the lane; it is SENT
+cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil
 # rows of the head end as DROPPED
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil
 cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexcept nogil  # all end

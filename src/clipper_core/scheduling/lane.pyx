@@ -156,7 +156,8 @@ cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key,
                         Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us) noexcept nogil:
+                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us,
+                        u32 cost) noexcept nogil:
     cdef u64 pos
     cdef Task* task
     cdef void* heap = NULL
@@ -165,8 +166,11 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
             lanes.heap_bytes.fetch_sub(nbytes, relaxed)
             return FULL
         heap = malloc(nbytes if nbytes else 1)
-    if (lane.ring.row_bytes == 0 and heap == NULL) or not lane.ring.cells.claim(&pos):
-        if lane.ring.row_bytes == 0:
+        if heap == NULL:
+            lanes.heap_bytes.fetch_sub(nbytes, relaxed)
+            return FULL
+    if not lane.ring.cells.claim(&pos):
+        if heap != NULL:
             lanes.heap_bytes.fetch_sub(nbytes, relaxed)
             free(heap)
         return FULL
@@ -186,6 +190,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.answered = False
     task.heard = block.boxes[slot].load(relaxed) != 0
     task.slots = NULL
+    task.rows = cost
     task.keyed = key != NULL
     if key != NULL:
         task.key = key[0]
@@ -564,6 +569,25 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
             ensemble_call_sent(<EnsembleCall*> task.block.word[task.slot], task.slot)
 
 
+cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexcept nogil:
+    """lane_head passes over it later, as it does not wait any more."""
+    cdef Task* task = task_of(lanes, ticket)
+    cdef size_t i
+    span.ticket = ticket
+    span.first = span.failed_on = 0
+    span.rows = 1
+    span.tries = task.tries + 1
+    for i in range(lane.retry.size()):
+        if lane.retry[0][i].ticket == ticket:
+            lane.retry.erase(lane.retry.begin() + i)
+            break
+    lane.waiting -= 1
+    task.phase = SENT
+    task.tries += 1
+    if task.heard and not task.answered:
+        ensemble_call_sent(<EnsembleCall*> task.block.word[task.slot], task.slot)
+
+
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil:
     cdef Span span
     cdef Value nothing
@@ -642,6 +666,12 @@ cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) 
             return False
     elif span.tries > 1 or task.answered or task.due_us <= now_us:
         return False
+    if lane.chunk_rows == 0 and pos_of(span.ticket) >= lane.head:
+        task.phase = WAITING            # it was taken from the middle, and waits there again
+        task.left = failed_on
+        lane.waiting += 1
+        note(&lane.tally.retried, 1)
+        return True
     if not try_push(lane.retry[0], span[0]):
         return False
     if lane.chunk_rows == 0:

@@ -12,6 +12,7 @@ from libcpp.vector cimport vector
 from clipper_core.runtime.machine cimport atomic, u32, u64
 from clipper_core.runtime.ring cimport Spsc
 from clipper_core.scheduling.admission cimport Gate
+from clipper_core.scheduling.cost_batch cimport CostBatch
 from clipper_core.scheduling.model_queue cimport ModelQueue
 from clipper_core.scheduling.replica cimport RowSpec
 from clipper_core.scheduling.replica_set cimport ReplicaSet
@@ -25,6 +26,8 @@ cdef cppclass ModelState:
     RowSpec spec
     bint cached
     bint finite                 # refuse NaN and infinities
+    u64 row_bytes_end           # rows of fewer bytes are taken in without a further look; 0 where
+                                # each has a cost
     u64 lane_rows               # capacity of each lane
     Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
     Lane* array_lanes[44]       # the same, for arrays
@@ -34,6 +37,7 @@ cdef cppclass ModelState:
     vector[u32]* replicas       # loop: conns
     ReplicaSet replica_set      # loop: those replicas themselves, in the same order
     ModelQueue queue            # loop: its lanes that have had rows
+    CostBatch* by_cost          # NULL: all rows cost the same
     u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica;
                                 # 0: none do
     bint hot                    # loop: on the list of models to look at

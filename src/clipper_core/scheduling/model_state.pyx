@@ -11,6 +11,7 @@ from libc.string cimport memset
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.machine cimport acquire, relaxed, release
 from clipper_core.runtime.ring cimport ring_free, spsc_free, spsc_new
+from clipper_core.scheduling.cost_batch cimport cost_batch_free
 from clipper_core.scheduling.model_queue cimport (
     GatePointer, LanePointer, model_queue_free, model_queue_init,
 )
@@ -37,6 +38,7 @@ cdef void _release(ModelState* m) noexcept nogil:
     del m.replicas
     model_queue_free(&m.queue)
     replica_set_free(&m.replica_set)
+    cost_batch_free(m.by_cost)
 
 
 cdef void model_state_clear(ModelState* m) noexcept nogil:
@@ -47,6 +49,7 @@ cdef void model_state_clear(ModelState* m) noexcept nogil:
     cdef vector[GatePointer]* gates = m.queue.gates
     cdef vector[ReplicaPointer]* members = m.replica_set.members
     cdef vector[double]* free_us = m.replica_set.free_us
+    cost_batch_free(m.by_cost)
     memset(<void*> m, 0, sizeof(ModelState))
     m.index, m.replicas, m.queue.lanes, m.queue.gates = index, replicas, lanes, gates
     m.replica_set.members, m.replica_set.free_us = members, free_us

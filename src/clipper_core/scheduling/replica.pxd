@@ -57,9 +57,13 @@ cdef struct Batch:
     u64 due_us                  # the latest deadline of its rows
     u64 first_due_us            # the first one
     u64 slo_us                  # the tightest SLO
+    double cost                 # where rows differ in it
+    bint full                   # rows were left out because of the limit
 
 cdef cppclass Gauge:            # for snapshots
-    atomic[u64] limit
+    atomic[u64] limit           # rows, at mean cost where they differ in it
+    atomic[u64] limit_cost      # where rows differ in cost; else 0
+    atomic[u64] unit            # the mean cost of a row, 1 where rows do not differ
     atomic[u64] batches
     atomic[u64] misses
     atomic[u64] in_flight
@@ -105,6 +109,8 @@ cdef cppclass Replica:
     vector[u64]* row_bytes
     vector[u32]* row_bytes32
 
+# predicted time of a batch; 0 while unknown
+cdef double batch_predict_us(const Replica* r, const Batch* batch) noexcept nogil
 cdef Replica* replica_new(ContainerConnection* connection, Tally* tally, u32 number) noexcept nogil
 cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil

@@ -13,7 +13,8 @@ from clipper_core.runtime.status cimport (
 from clipper_core.scheduling.array_chunk cimport chunk_end_words, span_leave
 from clipper_core.scheduling.batch_log cimport batch_log_put
 from clipper_core.scheduling.batcher cimport (
-    batcher_init, batcher_learn, batcher_predict_us, batcher_seed,
+    batcher_cost_learn, batcher_cost_predict_us, batcher_init, batcher_learn, batcher_predict_us,
+    batcher_rows, batcher_seed,
 )
 from clipper_core.scheduling.container_connection cimport (
     connection_next_bare, connection_send_later,
@@ -108,14 +109,28 @@ cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us,
     r.in_flight -= 1
     r.idle_since_us = now_us
     if learn:
-        batcher_learn(&r.batcher, batch.n, <double> (now_us - begun if now_us > begun else 0),
-                      <double> min(slo_us, batch.slo_us), now_us)
+        _learn(r, batch, <double> (now_us - begun if now_us > begun else 0),
+               <double> min(slo_us, batch.slo_us), now_us)
         _publish(r, batch.n)
     r.busy_until_us = now_us
     if r.in_flight:
-        r.busy_until_us += <u64> batcher_predict_us(&r.batcher, r.flight[0].n)
+        r.busy_until_us += <u64> batch_predict_us(r, r.flight[0])
     r.gauge.in_flight.store(r.in_flight, relaxed)
     return batch
+
+
+cdef double batch_predict_us(const Replica* r, const Batch* batch) noexcept nogil:
+    if r.batcher.config.by_cost:
+        return batcher_cost_predict_us(&r.batcher, batch.cost)
+    return batcher_predict_us(&r.batcher, batch.n)
+
+
+cdef void _learn(Replica* r, const Batch* batch, double took_us, double slo_us,
+                 u64 now_us) noexcept nogil:
+    if r.batcher.config.by_cost:
+        batcher_cost_learn(&r.batcher, batch.n, batch.cost, batch.full, took_us, slo_us, now_us)
+    else:
+        batcher_learn(&r.batcher, batch.n, took_us, slo_us, now_us)
 
 
 cdef void _publish(Replica* r, u32 n) noexcept nogil:
@@ -129,11 +144,13 @@ cdef void _publish(Replica* r, u32 n) noexcept nogil:
 
 
 cdef void _publish_fit(Replica* r) noexcept nogil:
-    r.gauge.limit.store(<u64> r.batcher.limit, relaxed)
+    r.gauge.limit.store(batcher_rows(&r.batcher), relaxed)
+    r.gauge.limit_cost.store(<u64> r.batcher.limit if r.batcher.config.by_cost else 0, relaxed)
+    r.gauge.unit.store(<u64> r.batcher.unit, relaxed)
     r.gauge.batches.store(r.batcher.batches, relaxed)
     r.gauge.misses.store(r.batcher.misses, relaxed)
     r.gauge.fit_a_ns.store(<u64> max(0.0, r.batcher.fit_a * 1000), relaxed)
-    r.gauge.fit_b_ns.store(<u64> max(0.0, r.batcher.fit_b * 1000), relaxed)
+    r.gauge.fit_b_ns.store(<u64> max(0.0, r.batcher.fit_b * r.batcher.unit * 1000), relaxed)
 
 
 cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
@@ -141,7 +158,7 @@ cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* t
     cdef u32 i, bucket
     batcher_init(&r.batcher, config)
     for i in range(n):
-        batcher_seed(&r.batcher, timings[i].rows, timings[i].time_us, now_us)
+        batcher_seed(&r.batcher, &timings[i], now_us)
     _publish_fit(r)
     for bucket in range(PROFILE_BUCKETS):
         r.gauge.profile_us[bucket].store(<u64> r.batcher.profile_us[bucket], relaxed)

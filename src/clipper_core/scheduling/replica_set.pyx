@@ -36,8 +36,8 @@ from clipper_core.scheduling.admission cimport (
     margin_now,
 )
 from clipper_core.scheduling.batcher cimport (
-    Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
-    batcher_size, batcher_within, batcher_worst_us,
+    Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_rows,
+    batcher_second, batcher_size, batcher_within, batcher_worst_us,
 )
 from clipper_core.scheduling.replica cimport IN_FLIGHT_MAX
 from clipper_core.scheduling.task cimport SENT, WAITING, Task, lane_avoids, task_of, ticket_of
@@ -173,7 +173,7 @@ cdef bint _sooner(ReplicaSet* c, double by_us, u64 waiting, u64 now_us,
     for i in range(c.members.size()):
         r = c.members[0][i]
         takes = _takes_us(r, waiting, now_us)
-        if r.in_flight == 0 or takes <= 0 or not _takes(c, r) or waiting > <u64> r.batcher.limit:
+        if r.in_flight == 0 or takes <= 0 or not _takes(c, r) or waiting > batcher_rows(&r.batcher):
             continue
         until = r.busy_until_us + <u64> (batcher_worst_us(&r.batcher, <u32> waiting) - takes)
         if now_us <= until and _busy_us(r, now_us) + takes < (1 - EQUAL) * by_us:
@@ -220,7 +220,7 @@ cdef u32 _beside_short(const ReplicaSet* c, const Replica* r) noexcept nogil:
     if one_us <= 0 or one_us > time_us:     # unknown, or nobody of a short SLO asks, or no row of
                                             # theirs would be in time
         return 0
-    cdef u32 full = <u32> b.limit, n = batcher_within(b, time_us)
+    cdef u32 full = batcher_rows(b), n = batcher_within(b, time_us)
     return 0 if n * batcher_predict_us(b, full) < WORTH * full * batcher_predict_us(b, n) else n
 
 
@@ -255,7 +255,7 @@ cdef i32 _next_free(ReplicaSet* c, double n) noexcept nogil:
         if not _takes(c, c.members[0][i]):
             continue
         b = &c.members[0][i].batcher
-        at = c.free_us[0][i] + batcher_predict_us(b, <u32> min(n, b.limit))
+        at = c.free_us[0][i] + batcher_predict_us(b, <u32> min(n, <double> batcher_rows(b)))
         if best < 0 or at < best_at:
             best = <i32> i
             best_at = at
@@ -319,6 +319,8 @@ cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* ga
     f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size
             - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
+    f.unit_us = r.batcher.fit_b
+    f.unit = r.batcher.unit
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)
     if gate != NULL:
         gate_publish(gate, &f, margin, lane.seen, now_us)

@@ -88,6 +88,7 @@ cdef cppclass EngineState:
     CacheState* cache
     CompletionState* completion
     Limits limits
+    u64 row_bytes_max           # of one input
     u64 connections_max
     # LZ4 search of strings, on connections of this host and on remote ones.
     u8 search_near, search_far

@@ -15,21 +15,30 @@ from libc.string cimport memcpy
 
 from clipper_core.results.completion cimport completion_flush
 from clipper_core.runtime.allocation cimport make_room
+from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.runtime.ring cimport ring_row
-from clipper_core.runtime.status cimport BAD_FRAME, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, Status
+from clipper_core.runtime.status cimport (
+    BAD_FRAME, DROPPED, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, Status,
+)
 from clipper_core.runtime.timer_wheel cimport NEVER, wheel_next_us
 from clipper_core.scheduling.admission cimport Gate
 from clipper_core.scheduling.batch_writer cimport replica_send
-from clipper_core.scheduling.batcher cimport batcher_hold_until, batcher_know_slo
+from clipper_core.scheduling.batcher cimport (
+    batcher_cost_must_shed, batcher_cost_worst_us, batcher_hold_until, batcher_know_slo,
+    batcher_rows,
+)
 from clipper_core.scheduling.container_connection cimport (
     connection_free, connection_has_unsent, connection_new, connection_next_frame,
     connection_received, connection_reserve, connection_rest, connection_send_frame,
 )
+from clipper_core.scheduling.cost_batch cimport (
+    Candidate, CostBatch, cost_batch_alone, cost_batch_choose, cost_batch_collect,
+)
 from clipper_core.scheduling.deferred_calls cimport deferred_calls_step
 from clipper_core.scheduling.lane cimport (
-    lane_close, lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready,
-    lanes_wake, task_due_us,
+    lane_close, lane_head, lane_shed, lane_take, lane_take_in, lane_take_row, lanes_expire,
+    lanes_next_ready, lanes_wake, span_end, task_due_us,
 )
 from clipper_core.scheduling.model_queue cimport (
     model_queue_add, model_queue_ahead, model_queue_earliest, model_queue_end_before,
@@ -45,16 +54,20 @@ from clipper_core.scheduling.replica_set cimport (
     replica_set_has_other, replica_set_learn, replica_set_must_pass, replica_set_pick,
     replica_set_reserve, replica_set_update_ejections, too_late,
 )
-from clipper_core.scheduling.task cimport Lane, Span, Task, task_of
+from clipper_core.scheduling.task cimport Lane, Span, Task, lane_of, task_of
 from clipper_core.wire.codec cimport (
     ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format,
 )
+from clipper_core.wire.prediction cimport TAG_NONE, Value
 
 cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64
                                 # KiB with a reason
     HOUSEKEEPING_US = 25000           # overdue batches, heartbeats, silence
     HELD_US = 1000000           # a step is asked for at least this often
+
+cdef double NEXT_TO = 0.7       # of the worth of the best batch: a shorter one that saves the row
+                                # that is due first
 
 
 # -- connections
@@ -437,6 +450,81 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
     return NULL
 
 
+cdef inline bint _dear(const Replica* r, double cost, bint alone, u64 due_us,
+                       u64 now_us) noexcept nogil:
+    """As too_late, of a batch of that cost."""
+    return batcher_cost_must_shed(&r.batcher, now_us,
+                                  max(now_us, r.busy_until_us if r.in_flight else now_us), cost,
+                                  alone, due_us)
+
+
+cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting,
+                         u64 tight, u32* n, u64 now_us) noexcept nogil:
+    """As _shed, where rows differ in cost. The rows of the batch are `model.by_cost`'s choice."""
+    cdef CostBatch* c = model.by_cost
+    cdef u64 due, start = max(now_us, r.busy_until_us if r.in_flight else now_us)
+    cdef u32 rows, rows_max
+    cdef double limit, worth
+    cdef u32 avoid = r.conn if replica_set_has_other(&model.replica_set, r) else 0
+    cdef Lane* lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+    while lane != NULL:
+        if not cost_batch_collect(c, &model.queue, e.lanes, avoid, now_us):
+            r.passed = model.replica_set.round
+            return NULL
+        ticket[0] = c.rows[0][0].ticket
+        lane = lane_of(e.lanes, ticket[0])
+        due = c.rows[0][0].due_us
+        rows_max = r.batcher.config.size_max
+        limit = r.batcher.limit
+        rows = replica_set_batch_rows(&model.replica_set, r, 0xFFFFFFFF, tight)
+        if rows < batcher_rows(&r.batcher):     # a probe, or room for queries of short SLOs
+            rows_max = rows
+            limit = rows * r.batcher.unit
+        cost_batch_choose(c, &r.batcher, rows_max, limit, start)
+        c.choice.full = c.choice.full and limit >= r.batcher.limit
+        n[0] = c.choice.n
+        if not _dear(r, c.choice.cost, n[0] == 1, due, now_us):
+            return lane
+        worth = c.choice.worth
+        if n[0] > 1 and due > start:            # one that is shorter, if that is next to as good
+            limit = _cost_within(r, <double> (due - start), limit)
+            cost_batch_choose(c, &r.batcher, rows_max, limit, start)
+            c.choice.full = False
+            n[0] = c.choice.n
+            if c.choice.worth >= NEXT_TO * worth and not _dear(r, c.choice.cost, n[0] == 1, due,
+                                                               now_us):
+                return lane
+        if another_can_finish(&model.replica_set, r, waiting[0], due, now_us):
+            cost_batch_alone(c)
+            n[0] = 1
+            if not _dear(r, c.choice.cost, True, due, now_us):
+                return lane
+            r.passed = model.replica_set.round
+            return NULL
+        _drop_row(e, lane, ticket[0], now_us)
+        lane = model_queue_earliest(&model.queue, e.lanes, ticket)
+        waiting[0] = model_queue_waiting(&model.queue)
+    return NULL
+
+
+cdef double _cost_within(const Replica* r, double time_us, double limit) noexcept nogil:
+    """The greatest cost of a batch that takes no longer in 99 of 100 cases, `limit` at most."""
+    cdef double none_us = batcher_cost_worst_us(&r.batcher, 0)
+    cdef double full_us = batcher_cost_worst_us(&r.batcher, limit)
+    if full_us <= time_us:
+        return limit
+    return limit * (time_us - none_us) / (full_us - none_us) if time_us > none_us else 0
+
+
+cdef void _drop_row(EngineState* e, Lane* lane, u64 ticket, u64 now_us) noexcept nogil:
+    cdef Span span
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    lane_take_row(e.lanes, lane, ticket, &span)
+    span_end(e.lanes, &span, DROPPED, &nothing, now_us)
+
+
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef u64 waiting = model_queue_waiting(&model.queue)
     cdef u64 tight = model_queue_tightest(&model.queue, now_us, &model.replica_set.tight_us)
@@ -461,12 +549,15 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if slot.replica.batcher.seeded:
             batcher_know_slo(&slot.replica.batcher,
                              <double> model_queue_slo_us(&model.queue, now_us))
-        lane = _shed(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
+        if model.by_cost == NULL:
+            lane = _shed(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
+        else:
+            lane = _shed_by_cost(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
         if lane == NULL and slot.replica.passed == model.replica_set.round:
             continue
         if lane == NULL:
             break
-        if replica_set_must_pass(&model.replica_set, slot.replica, lane):
+        if model.by_cost == NULL and replica_set_must_pass(&model.replica_set, slot.replica, lane):
             slot.replica.passed = model.replica_set.round
             continue
         model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting,
@@ -514,7 +605,10 @@ cdef bint _send(EngineState* e, ModelState* model, ConnectionState* slot, Lane* 
     cdef Status status
     if batch == NULL:
         return False
-    _fill(e, model, slot, batch, lane, ticket, n, now_us)
+    if model.by_cost == NULL:
+        _fill(e, model, slot, batch, lane, ticket, n, now_us)
+    else:
+        _fill_by_cost(e, model, slot, batch)
     status = replica_send(slot.replica, e.lanes, &model.spec, batch, now_us)
     if status != OK:
         batch_drop(e.lanes, batch, status, now_us)
@@ -557,6 +651,41 @@ cdef void _fill(EngineState* e, ModelState* model, ConnectionState* slot, Batch*
             batch.slo_us = min(batch.slo_us, lane.slo_us)
         if model.queue.lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
             lane = model_queue_earliest(&model.queue, e.lanes, &ticket)
+
+
+cdef void _fill_by_cost(EngineState* e, ModelState* model, ConnectionState* slot,
+                        Batch* batch) noexcept nogil:
+    """The chosen rows, as far as a frame holds them."""
+    cdef CostBatch* c = model.by_cost
+    cdef size_t i
+    cdef Candidate* row
+    cdef Task* task
+    cdef Lane* lane
+    cdef u64 nbytes = 8, more
+    cdef double dearest = 0, useful = 0
+    batch.slo_us = batch.first_due_us = NEVER
+    batch.full = c.choice.full
+    for i in range(c.rows.size()):
+        row = &c.rows[0][i]
+        if not row.chosen:
+            continue
+        task = task_of(e.lanes, row.ticket)
+        more = _wire_bytes(model, slot, task)
+        if batch.n and nbytes + more > e.limits.payload_bytes_max:
+            break
+        lane = lane_of(e.lanes, row.ticket)
+        lane_take_row(e.lanes, lane, row.ticket, &batch.spans[batch.span_count])
+        batch.span_count += 1
+        batch.n += 1
+        nbytes += more
+        useful += row.cost
+        dearest = max(dearest, <double> row.cost)
+        batch.due_us = max(batch.due_us, task.due_us)
+        batch.first_due_us = min(batch.first_due_us, row.due_us)
+        batch.slo_us = min(batch.slo_us, lane.slo_us)
+    batch.cost = batch.n * dearest if c.padded else useful
+    note(&model.tally.cost, <u64> useful)
+    note(&model.tally.cost_padded, <u64> batch.cost)
 
 
 # -- the step

@@ -5,8 +5,9 @@ from clipper_core.runtime.dtype cimport F64
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport relaxed
 from clipper_core.runtime.status cimport FULL, PENDING, TOO_LARGE
+from clipper_core.scheduling.cost_batch cimport row_cost
 from clipper_core.scheduling.lane cimport lane_new
-from clipper_core.scheduling.offer cimport lane_offer, lane_wait_us
+from clipper_core.scheduling.offer cimport lane_offer, lane_offer_cost, lane_wait_us
 from clipper_core.scheduling.task cimport Lane
 
 cdef extern from *:
@@ -20,6 +21,10 @@ cdef Status rows_shut(EngineState* e) noexcept nogil:
     return <Status> (e.completion.dead.load(relaxed) or e.refusing.load(relaxed))
 
 
+cdef u64 row_bytes_end(const EngineState* e) noexcept nogil:
+    return min(min(e.limits.payload_bytes_max, e.row_bytes_max) + 1, <u64> 1 << 32)
+
+
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:
     cdef int klass = log2_of(slo_us)
     if m.lanes[klass] == NULL and rows_shut(e) == PENDING:
@@ -30,19 +35,33 @@ cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
 
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
                        u64 salt, u64 slo_us,
-                       u64 now_us, Block* block, u32 slot) noexcept nogil:
+                       u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil:
     cdef int klass = log2_of(slo_us)
     cdef Lane* lane = m.lanes[klass]
     cdef Status status = rows_shut(e)
     if status != PENDING:
         return status
-    if nbytes > e.limits.payload_bytes_max:
-        return TOO_LARGE        # whatever waits: no frame can hold it
-    if lane == NULL or nbytes >> 32:
+    if nbytes >= m.row_bytes_end:
+        return _submit_cost(e, m, row, nbytes, key, salt, slo_us, now_us, block, slot, cost)
+    if lane == NULL:
         return FULL
     return lane_offer(e.lanes, lane, &m.gates[klass], row, <u32> nbytes, key if m.cached else NULL,
                       salt, now_us + slo_us, now_us,
                       block, slot)
+
+
+cdef Status _submit_cost(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
+                         u64 salt, u64 slo_us, u64 now_us, Block* block, u32 slot,
+                         u32 cost) noexcept nogil:
+    """A row that differs in cost from others, or is larger than any may be."""
+    cdef int klass = log2_of(slo_us)
+    if nbytes >= row_bytes_end(e):
+        return TOO_LARGE        # whatever waits
+    if m.lanes[klass] == NULL:
+        return FULL
+    return lane_offer_cost(e.lanes, m.lanes[klass], &m.gates[klass], row, <u32> nbytes,
+                           key if m.cached else NULL, salt, now_us + slo_us, now_us, block, slot,
+                           row_cost(m.by_cost, nbytes, cost))
 
 
 cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,

@@ -37,9 +37,10 @@ cdef struct Task:
     void* heap                  # the row, when rows differ in length
     u32 bytes                   # length of the row
     u32 slot
-    u32 rows                    # of a chunk
+    u32 rows                    # of a chunk; of a row with a cost: its cost
     u32 next_row                # of a chunk: rows before it were sent or are gone
-    u32 left                    # of a chunk: rows that wait or are on their way
+    u32 left                    # of a chunk: rows that wait or are on their way; of a row with a
+                                # cost that is tried once more: the connection to avoid
     u32 counted                 # of a chunk: rows that the loop has ended
     u32* slots                  # of a chunk, one a row; NULL: a single task
     Key* keys                   # of a chunk, one a row, if keyed
@@ -67,6 +68,8 @@ cdef cppclass Tally:        # counters of one model; any thread reads them, the 
     atomic[u64] evaluated       # rows that a container answered
     atomic[u64] batches
     atomic[u64] retried         # rows that were to be tried on another replica
+    atomic[u64] cost            # of the rows in batches, where they differ in it
+    atomic[u64] cost_padded     # of these batches, with padding
     atomic[u64] queued
     atomic[u32] replicas
     Histogram latency           # us, of tasks that ended OK, cache hits at submit excluded

@@ -55,7 +55,11 @@ class ContainerOptions:
             **({"quiet": True} if self.quiet else {}),
             **({"sparse": True} if self.sparse else {}),
             **(
-                {"timings": self.warm.timings, "gives": self.warm.output}
+                {
+                    "timings": self.warm.timings,
+                    "gives": self.warm.output,
+                    "warm_lengths": self.warm.lengths,
+                }
                 if self.warm.output
                 else {}
             ),

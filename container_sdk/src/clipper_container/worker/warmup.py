@@ -41,11 +41,13 @@ class WarmUp:
     """The result of a warm-up.
 
     timings: (rows, microseconds) of each batch after the first, smallest first. output: type of one
-    output; empty if unknown.
+    output; empty if unknown. lengths: of the rows that the batches repeat, in elements (of str and
+    bytes in bytes); empty if there are too many.
     """
 
     timings: tuple[tuple[int, int], ...] = ()
     output: str = ""
+    lengths: tuple[int, ...] = ()
 
 
 def warm_up(
@@ -142,11 +144,20 @@ def _run(
             outputs, took_us = _one(evaluator, rows, n)
             timings.append((n, took_us))
             if time.monotonic() > ends:
-                return WarmUp(tuple(timings), named or _type_of(outputs))
+                return WarmUp(tuple(timings), named or _type_of(outputs), _lengths(rows))
         if took_us > BATCH_S * 1e6:
             break
         n, times = 2 * n, 2
-    return WarmUp(tuple(timings), named or _type_of(outputs))
+    return WarmUp(tuple(timings), named or _type_of(outputs), _lengths(rows))
+
+
+def _lengths(rows: Any) -> tuple[int, ...]:
+    if len(rows) > TIMINGS_MAX:
+        return ()
+    return tuple(
+        len(row.encode()) if isinstance(row, str) else getattr(row, "size", None) or len(row)
+        for row in (rows if isinstance(rows, list) else [row.reshape(-1) for row in rows])
+    )
 
 
 def _one(evaluator: Evaluator, rows: Any, n: int) -> tuple[Rows, int]:

@@ -247,6 +247,7 @@ class FastPath:
             dtype in _UNREAD
             or core.similar is not None
             or core.watch is not None
+            or core.cost is not None
             or (form == "infer" and core.shape == (-1,))
         ):
             return

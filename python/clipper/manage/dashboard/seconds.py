@@ -124,7 +124,8 @@ def of_application(
 def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
     """ok, failed: tasks.  us: p50 and p99 of them.  rows, batches: sent.  hits, joined: answered
     without.  queue: rows that wait, wait: microseconds they will.  limit: the largest batch now.
-    misses: batches beyond their budget.
+    misses: batches beyond their budget.  padding: share of it in the batches, where it is
+    measured.
     """
     ended, had = after["ended"], (before or {}).get("ended", {})
     took = _since((before or {}).get("latency_us"), after["latency_us"])
@@ -143,12 +144,19 @@ def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
         "queue": after["queued"],
         "wait": after["delay_us"],
         "limit": max((one["limit"] for one in replicas if "limit" in one), default=0),
+        "padding": _padding(before, after),
         "misses": max(0, _misses(after) - (_misses(before) if before else 0)),
         "has": after["has"],
     }
     if took.count:
         row["us"] = [round(took.quantile(0.5)), round(took.quantile(0.99))]
     return _lean(row)
+
+
+def _padding(before: Mapping[str, float] | None, after: Mapping[str, float]) -> float:
+    padded = after.get("cost_padded", 0) - (before or {}).get("cost_padded", 0)
+    cost = after.get("cost", 0) - (before or {}).get("cost", 0)
+    return round(1 - cost / padded, 3) if padded > 0 else 0
 
 
 def now_of(stats: Stats) -> dict[str, Any]:

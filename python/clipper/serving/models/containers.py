@@ -19,6 +19,7 @@ import msgspec
 
 from clipper.errors import ClipperError
 from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.models.batch_cost import cost_limit, rows_limit, with_costs
 from clipper.types import Batching, InputType, VersionedModel, check_name
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
@@ -40,8 +41,8 @@ MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static"
 class Hello(msgspec.Struct, frozen=True):
     """Payload of a container's HELLO frame (docs/wire.md).
 
-    timings: (rows, microseconds) of the batches that it ran to warm up. gives: type of an output of
-    these.
+    timings: (rows, microseconds) of the batches that it ran to warm up. warm_lengths: of the rows
+    that these repeat, in elements. gives: type of an output of these.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Hello(msgspec.Struct, frozen=True):
     crc: bool = False
     sparse: bool = False
     timings: tuple[tuple[int, int], ...] = ()
+    warm_lengths: tuple[int, ...] = ()
     gives: str = ""
 
     @property
@@ -306,9 +308,8 @@ class Containers:
 
     def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
         batching = seat.batching
-        size_max = (
-            min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
-        )
+        size_max = rows_limit(batching, seat.input)
+        size_max = min(size_max, hello.batch_max) if hello.batch_max > 0 else size_max
         shared = hello.shared and self._shared_memory
         quiet = hello.quiet and hello.protocol == 2
         checked = hello.crc and hello.protocol == 2
@@ -331,13 +332,14 @@ class Containers:
             sessions=hello.sessions,
             quiet=quiet,
             heartbeat_ms=heartbeat_ms,
-            timings=hello.timings,
+            timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
             mode=MODES[batching.mode],
             size_max=size_max,
             step=batching.step,
             backoff=batching.backoff,
             delay_us=batching.delay_us,
             budget_share=batching.budget_share,
+            cost_max=cost_limit(batching),
         )
 
     def _gone(self, line: _Line, status: Status) -> None:
@@ -379,6 +381,10 @@ def _check_timings(hello: Hello) -> None:
         raise ValueError(
             "its timings are pairs of 1 to 65536 rows and 0 to 3600 seconds, in microseconds"
         )
+    if len(hello.warm_lengths) > _TIMINGS_MAX or not all(
+        0 <= length < 1 << 31 for length in hello.warm_lengths
+    ):
+        raise ValueError(f"warm_lengths are at most {_TIMINGS_MAX} lengths, below 2^31")
     InputType.parse(hello.gives or "any")
 
 

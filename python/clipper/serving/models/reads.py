@@ -5,15 +5,14 @@ Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a functi
 {"users": ids}, kept as "module:function".
 """
 
-import secrets
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput
+from clipper.serving.models.given_functions import function_named, name_of
 from clipper.types import InputType, Model
 
 Ids = npt.NDArray[np.int64]
@@ -40,19 +39,12 @@ _HINT = (
     'Write reads={"users": 0, "items": [1, 2]}: columns of the input, by table; or reads=FUNCTION,'
     " of an input."
 )
-_given: dict[
-    str, Callable[[Any], Any]
-] = {}  # functions of this process, which need not be importable from elsewhere
 
 
 def said_of(name: str, reads: Any) -> Said:
     """Return `reads` as a model's record keeps it. Raises InvalidInput."""
     if callable(reads):
-        text = f"{getattr(reads, '__module__', '')}:{getattr(reads, '__qualname__', '<object>')}"
-        if "<" in text:  # a lambda, or local: another may have its name, here or after a restart
-            text += f"#{secrets.token_hex(8)}"
-        _given[text] = reads
-        return text
+        return name_of(reads)
     if isinstance(reads, str) and reads.count(":") == 1:
         return reads
     if not isinstance(reads, Mapping) or not reads:
@@ -109,7 +101,7 @@ def ids_of(said: Said) -> Reads:
     when the user's function is not found.
     """
     if isinstance(said, str):
-        function = _given.get(said) or _imported(said)
+        function = function_named(said, "reads")
         return lambda x: _by_function(function, x)
     columns = {table: np.array(at) for table, at in said.items()}
     return lambda x: _by_columns(columns, x)
@@ -147,18 +139,3 @@ def as_ids(values: npt.NDArray[Any]) -> Ids:
     if values.ndim != 1 or not np.array_equal(ids, values):
         raise ValueError("no ids")
     return ids
-
-
-def _imported(text: str) -> Callable[[Any], Any]:
-    module, _, name = text.partition(":")
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(
-            f"reads {text!r} cannot be imported: {error}.", hint="Put the function in a module."
-        ) from None
-    if not callable(found):
-        raise InvalidInput(f"reads {text!r} is no function.", hint=_HINT)
-    return found  # type: ignore[no-any-return]

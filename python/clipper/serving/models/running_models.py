@@ -12,6 +12,7 @@ import msgspec
 
 from clipper.errors import InvalidInput
 from clipper.schema import InvalidTensor, Tensors
+from clipper.serving.models.batch_cost import row_cost
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.reads import Reads, Watches, ids_of
 from clipper.settings.server import LimitSettings
@@ -114,6 +115,8 @@ class RunningModels:
             tensors=Tensors(inputs.specs, model.finite) if inputs is not None else None,
             outputs=output.named,
             output_record=record_number(output.named),
+            cost=row_cost(model.batching, model.input),
+            padded=model.batching.padded,
         )
         core.on_untyped = _infer
         if cached:

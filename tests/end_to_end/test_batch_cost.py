@@ -1,0 +1,134 @@
+"""Batches by cost, from `deploy` to the statistics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import clipper
+from clipper.cli.models import _batching
+from clipper.config import load
+from clipper.errors import ConfigError, InvalidInput
+from clipper.metrics.collect import of_model
+from clipper.serving.models.batch_cost import cost_limit, row_cost, rows_limit, with_costs
+from clipper.types import Batching, InputType
+from clipper_core.engine.model import Model
+from tests.end_to_end.conftest import QUICK
+from tests.frontend.conftest import ask
+
+Deploy = Callable[..., Model]
+
+
+def lengths(rows: Any) -> Any:
+    return np.array([len(row) for row in rows], np.float64)
+
+
+def cost(x: Any) -> float:
+    if len(x) == 13:
+        raise ValueError("no thirteen")
+    return float(len(x)) ** 2
+
+
+def test_padded_batches_are_measured(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    batching = {"cost": "length", "padded": True, "cost_max": 640}
+    model = deploy(lengths, input="i64[*]", cache=False, batching=batching, warmup=True)
+    rows = [np.zeros(n, np.int64) for n in (3, 100, 4, 101, 5, 99, 700)]
+    futures = [model.predict(x, 5000) for x in rows]
+    assert [future.result(10) for future in futures] == [3, 100, 4, 101, 5, 99, 700]
+    row = server.stats()["models"][model.name]
+    assert row["cost"] == sum(map(len, rows)) <= row["cost_padded"]
+    (replica,) = row["replicas"]
+    assert replica["limit_cost"] <= 640
+    assert replica["profile"], "the warm-up has seeded it"
+    name = model.name.partition(":")[0]
+    (shown,) = (one for one in server.manage.ps() if one["name"] == name)
+    assert "cost length" in shown["why"]
+    assert "% padding" in shown["why"]
+    assert "clipper_batch_cost_padded_total" in {
+        family.name for family, _ in of_model(row, (name, "1"))
+    }
+
+
+def test_a_function_given_at_deployment(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    model = deploy(lengths, input="i64[*]", batching={"cost": cost, "cost_max": 100})
+    assert model.predict(np.zeros(12, np.int64), 5000).result(10) == 12
+    with pytest.raises(InvalidInput, match=r"cost function of .* raised ValueError: no thirteen"):
+        model.predict(np.zeros(13, np.int64))
+    local = deploy(lengths, input="i64[*]", batching=Batching(cost=lambda x: len(x)))  # type: ignore[arg-type]
+    assert local.predict(np.zeros(13, np.int64), 5000).result(10) == 13
+
+
+def test_over_http_the_error_is_of_that_query() -> None:
+    with clipper.start(**QUICK, http="127.0.0.1:0") as server:
+        server.deploy("m", lengths, input="i64[*]", batching={"cost": cost})
+        server.app("a", ["m"], default=-1.0, slo_ms=5000)
+
+        def post(n: int) -> Any:
+            return ask(server.http_address, "POST", "/api/a/predict", {"input": [0] * n})
+
+        assert post(3).json["output"] == 3
+        refused = post(13)
+        assert refused.status == 400
+        assert "no thirteen" in str(refused.json)
+        assert post(4).json["output"] == 4
+
+
+@pytest.mark.parametrize(
+    ("batching", "why"),
+    [
+        ({"cost": "width"}, "'width': it is bytes, length or module:function"),
+        ({"padded": True}, "padded is given, but no cost"),
+        ({"cost_max": 5}, "cost_max is given, but no cost"),
+        ({"cost": "bytes", "mode": "static"}, "needs cost_max"),
+        (
+            {"cost": "bytes", "cost_max": 9, "mode": "static", "pad": True},
+            "does not go with a cost",
+        ),
+        ({"cost": "no.such:thing"}, "cannot be imported"),
+        ({"cost": "length", "cost_max": -1}, "cost_max"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    server: clipper.ClipperServer, batching: dict[str, Any], why: str
+) -> None:
+    with pytest.raises((InvalidInput, ConfigError), match=why):
+        server.deploy("refused", lengths, input="i64[*]", batching=batching)
+    assert "refused" not in server.catalog.view.versions
+
+
+def test_the_file_and_the_command_line() -> None:
+    assert _batching("fit") == "fit"
+    assert _batching("cost=length,padded=true,cost_max=4096") == {
+        "cost": "length",
+        "padded": True,
+        "cost_max": 4096,
+    }
+    config = load(env={}, batching={"cost": "length", "padded": True})
+    assert config.batching == Batching(cost="length", padded=True)
+    with pytest.raises(ConfigError, match="padded is given, but no cost"):
+        load(env={}, batching={"padded": True})
+
+
+def test_rows_of_one_shape_all_cost_the_same() -> None:
+    batching = Batching(cost="bytes", cost_max=4096, size_max=64)
+    fixed, free = InputType.parse("f32[100]"), InputType.parse("f32[*]")
+    assert row_cost(batching, fixed) == ""
+    assert rows_limit(batching, fixed) == 10
+    assert row_cost(batching, free) == "bytes"
+    assert (rows_limit(batching, free), cost_limit(batching)) == (64, 4096)
+    assert cost_limit(msgspec.structs.replace(batching, cost="m:f")) == 4_096_000
+
+
+def test_the_cost_of_a_warm_up() -> None:
+    timings, given = ((1, 50), (2, 60), (4, 80)), (3, 5)
+    text = InputType.parse("i64[*]")
+    assert with_costs(timings, given, Batching(cost="length"), text) == [
+        (1, 50, 3),
+        (2, 60, 8),
+        (4, 80, 16),
+    ]
+    padded = with_costs(timings, given, Batching(cost="bytes", padded=True), text)
+    assert [one[2] for one in padded] == [24, 80, 160]
+    assert [one[2] for one in with_costs(timings, given, Batching(cost="m:f"), text)] == [0, 0, 0]
