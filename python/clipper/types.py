@@ -437,8 +437,8 @@ class Batching(msgspec.Struct, frozen=True):
         Meta(
             max_length=500,
             description=(
-                "what a row costs: its `bytes`, its `length`, or `module:function` of the input;"
-                " empty: all rows cost the same"
+                "what a row costs: its `bytes`, its `length` (`length:ids`: of a named tensor), or"
+                " `module:function` of the input; empty: all rows cost the same"
             ),
         ),
     ] = ""
@@ -465,7 +465,7 @@ def cost_problem(batching: Batching) -> str:
     """Return why the settings of cost of a batching do not fit together; empty if they do."""
     cost = batching.cost
     if cost and cost not in ("bytes", "length") and cost.count(":") != 1:
-        return f"cost is {cost[:100]!r}: it is bytes, length or module:function."
+        return f"cost is {cost[:100]!r}: it is bytes, length, length:TENSOR or module:function."
     if not cost and (batching.padded or batching.cost_max):
         return f"{'padded' if batching.padded else 'cost_max'} is given, but no cost."
     if cost and batching.pad:

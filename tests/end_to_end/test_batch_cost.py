@@ -60,6 +60,20 @@ def test_a_function_given_at_deployment(server: clipper.ClipperServer, deploy: D
     assert local.predict(np.zeros(13, np.int64), 5000).result(10) == 13
 
 
+def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    batching = {"cost": "length:ids", "padded": True}
+    model = deploy(
+        lambda x: {"n": np.array([len(one) for one in x["ids"]], np.int64)},
+        inputs={"ids": "i64[*]", "at": "f32[2]"},
+        outputs={"n": "i64"},
+        batching=batching,
+    )
+    rows = [{"ids": np.zeros(n, np.int64), "at": np.zeros(2, np.float32)} for n in (3, 40, 5)]
+    futures = [model.predict(x, 5000) for x in rows]
+    assert [int(future.result(10)["n"]) for future in futures] == [3, 40, 5]
+    assert server.stats()["models"][model.name]["cost"] == 48
+
+
 def test_over_http_the_error_is_of_that_query() -> None:
     with clipper.start(**QUICK, http="127.0.0.1:0") as server:
         server.deploy("m", lengths, input="i64[*]", batching={"cost": cost})
@@ -78,7 +92,7 @@ def test_over_http_the_error_is_of_that_query() -> None:
 @pytest.mark.parametrize(
     ("batching", "why"),
     [
-        ({"cost": "width"}, "'width': it is bytes, length or module:function"),
+        ({"cost": "width"}, "'width': it is bytes, length, length:TENSOR or module:function"),
         ({"padded": True}, "padded is given, but no cost"),
         ({"cost_max": 5}, "cost_max is given, but no cost"),
         ({"cost": "bytes", "mode": "static"}, "needs cost_max"),

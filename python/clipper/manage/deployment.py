@@ -50,7 +50,7 @@ from clipper.manage.building import (
 from clipper.manage.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
 from clipper.serving.feedback.online_learning import OnlineLearning
-from clipper.serving.models.batch_cost import shown_cost
+from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Containers, Hello, Seat
 from clipper.serving.models.engines import Engines
 from clipper.serving.models.running_models import (
@@ -348,6 +348,7 @@ class Deployment:
             near = running.core.similar
             models[str(running.model.id)] = {
                 **counters,
+                **shown_costs(running.model.batching, counters, ("cost", "cost_padded")),
                 "since_us": running.model.created_us,
                 "duration_us": duration(counters["latency_us"]),
                 "replicas": replicas,
@@ -395,8 +396,7 @@ class Deployment:
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
-                for key_of_cost in ("limit_cost", "row_cost"):
-                    batcher[key_of_cost] = shown_cost(running.model.batching, batcher[key_of_cost])
+                batcher |= shown_costs(running.model.batching, batcher, ("limit_cost", "row_cost"))
                 key = replica.hello.replica, replica.hello.pid, 0
                 while key in rows:
                     key = (*key[:2], key[2] + 1)

@@ -79,11 +79,11 @@ cdef class Model(InputSchema):
     and its lanes and its number are given back once nobody has it any more, its queries are
     answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
     records; a row is one. `output_record`: an output is a record of this type, see
-    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row
-    costs, where rows differ: "bytes",
-    "length" (of its elements; of str and bytes their bytes), or a function of the row that returns
-    a number from 0 on, counted in thousandths; "": all cost the same. `padded`: the model fills
-    the rows of a batch up to the longest.
+    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row costs,
+    where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes), or a
+    function of the row, or of its named tensors, that returns a number from 0 on, counted in
+    thousandths; "": all cost the same. `padded`: the model fills the rows of a batch up to the
+    longest.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
@@ -239,7 +239,7 @@ cdef class Model(InputSchema):
         if self.cost is None:
             return 0
         try:
-            cost = self.cost(row)
+            cost = self.cost(row if self.tensors is None else self.tensors.unpack(row))
         except Exception as error:
             raise_for(BAD_INPUT, f"the cost function of {self.name} raised "
                                  f"{type(error).__name__}: {error}; call it with this input")

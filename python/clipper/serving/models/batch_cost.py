@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.serving.models.given_functions import Function, function_named, name_of
@@ -35,7 +36,7 @@ def check_batching(what: str, batching: Batching) -> Batching:
     if why := cost_problem(batching):
         raise InvalidInput(f"batching of {what}: {why}", hint=_HINT)
     if batching.cost and batching.cost not in _BUILT_IN:
-        function_named(batching.cost, f"the batching cost of {what},")
+        _function(batching.cost, f"the batching cost of {what},")
     return batching
 
 
@@ -44,10 +45,17 @@ def row_cost(batching: Batching, input: InputType) -> str | Function:
     if batching.cost in _BUILT_IN:
         return batching.cost if input.variable or input.dtype in ("any", "str", "bytes") else ""
     try:
-        return function_named(batching.cost, "batching cost") if batching.cost else ""
+        return _function(batching.cost, "batching cost") if batching.cost else ""
     except InvalidInput as error:
         _log.error("rows are counted, and not their cost: %s", error)
         return ""
+
+
+def _function(cost: str, noun: str) -> Function:
+    length, _, tensor = cost.partition(":")
+    if length == "length":
+        return lambda x: len(x[tensor]) if isinstance(x[tensor], str) else np.size(x[tensor])
+    return function_named(cost, noun)
 
 
 def cost_limit(batching: Batching) -> int:
@@ -56,9 +64,12 @@ def cost_limit(batching: Batching) -> int:
     return max(1, int(batching.cost_max * parts)) if batching.cost_max else 0
 
 
-def shown_cost(batching: Batching, cost: float) -> float:
-    """Return a cost that the core counted in the units of the user."""
-    return cost / (1 if batching.cost in _BUILT_IN else _PARTS)
+def shown_costs(
+    batching: Batching, counted: Mapping[str, float], keys: Sequence[str]
+) -> dict[str, float]:
+    """Return these costs, which the core counted, in the units of the user."""
+    parts = _PARTS if batching.cost and batching.cost not in _BUILT_IN else 1
+    return {key: counted[key] / parts for key in keys}
 
 
 def rows_limit(batching: Batching, input: InputType) -> int:
