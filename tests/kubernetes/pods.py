@@ -38,14 +38,14 @@ _START = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$DISK"
-mkdir "$DISK/upper" "$DISK/work" "$DISK/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$DISK/upper,workdir=$DISK/work" "$DISK/root"
-for place in proc dev; do mount --rbind "/$place" "$DISK/root/$place"; done
-case "$REPOSITORY" in /tmp/*) ;; *) mount -t tmpfs tmpfs "$DISK/root/tmp" ;; esac
-for place in $PLACES; do chmod a+rx "$DISK/root$place"; done
-cp -a "$FILES/." "$DISK/root/"
-mount --bind "$HOSTS" "$DISK/root/etc/hosts"
-exec chroot "$DISK/root" setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups \
+mkdir "$DISK/upper" "$DISK/work" "$DISK/merged"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$DISK/upper,workdir=$DISK/work" "$DISK/merged"
+for place in proc dev; do mount --rbind "/$place" "$DISK/merged/$place"; done
+case "$REPOSITORY" in /tmp/*) ;; *) mount -t tmpfs tmpfs "$DISK/merged/tmp" ;; esac
+for place in $PLACES; do chmod a+rx "$DISK/merged$place"; done
+cp -a "$FILES/." "$DISK/merged/"
+mount --bind "$HOSTS" "$DISK/merged/etc/hosts"
+exec chroot "$DISK/merged" setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups \
     --no-new-privs sh -c 'cd /tmp; exec env -i "$@"' sh "$@"
 """
 
