@@ -15,7 +15,9 @@ from clipper_container.gpu import CannotCapture, GpuModel, cupy_module, open_dev
 from clipper_container.gpu import model as gpu_model  # noqa: E402
 from clipper_container.gpu.device import CpuDevice  # noqa: E402
 from clipper_container.gpu.ladder import BatchLadder  # noqa: E402
+from clipper_container.model import OneRowFailed  # noqa: E402
 from clipper_container.runtime import Artifact  # noqa: E402
+from clipper_container.worker.evaluation import Evaluator  # noqa: E402
 
 
 def loaded(module: Any, **settings: Any) -> GpuModel:
@@ -95,11 +97,13 @@ def test_too_little_memory_splits_the_batch_lowers_the_largest_size_and_loses_no
     module.most = 6  # from now on, as when another process takes the memory
     np.testing.assert_allclose(model.predict_batch(rows(20)), rows(20).sum(axis=1), rtol=1e-6)
     np.testing.assert_allclose(model.collect(waiting), rows(2, seed=5).sum(axis=1), rtol=1e-6)
-    module.sizes.clear()
-    np.testing.assert_allclose(model.predict_batch(rows(20)), rows(20).sum(axis=1), rtol=1e-6)
-    assert max(module.sizes) <= 6, "not tried again"
+    for _ in range(3):  # each time the largest size comes nearer to what fits
+        module.sizes.clear()
+        outputs = model.predict_batch(rows(20))
+        np.testing.assert_allclose(outputs, rows(20).sum(axis=1), rtol=1e-6)
+    assert max(module.sizes) == 6, "not tried again, and no lower than needed"
     said = capsys.readouterr().err
-    assert "out of memory with 20 rows; batches have at most 16 rows" in said
+    assert "out of memory with 10 rows; batches have at most 8 rows" in said
 
 
 def test_too_little_memory_at_the_start_leaves_the_sizes_that_fit() -> None:
@@ -108,12 +112,25 @@ def test_too_little_memory_at_the_start_leaves_the_sizes_that_fit() -> None:
     assert any("batches of 1, 2, 4, 5, 6, 7, 8:" in line for line in model.report())
 
 
-def test_a_row_that_is_too_large_alone_is_an_error() -> None:
-    module = Sum()
-    model = loaded(module)
-    module.most = 0
-    with pytest.raises(RuntimeError, match="can't allocate"):
-        model.predict_batch(rows(1))
+def test_a_row_that_is_too_large_alone_fails_alone() -> None:
+    class Picky(Sum):
+        def forward(self, inputs: Any) -> Any:
+            if bool((inputs[:, 0] < 0).any()):
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 GiB")
+            return super().forward(inputs)
+
+    model = loaded(Picky())
+    inputs = rows(6)
+    inputs[2, 0] = -1.0
+    with pytest.raises(OneRowFailed, match="one row alone needs too much memory: Default"):
+        model.predict_batch(inputs)
+    found, _ = Evaluator(model, "m").run(inputs, 6)
+    assert found.status is not None
+    assert [*found.status] == [0, 0, 1, 0, 0, 0]
+    good = [0, 1, 3, 4, 5]
+    np.testing.assert_allclose(found.data[good], inputs[good].sum(axis=1), rtol=1e-5)
+    assert model.report()[1].startswith("batches of 1, 2, 4,"), "no size is to blame"
+    assert "20" in model.report()[1]
 
 
 def test_each_size_says_how_it_runs(capsys: pytest.CaptureFixture[str]) -> None:

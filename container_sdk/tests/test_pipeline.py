@@ -37,15 +37,31 @@ class Overlapping(Model):
         if (inputs < 0).any():
             raise ValueError(f"negative: {inputs.min()}")
         return inputs[:, 0]
+
+class Slow(Overlapping):
+    """A batch is done when the next has begun, or after ten seconds."""
+    def submit(self, inputs):
+        import time
+        self.begun += 1
+        return self.begun, time.monotonic()
+
+    def is_done(self, batch):
+        import time
+        return self.begun > batch[0] or time.monotonic() - batch[1] > 10.0
+
+    def collect(self, batch):
+        return np.full(1, float(self.begun - batch[0]))
 '''
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[tuple[fake.Peer, "subprocess.Popen[str]"]]:
+def serving(
+    folder: Path, *options: str, target: str = "Overlapping"
+) -> Iterator[tuple[fake.Peer, "subprocess.Popen[str]"]]:
     (folder / "overlapping.py").write_text(MODEL)
     server = fake.Server(folder)
     process = fake.start(
-        "overlapping:Overlapping", server.address, "--warmup", "off", *options, cwd=folder
+        f"overlapping:{target}", server.address, "--warmup", "off", *options, cwd=folder
     )
     peer = server.accept()
     try:
@@ -110,3 +126,12 @@ def test_what_is_under_way_is_answered_before_the_goodbye(tmp_path: Path) -> Non
         process.send_signal(signal.SIGCONT)
         assert [peer.frame().kind for _ in range(3)] == [fake.REPLY, fake.REPLY, fake.GOODBYE]
         assert process.wait(10) == 0
+
+
+def test_a_batch_that_comes_while_one_is_computed_begins_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, target="Slow") as (peer, _):
+        for id in range(1, 5):  # with pauses: each finds the one before under way
+            peer.sock.sendall(batch(1.0, id=id))
+            if id > 1:
+                reply = peer.frame()
+                assert (reply.id, rows(reply)) == (id - 1, [1.0])

@@ -31,6 +31,12 @@ class Scored:
     qualifiers: Any = None
 
 
+class OneRowFailed(Exception):
+    """A model raises it for a batch in which a row failed that says nothing of the others: they
+    are evaluated singly, and only the bad rows fail.
+    """
+
+
 def session_of(user: str) -> int:
     """Return the number (u64) of a user, session or region as models see it; 0 for the empty
     string.

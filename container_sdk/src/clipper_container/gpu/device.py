@@ -29,6 +29,9 @@ class CannotCapture(Exception):
 class DeviceEvent(Protocol):
     """A point in the work of a stream."""
 
+    def is_done(self) -> bool:
+        """Return whether the work before this point has ended."""
+
     def synchronize(self) -> None:
         """Block until the work before this point has ended."""
 
@@ -120,6 +123,10 @@ def open_device(name: str = "auto") -> Device:
 class CpuEvent:
     """A point that has passed already."""
 
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
     def synchronize(self) -> None:
         """Return at once."""
 
@@ -188,6 +195,10 @@ class CudaEvent:
     """A CUDA event."""
 
     event: Any
+
+    def is_done(self) -> bool:
+        """Ask the GPU."""
+        return bool(self.event.query())
 
     def synchronize(self) -> None:
         """Block until the GPU has reached it; other threads of Python run meanwhile."""

@@ -13,7 +13,7 @@ import torch
 
 from clipper_container.gpu.device import CannotCapture, Device, DeviceEvent, first_line, open_device
 from clipper_container.gpu.ladder import BatchLadder
-from clipper_container.model import Model
+from clipper_container.model import Model, OneRowFailed
 from clipper_container.schema import FREE, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -200,6 +200,10 @@ class GpuModel(Model):
             batch.outputs = self._after(error, inputs)
         return batch
 
+    def is_done(self, batch: PendingBatch) -> bool:
+        """Return whether collect() would not wait."""
+        return batch.done is None or batch.done.is_done()
+
     def collect(self, batch: PendingBatch) -> Array:
         """Wait for a batch and return its outputs, in memory of their own. Batches are collected
         in the order in which they were submitted.
@@ -264,16 +268,20 @@ class GpuModel(Model):
 
     def _after(self, error: Exception, inputs: Any) -> Array:
         """Compute a batch in halves after the device had too little memory for it. Raises:
-        DeviceLost; any other error as it is.
+        OneRowFailed when one row alone needs too much; DeviceLost; any other error as it is.
         """
         if not self._device.is_out_of_memory(error):
             if not self._device.is_alive():
                 raise DeviceLost(first_line(error)) from error
             raise error
         if len(inputs) == 1:
-            raise error
-        self._lower(len(inputs), error)
-        return self._in_parts(inputs, self._ladder.batch_max)
+            raise OneRowFailed(f"one row alone needs too much memory: {first_line(error)}")
+        with contextlib.suppress(RuntimeError):
+            self._device.free_unused()
+        outputs = self._in_parts(inputs, len(inputs) // 2)  # raises if one row is at fault
+        if len(inputs) <= self._ladder.batch_max:
+            self._lower(len(inputs), error)
+        return outputs
 
     def _lower(self, below: int, error: Exception) -> None:
         """Remove the batch sizes from `below` on, and say so."""

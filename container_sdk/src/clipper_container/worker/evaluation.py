@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from clipper_container.host.work_record import WorkRecord
-from clipper_container.model import Model, Scored
+from clipper_container.model import Model, OneRowFailed, Scored
 from clipper_container.wire.frames import Rows, unpack_map
 from clipper_container.worker.outputs import InvalidOutput, first_rows, spread, to_rows
 
@@ -66,7 +66,7 @@ class Evaluator:
         except InvalidOutput:
             raise
         except Exception as error:
-            if not self.retry_singly or n == 1:
+            if n == 1 or not (self.retry_singly or isinstance(error, OneRowFailed)):
                 raise PredictionFailed(user_traceback(error)) from None
         return self._each(
             n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +18,11 @@ DEPTH = 2  # batches under way; the server sends no third one
 
 @runtime_checkable
 class PipelinedModel(Protocol):
-    """A model whose batches have a beginning and an end, and may overlap."""
+    """A model whose batches have a beginning and an end, and may overlap.
+
+    It may also have `is_done(batch)`, which returns whether collect() would not wait: then a batch
+    that comes while another is computed begins at once, and not only after the other.
+    """
 
     def submit(self, inputs: Any) -> Any:
         """Begin a batch; return what collect() takes."""
@@ -43,6 +48,7 @@ class BatchPipeline:
 
     def __init__(self, model: PipelinedModel, replies: BatchReplies) -> None:
         self._model, self._replies = model, replies
+        self._is_done: Callable[[object], bool] = getattr(model, "is_done", _always)
         self._waiting: deque[_UnderWay] = deque()
         self._ended_ns = 0  # of the batch before
 
@@ -54,6 +60,12 @@ class BatchPipeline:
     def is_full(self) -> bool:
         """True if a reply must be made before the next batch."""
         return len(self._waiting) >= DEPTH
+
+    @property
+    def is_done(self) -> bool:
+        """True if the next reply can be made without waiting, as far as the model tells."""
+        batch = self._waiting[0].batch
+        return batch is None or self._is_done(batch)
 
     def add(self, header: Header, rows: Rows) -> None:
         """Begin a batch. The rows are kept until its reply is made."""
@@ -77,6 +89,10 @@ class BatchPipeline:
         took_us = (now_ns - max(first.begun_ns, self._ended_ns)) // 1000
         self._ended_ns = now_ns
         return self._replies.encode(first.header, outputs, took_us)
+
+
+def _always(batch: object) -> bool:
+    return True
 
 
 def is_pipelined(evaluator: Evaluator) -> bool:

@@ -242,7 +242,8 @@ class _Version2:
         connection, limit = self._connection, self._welcome.payload_bytes_max
         pipeline = self._pipeline
         while pipeline and (pipeline.is_full or not connection.is_readable()):
-            connection.send(pipeline.next_reply())
+            if pipeline.is_full or pipeline.is_done:
+                connection.send(pipeline.next_reply())
         while self._feedback and not connection.is_readable():
             with self._evaluator.turn or contextlib.nullcontext():
                 self._feedback.run_one()
