@@ -10,6 +10,8 @@ import clipper
 
 ROWS = np.arange(12.0).reshape(4, 3)
 SUMS = ROWS.sum(axis=1)
+FACTORS = np.arange(4.0)
+SCALED = ROWS * FACTORS[:, None]
 PATIENCE_S = 10.0
 
 
@@ -22,16 +24,27 @@ class Addresses(NamedTuple):
 Done = Iterator[str]
 
 
+_INPUTS = {"x": "f64[3]", "factor": "f64"}
+_OUTPUTS = {"scaled": "f64[3]", "total": "f64"}
+
+
+def _scaled(columns: Any) -> Any:
+    scaled = columns["x"] * columns["factor"][:, None]
+    return {"scaled": scaled, "total": scaled.sum(axis=1)}
+
+
 @contextlib.contextmanager
 def serving(
     prepare: Callable[[clipper.ClipperServer], None] = lambda server: None,
 ) -> Iterator[Addresses]:
     """Applications `total` and `learns`, which does, of a model `sum` of f64[3], and one `shout` of
-    strings."""
+    strings; `scaled`, of a model of two named tensors, each way."""
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
         server.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
+        server.deploy("scale", _scaled, inputs=_INPUTS, outputs=_OUTPUTS)
         server.app("total", models=["sum"], slo_ms=10_000)
+        server.app("scaled", models=["scale"], slo_ms=10_000)
         server.app("shout", models=["words"], slo_ms=10_000)
         server.app("learns", models=["sum"], slo_ms=10_000, policy="stacking")
         prepare(server)

@@ -24,6 +24,16 @@ async def ask(url: str) -> None:
         )
         np.testing.assert_array_equal(response.outputs[0].as_numpy(), ROWS.sum(axis=1))
         print("infer (binary)" if binary else "infer (JSON)")
+    factors = np.arange(4.0)
+    given = [InferInput("x", [4, 3], "FP64"), InferInput("factor", [4], "FP64")]
+    for one, values in zip(given, (ROWS, factors), strict=True):
+        one.set_data_from_numpy(values, binary_data=True)
+    request = InferRequest(model_name="scaled", infer_inputs=given)
+    response = await client.infer(url, request, model_name="scaled")
+    found = {one.name: one.as_numpy() for one in response.outputs}
+    np.testing.assert_array_equal(found["scaled"], ROWS * factors[:, None])
+    np.testing.assert_array_equal(found["total"], (ROWS * factors[:, None]).sum(axis=1))
+    print("named tensors")
     await client.close()
 
 

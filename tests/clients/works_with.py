@@ -20,7 +20,17 @@ from typing import Any
 import numpy as np
 
 from tests.clients import described, installed, operators
-from tests.clients.addresses import PATIENCE_S, ROWS, SUMS, Addresses, Done, serving, told
+from tests.clients.addresses import (
+    FACTORS,
+    PATIENCE_S,
+    ROWS,
+    SCALED,
+    SUMS,
+    Addresses,
+    Done,
+    serving,
+    told,
+)
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- works with: begin -->", "<!-- works with: end -->"
@@ -63,10 +73,14 @@ def tritonclient_http(at: Addresses) -> Done:
         words.set_data_from_numpy(np.array(["hi", "ho"], dtype=object))
         assert client.infer("shout", [words]).as_numpy("output").tolist() == [b"HI", b"HO"]
         yield "strings"
+        _named_tensors(client, triton)
+        yield "named tensors"
         assert client.get_inference_statistics("total")["model_stats"][0]["inference_count"] >= 4
         yield "statistics"
         assert {row["name"] for row in client.get_model_repository_index()} == {
             "learns",
+            "scale",
+            "scaled",
             "total",
             "shout",
             "sum",
@@ -126,10 +140,14 @@ def tritonclient_grpc(at: Addresses) -> Done:
         words.set_data_from_numpy(np.array(["hi", "ho"], dtype=object))
         assert client.infer("shout", [words]).as_numpy("output").tolist() == [b"HI", b"HO"]
         yield "strings"
+        _named_tensors(client, triton)
+        yield "named tensors"
         assert client.get_inference_statistics("total").model_stats[0].inference_count >= 4
         yield "statistics"
         assert {row.name for row in client.get_model_repository_index().models} == {
             "learns",
+            "scale",
+            "scaled",
             "total",
             "shout",
             "sum",
@@ -139,6 +157,21 @@ def tritonclient_grpc(at: Addresses) -> Done:
         yield "repository"
         told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
         yield "errors"
+
+
+def _named_tensors(client: Any, triton: Any) -> None:
+    """Two inputs and two outputs, and one of these alone."""
+    given = []
+    for name, values in (("x", ROWS), ("factor", FACTORS)):
+        given.append(triton.InferInput(name, [*values.shape], "FP64"))
+        given[-1].set_data_from_numpy(values)
+    result = client.infer("scaled", given)
+    np.testing.assert_array_equal(result.as_numpy("scaled"), SCALED)
+    np.testing.assert_array_equal(result.as_numpy("total"), SCALED.sum(axis=1))
+    result = client.infer("scaled", given, outputs=[triton.InferRequestedOutput("total")])
+    np.testing.assert_array_equal(result.as_numpy("total"), SCALED.sum(axis=1))
+    assert result.as_numpy("scaled") is None
+    told(lambda: client.infer("scaled", given[:1]), "tensor 'factor' is missing")
 
 
 def _async_infer(client: Any, given: Any) -> Done:
@@ -248,6 +281,9 @@ def curl(at: Addresses) -> Done:
     tensor = {"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
     assert post("/v2/models/total/infer", {"inputs": [tensor]})["outputs"][0]["data"] == [6]
     yield "infer (JSON)"
+    found = post("/api/scaled/predict", {"input": {"x": [1, 2, 3], "factor": 2}})["output"]
+    assert found == {"scaled": [2, 4, 6], "total": 12}
+    yield "named tensors"
 
 
 CLIENTS: dict[str, Callable[[Addresses], Done]] = {
