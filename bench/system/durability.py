@@ -43,7 +43,7 @@ from clipper.selection.batch_learning import (
 from clipper.serving.feedback.journal_records import read
 from clipper.types import VersionedModel
 
-APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb"}
+APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb", "d": "mixture", "e": "bandit"}
 MODELS = ("one", "two")
 USERS = ("", "u", "v", "w")
 LIFE = 20  # kills of one folder; then another begins

@@ -33,7 +33,9 @@ def models(deploy_for_all):
     return [deploy_for_all(model, input="f64[2]") for model in (wrong, stray, right)]
 
 
-@pytest.mark.parametrize("policy", ["exp3", "squarecb(shadow=0.1)", "thompson", "exp4", "stacking"])
+@pytest.mark.parametrize(
+    "policy", ["exp3", "squarecb(shadow=0.1)", "bandit", "thompson", "exp4", "stacking", "mixture"]
+)
 def test_a_policy_finds_the_model_that_is_right(models, app, policy):
     handle = app(*models, slo_ms=5000, default=-1, policy=policy)
     errors = []
@@ -46,6 +48,35 @@ def test_a_policy_finds_the_model_that_is_right(models, app, policy):
     shares = handle.shares()
     assert max(shares, key=shares.get) == models[2].name
     assert handle.predict(ROW).result(10).confidence > 0.5
+
+
+def test_several_models_learn_by_default_and_one_does_not(models, app, server):
+    handle, alone = app(*models, slo_ms=5000), app(models[2], slo_ms=5000)
+    known = server.catalog.view.applications
+    assert known[handle.name].policy == "mixture"
+    assert known[alone.name].policy == "ensemble"
+    first = handle.predict(ROW).result(10)
+    assert first.confidence == pytest.approx(1 / 3)  # an equal vote of three that differ
+    for i in range(60):
+        answer = handle.predict(np.array([i % 10, 0.0])).result(10)
+        assert handle.feedback(answer, label=i % 10)
+    assert handle.predict(ROW).result(10).output == 3
+
+
+@pytest.mark.parametrize("former", ["ensemble", "stacking", "squarecb"])
+def test_what_a_former_policy_learned_is_no_error_for_the_next(models, tmp_path, former):
+    settings = {"state": str(tmp_path), "feedback": {"write_ms": 5}}
+    for policy in (former, "mixture", "mixture"):
+        with clipper.start(**settings) as server:
+            for name, model in (("one", wrong), ("two", right)):
+                if name not in server.catalog.view.versions:
+                    server.deploy(name, model, input="f64[2]")
+            handle = server.app("a", models=["one", "two"], slo_ms=5000, policy=policy)
+            for i in range(20):
+                answer = handle.predict(np.array([i % 10, 0.0])).result(10)
+                assert handle.feedback(answer, label=i % 10)
+            seen = handle._resolve("a").learner.state(None).seen if policy != "ensemble" else 0.0
+    assert seen == 40.0
 
 
 def test_feedback_counts_once(models, app):
@@ -94,7 +125,7 @@ def models_by_kind(models, deploy_for_all):
     return {"ints": models, "texts": texts, "floats": floats}
 
 
-@pytest.mark.parametrize("policy", ["exp4", "logodds", "stacking"])
+@pytest.mark.parametrize("policy", ["exp4", "logodds", "stacking", "mixture"])
 @pytest.mark.parametrize("kind", ["ints", "texts", "floats"])
 def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind):
     """An array, a list and one by one: the same state, bit for bit."""
@@ -119,7 +150,7 @@ def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind)
     assert learned(array) == learned(many) == learned(single)
 
 
-@pytest.mark.parametrize("policy", ["squarecb", "thompson"])
+@pytest.mark.parametrize("policy", ["squarecb", "bandit", "thompson"])
 def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
     handle = app(*models, slo_ms=5000, policy=policy)
     for _ in range(30):
