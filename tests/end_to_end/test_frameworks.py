@@ -270,12 +270,12 @@ def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
     assert heard(loaded(names), np.zeros((5, 3)))[0].shape == (5,), "one number a row"
 
 
-def test_a_module_of_two_inputs_is_refused(loaded: Any, torch: Any) -> None:
+def test_a_module_of_two_inputs_needs_their_types(loaded: Any, torch: Any) -> None:
     with pytest.raises(
         LoadError,
-        match=r"forward\(\) of Bilinear needs 2 inputs \(input1, input2\); wrap it in a Model",
+        match=r"Bilinear.forward\(\) needs 2 inputs \(input1, input2\); deploy it with their types",
     ):
-        loaded(torch.nn.Bilinear(2, 2, 1))
+        loaded(torch.nn.Bilinear(2, 2, 1)).check_input(named=False)
 
 
 def test_weights_alone_are_no_model(loaded: Any, torch: Any, tmp_path: Path) -> None:

@@ -84,6 +84,38 @@ def _run_frame(data: bytes) -> None:
             wire.open_rows(theirs, np.frombuffer(payload, np.uint8), 1 << 16)
 
 
+# -- records of named tensors: the reader of the server beside that of the SDK
+
+
+def _record_seeds() -> dict[str, bytes]:
+    vectors = json.loads((Path(__file__).parents[1] / "vectors" / "records.json").read_text())
+    return {
+        vector["name"]: json.dumps(vector["schema"]).encode()
+        + b"\0"
+        + bytes.fromhex(vector["records"][0])
+        for vector in vectors
+    }
+
+
+def _run_record(data: bytes) -> None:
+    import clipper.schema as ours
+    import clipper_container.schema as theirs
+
+    text, _, record = data.partition(b"\0")
+    found = []
+    for reader in (ours, theirs):
+        try:
+            tensors = reader.Tensors.parse(text.decode("utf-8", "replace"))
+            values = tensors.unpack(record)
+            again = tensors.pack(values)
+            assert len(bytes(again)) == len(record)
+            tensors.unpack_many(np.stack([again]) if tensors.is_fixed else [again])
+            found.append(bytes(again))
+        except reader.InvalidTensor:
+            found.append(b"refused")
+    assert found[0] == found[1], "one reader takes this record, the other does not"
+
+
 # -- replies to batches in flight
 
 
@@ -590,6 +622,7 @@ def _run_strings(data: bytes) -> None:
 
 
 TARGETS = {
+    "records": Target(_record_seeds, _run_record),
     "frames": Target(_frame_seeds, _run_frame),
     "replies": Target(_reply_seeds, _run_reply),
     "http": Target(_http_seeds, _run_http),

@@ -429,7 +429,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.forking.preload import imported_since
     from clipper_container.forking.report import Reporter
     from clipper_container.model import as_model
-    from clipper_container.schema import type_text
+    from clipper_container.schema import is_named, type_text
     from clipper_container.wire.transport import StopSwitch, parse_address
     from clipper_container.worker.all_servers import AllServers
     from clipper_container.worker.declared_tables import give_tables
@@ -467,6 +467,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             _start_anew(arguments, token, reporter.hand_on())
         tables = give_tables(model)
         model.load()
+        model.check_input(is_named(arguments.input or model.input))
     except Exception as error:
         print(
             f"model '{arguments.name}' failed to load: {explain(error)}\n{user_traceback(error)}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,9 @@ class Model(ABC):
     """A model: subclass it and write `predict_batch`.
 
     input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows of different lengths),
-    "str", "bytes", or "any". output: type of one output, or "any". batch_max: most rows of one
-    batch; 0 for no limit.
+    "str", "bytes", or "any". output: type of one output, or "any". Either may be a dict of types by
+    name, {"ids": "i64[*]", "mask": "i64[*]"}: then `predict_batch` takes, or returns, a dict of
+    arrays. batch_max: most rows of one batch; 0 for no limit.
 
     sessions: True to also receive the user of each row: `predict_batch(self, inputs, sessions)`
     with sessions as ndarray (n,) of u64, `clipper_container.session_of(user)` each, 0 for none. The
@@ -69,8 +70,8 @@ class Model(ABC):
     A model that learns from feedback also has `correct`, and may report its own `accuracy`.
     """
 
-    input: str = "any"
-    output: str = "any"
+    input: str | Mapping[str, str] = "any"
+    output: str | Mapping[str, str] = "any"
     batch_max: int = 0
     sessions: bool = False
     fork: bool = True
@@ -93,6 +94,24 @@ class Model(ABC):
         around either.
 
         Raises: any exception; the batch fails with its traceback and the process goes on.
+        """
+
+    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+        """Return the outputs of a batch of a model with named inputs or outputs; by default what
+        `predict_batch` returns.
+
+        inputs: a dict of arrays (n, *shape), of lists of n arrays for tensors whose rows differ in
+        shape, and of lists of n strs or bytes for scalars of them; or as for `predict_batch`, if
+        the input has no names.
+
+        Returns: a dict of arrays (n, ...) or lists of n; or `Scored` around one.
+        """
+        return self.predict_batch(inputs, *sessions)
+
+    def check_input(self, named: bool) -> None:  # noqa: B027  # a hook: most models take any
+        """Refuse an input of the wrong kind before the model serves. named: it has named tensors.
+
+        Raises: any exception; the container ends with it.
         """
 
     def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:  # noqa: B027  # a hook: most models do not learn

@@ -7,6 +7,7 @@ from typing import Any
 
 from clipper_container.adapters import function, onnx
 from clipper_container.model import as_model
+from clipper_container.schema import type_text
 
 
 def examine(target: str) -> dict[str, Any]:
@@ -24,4 +25,5 @@ def examine(target: str) -> dict[str, Any]:
         model.load()
     except Exception as error:
         return {"ok": False, "reason": function.explain(error)}
-    return {"ok": True, "kind": kind, "input": model.input, "output": model.output}
+    types = {"input": type_text(model.input), "output": type_text(model.output)}
+    return {"ok": True, "kind": kind, **types}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.model import Model, Scored
+from clipper_container.schema import Array, Column
 
 _DTYPES = {
     "bool": "bool",
@@ -32,12 +34,15 @@ _TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 class OnnxModel(Model):
-    """A model with one input whose first dimension is the batch. Its first output is the
-    prediction.
+    """A model whose inputs have the batch as their first dimension.
 
-    A second output with probabilities (an array (n, classes), or the list of dicts that
-    scikit-learn's converters write) gives the confidence: the largest of each row. Outputs of shape
-    (n, 1) become n numbers. Rows of another number type are cast to the model's.
+    With one input and one output it takes and returns rows without names. A second output with
+    probabilities (an array (n, classes), or the list of dicts that scikit-learn's converters write)
+    gives the confidence: the largest of each row. Outputs of shape (n, 1) become n numbers.
+
+    With several inputs, or other outputs, these are named tensors, with the names and types of the
+    file. Rows of different shapes run in groups of equal ones. Rows of another number type are cast
+    to the model's.
     """
 
     def __init__(self, content: bytes, confidence: bool = True) -> None:
@@ -56,19 +61,20 @@ class OnnxModel(Model):
             self._session = onnxruntime.InferenceSession(content, options, providers=providers)
         except Exception as error:
             raise LoadError(f"onnxruntime cannot load this model: {_first_line(error)}") from None
-        inputs = self._session.get_inputs()
-        if len(inputs) != 1:
-            names = ", ".join(one.name for one in inputs) or "none"
-            raise LoadError(
-                f"an ONNX model has one input, this one has {len(inputs)} ({names}); concatenate"
-                " them"
-            )
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if not inputs:
+            raise LoadError("this ONNX model has no input")
+        self._dtypes = {one.name: _numpy_type(one.type) for one in inputs}
         self._feed = inputs[0].name
-        self.input, self._dtype, self._shape, self.batch_max = _row_type(
-            inputs[0].type, inputs[0].shape
-        )
-        self.outputs = [one.name for one in self._session.get_outputs()]
+        self.outputs = [one.name for one in outputs]
         self._wanted = self.outputs[: 2 if confidence else 1]
+        types = [_row_type(f"input {one.name!r}", one.type, one.shape) for one in inputs]
+        self.batch_max = max(batch_max for *_, batch_max in types)
+        if len(inputs) > 1 or not _is_short(outputs):
+            self.input = {one.name: _tensor_type("input", one) for one in inputs}
+            self.output = {one.name: _tensor_type("output", one) for one in outputs}
+            return
+        self.input, self._dtype, self._shape, _ = types[0]
 
     def predict_batch(self, inputs: Any) -> Any:
         """Run the session."""
@@ -81,6 +87,62 @@ class OnnxModel(Model):
             outputs = outputs.reshape(len(outputs))
         confidence = _largest(found[1], len(rows)) if len(found) > 1 else None
         return outputs if confidence is None else Scored(outputs, confidence)
+
+    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+        """Run the session on named tensors; return all its outputs by name."""
+        given = inputs if isinstance(inputs, Mapping) else {self._feed: inputs}
+        return run_by_shape(given, self._run)
+
+    def _run(self, arrays: dict[str, Array]) -> dict[str, Column]:
+        feed = {
+            name: np.ascontiguousarray(array, self._dtypes.get(name, array.dtype))
+            for name, array in arrays.items()
+        }
+        found = self._session.run(None, feed)
+        return {
+            name: [np.array([*row.values()], np.float32) for row in output]
+            if isinstance(output, list) and output and isinstance(output[0], dict)
+            else output
+            for name, output in zip(self.outputs, found, strict=True)
+        }
+
+
+def _is_short(outputs: list[Any]) -> bool:
+    """Return whether the outputs are a prediction, and perhaps the probabilities beside a label."""
+    if len(outputs) == 1:
+        return True
+    label, scores = outputs[0], outputs[1]
+    return (
+        len(outputs) == 2
+        and label.type in ("tensor(int64)", "tensor(string)")
+        and (
+            scores.type.startswith("seq(map(")
+            or (scores.type in ("tensor(float)", "tensor(double)") and len(scores.shape) == 2)
+        )
+    )
+
+
+def _numpy_type(type_: str) -> str:
+    found = _TENSOR.fullmatch(type_)
+    return _NUMPY.get(found[1], found[1]) if found else "object"
+
+
+def _tensor_type(side: str, one: Any) -> str:
+    """Return the type of a named tensor. Raises: LoadError."""
+    if one.type.startswith("seq(map("):
+        return "f32[*]"  # probabilities by class
+    found = _TENSOR.fullmatch(one.type)
+    if not found or found[1] not in _DTYPES:
+        raise LoadError(
+            f"{side} {one.name!r} is a {one.type}; a tensor of numbers or strings is needed"
+        )
+    if not one.shape:
+        raise LoadError(
+            f"{side} {one.name!r} has no dimension for the batch; export the model with shapes, and"
+            " a first dimension that is free"
+        )
+    sizes = [str(size) if isinstance(size, int) and size > 0 else "*" for size in one.shape[1:]]
+    return f"{_DTYPES[found[1]]}[{','.join(sizes)}]" if sizes else _DTYPES[found[1]]
 
 
 def check(content: bytes) -> None:
@@ -122,22 +184,24 @@ def _tensors(model: Any) -> Iterator[Any]:
             graphs += attribute.graphs
 
 
-def _row_type(type_: str, shape: list[Any]) -> tuple[str, str, tuple[int, ...] | None, int]:
+def _row_type(
+    what: str, type_: str, shape: list[Any]
+) -> tuple[str, str, tuple[int, ...] | None, int]:
     """Return the type of a row, its numpy dtype, its shape (None: as it comes), and the most
     rows of a batch.
     """
     found = _TENSOR.fullmatch(type_)
     if not found or found[1] not in _DTYPES:
-        raise LoadError(f"the input is a {type_}; a tensor of numbers or strings is needed")
+        raise LoadError(f"{what} is a {type_}; a tensor of numbers or strings is needed")
     ours, dtype = _DTYPES[found[1]], _NUMPY.get(found[1], found[1])
     if not shape:
         raise LoadError(
-            "the input has no dimension for the batch; export it with a first dimension that is"
-            " free"
+            f"{what} has no dimension for the batch; export it with a first dimension that is free"
         )
     if isinstance(shape[0], int) and shape[0] != 1:
         raise LoadError(
-            f"the batch is fixed at {shape[0]} rows; export it with a first dimension that is free"
+            f"the batch of {what} is fixed at {shape[0]} rows; export it with a first dimension"
+            " that is free"
         )
     batch_max = 1 if shape[0] == 1 else 0
     dims = shape[1:]

@@ -7,13 +7,15 @@ import inspect
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.model import Model
+from clipper_container.schema import Array, Column
 
 _OURS = {
     "bool": "bool",
@@ -29,15 +31,25 @@ _OURS = {
 
 
 class TorchModel(Model):
-    """Calls forward() of a module with one input whose first dimension is the batch, in inference
-    mode.
+    """Calls forward() of a module, in inference mode. The first dimension of its inputs is the
+    batch.
 
     Float rows are cast to the type of the module's weights. A tensor becomes an array; of a tuple
     or list the first item is used, of a dict "logits" or the first. Outputs of shape (n, 1) become
-    n numbers. input: default: the module's attribute `input`.
+    n numbers. Named tensors are passed by the names of forward()'s arguments; a tuple or dict that
+    it returns is then all the outputs. Rows of different shapes run in groups of equal ones.
+
+    names: of forward()'s inputs, if they are given by position. input: default: the module's
+    attribute `input`.
     """
 
-    def __init__(self, module: Any, name: str = "", input: str = "", batch_max: int = 0) -> None:
+    def __init__(
+        self,
+        module: Any,
+        names: Sequence[str] = (),
+        input: str | Mapping[str, str] = "",
+        batch_max: int = 0,
+    ) -> None:
         import torch
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -47,12 +59,73 @@ class TorchModel(Model):
             module.eval()
         self._torch, self._module = torch, module
         self._called = f"{type(module).__name__}.forward()"
-        self._name = name or _input_of(module)
+        self._by_position = tuple(names)
+        self.needs = self._by_position or _inputs_of(module)
+        self._name = self.needs[0]
         floats = (part.dtype for part in module.parameters() if part.is_floating_point())
         self._dtype = next(floats, None)
         said = getattr(module, "input", "")
-        self.input = input or (said if isinstance(said, str) and said else "any")
+        self.input = input or (said if isinstance(said, str | Mapping) and said else "any")
         self.batch_max = batch_max
+
+    def check_input(self, named: bool) -> None:
+        """Refuse to serve a module of several inputs without their types. Raises: LoadError."""
+        if len(self.needs) > 1 and not named:
+            types = ", ".join(f"{name!r}: 'f32[8]'" for name in self.needs)
+            raise LoadError(
+                f"{self._called} needs {len(self.needs)} inputs ({', '.join(self.needs)}); deploy"
+                f" it with their types, as inputs={{{types}}}, or wrap it in a Model"
+            )
+
+    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+        """Call forward() with named tensors; return all that it returns, a dict or a tuple."""
+        given = inputs if isinstance(inputs, Mapping) else {self._name: inputs}
+        found = run_by_shape(given, self._run)
+        by_name = not found.keys() <= {str(i) for i in range(len(found))}
+        return (
+            found
+            if by_name
+            else next(iter(found.values()))
+            if len(found) == 1
+            else (*found.values(),)
+        )
+
+    def _run(self, arrays: dict[str, Array]) -> dict[str, Column]:
+        """Return the outputs by name, or by position: "0", "1"."""
+        tensors = {name: self._tensor(name, array) for name, array in arrays.items()}
+        by_position = [tensors.pop(name) for name in self._by_position if name in tensors]
+        try:
+            with self._torch.inference_mode():
+                found = self._module(*by_position, **tensors)
+        except Exception as error:
+            given = ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays.items())
+            raise ValueError(
+                f"{self._called} does not take {given}: {_first_line(error)}"
+            ) from error
+        if not isinstance(found, Mapping):
+            each = found if isinstance(found, tuple | list) else (found,)
+            found = {str(i): value for i, value in enumerate(each)}
+        return {str(name): self._plain(value) for name, value in found.items()}
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        try:
+            tensor = self._torch.from_numpy(array if array.flags.writeable else array.copy())
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"input {name!r} of {self._called}: {array.dtype} is no type of PyTorch's"
+            ) from None
+        casts = self._dtype is not None and tensor.is_floating_point()
+        return tensor.to(self._dtype) if casts else tensor
+
+    def _plain(self, value: Any) -> Array:
+        if not isinstance(value, self._torch.Tensor):
+            raise TypeError(
+                f"{self._called} returned a {type(value).__name__} among its outputs; tensors are"
+                " needed"
+            )
+        value = value.float() if value.dtype == self._torch.bfloat16 else value
+        array: Array = value.detach().cpu().numpy()
+        return array
 
     def predict_batch(self, inputs: Any) -> Any:
         """Call forward()."""
@@ -112,30 +185,31 @@ def load(kind: str, content: bytes) -> TorchModel:
 
 
 def _exported(program: Any) -> TorchModel:
-    names = program.graph_signature.user_inputs
-    if len(names) != 1:
-        raise LoadError(
-            f"an exported program has one input, this one has {len(names)}"
-            f" ({', '.join(map(str, names))})"
-        )
-    value = next(
-        node.meta["val"]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name == names[0]
-    )
-    dims = [dim if isinstance(dim, int) else 0 for dim in value.shape]  # 0: free
-    if not dims or dims[0] > 1:
-        free = f"dynamic_shapes={{{names[0]!r}: {{0: torch.export.Dim('batch')}}}}"
-        raise LoadError(f"the batch of input {names[0]!r} is fixed; export with {free}")
-    dtype = _OURS.get(str(value.dtype).removeprefix("torch."), "")
-    row = ",".join(map(str, dims[1:]))
-    known = dtype and all(dims[1:])
-    type_ = (f"{dtype}[{row}]" if row else dtype) if known else "any"
-    return TorchModel(program.module(), str(names[0]), type_, batch_max=dims[0])
+    names = [str(name) for name in program.graph_signature.user_inputs]
+    values = {
+        node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"
+    }
+    types, batch_max = {}, 0
+    for name in names:
+        dims = [dim if isinstance(dim, int) else 0 for dim in values[name].shape]  # 0: free
+        if not dims or dims[0] > 1:
+            free = f"dynamic_shapes={{{name!r}: {{0: torch.export.Dim('batch')}}}}"
+            raise LoadError(f"the batch of input {name!r} is fixed; export with {free}")
+        batch_max = max(batch_max, dims[0])
+        dtype = _OURS.get(str(values[name].dtype).removeprefix("torch."), "")
+        row = ",".join(str(dim) if dim else "*" for dim in dims[1:])
+        types[name] = f"{dtype}[{row}]" if row else dtype
+    if len(names) > 1:
+        if untyped := [name for name, type_ in types.items() if not type_[:1].isalpha()]:
+            raise LoadError(f"input {untyped[0]!r} is of a type that cannot be served")
+        return TorchModel(program.module(), names, types, batch_max)
+    (type_,) = types.values()
+    known = type_[:1].isalpha() and "*" not in type_
+    return TorchModel(program.module(), names, type_ if known else "any", batch_max)
 
 
-def _input_of(module: Any) -> str:
-    """Return the name of forward()'s only input. Raises: LoadError when it needs more."""
+def _inputs_of(module: Any) -> tuple[str, ...]:
+    """Return the names of the inputs that forward() needs, at least one."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
     if schema is not None:
         needed = [one.name for one in schema.arguments[1:] if not one.has_default_value()]
@@ -144,14 +218,11 @@ def _input_of(module: Any) -> str:
         try:
             taken = [*inspect.signature(module.forward).parameters.values()]
         except (TypeError, ValueError):
-            return "input"
+            return ("input",)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         needed = [one.name for one in taken if one.default is one.empty and one.kind in positional]
         first = [one.name for one in taken[:1]]
-    if len(needed) > 1:
-        which = f"{len(needed)} inputs ({', '.join(needed)})"
-        raise LoadError(f"forward() of {type(module).__name__} needs {which}; wrap it in a Model")
-    return str((needed or first or ["input"])[0])
+    return tuple(map(str, needed or first or ["input"]))
 
 
 def _first_line(error: BaseException) -> str:

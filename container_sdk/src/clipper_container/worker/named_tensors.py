@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipper_container.model import Model, Scored
-from clipper_container.schema import InvalidTensor, Tensors, TensorSpec, is_named, type_text
+from clipper_container.schema import InvalidTensor, Tensors, is_named, type_text
 from clipper_container.worker.outputs import InvalidOutput, as_array
 
 
@@ -39,7 +39,7 @@ class RecordModel(Model):
         if self.inputs is not None:
             open_rows = self.inputs.unpack if self.row_by_row else self.inputs.unpack_many
             given = open_rows(inputs)
-        returned = self.inner.predict_batch(given, *sessions)
+        returned = self.inner.predict_tensors(given, *sessions)
         n = 1 if self.row_by_row else len(inputs)
         if isinstance(returned, Scored):
             packed = self._packed(returned.outputs, n)
@@ -48,12 +48,9 @@ class RecordModel(Model):
 
     def _packed(self, returned: object, n: int) -> object:
         if self.outputs is None:
-            if isinstance(returned, Mapping):
-                raise InvalidOutput(
-                    f"model '{self.name}' returned a dict of {', '.join(map(str, returned))}; say"
-                    f" which tensors it returns: deploy with outputs={_suggested(returned)}."
-                )
             return returned
+        if isinstance(returned, tuple) and len(returned) == len(self.outputs) > 1:
+            returned = dict(zip(self.outputs.by_name, returned, strict=True))
         if not isinstance(returned, Mapping):
             if len(self.outputs) > 1:
                 raise InvalidOutput(
@@ -91,8 +88,9 @@ class RecordModel(Model):
 def with_tensors(model: Model, input: str, output: str, name: str, row_by_row: bool) -> Model:
     """Return the model itself, or adapted to records if its input or output has named tensors.
 
-    input, output: types as text.
+    input, output: types as text. Raises: what the model's check_input raises.
     """
+    model.check_input(is_named(input))
     if not is_named(input) and not is_named(output):
         return model
     inputs = Tensors.parse(input) if is_named(input) else None
@@ -105,18 +103,3 @@ def _array_or_list(value: object) -> object:
         return [_array_or_list(each) if hasattr(each, "detach") else each for each in value]
     array = as_array(value)
     return value if array is None else array
-
-
-def _suggested(returned: Mapping[object, object]) -> str:
-    """Return the types of arrays that a model returned, as far as they can be seen."""
-    types = {}
-    for name, value in returned.items():
-        array = as_array(value)
-        kind = "" if array is None else f"{array.dtype.kind}{8 * array.dtype.itemsize}"
-        shape = () if array is None else array.shape[1:]
-        try:
-            found = TensorSpec.parse(str(name), kind.replace("b8", "bool")).dtype
-        except InvalidTensor:
-            found = "str"
-        types[str(name)] = TensorSpec(str(name), found, shape).type
-    return repr(types)

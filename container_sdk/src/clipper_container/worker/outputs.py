@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipper_container.model import Scored
+from clipper_container.schema import InvalidTensor, TensorSpec
 from clipper_container.wire.frames import DTYPE_OF, QUALIFIERS_MAX, RANK_MAX, DType, Rows, pack_map
 
 _SCALARS = (bool, int, float, np.generic)
@@ -63,7 +65,12 @@ def _values(returned: Any, n: int, name: str) -> Any:
         raise WrongCount(name, n, "1 value")
     if returned is None:
         raise WrongCount(name, n, "None")
-    if isinstance(returned, (dict, set, frozenset)):
+    if isinstance(returned, Mapping):
+        raise InvalidOutput(
+            f"model '{name}' returned a dict; deploy it with the types of its outputs, as"
+            f" outputs={_types_of(returned)}."
+        )
+    if isinstance(returned, (set, frozenset)):
         raise InvalidOutput(
             f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one"
             " output per input."
@@ -312,3 +319,18 @@ def spread(rows: Rows, failed: NDArray[np.bool_], text: str) -> Rows:
         said = iter(rows.qualifiers)
         spreaded.qualifiers = [b"" if bad else next(said) for bad in failed]
     return spreaded
+
+
+def _types_of(returned: Mapping[object, object]) -> str:
+    """Return the types of arrays that a model returned, as far as they can be seen."""
+    types = {}
+    for name, value in returned.items():
+        array = as_array(value)
+        kind = "" if array is None else f"{array.dtype.kind}{8 * array.dtype.itemsize}"
+        shape = () if array is None else array.shape[1:]
+        try:
+            found = TensorSpec.parse(str(name), kind.replace("b8", "bool")).dtype
+        except InvalidTensor:
+            found = "str"
+        types[str(name)] = TensorSpec(str(name), found, shape).type
+    return repr(types)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from clipper_container.schema import FREE, Array, Tensors, is_named
+from clipper_container.schema import FREE, Array, Tensors, is_named, type_text
 from clipper_container.wire.frames import DType, Rows
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed
 
@@ -132,7 +132,7 @@ def _run(
     """Run growing batches and time them. Raises: PredictionFailed."""
     announce(1)
     outputs = _one(evaluator, rows, 1)[0]
-    named = evaluator.model.output if is_named(evaluator.model.output) else ""
+    named = type_text(evaluator.model.output) if is_named(evaluator.model.output) else ""
     timings: list[tuple[int, int]] = []
     ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
     while (

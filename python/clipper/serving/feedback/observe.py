@@ -63,9 +63,7 @@ def observe(
     before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
     UnknownPrediction, Overloaded (the journal is full), StoreError.
     """
-    window = (
-        resolved.feedback.window if resolved.feedback.window is not None else _window_of(resolved)
-    )
+    window = _window_of(resolved)
     if (prediction is None) == (input is None):
         raise InvalidInput(
             "feedback names a prediction (an Answer or its id) or gives the input again: one of the"

@@ -233,6 +233,11 @@ def _copied(x: Any) -> tuple[Any, int]:
     """An input that its owner may change behind our back, and the bytes it takes."""
     if isinstance(x, str):
         return x, len(x)
+    if isinstance(x, Mapping):
+        copies = {name: _copied(value) for name, value in x.items()}
+        return {name: copy for name, (copy, _) in copies.items()}, sum(
+            size for _, size in copies.values()
+        )
     if isinstance(x, bytes | bytearray | memoryview):
         return bytes(x), len(x)
     array = np.array(x)
@@ -264,6 +269,8 @@ def _kind(label: Any) -> Any:
 
 def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
     """Rows as the model takes them."""
+    if core.tensors is not None:
+        return core.tensors.pack_many(inputs)
     if core.dtype is None:
         return [x if isinstance(x, str) else bytes(x) for x in inputs]
     if core.shape == (-1,):
