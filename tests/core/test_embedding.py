@@ -44,7 +44,8 @@ class Twin:
             made += id_ not in self.rows
             row = self.rows.setdefault(id_, self.fresh(id_))
             d = self.table.dim
-            w, state = row[:d].copy(), row[d:].reshape(-1, d).copy()
+            shape = self.table.optimizer.state(d).shape
+            w, state = row[:d].copy(), row[d:].reshape(shape).copy()
             self.table.optimizer.step(w, state, gradient, self.t, scale)
             self.rows[id_] = np.concatenate([w, state.ravel()])
         return made

@@ -79,6 +79,28 @@ def ftrl(twin: Twin, g: Any, rate: float) -> None:
     twin.w = np.where(np.abs(z) <= s["l1"], 0.0, pulled)
 
 
+def adamw(twin: Twin, g: Any, rate: float) -> None:
+    twin.w -= rate * twin.s["decay"] * twin.w
+    adam(twin, g, rate)
+
+
+def rmsprop(twin: Twin, g: Any, rate: float) -> None:
+    s = twin.s
+    v = twin.state[0] = s["alpha"] * twin.state[0] + (1 - s["alpha"]) * g * g
+    twin.w -= rate * g / (np.sqrt(v) + s["eps"])
+
+
+def lion(twin: Twin, g: Any, rate: float) -> None:
+    s, m = twin.s, twin.state[0]
+    twin.w -= rate * (np.sign(s["beta1"] * m + (1 - s["beta1"]) * g) + s["decay"] * twin.w)
+    twin.state[0] = s["beta2"] * m + (1 - s["beta2"]) * g
+
+
+def rowwise_adagrad(twin: Twin, g: Any, rate: float) -> None:
+    twin.state[0, 0] += (g * g).mean()
+    twin.w -= rate * g / (np.sqrt(twin.state[0, 0]) + twin.s["eps"])
+
+
 RULES: dict[str, Callable[[Twin, Any, float], None]] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -87,6 +109,10 @@ RULES: dict[str, Callable[[Twin, Any, float], None]] = {
     "adam": adam,
     "amsgrad": adam,
     "ftrl": ftrl,
+    "adamw": adamw,
+    "rmsprop": rmsprop,
+    "lion": lion,
+    "rowwise_adagrad": rowwise_adagrad,
 }
 
 
@@ -104,7 +130,7 @@ def test_steps_are_those_of_the_papers(
     name: str, seed: int, n: int, l2: float, clips: dict[str, float]
 ) -> None:
     draw = np.random.default_rng(seed)
-    more = {"start": 0.1} if name in ("adagrad", "ftrl") else {}
+    more = {key: 0.1 for key in ("start", "decay") if key in Optimizer.SETTINGS[name]}
     optimizer = Optimizer(name, l2=l2, **clips, **more)
     w = draw.standard_normal(n).astype(np.float32)
     state, twin = optimizer.state(n), Twin(optimizer, w)
@@ -195,6 +221,33 @@ def test_arguments_are_checked() -> None:
     for number, scale in [(0, 1.0), (1, 0.0), (1, float("inf"))]:
         with pytest.raises(StatusError, match="a step has a number"):
             optimizer.step(w, state, g, number, scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "more", "theirs"),
+    [
+        ("adamw", "AdamW", {"decay": 0.1}, {"weight_decay": 0.1}),
+        ("adamw", "AdamW", {"rate": 0.05, "beta1": 0.5}, {"lr": 0.05, "betas": (0.5, 0.999)}),
+        ("rmsprop", "RMSprop", {}, {}),
+        ("rmsprop", "RMSprop", {"alpha": 0.8, "l2": 0.1}, {"alpha": 0.8, "weight_decay": 0.1}),
+        ("adagrad", "Adagrad", {}, {}),
+        ("adam", "Adam", {"l2": 0.1}, {"weight_decay": 0.1}),
+    ],
+)
+def test_steps_are_those_of_torch(
+    name: str, kind: str, more: dict[str, float], theirs: dict[str, Any]
+) -> None:
+    torch = pytest.importorskip("torch", reason="no torch: python tools/fetch.py torch")
+    draw = np.random.default_rng(4)
+    w = draw.standard_normal(50).astype(np.float32)
+    optimizer, weights = Optimizer(name, **more), torch.nn.Parameter(torch.from_numpy(w.copy()))
+    state, steps = optimizer.state(50), getattr(torch.optim, kind)([weights], **theirs)
+    for t in range(1, 40):
+        g = draw.standard_normal(50).astype(np.float32)
+        optimizer.step(w, state, g, t)
+        weights.grad = torch.from_numpy(g)
+        steps.step()
+    np.testing.assert_allclose(w, weights.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
 def test_it_says_what_it_is() -> None:

@@ -1,6 +1,7 @@
 """Several tables and dense variables in one message: pulls, steps, and what is refused."""
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,29 @@ def test_step_with_one_wrong_part_changes_nothing(shards: Shards, wrong: str) ->
         assert (client.pull(name, ids) == before[name]).all()
     assert client.pull_variables()[1]["w"].tolist() == [0, 0]
     assert client.push_gradients({"w": ones(2)}, rows)["versions"] == [2]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lion", "rmsprop", "rowwise_adagrad"])
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_do_not_depend_on_the_number_of_shards(
+    tmp_path: Path, optimizer: str, together: bool
+) -> None:
+    found = []
+    for count in (1, 3):
+        running, draw = Shards(tmp_path / str(count)), np.random.default_rng(1)
+        running.root.mkdir()
+        client = running.up(count).client()
+        client.create(TableSpec("t", 4, optimizer=optimizer))
+        for _ in range(10):
+            ids = draw.integers(0, 30, 3)  # often none of some shard
+            by = draw.standard_normal((3, 4)).astype(np.float32)
+            if together:
+                client.push_gradients(rows={"t": (ids, by)})
+            else:
+                client.push("t", ids, by)
+        found.append(client.pull("t", np.arange(30)).tobytes())
+        running.close()
+    assert found[0] == found[1]
 
 
 def send(client: Client, kind: int, rows: int, payload: bytes) -> tuple[int, int]:

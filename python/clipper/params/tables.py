@@ -14,7 +14,8 @@ DIM_MAX = 1 << 16
 class TableSpec(msgspec.Struct, frozen=True):
     """An embedding table: f32[dim] for each 64-bit id. All shards have the same specification.
 
-    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad or ftrl. initializer: zeros,
+    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl, adamw, rmsprop, lion or
+    rowwise_adagrad. initializer: zeros,
     constant, uniform, normal, truncated_normal or glorot; the first value of a row depends on
     (seed, name, id) only. rows_max: rows of one shard; with `evicts` a new row replaces the oldest
     one, else new ids are refused. admit_after: number of pushes after which an id gets a row.
@@ -45,6 +46,11 @@ class TableSpec(msgspec.Struct, frozen=True):
         except (ValueError, TypeError, MemoryError) as error:
             raise InvalidInput(str(error)) from None
         return self
+
+    @property
+    def corrects_bias(self) -> bool:
+        """Tell whether a step of the optimizer depends on the number of steps before it."""
+        return self.optimizer in ("adam", "amsgrad", "adamw")
 
     def made(self, rows_max: int = 0) -> Table:
         """Make an empty table. rows_max: a smaller limit, for a trial.

@@ -9,6 +9,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy, memset
 
 from clipper_core.params.embedding_rows cimport Pushed, Rows, rows_remove, rows_write
+from clipper_core.params.optimizer cimport state_floats
 from clipper_core.params.shard_state cimport (
     DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, STREAM_ENDS, ChangedPart,
     DenseVariable, ShardLoopState, kDenseBit, padded, shard_answer, shard_head_is_one,
@@ -41,9 +42,9 @@ cdef int _readable(int fd, int wait_ms) noexcept nogil:
     return poll(&one, 1, wait_ms)
 
 
-cdef u64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
+cdef i64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
                      const u8* end) noexcept nogil:
-    """-> bytes of the part; 0: it does not fit the table"""
+    """-> bytes of the part; -1: it does not fit the table"""
     cdef Rows* rows
     cdef u64 i, n = part.n, stamps_at = 8 * n, found_at = stamps_at + padded(4 * n)
     cdef u64 rows_at = found_at + padded(n), whole
@@ -53,11 +54,11 @@ cdef u64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
     cdef Pushed pushed
     cdef bint all_found = True
     if part.table >= s.place_count.load(relaxed):
-        return 0
+        return -1
     rows = s.places[part.table].rows
     whole = rows_at + padded(4 * n * rows.width)
     if <u64> (end - at) < whole:
-        return 0
+        return -1
     memset(&pushed, 0, sizeof(pushed))
     for i in range(n):
         all_found = all_found and found[i]
@@ -72,26 +73,26 @@ cdef u64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
                 rows_remove(rows, ids + i, 1)
     s.places[part.table].pushes.store(part.steps, relaxed)
     s.log.append(part.table, ids, <u32> n, 0, 0)
-    return whole if whole else 8
+    return <i64> whole
 
 
-cdef u64 _apply_variable(ShardLoopState* s, const ChangedPart* part, const u8* at,
+cdef i64 _apply_variable(ShardLoopState* s, const ChangedPart* part, const u8* at,
                          const u8* end) noexcept nogil:
     cdef DenseVariable* one
     cdef i64 number = part.table ^ kDenseBit
     cdef u64 state, whole
     if <u64> number >= s.variables.size() or s.variables[number].n != part.n:
-        return 0
+        return -1
     one = &s.variables[number]
-    state = one.n * s.dense_rule.slots
+    state = state_floats(s.dense_rule, one.n)
     whole = 16 + padded(4 * one.n) + padded(4 * state)
     if <u64> (end - at) < whole:
-        return 0
+        return -1
     memcpy(one.marks, at, 16)
     memcpy(one.value, at + 16, 4 * one.n)
     memcpy(one.state, at + 16 + padded(4 * one.n), 4 * state)
     s.log.append(DENSE_TABLE, &number, 1, 0, 0)
-    return whole
+    return <i64> whole
 
 
 cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
@@ -99,7 +100,8 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
     cdef const u8* end = at + h.payload_bytes
     cdef const u64* told = <const u64*> at
     cdef const ChangedPart* part
-    cdef u64 i, whole
+    cdef u64 i
+    cdef i64 whole
     if h.worker > h.payload_bytes // 16:
         return False
     at += 16 * h.worker
@@ -110,11 +112,9 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
         at += sizeof(part[0])
         if part.table & kDenseBit:
             whole = _apply_variable(s, part, at, end)
-        elif part.n == 0:
-            return False
         else:
             whole = _apply_rows(s, part, at, end)
-        if whole == 0:
+        if whole < 0:
             return False
         at += whole
     for i in range(h.worker):

@@ -16,7 +16,7 @@ from clipper_core.params.embedding_rows cimport (
     rows_read, rows_remove, rows_walk, rows_write,
 )
 from clipper_core.params.initializer cimport Initializer
-from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, stride_of
+from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, state_floats, stride_of
 from clipper_core.params.row_arena cimport arena_limit, arena_reserve
 from clipper_core.params.row_index cimport GATHER_MAX
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
@@ -57,7 +57,7 @@ cdef class Table:
                   u64 rows_max=1 << 32, bint evicts=False, u32 admit_after=1):
         self.optimizer = optimizer or Optimizer("adagrad")
         self.initializer = initializer or Initializer("uniform")
-        if not 1 <= dim * (1 + self.optimizer.rule.slots) <= FLOATS_MAX:
+        if not 1 <= dim + state_floats(self.optimizer.rule, dim) <= FLOATS_MAX:
             raise_for(BAD_INPUT,
                       f"table {name!r}: a row of {dim} floats and its state: 1 to {FLOATS_MAX} "
                       f"floats")
@@ -72,7 +72,7 @@ cdef class Table:
         self.rows.start = self.initializer.of_rows(dim)
         self.rows.key = key_of(name, seed)
         self.rows.dim = dim
-        self.rows.width = dim * (1 + self.optimizer.rule.slots)
+        self.rows.width = <u32> (dim + state_floats(self.optimizer.rule, dim))
         self.rows.evicts = evicts
         self.rows.admit_after = admit_after
         if not rows_init(self.rows, self.rows_max,

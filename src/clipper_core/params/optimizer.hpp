@@ -11,7 +11,9 @@
 //
 // Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et
 // al. 2011; Adam, Kingma and Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al.
-// 2013, Algorithm 1.
+// 2013, Algorithm 1; AdamW, Loshchilov and Hutter 2019, Algorithm 2; RMSprop, Tieleman and Hinton
+// 2012 in the form of PyTorch; Lion, Chen et al. 2023, Algorithm 2; row-wise Adagrad, Mudigere et
+// al. 2022, section 4.1.4, with the mean of a row's squares in place of each.
 #pragma once
 
 #include <cfloat>
@@ -28,21 +30,32 @@ enum OptimizerKind : std::uint32_t {
     ADAM,
     AMSGRAD,
     FTRL,
+    ADAMW,
+    RMSPROP,
+    LION,
+    ROWWISE_ADAGRAD,
     OPTIMIZERS
 };
 
 struct Rule {
     std::uint32_t kind;
     std::uint32_t slots;          // floats of state a weight
+    std::uint32_t row_slots;      // floats of state a row, behind these
     float rate;
     float momentum;               // momentum, nesterov
-    float beta1, beta2;           // adam, amsgrad
-    float eps;                    // adagrad, adam, amsgrad
+    float beta1, beta2;           // adam, amsgrad, adamw, lion; beta2 is alpha of rmsprop
+    float eps;                    // adagrad, adam, amsgrad, adamw, rmsprop
+    float decay;                  // adamw, lion: of the weights, times the rate
     float l1, l2, beta;           // ftrl; l2 is weight decay of the others
     float start;                  // what the first slot begins at: adagrad, ftrl
     float clip_value, clip_norm;  // of a gradient's elements, and of the gradient of a row;
                                   // infinite for none
 };
+
+// of n weights
+inline std::uint64_t state_floats(const Rule& r, std::uint64_t n) {
+    return r.slots * n + r.row_slots;
+}
 
 struct Stride {  // what one step of a rule is multiplied by
     float rate;
@@ -129,11 +142,12 @@ CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w
     }
 }
 
-CLIPPER_KERNEL void adam(bool clips, bool keeps_top, const Rule& r, const Stride& s, Floats w,
-                         Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
-    const float rate = finite(s.rate * s.first);
+CLIPPER_KERNEL void adam(bool clips, bool keeps_top, bool decays, const Rule& r, const Stride& s,
+                         Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
+    const float rate = finite(s.rate * s.first), decay = finite(s.rate * r.decay);
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
+        if (decays) w[i] = finite(w[i] - decay * w[i]);
         const float mi = finite(m[i] + (1.0f - r.beta1) * (gi - m[i]));
         const float vi = finite(r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi);
         m[i] = mi;
@@ -142,6 +156,41 @@ CLIPPER_KERNEL void adam(bool clips, bool keeps_top, const Rule& r, const Stride
         if (keeps_top) top[i] = under = top[i] > vi ? top[i] : vi;
         w[i] = finite(w[i] - rate * mi / (__builtin_sqrtf(under) * s.second + r.eps));
     }
+}
+
+CLIPPER_KERNEL void rmsprop(bool clips, const Rule& r, const Stride& s, Floats w, Floats v,
+                            Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told(clips, r, s, g[i], w[i]);
+        const float vi = finite(r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi);
+        v[i] = vi;
+        w[i] = finite(w[i] - s.rate * gi / (__builtin_sqrtf(vi) + r.eps));
+    }
+}
+
+CLIPPER_KERNEL void lion(bool clips, const Rule& r, const Stride& s, Floats w, Floats m, Gradient g,
+                         std::uint64_t n) {
+    const float decay = finite(s.rate * r.decay);
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told(clips, r, s, g[i], w[i]);
+        const float mixed = r.beta1 * m[i] + (1.0f - r.beta1) * gi;
+        const float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : 0.0f;
+        w[i] = finite(finite(w[i] - decay * w[i]) - s.rate * sign);
+        m[i] = finite(r.beta2 * m[i] + (1.0f - r.beta2) * gi);
+    }
+}
+
+CLIPPER_KERNEL void rowwise_adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a,
+                                    Gradient g, std::uint64_t n) {
+    float sum = 0.0f;
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told(clips, r, s, g[i], w[i]);
+        sum += gi * gi;
+    }
+    a[0] = finite(a[0] + finite(sum / float(n)));
+    const float under = __builtin_sqrtf(a[0]) + r.eps;
+    for (std::uint64_t i = 0; i < n; ++i)
+        w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]) / under);
 }
 
 CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, Floats n2, Floats z,
@@ -171,9 +220,14 @@ CLIPPER_KERNEL void step_by(bool clips, const Rule& r, const Stride& s, float* w
         case MOMENTUM: return momentum(clips, false, r, s, w, slots, g, n);
         case NESTEROV: return momentum(clips, true, r, s, w, slots, g, n);
         case ADAGRAD: return adagrad(clips, r, s, w, slots, g, n);
-        case ADAM: return adam(clips, false, r, s, w, slots, slots + apart, nullptr, g, n);
+        case ADAM: return adam(clips, false, false, r, s, w, slots, slots + apart, nullptr, g, n);
+        case ADAMW: return adam(clips, false, true, r, s, w, slots, slots + apart, nullptr, g, n);
+        case RMSPROP: return rmsprop(clips, r, s, w, slots, g, n);
+        case LION: return lion(clips, r, s, w, slots, g, n);
+        case ROWWISE_ADAGRAD: return rowwise_adagrad(clips, r, s, w, slots, g, n);
         case AMSGRAD:
-            return adam(clips, true, r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
+            return adam(clips, true, false, r, s, w, slots, slots + apart, slots + 2 * apart, g,
+                        n);
         default: return ftrl(clips, r, s, w, slots, slots + apart, g, n);
     }
 }

@@ -8,11 +8,13 @@ cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
     cdef cppclass Rule:
         u32 kind
         u32 slots               # floats of state a weight
+        u32 row_slots           # floats of state a row, behind these
         float rate
         float momentum
         float beta1
         float beta2
         float eps
+        float decay
         float l1
         float l2
         float beta
@@ -26,6 +28,7 @@ cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
         float second
         float gradient
 
+    u64 state_floats(const Rule& rule, u64 n) noexcept      # of n weights
     bint all_finite(const float* values, u64 n) noexcept
     void add_row(float* sum, const float* gradient, u64 n) noexcept
     void optimizer_step(const Rule& rule, const Stride& step, float* w, float* slots, u64 apart,
@@ -36,9 +39,11 @@ cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
 cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil
 # ^ of step t, from 1, with the rate times `scale`
 cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil
-# ^ slots[rule.slots, n]
+# ^ slots[state_floats(rule, n)]
 
 cdef class Optimizer:
     cdef Rule rule
     cdef readonly str name
     cdef readonly dict settings     # all of them, defaults too
+
+    cdef tuple _shape(self, long n)

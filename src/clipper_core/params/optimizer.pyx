@@ -1,5 +1,5 @@
-"""Optimizers: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl; for dense variables here, for
-rows in `embedding`."""
+"""Optimizers: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl, adamw, rmsprop, lion,
+rowwise_adagrad; for dense variables here, for rows in `embedding`."""
 from libc.math cimport INFINITY, isfinite, pow, sqrt
 
 cimport numpy as cnp
@@ -20,17 +20,25 @@ _SETTINGS = {
     "adam": {"rate": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "l2": 0.0, **_CLIPS},
     "amsgrad": {"rate": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "l2": 0.0, **_CLIPS},
     "ftrl": {"rate": 0.1, "beta": 1.0, "l1": 0.0, "l2": 0.0, "start": 0.0, **_CLIPS},
+    "adamw": {"rate": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.01, "l2": 0.0,
+              **_CLIPS},
+    "rmsprop": {"rate": 0.01, "alpha": 0.99, "eps": 1e-8, "l2": 0.0, **_CLIPS},
+    "lion": {"rate": 0.0001, "beta1": 0.9, "beta2": 0.99, "decay": 0.0, "l2": 0.0, **_CLIPS},
+    "rowwise_adagrad": {"rate": 0.01, "start": 0.0, "eps": 1e-10, "l2": 0.0, **_CLIPS},
 }
 _SLOTS = {
     "sgd": (), "momentum": ("velocity",), "nesterov": ("velocity",), "adagrad": ("squares",),
     "adam": ("mean", "squares"),
     "amsgrad": ("mean", "squares", "largest"), "ftrl": ("squares", "linear"),
+    "adamw": ("mean", "squares"), "rmsprop": ("squares",), "lion": ("mean",),
+    "rowwise_adagrad": ("squares",),
 }
+_ROWWISE = "rowwise_adagrad"    # its state is one float a row
 cdef double LEAST = 1.17549435e-38, LARGEST = 3.4028234e38     # normal floats
 cdef float BELOW_ONE = 0.99999994
 
 _POSITIVE = ("rate", "clip_value", "clip_norm")   # the others may be zero
-_BELOW_ONE = ("momentum", "beta1", "beta2")
+_BELOW_ONE = ("momentum", "beta1", "beta2", "alpha")
 
 
 cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil:
@@ -45,7 +53,7 @@ cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil:
 
 cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil:
     cdef u64 i
-    for i in range(rule.slots * n):
+    for i in range(state_floats(rule[0], n)):
         slots[i] = rule.start if i < n else 0.0
 
 
@@ -53,7 +61,7 @@ cdef class Optimizer:
     """Threads: any. Immutable: a rule and its settings, as `Optimizer("adagrad", rate=0.05)`.
 
     Names and settings, with their defaults: `Optimizer.SETTINGS`. Rates above 0; momentum, beta1,
-    beta2 in [0, 1); clip_value bounds each element of a gradient, clip_norm the Euclidean norm of a
+    beta2, alpha in [0, 1); decay takes decay * rate * w from each weight; clip_value bounds each element of a gradient, clip_norm the Euclidean norm of a
     row's gradient (of a whole dense variable's); l2 adds l2 * w to the gradient (in ftrl: its own
     l2). `start` is what the sum of squares begins at. Errors: StatusError (BAD_INPUT) for an
     unknown name or setting, or a value out of range.
@@ -74,11 +82,13 @@ cdef class Optimizer:
         self.name = name
         self.settings = {key: float(settings.get(key, default)) for key, default in known.items()}
         self.rule.kind = list(_SETTINGS).index(name)
-        self.rule.slots = len(_SLOTS[name])
+        self.rule.slots = 0 if name == _ROWWISE else len(_SLOTS[name])
+        self.rule.row_slots = 1 if name == _ROWWISE else 0
         get = self.settings.get
         self.rule.rate, self.rule.momentum = get("rate"), get("momentum", 0.0)
-        self.rule.beta1, self.rule.beta2 = min(<float> get("beta1", 0.0),
-                                               BELOW_ONE), min(<float> get("beta2", 0.0), BELOW_ONE)
+        self.rule.beta1 = min(<float> get("beta1", 0.0), BELOW_ONE)
+        self.rule.beta2 = min(<float> get("beta2", get("alpha", 0.0)), BELOW_ONE)
+        self.rule.decay = get("decay", 0.0)
         self.rule.eps = max(<float> get("eps", 0.0), <float> LEAST)   # nothing is divided by zero
         self.rule.l1, self.rule.l2, self.rule.beta = get("l1", 0.0), get("l2"), get("beta", 0.0)
         self.rule.start, self.rule.clip_value, self.rule.clip_norm = get("start",
@@ -91,14 +101,21 @@ cdef class Optimizer:
 
     @property
     def slots(self):
-        """Names of the state beside each weight, in their order."""
+        """Names of the state beside each weight, in their order; of rowwise_adagrad, beside each
+        row."""
         return _SLOTS[self.name]
 
     def state(self, cnp.npy_intp n):
-        """f32[slots, n]: the state of n weights before their first step."""
-        cdef cnp.ndarray made = np.empty((self.rule.slots, n), np.float32)
+        """f32[slots, n]: the state of n weights before their first step; f32[1, 1] of
+        rowwise_adagrad."""
+        cdef cnp.ndarray made = np.empty(self._shape(n), np.float32)
         start_slots(&self.rule, <float*> cnp.PyArray_DATA(made), n)
         return made
+
+    cdef tuple _shape(self, long n):
+        if self.rule.row_slots:
+            return (1, 1)
+        return (self.rule.slots, n)
 
     def step(self, cnp.ndarray weights not None, cnp.ndarray state not None,
              cnp.ndarray gradient not None, u64 t=1,
@@ -112,7 +129,7 @@ cdef class Optimizer:
         """
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(weights)
         cdef Stride step
-        for array, shape in ((weights, (n,)), (state, (self.rule.slots, n)), (gradient, (n,))):
+        for array, shape in ((weights, (n,)), (state, self._shape(n)), (gradient, (n,))):
             if ((<cnp.ndarray> array).dtype != np.float32
                     or not cnp.PyArray_IS_C_CONTIGUOUS(array) or array.shape != shape):
                 raise_for(BAD_INPUT,

@@ -12,7 +12,7 @@ from clipper_core.params.shard_acceptor cimport (
     connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
 )
 from clipper_core.params.shard_connection cimport is_busy, take_frames
-from clipper_core.params.optimizer cimport Optimizer
+from clipper_core.params.optimizer cimport Optimizer, state_floats
 from clipper_core.params.shard_counts cimport Counts, counts_refuse
 from clipper_core.params.shard_log cimport Held, Sequences
 from clipper_core.params.shard_region cimport receive_with
@@ -404,9 +404,10 @@ cdef class ShardLoop:
         cdef DenseVariable one
         cdef cnp.ndarray value, state, marks
         for value, state, marks in variables:
-            slots = optimizer.rule.slots if optimizer is not None else 0
+            n = cnp.PyArray_SIZE(value)
+            floats = state_floats(optimizer.rule, n) if optimizer is not None else 0
             if (value.dtype != np.float32 or state.dtype != np.float32 or marks.dtype != np.uint64
-                    or marks.size != 2 or state.size != slots * value.size
+                    or marks.size != 2 or state.size != floats
                     or not all(cnp.PyArray_IS_C_CONTIGUOUS(a) for a in (value, state, marks))):
                 raise_for(BAD_INPUT, "a dense variable is f32, with its state f32 and marks u64[2]")
             one.value = <float*> cnp.PyArray_DATA(value)

@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 
 from clipper_core.params.embedding_rows cimport Distinct, Rows, distinct_init, rows_read
+from clipper_core.params.optimizer cimport state_floats
 from clipper_core.params.shard_log cimport Follower
 from clipper_core.params.shard_state cimport (
     DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, STREAM_ENDS, ChangedPart, DenseVariable,
@@ -68,7 +69,8 @@ cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead
 
 cdef bint _put_rows(ShardLoopState* s, ShardConnection* c, u32 table,
                     const vector[i64]& ids) noexcept nogil:
-    """Each id once; of those without a row, that they are gone. False: no memory."""
+    """Each id once; of those without a row, that they are gone. Without ids, the steps alone.
+    False: no memory."""
     cdef Rows* rows = s.places[table].rows
     cdef ChangedPart part
     cdef Distinct distinct
@@ -109,7 +111,7 @@ cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
         else:
             continue
         one = &s.variables[i]
-        state = one.n * s.dense_rule.slots
+        state = state_floats(s.dense_rule, one.n)
         part.table, part.n, part.steps = kDenseBit | <u32> i, <u32> one.n, 0
         c.output.put(&part, sizeof(part))
         c.output.put(one.marks, 16)
@@ -143,7 +145,8 @@ cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]
     for table in range(<u32> ids.size()):
         if table == DENSE_TABLE:
             parts += _put_variables(s, c, ids[table])
-        elif ids[table].size():
+        elif ids[table].size() or (table < s.place_count.load(relaxed)
+                                   and s.places[table].rows.rule.slots >= 2):
             if not _put_rows(s, c, table, ids[table]):
                 c.output.lost = True
             parts += 1

@@ -283,7 +283,12 @@ class Client:
             raise _misshapen(table, each.size, dim, rows)
         sequence = sequence or self._new_sequence()
         asks = []
-        for shard, mine, places in self._parts(each):
+        parts = self._parts(each)
+        if len(self.connections) > 1 and self.spec(table).corrects_bias:
+            there = {shard for shard, _, _ in parts}
+            none = np.empty(0, np.int64), np.empty(0, np.intp)
+            parts += [(i, *none) for i in range(len(self.connections)) if i not in there]
+        for shard, mine, places in parts:
             part = rows if places is None else rows[places]
             buffers = mine, part.reshape(-1), padding(part.nbytes)
             model = self.connections[shard].version if versioned else 0
@@ -456,6 +461,7 @@ class Client:
                 mine = ids[number] if places is None else ids[0][at : at + count]
                 buffers[shard] += mine, gradients.reshape(-1), padding(gradients.nbytes)
                 at += count
+        self._add_counted(parts, [name for name in names if self.spec(name).corrects_bias])
         for shard, variables in enumerate(dense):
             for name, value in variables.items():
                 self._check_variable(shard, name, value)
@@ -485,6 +491,14 @@ class Client:
                 raise
 
         return Pending(take)
+
+    def _add_counted(self, parts: list[list[RequestPart]], tables: Sequence[str]) -> None:
+        """Let all shards count the step of tables whose optimizer corrects its bias by it, so that
+        rows are the same for any number of shards."""
+        for shard, each in enumerate(parts):
+            there = {one.name for one in each}
+            self._check_tables(shard, tables)
+            each += [RequestPart(table, 0) for table in tables if table not in there]
 
     def _step_answers(
         self, sent: Sequence[tuple[int, ShardRequest, float]], sequence: int
