@@ -129,6 +129,22 @@ def test_killed_between_queries_it_comes_back(deploy, server):
     assert "SIGKILL" in row["detail"]
 
 
+def test_a_killed_fork_server_loses_no_query(deploy, server):
+    model = deploy(total, input="f64[4]", cache=False, replicas=2)
+    assert [row["start"] for row in rows_of(server, model)] == ["forked", "forked"]
+    before = pids(server, model)
+    with open(f"/proc/{before[0]}/stat") as file:
+        fork_server = int(file.read().rpartition(")")[2].split()[1])
+    with Load(model) as load:
+        load.more()
+        os.kill(fork_server, signal.SIGKILL)
+        wait_until(lambda: all(gone(pid) for pid in before))
+        wait_until(lambda: len(pids(server, model)) == 2)
+        load.more()
+    assert load.failed == []
+    assert [row["start"] for row in rows_of(server, model)] == ["forked", "forked"]
+
+
 def gated(folder):
     """Says which process has a batch, and works on it until the gate is open."""
 

@@ -54,6 +54,7 @@ def become(
     reseed()
     set_title(asked["title"])
     words = [str(fork_server) if word == "PARENT" else word for word in asked["arguments"]]
+    sys.argv[1:] = words
     return run([*words, "--report-fd", str(control)])
 
 
