@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 import clipper
 from clipper.cli import main
+from clipper.cli.evaluating import since_of
 from clipper.errors import InvalidInput, NotAllowed
 
 
@@ -29,6 +31,16 @@ def use(app, count):
         assert app.feedback(answer, label=i % 10)
 
 
+def test_a_time_since_is_an_age_or_a_date() -> None:
+    assert since_of("", 1e9) == 0.0
+    assert since_of("90m", 1e9) == 1e9 - 5400
+    assert since_of("7d", 1e9) == 1e9 - 7 * 86_400
+    assert since_of("2026-01-31T08:00+00:00", 1e9) == 1769846400.0
+    for wrong in ("yesterday", "d", "12"):
+        with pytest.raises(InvalidInput, match="no age and no date"):
+            since_of(wrong, 1e9)
+
+
 @pytest.mark.slow
 def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
@@ -45,8 +57,12 @@ def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Pa
         assert worst.snips.value < best.logged.value < 1.0
         assert app.evaluate("squarecb", queries_max=100).queries == 100
 
+        begin = time.time()
+        use(app, 20)
+        assert app.evaluate("squarecb", since=begin).queries == 20
+        lately = ["--since", "1h", "--last", "300"]
         shown = CliRunner().invoke(
-            main, ["evaluate", "digits", "--policy", "squarecb", "--folder", state]
+            main, ["evaluate", "digits", "--policy", "squarecb", *lately, "--folder", state]
         )
         assert shown.exit_code == 0, shown.output
         assert "(as it ran)" in shown.output
@@ -54,7 +70,7 @@ def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Pa
         many = CliRunner().invoke(main, ["evaluate", "digits", *two, "--json", "--folder", state])
         first, second = json.loads(many.output)
         assert (first["policy"], second["policy"]) == ("thompson", "exp3")
-        assert first["queries"] == 300
+        assert first["queries"] == 320
         assert 0.5 < first["dr"]["value"] < 1.2
 
         with pytest.raises(NotAllowed, match="not answered by all models"):

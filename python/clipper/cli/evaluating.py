@@ -1,6 +1,8 @@
 """`clipper evaluate`: what other policies would have achieved on the logged feedback."""
 
+import datetime
 import json
+import time
 from pathlib import Path
 
 import click
@@ -32,9 +34,20 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     show_default=True,
     help="Use the newest so many feedbacks.",
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    default="",
+    help="Use feedback since then: 90m, 12h, 7d, or a date and time as 2026-01-31T08:00.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def evaluate(
-    application: str, policies: tuple[str, ...], folder: str, last: int, as_json: bool
+    application: str,
+    policies: tuple[str, ...],
+    folder: str,
+    last: int,
+    since: str,
+    as_json: bool,
 ) -> None:
     """Estimate the accuracy that other policies would have had for APPLICATION.
 
@@ -45,7 +58,7 @@ def evaluate(
     rarely has what the policy would choose.
 
     \b
-    clipper evaluate digits --policy squarecb
+    clipper evaluate digits --policy squarecb --since 7d
     clipper evaluate digits --policy 'exp3(eta=0.05)' --policy thompson --json
     """
     state = folder or load().server.folder or load().server.state
@@ -53,11 +66,9 @@ def evaluate(
         raise InvalidInput(
             "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."
         )
-    place = Path(state.removeprefix("sqlite:"))
-    found = [
-        evaluate_journal(place if place.is_dir() else place.parent, application, policy, last)
-        for policy in policies
-    ]
+    place, begin = Path(state.removeprefix("sqlite:")), since_of(since, time.time())
+    folder_of = place if place.is_dir() else place.parent
+    found = [evaluate_journal(folder_of, application, policy, last, begin) for policy in policies]
     if as_json:
         named = zip(policies, found, strict=True)
         rows = [{**msgspec.to_builtins(each), "policy": policy} for policy, each in named]
@@ -68,6 +79,25 @@ def evaluate(
         count = str(found[0].queries)
         lines.insert(0, ("(as it ran)", _shown(logged), "", "", count, count, "measured"))
     click.echo(table([HEAD, *lines], ""))
+
+
+def since_of(text: str, now: float) -> float:
+    """Return a Unix time in seconds from an age (`90m`, `12h`, `7d`) or a date; 0 for an empty one.
+
+    A date without a zone is of this machine's zone. Raises InvalidInput.
+    """
+    if not text:
+        return 0.0
+    seconds = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}.get(text[-1])
+    try:
+        if seconds is not None:
+            return now - seconds * float(text[:-1])
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise InvalidInput(
+            f"--since {text!r} is no age and no date.",
+            hint="Write 90m, 12h, 7d, or 2026-01-31T08:00.",
+        ) from None
 
 
 def _line(policy: str, found: Evaluation) -> tuple[str, ...]:

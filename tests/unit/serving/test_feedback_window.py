@@ -290,7 +290,7 @@ def test_the_features_of_a_query_are_written_and_old_records_have_none(learner: 
     seen = Observation(Plan((A,), (), (), (1.0, -2.5)), {A: Prediction(1)}, Truth(1), 1)
     record = written(learner, "", seen)
     assert read(record)[4].plan.features == (1.0, -2.5)
-    *old, _ = msgspec.msgpack.decode(record)
+    *old, _, _ = msgspec.msgpack.decode(record)
     assert read(msgspec.msgpack.encode(old))[4].plan.features == ()
 
 

@@ -2,8 +2,10 @@
 
 An observation is a msgpack array that begins with its application, policy and models. Many in
 columns begin with a byte that no msgpack does, and keep whole numbers as narrow as they are.
+Both end with the time of the feedback, which no state depends on.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,7 @@ class _Record(msgspec.Struct, array_like=True):
     answer: Any
     weight: float
     features: tuple[float, ...] = ()
+    time_us: int = 0  # Unix time; 0 in records of older servers
 
 
 class _RowsRecord(msgspec.Struct, array_like=True):
@@ -47,6 +50,7 @@ class _RowsRecord(msgspec.Struct, array_like=True):
     labels: Any
     asked: Any
     p: Any
+    time_us: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
@@ -67,15 +71,26 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
     if odds and len(asked) != len(odds):
         odds = ()
     rest = _ENCODER.encode(
-        (user, asked, odds, said, truth.label, truth.score, seen.answer, seen.weight, plan.features)
+        (
+            user,
+            asked,
+            odds,
+            said,
+            truth.label,
+            truth.score,
+            seen.answer,
+            seen.weight,
+            plan.features,
+            time.time_ns() // 1000,
+        )
     )
     return (learner.head or _head_of(learner)) + rest[1:]
 
 
 def _head_of(learner: Learner) -> bytes:
-    """The first three fields of every record of this learner, in an array of twelve."""
+    """The first three fields of every record of this learner, in an array of thirteen."""
     names = tuple(map(str, learner.models))
-    learner.head = b"\x9c" + _ENCODER.encode((learner.application, learner.text, names))[1:]
+    learner.head = b"\x9d" + _ENCODER.encode((learner.application, learner.text, names))[1:]
     return learner.head
 
 
@@ -110,6 +125,7 @@ def _halved(
             _narrow(rows.labels),
             _narrow(rows.asked),
             rows.p,
+            time.time_ns() // 1000,
         )
     )
     if len(record) <= RECORD_BYTES_MAX or len(rows) == 1:
@@ -136,11 +152,21 @@ def _narrow(column: Column) -> Column:
     return column
 
 
-def read(
-    record: bytes,
-) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation | ObservationRows]:
+# application, policy, models, user, and what was observed
+Read = tuple[str, str, tuple[VersionedModel, ...], str, Observation | ObservationRows]
+
+
+def read(record: bytes) -> Read:
     """-> application, policy, models, user, and what was observed. ValueError for what is no
     record."""
+    return read_with_time(record)[0]
+
+
+def read_with_time(record: bytes) -> tuple[Read, int]:
+    """Return what a record holds, as `read`, and its Unix time in microseconds.
+
+    The time is 0 in records of older servers. Raises ValueError for what is no record.
+    """
     if record[:1] == COLUMNS:
         return _read_rows(record)
     try:
@@ -153,16 +179,11 @@ def read(
     except (msgspec.MsgspecError, IndexError) as error:
         raise ValueError(f"no record of feedback: {error}") from None
     truth = Truth(found.label, found.score)
-    return (
-        found.application,
-        found.policy,
-        models,
-        found.user,
-        Observation(plan, heard, truth, found.answer, found.weight),
-    )
+    seen = Observation(plan, heard, truth, found.answer, found.weight)
+    return (found.application, found.policy, models, found.user, seen), found.time_us
 
 
-def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, ObservationRows]:
+def _read_rows(record: bytes) -> tuple[Read, int]:
     try:
         found = _ROWS_DECODER.decode(memoryview(record)[1:])
         models = tuple(VersionedModel.parse(name) for name in found.models)
@@ -182,7 +203,7 @@ def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str
     alike = all(column is None or len(column) == len(rows) for column in columns)
     if not alike or not len(models) == len(rows.outputs) == len(rows.heard) == len(rows.confidence):
         raise ValueError("no record of feedback: columns of different lengths")
-    return found.application, found.policy, models, found.user, rows
+    return (found.application, found.policy, models, found.user, rows), found.time_us
 
 
 def _wide(column: Column) -> Column:

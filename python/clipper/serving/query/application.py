@@ -114,17 +114,20 @@ class ApplicationHandle:
             else {}
         )
 
-    def evaluate(self, policy: str, queries_max: int = QUERIES_MAX) -> Evaluation:
+    def evaluate(
+        self, policy: str, queries_max: int = QUERIES_MAX, since: float = 0.0
+    ) -> Evaluation:
         """Estimate the accuracy that another policy would have had on the logged feedback.
 
-        policy: as for `app(policy=...)`.  queries_max: the newest so many feedbacks are used. It
-        reads the journal, so the server needs a state folder, and takes 20 to 150 us of this thread
-        for each feedback. Raises InvalidInput for an unknown policy, NotAllowed where the log
-        allows no estimate (for example since choices were made without randomness). Threads: any.
+        policy: as for `app(policy=...)`.  queries_max: the newest so many feedbacks are used.
+        since: Unix time in seconds; older feedback is not used. It reads the journal, so the server
+        needs a state folder, and takes 20 to 150 us of this thread for each feedback. Raises
+        InvalidInput for an unknown policy, NotAllowed where the log allows no estimate (for example
+        since choices were made without randomness). Threads: any.
         """
         journal = self._resolve(self.name).learner.states.journal
         records = (record for _, record in journal.replay())
-        return evaluate_policy(records, self.name, policy, queries_max)
+        return evaluate_policy(records, self.name, policy, queries_max, since)
 
     def predict_many(
         self,
