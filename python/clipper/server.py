@@ -44,7 +44,7 @@ from clipper.options import (
     grouped,
     types_of,
 )
-from clipper.schema import Schema
+from clipper.schema import Schema, type_text
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.observe import observe_for_others
 from clipper.serving.models.address import Listener, listen
@@ -625,8 +625,8 @@ class ClipperServer:
         type: str = "",
         key: str = "",
         *,
-        input: str = "",
-        output: str = "",
+        input: str | Mapping[str, str] = "",
+        output: str | Mapping[str, str] = "",
         load_now: bool = False,
         sync: bool = False,
         policy: Policy = _DEFAULT_POLICY,
@@ -636,9 +636,10 @@ class ClipperServer:
         It is loaded when it is first queried.
 
         type: `onnx`, `skops`, `python` ("module:attribute"), `packed`, or another that a runtime
-        opens; empty: by the path's suffix. input, output: `f32[64]`, ...; empty: as its first copy
-        reports. load_now: load it at once; sync: and wait for it. Repeating a registration has no
-        effect; AlreadyExists when it differs. Raises NotAllowed without `mesh=True`.
+        opens; empty: by the path's suffix. input, output: `f32[64]`, or a dict of types by name;
+        empty: as its first copy reports. load_now: load it at once; sync: and wait for it.
+        Repeating a registration has no effect; AlreadyExists when it differs. Raises NotAllowed
+        without `mesh=True`.
         """
         self._check_open()
         return self._mesh.required_node.register(
@@ -646,8 +647,8 @@ class ClipperServer:
             path,
             type,
             key,
-            input=input,
-            output=output,
+            input=type_text(input),
+            output=type_text(output),
             load_now=load_now,
             sync=sync,
             policy=policy,

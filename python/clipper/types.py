@@ -185,7 +185,8 @@ class InputType(msgspec.Struct, frozen=True):
         or bytes-like."""
         if isinstance(value, Mapping):
             raise ValueError(
-                "named tensors are declared: deploy the model with inputs={'ids': 'i64[*]', ...}."
+                "the names and types of its tensors are not known yet: deploy or register it with"
+                " them, or load it first."
             )
         if isinstance(value, str):
             return cls("str", (), True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import ClipperError, StillLinked, UnknownModel, UnknownVersion
+from clipper.errors import ClipperError, InvalidInput, StillLinked, UnknownModel, UnknownVersion
 from clipper.testing import wait_until
 
 MODELS = """
@@ -79,6 +79,31 @@ def nothing_is_loaded_nor_asked(server: clipper.ClipperServer) -> Iterator[None]
         )
 
     wait_until(is_quiet)
+
+
+def test_named_tensors(own_server: clipper.ClipperServer, tmp_path: Path) -> None:
+    text = (
+        "def score(batch):\n"
+        "    ids = batch['ids']\n"
+        "    return {'label': [int(row.sum()) for row in ids], 'n': [len(row) for row in ids]}"
+    )
+    (tmp_path / "scores.py").write_text(text)
+    own_server.register_model(
+        "score",
+        "scores.py:score",
+        key=str(tmp_path),
+        input={"ids": "i64[*]"},
+        output={"label": "i64", "n": "i32"},
+    )
+    answer = own_server.predict("score", {"ids": [1, 2, 3]}, slo_ms=20_000).result(30)
+    assert answer.output == {"label": 6, "n": 3}
+    app = own_server.app("scored", models=["score"], output="label", slo_ms=20_000)
+    assert app.predict({"ids": [4]}).result(30).output == 4
+    with pytest.raises(InvalidInput, match="tensor 'ids' is missing"):
+        app.predict({})
+    own_server.register_model("unknown", "scores.py:score", key=str(tmp_path))
+    with pytest.raises(InvalidInput, match="not known yet: deploy or register it with them"):
+        own_server.predict("unknown", {"ids": [1]})
 
 
 def evict(server: clipper.ClipperServer, id: str) -> None:

@@ -286,6 +286,19 @@ def test_an_application_comes_back_as_it_was_registered(
     assert type(again.default) is type(plain(default))
 
 
+def test_named_tensors_and_a_default_of_them_survive(store: Store, catalog: Catalog) -> None:
+    types = '{"ids": "i64[*]", "x": "f32[2,3]"}'
+    catalog.register_model("m", types)
+    default = {"label": 1, "raw": b"a", "scores": np.array([float("nan")])}
+    catalog.register_application("a", ["m"], default=default, output="label")
+    found = Catalog(store, follow=False)
+    assert str(found.view.model("m").input) == types
+    app = found.application("a")
+    assert (str(app.input), app.output) == (types, "label")
+    assert app.default["raw"] == b"a"
+    assert np.isnan(app.default["scores"][0])
+
+
 def test_a_nan_default_survives(store: Store, catalog: Catalog) -> None:
     catalog.register_application("a", default=np.array([float("nan"), 1.0]))
     found = Catalog(store, follow=False).application("a").default

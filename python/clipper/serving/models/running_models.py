@@ -198,6 +198,9 @@ def row_shape(input: InputType) -> tuple[int, ...]:
 
 
 def _infer(value: object) -> tuple[str, tuple[int, ...]]:
-    """The type of a model that nobody stated: that of its first input."""
-    found = InputType.infer(value)
+    """The type of a model that nobody stated: that of its first input. Raises InvalidInput."""
+    try:
+        found = InputType.infer(value)
+    except ValueError as error:
+        raise InvalidInput(f"the input of this model: {error}") from None
     return found.dtype, row_shape(found)
