@@ -148,6 +148,25 @@ def test_version_1(language, address, input, tmp_path):
         assert ended(process)[0]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ({"ids": "i64[*]", "name": "str"}, {"sum": "i64", "names": "str[2]"}),
+        ({"ids": "i64[3]"}, {"sum": "i64"}),
+    ],
+)
+def test_named_tensors(server, deploy, language, inputs, outputs):
+    model = deploy(program(language, "tensors"), inputs=inputs, outputs=outputs)
+    rows = [{"ids": np.arange(i, i + 3), "name": f"nö {i}"} for i in range(200)]
+    futures = [model.predict({key: row[key] for key in inputs}, slo_ms=SLO_MS) for row in rows]
+    for row, future in zip(rows, futures, strict=True):
+        got = future.result(20)
+        assert got["sum"] == row["ids"].sum()
+        assert [*got.get("names", ())] == [row["name"]] * 2 * ("names" in outputs)
+    assert "{" in server.stats()["models"][model.name]["output"]
+    assert "".join(server.logs(model.name)) == ""
+
+
 def test_rows_of_the_warm_up_are_those_given(server, deploy, language):
     model = deploy(program(language, "echo", "str", "str"), input="str", warmup=["one", "two"])
     assert server.stats()["models"][model.name]["output"] == "str"

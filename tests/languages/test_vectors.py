@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clipper_container.schema import Tensors
 from clipper_container.wire import frames as wire
 from clipper_container.wire import version1
 from clipper_container.wire.frames import BadFrame, Flag, Kind
@@ -34,7 +35,10 @@ def reader(request):
         command = java_command(java(JAVA / "tests"), "clipper.container.Vectors")
 
     def read(frames):
-        lines = "".join(f"{version} {data.hex()}\n" for version, data in frames)
+        lines = "".join(
+            " ".join((str(version), data.hex(), *schema)) + "\n"
+            for version, data, *schema in frames
+        )
         ran = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=120)
         assert ran.returncode == 0, ran.stderr[-4000:]
         text = ran.stdout.decode("utf-8", "replace")  # damaged strings need not be UTF-8
@@ -180,3 +184,70 @@ def _read_v2(data):
         wire.unpack_map(payload)
     elif header.kind == Kind.WELCOME:
         Welcome.read(wire.unpack_map(payload))
+
+
+# -- records of named tensors
+
+
+def records(file="records.json"):
+    return [
+        (vector, schema_text(vector), bytes.fromhex(record))
+        for vector in vectors(file)
+        for record in vector["records"]
+    ]
+
+
+def schema_text(vector):
+    return json.dumps(vector["schema"])
+
+
+def test_records_mean_what_they_say(reader):
+    good = [one for one in records() if "values" in one[0]]
+    found = reader([("r", data, schema) for _, schema, data in good])
+    place = {}
+    for (vector, _, data), got in zip(good, found, strict=True):
+        name = vector["name"]
+        i = place[name] = place.get(name, -1) + 1
+        assert "error" not in got, (name, got)
+        assert got["again"] == data.hex(), name
+        expected = {tensor: values[i] for tensor, values in vector["values"].items()}
+        np.testing.assert_equal(got["values"], expected, name)
+
+
+def test_records_that_must_be_rejected_are(reader):
+    bad = [one for one in records() if "why" in one[0]]
+    found = reader([("r", data, schema) for _, schema, data in bad])
+    for (vector, _, _), got in zip(bad, found, strict=True):
+        assert "error" in got, (vector["name"], vector["why"])
+
+
+def test_damaged_records_are_read_as_the_python_sdk_reads_them(reader):
+    seeds, numbers = records(), random.Random(11)
+    damaged = []
+    for _ in range(DAMAGED // 2):
+        vector, schema, data = numbers.choice(seeds)
+        changed = bytearray(data)
+        for _ in range(numbers.randint(1, 2)):
+            if changed and numbers.random() < 0.8:
+                changed[numbers.randrange(len(changed))] = numbers.choice((0, 1, 2, 8, 128, 255))
+            elif changed and numbers.random() < 0.5:
+                del changed[numbers.randrange(len(changed)) :]
+            else:
+                changed += bytes(8)
+        damaged.append((vector, schema, bytes(changed)))
+    found = reader([("r", data, schema) for _, schema, data in damaged])
+    accepted = 0
+    for (vector, schema, data), got in zip(damaged, found, strict=True):
+        rejected = _is_damaged(Tensors.parse(vector["schema"]), data)
+        assert ("error" in got) == rejected, (schema, data.hex(), got)
+        accepted += not rejected
+    assert DAMAGED / 40 < accepted < DAMAGED / 2.1
+
+
+def _is_damaged(tensors, data):
+    try:
+        row = np.frombuffer(data, np.uint8) if tensors.is_fixed else data
+        tensors.unpack(row)
+    except ValueError:
+        return True
+    return False

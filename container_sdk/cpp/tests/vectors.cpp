@@ -1,8 +1,10 @@
 // Decodes frames, one per line of stdin: the protocol's version, a space, hexadecimal. Prints for
-// each a line of JSON: what it means, and the frame encoded again, or {"error": TEXT}.
+// each a line of JSON: what it means, and the frame encoded again, or {"error": TEXT}. A record is the
+// version r, hexadecimal, a space and its schema.
 
 #include <cinttypes>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <string>
 
@@ -178,6 +180,32 @@ static std::string again(const Header& header, const Rows& rows) {
   return hex({reinterpret_cast<const char*>(frame.data()), frame.size()});
 }
 
+template <class T>
+static const std::uint8_t* copied(const Record& record, RecordWriter& writer, const TensorSpec& spec) {
+  const auto from = record.values<T>(spec.name);
+  const auto& shape = record.shape(spec.name);
+  std::copy(from.begin(), from.end(), writer.values<T>(spec.name, shape));
+  return reinterpret_cast<const std::uint8_t*>(from.data());
+}
+
+// The numbers of a tensor, which are copied to `writer`.
+static const std::uint8_t* raw(const Record& record, RecordWriter& writer, const TensorSpec& spec) {
+  switch (spec.dtype) {
+    case DType::BOOL: return copied<bool>(record, writer, spec);
+    case DType::U8: return copied<std::uint8_t>(record, writer, spec);
+    case DType::I8: return copied<std::int8_t>(record, writer, spec);
+    case DType::U16: return copied<std::uint16_t>(record, writer, spec);
+    case DType::I16: return copied<std::int16_t>(record, writer, spec);
+    case DType::U32: return copied<std::uint32_t>(record, writer, spec);
+    case DType::I32: return copied<std::int32_t>(record, writer, spec);
+    case DType::U64: return copied<std::uint64_t>(record, writer, spec);
+    case DType::I64: return copied<std::int64_t>(record, writer, spec);
+    case DType::F16: return copied<Half>(record, writer, spec);
+    case DType::F32: return copied<float>(record, writer, spec);
+    default: return copied<double>(record, writer, spec);
+  }
+}
+
 // A copy of bytes in memory of exactly that size, so that a sanitizer sees a read beyond it.
 static std::unique_ptr<std::uint8_t[]> exactly(const std::uint8_t* bytes, std::size_t size) {
   std::unique_ptr<std::uint8_t[]> copy(new std::uint8_t[size]);
@@ -258,16 +286,54 @@ static std::string read_v1(const std::uint8_t* frame, std::size_t size) {
   return "{\"values\": " + values(rows) + "}";
 }
 
+// A record: its tensors, and the record written again.
+static std::string read_record(const std::string& json, const std::uint8_t* bytes, std::size_t size) {
+  const Schema schema = Schema::parse(json);
+  const auto copy = exactly(bytes, size);
+  const Record record(schema, {reinterpret_cast<const char*>(copy.get()), size});
+  RecordWriter writer(schema);
+  std::string said;
+  for (const TensorSpec& spec : schema.specs()) {
+    const auto shape = record.shape(spec.name);
+    said += (said.empty() ? "{\"values\": {" : ", ") + quoted(spec.name) + ": ";
+    std::uint64_t at = 0;
+    std::vector<std::string_view> texts;
+    if (spec.is_text()) {
+      texts = record.texts(spec.name);
+      writer.texts(spec.name, texts, shape);
+    } else {
+      writer.zeros(spec.name, shape);
+    }
+    const std::uint8_t* data = spec.is_text() ? nullptr : raw(record, writer, spec);
+    const std::function<std::string(std::size_t)> nest = [&](std::size_t depth) {
+      if (depth == shape.size()) {
+        const std::uint64_t i = at++;
+        if (!spec.is_text()) return element(spec.dtype, data, i);
+        return quoted(spec.dtype == DType::STR ? std::string(texts[i]) : hex(texts[i]));
+      }
+      return list(shape[depth], [&](std::uint64_t) { return nest(depth + 1); });
+    };
+    said += nest(0);
+  }
+  return said + "}, \"again\": \"" + hex(writer.bytes()) + "\"}";
+}
+
 int main() {
   std::string line;
   while (std::getline(std::cin, line)) {
     std::string bytes;
-    for (std::size_t i = 2; i + 1 < line.size(); i += 2)
+    const std::size_t end = std::min(line.find(' ', 2), line.size());
+    for (std::size_t i = 2; i + 1 < end; i += 2)
       bytes.push_back(static_cast<char>(std::stoi(line.substr(i, 2), nullptr, 16)));
     const auto frame = exactly(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     const auto read = line[0] == '1' ? read_v1 : read_v2;
     try {
-      std::puts(read(frame.get(), bytes.size()).c_str());
+      if (line[0] == 'r')
+        std::puts(read_record(line.substr(end + 1), frame.get(), bytes.size()).c_str());
+      else
+        std::puts(read(frame.get(), bytes.size()).c_str());
+    } catch (const InvalidRecord& error) {
+      std::puts(("{\"error\": " + quoted(error.what()) + "}").c_str());
     } catch (const BadFrame& error) {
       std::puts(("{\"error\": " + quoted(error.what()) + "}").c_str());
     }

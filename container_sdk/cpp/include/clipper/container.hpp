@@ -48,6 +48,7 @@
 #include <unistd.h>
 
 #include <clipper/model.hpp>
+#include <clipper/tensors.hpp>
 
 namespace clipper {
 
@@ -582,7 +583,23 @@ class WarmUpRun {
   }
 
  private:
+  void generate_record() {
+    const Schema schema = Schema::parse(options_.input);
+    row_ = make_record(schema);
+    given_.dtype = schema.is_fixed() ? DType::U8 : DType::BYTES;
+    given_.n = given_.rank = 1;
+    given_.variable = !schema.is_fixed();
+    if (given_.variable) given_.offsets = {0, row_.size()};
+    else given_.dims[0] = static_cast<std::uint32_t>(row_.size());
+    given_.data = reinterpret_cast<const std::uint8_t*>(row_.data());
+    given_.data_bytes = row_.size();
+  }
+
   void generate() {
+    if (options_.input[0] == '{') {
+      generate_record();
+      return;
+    }
     const detail::RowType type = detail::parse_type(options_.input);
     std::uint64_t items = 0;
     row_ = detail::make_row(type, items);
@@ -648,7 +665,7 @@ class WarmUpRun {
       for (std::uint32_t i = 0; i < times; i++) {
         took_us = run_one(n);
         found_.timings.emplace_back(n, took_us);
-        found_.output = outputs_.type();
+        found_.output = options_.output[0] == '{' ? options_.output : outputs_.type();
         if (detail::now_s() > ends_s) return;
       }
       if (static_cast<double>(took_us) > WARMUP_BATCH_S * 1e6) return;

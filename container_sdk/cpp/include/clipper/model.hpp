@@ -130,6 +130,16 @@ class Outputs {
     append(DTypeOf<T>::value, values, count * sizeof(T), count);
   }
 
+  // Set the output of row `row`, bytes of the same size for each row. Throws: InvalidOutput.
+  void put_fixed(std::size_t row, std::string_view bytes) {
+    if (dtype_ != DType::U8 || rank_ != 1 || dims_[0] != bytes.size()) {
+      if (bytes.size() >> 32) throw InvalidOutput("outputs of more than 2^32 bytes");
+      values<std::uint8_t>({static_cast<std::uint32_t>(bytes.size())});
+    }
+    if (row >= n_) throw InvalidOutput("row " + std::to_string(row) + " of " + std::to_string(n_));
+    std::memcpy(reinterpret_cast<char*>(data_.data()) + row * bytes.size(), bytes.data(), bytes.size());
+  }
+
   // The confidence of each row, from 0 to 1, for the caller to fill in.
   float* confidence() {
     confidence_.resize(n_);

@@ -96,6 +96,12 @@ public final class Batch {
     return rows.sessions == null ? 0 : rows.sessions.getLong(8 * i);
   }
 
+  /** Return the bytes of row `i` of a fixed shape, little-endian. */
+  ByteBuffer row(int i) {
+    int size = items * rows.dtype.itemBytes;
+    return bytes().slice(i * size, size);
+  }
+
   private ByteBuffer part(ByteBuffer all, int i) {
     return all.slice(rows.offsets[i], length(i));
   }

@@ -125,6 +125,14 @@ public final class Outputs {
     append(DType.F32, bytes, 4);
   }
 
+  /** Set the output of row `row`, bytes of the same size for each row. */
+  void putFixed(int row, byte[] bytes) {
+    if (dtype != DType.U8 || shape.length != 1 || shape[0] != bytes.length) {
+      values(DType.U8, bytes.length);
+    }
+    data.put(row * bytes.length, bytes);
+  }
+
   /** Return the confidence of each row, from 0 to 1, for the caller to fill in. */
   public float[] confidence() {
     confidence = confidence == null ? new float[n] : confidence;

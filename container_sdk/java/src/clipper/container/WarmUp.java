@@ -69,6 +69,9 @@ final class WarmUp {
 
   /** Return one row: numbers from 0 to 1 for floats, zeros, or a text; null for `any`. */
   private Rows generated() {
+    if (options.input.startsWith("{")) {
+      return generatedRecord();
+    }
     String[] words = options.input.split("[\\[\\],]");
     Rows rows = new Rows();
     rows.dtype = DType.named(words[0]);
@@ -98,6 +101,20 @@ final class WarmUp {
         rows.data.putFloat(4 * i, (float) (i / (items - 1.0)));
       }
     }
+    return rows;
+  }
+
+  private Rows generatedRecord() {
+    Schema schema = Schema.parse(options.input);
+    byte[] record = new RecordWriter(schema).generate().encode();
+    Rows rows = new Rows();
+    rows.dtype = schema.isFixed() ? DType.U8 : DType.BYTES;
+    rows.n = 1;
+    rows.rank = 1;
+    rows.variable = !schema.isFixed();
+    rows.dims[0] = rows.variable ? 0 : record.length;
+    rows.offsets = rows.variable ? new int[] {0, record.length} : null;
+    rows.data = Rows.littleEndian(ByteBuffer.wrap(record));
     return rows;
   }
 
@@ -152,7 +169,7 @@ final class WarmUp {
       for (int i = 0; i < times; i++) {
         tookUs = runOne(n);
         timings.add(new long[] {n, tookUs});
-        output = outputs.type();
+        output = options.output.startsWith("{") ? options.output : outputs.type();
         if (System.nanoTime() > ends) {
           return;
         }

@@ -6,12 +6,14 @@ import java.io.PrintStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.HexFormat;
+import java.util.List;
 import java.util.Map;
 import java.util.function.IntFunction;
 
 /**
  * Decodes frames, one per line of stdin: the protocol's version, a space, hexadecimal. Prints for each
- * a line of JSON: what it means, and the frame encoded again, or {"error": TEXT}.
+ * a line of JSON: what it means, and the frame encoded again, or {"error": TEXT}. A record is the
+ * version r, hexadecimal, a space and its schema.
  */
 final class Vectors {
   private Vectors() {}
@@ -20,15 +22,59 @@ final class Vectors {
     PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
     BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
     for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-      byte[] raw = HexFormat.of().parseHex(line.substring(2).strip());
+      int end = line.indexOf(' ', 2) < 0 ? line.length() : line.indexOf(' ', 2);
+      byte[] raw = HexFormat.of().parseHex(line.substring(2, end));
       ByteBuffer frame = Rows.littleEndian(ByteBuffer.wrap(raw));
       try {
-        out.println(line.charAt(0) == '1' ? readV1(frame) : readV2(frame));
-      } catch (BadFrame error) {
+        char version = line.charAt(0);
+        String schema = version == 'r' ? line.substring(end + 1) : "";
+        String said = version == '1' ? readV1(frame) : version == '2' ? readV2(frame) : "";
+        out.println(version == 'r' ? readRecord(Schema.parse(schema), frame) : said);
+      } catch (BadFrame | InvalidRecord error) {
         out.println("{\"error\": " + quoted(error.getMessage()) + "}");
       }
     }
     out.flush();
+  }
+
+  private static String readRecord(Schema schema, ByteBuffer bytes) {
+    TensorRecord record = new TensorRecord(schema, bytes);
+    RecordWriter writer = new RecordWriter(schema);
+    StringBuilder to = new StringBuilder("{\"values\": {");
+    for (TensorSpec spec : schema.specs()) {
+      String name = spec.name();
+      int[] shape = record.shape(name);
+      IntFunction<String> elementOf;
+      if (spec.dtype() == DType.STR) {
+        writer.texts(name, record.texts(name), shape);
+        elementOf = i -> quoted(record.texts(name).get(i));
+      } else if (spec.dtype() == DType.BYTES) {
+        List<byte[]> all = record.bytes(name).stream().map(Vectors::array).toList();
+        writer.bytes(name, all, shape);
+        elementOf = i -> quoted(HexFormat.of().formatHex(all.get(i)));
+      } else {
+        writer.values(name, spec.dtype(), shape).put(record.values(name, spec.dtype()));
+        Rows rows = new Rows();
+        rows.dtype = spec.dtype();
+        rows.data = record.values(name, spec.dtype());
+        elementOf = i -> element(rows, i);
+      }
+      to.append(to.length() > 12 ? ", " : "").append(quoted(name)).append(": ");
+      to.append(nested(shape, 0, new int[1], elementOf));
+    }
+    return to + "}, \"again\": \"" + HexFormat.of().formatHex(writer.encode()) + "\"}";
+  }
+
+  private static byte[] array(ByteBuffer bytes) {
+    byte[] copy = new byte[bytes.remaining()];
+    bytes.get(copy);
+    return copy;
+  }
+
+  private static String nested(int[] shape, int depth, int[] at, IntFunction<String> elementOf) {
+    return depth == shape.length
+        ? elementOf.apply(at[0]++)
+        : list(shape[depth], i -> nested(shape, depth + 1, at, elementOf));
   }
 
   private static String readV1(ByteBuffer batch) {
