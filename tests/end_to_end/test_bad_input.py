@@ -171,9 +171,11 @@ def test_a_deploy_that_cannot_be(server, names, settings, error, says):
 def test_what_cannot_be_shipped(server, names):
     with socket.socket() as client, pytest.raises(PackagingError, match=r"socket.*client"):
         server.deploy(next(names), lambda xs: client.send(xs))
-    for thing in (42, None, np, dict, "no colon"):
+    for thing in (42, np, dict, "no colon"):
         with pytest.raises(PackagingError):
             server.deploy(next(names), thing)
+    with pytest.raises(InvalidInput, match="needs a model or a command"):
+        server.deploy(next(names), None)
 
 
 def test_replicas_are_checked_when_scaling(model, server):

@@ -448,7 +448,7 @@ def test_statistics_of_an_application_and_of_a_model(
     for i in range(30):
         handle.predict(row(100 + i), salt=9).result(PATIENCE_S)
     stats = server.stats()["applications"][handle.name]
-    assert (stats["decider"], stats["policy"], stats["slo_ms"]) == ("first", "ensemble", SLO_MS)
+    assert (stats["decider"], stats["policy"], stats["slo_ms"]) == ("first", "mixture", SLO_MS)
     assert before_us <= stats["since_us"] <= time.time_ns() // 1000
     assert (stats["queries"], stats["decided_by"]) == (30, {"first": 30})
     took = stats["duration_us"]

@@ -16,7 +16,6 @@ _SETTINGS = (
     "missing",
     "coverage",
     "context_table",
-    "output",
 )
 
 
@@ -160,6 +159,11 @@ def shadow(
     metavar="TABLE",
     help="Of parameters: a user's row is the context of their queries.",
 )
+@click.option(
+    "--output-tensor",
+    metavar="NAME",
+    help="Of models with several outputs, the one that the policy combines.",
+)
 @dry
 @with_server
 def app_set(
@@ -167,6 +171,7 @@ def app_set(
     name: str,
     models_: tuple[str, ...],
     default: str | None,
+    output_tensor: str | None,
     dry_run: bool,
     **settings: Any,
 ) -> None:
@@ -177,6 +182,7 @@ def app_set(
     """
     given = {key: settings[key] for key in _SETTINGS if settings[key] is not None}
     given |= {"default": read_json(default, "the default")} if default is not None else {}
+    given |= {"output": output_tensor} if output_tensor is not None else {}
     command.show_change(
         command.server.set_application(name, models_ or None, dry_run=dry_run, **given)
     )
