@@ -21,7 +21,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from clipper.deploy.deployer import ContainerSpec
 from clipper_container.forking import Message
@@ -35,13 +35,16 @@ PREPARE_S = 2.0  # from a replica's warm-up to the import of what it was seen to
 QUICK_S = 5.0  # a fork server that lives shorter has failed to start
 QUICK_MAX = 3  # failures of one kind of fork server, after which its replicas start plainly
 LOG_BYTES_MAX = 4096
-NAMES_MAX = 10_000
+NAMES_MAX = 10_000  # modules of one replica
+REMEMBERED_MAX = 256  # models of which it is known what they import, or why they start plainly
 # Variables that change while a server runs and that no framework reads when it is imported.
 _UNIMPORTANT: Final = frozenset(
     {"PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"}
 )
 
 log = logging.getLogger("clipper.deploy")
+_Name = TypeVar("_Name")
+_Value = TypeVar("_Value")
 Watch = Callable[[int, Callable[[], object]], None]
 
 
@@ -145,6 +148,7 @@ class ForkServers:
     def start_plainly(self, spec: ContainerSpec, why: str) -> None:
         """Start the replicas of this model plainly from now on."""
         self._plain[spec.name, spec.version] = why
+        _forget_old(self._plain)
 
     def learn(
         self,
@@ -160,6 +164,7 @@ class ForkServers:
         key = spec.name, spec.version
         if modules and key not in self._learned and len(modules) <= NAMES_MAX:
             self._learned[key] = tuple(modules), top_level(packages)
+            _forget_old(self._learned)
             self._due.append((time.monotonic() + PREPARE_S, spec, environment))
 
     def _find(self, spec: ContainerSpec, environment: Mapping[str, str]) -> _ForkServer | str:
@@ -337,6 +342,7 @@ class ForkServers:
             log.warning("fork server %d ended (code %d) %s", one.process.pid, code, said)
             quick = time.monotonic() - one.began_s < QUICK_S
             self._failures[one.key] = self._failures.get(one.key, 0) + 1 if quick else 0
+            _forget_old(self._failures)
         for start, _, _ in one.asked.values():
             start.refused("the fork server ended")
         for child in one.children.values():
@@ -384,6 +390,12 @@ class ForkServers:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(one.pid_fd, signal.SIGKILL)
             self._ended(one)
+
+
+def _forget_old(known: dict[_Name, _Value]) -> None:
+    """Remove the oldest entries beyond REMEMBERED_MAX."""
+    while len(known) > REMEMBERED_MAX:
+        del known[next(iter(known))]
 
 
 def _packets(names: Sequence[str]) -> list[Sequence[str]]:

@@ -92,8 +92,9 @@ def start(deployer, replica=0):
     return found
 
 
-def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec):
-    made = spec(SOURCE, env={"EXTRA": "1"}, token="hush", threads=3)
+def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec, packages):
+    env = {"EXTRA": "1", **packages(rng="import numpy.random\nnumpy.random.random()")}
+    made = spec("import rng\n" + SOURCE, env=env, token="hush", threads=3)
     deployer.start(made, 0)
     deployer.start(made, 1)
     pids = [events.next(EventKind.STARTED).pid for _ in range(2)]
@@ -272,6 +273,14 @@ def test_idle_fork_servers_end(deployer, events, spec, monkeypatch):
     assert alive(fork_server), "it has a replica"
     deployer.stop("svm")
     until(lambda: not alive(fork_server))
+
+
+def test_what_is_known_of_models_is_bounded(spec, monkeypatch):
+    monkeypatch.setattr(fork_servers, "REMEMBERED_MAX", 3)
+    servers = fork_servers.ForkServers(lambda fd, handler: None, lambda fd: None)
+    for version in range(1, 6):
+        servers.start_plainly(spec(version=version), "why")
+    assert [version for _, version in servers._plain] == [3, 4, 5]
 
 
 def test_without_fork_servers(events, spec):
