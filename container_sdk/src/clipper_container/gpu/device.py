@@ -275,7 +275,12 @@ class CudaDevice:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream.stream):
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=stream.stream,
+                capture_error_mode="thread_local",  # other models of the process go on meanwhile
+            ):
                 call()
         except RuntimeError as error:
             torch.cuda.synchronize(self.torch_device)
