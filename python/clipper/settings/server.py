@@ -269,7 +269,7 @@ class LimitSettings(msgspec.Struct, frozen=True):
     batch_size_max: Annotated[
         int, about("rows in one batch, for all models", "rows", ge=1, le=65_536)
     ] = 4096
-    input_bytes_max: Annotated[int, about("size of one input", "bytes", ge=64, le=_GIB)] = 4 * _MIB
+    input_bytes_max: Annotated[int, about("size of one input", "bytes", ge=64, le=_GIB)] = 16 * _MIB
     output_bytes_max: Annotated[int, about("size of one output", "bytes", ge=64, le=_GIB)] = (
         16 * _MIB
     )

@@ -54,6 +54,7 @@ cdef class EnsembleRequest:
         for model in self.models:
             is_elsewhere(model, self.models[0])
             self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
+            (<Model> model)._check_bytes(row.nbytes)
             row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
                                              self.salt)
             row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1])

@@ -28,6 +28,7 @@ cdef class InputSchema:
     cdef object _row(self, object x, const void** row, u64* nbytes)
     # a record that is packed
     cdef object _packed(self, object record, const void** row, u64* nbytes)
+    cdef int _check_bytes(self, u64 nbytes) except -1       # of a row: TOO_LARGE beyond the limit
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)

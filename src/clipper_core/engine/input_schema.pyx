@@ -11,7 +11,8 @@ import numpy as np
 from clipper_core.cache.clock_cache cimport key_of
 from clipper_core.runtime.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.runtime.machine cimport u32, u8
-from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+from clipper_core.runtime.status cimport BAD_INPUT, TOO_LARGE, raise_for
+from clipper_core.scheduling.submit cimport row_bytes_end
 from clipper_core.wire.prediction cimport RANK_MAX
 
 from clipper_core.runtime.dtype import NAMES
@@ -215,13 +216,25 @@ cdef class InputSchema:
             return name
         return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
 
+    cdef int _check_bytes(self, u64 nbytes) except -1:
+        cdef u64 end = row_bytes_end(self.engine.state)
+        if nbytes >= end:
+            raise_for(TOO_LARGE,
+                      f"an input for {self.name} has {nbytes} bytes; the limit is {end - 1}. See "
+                      f"limits.input_bytes_max and limits.frame_bytes_max")
+        return 0
+
     cdef object _rows(self, object rows):
         """All rows checked before the first is submitted."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep
         if self.tensors is not None:
-            return self.tensors.pack_many(rows)
+            rows = self.tensors.pack_many(rows)
+            for item in rows:
+                self._packed(item, &row, &nbytes)
+                self._check_bytes(nbytes)
+            return rows
         if not isinstance(rows, np.ndarray):
             rows = list(rows)
         if self.state.spec.dtype == ANY and len(rows):
@@ -237,6 +250,7 @@ cdef class InputSchema:
                                    f"predict_many takes an array of shape "
                                    f"(n, {', '.join(map(str, self.shape))})")
             array = np.ascontiguousarray(array, self.dtype)
+            self._check_bytes(self.state.spec.row_bytes)
             for item in array[:1]:
                 self._array(item)
             if self.state.finite and not np.isfinite(array).all():
@@ -247,4 +261,5 @@ cdef class InputSchema:
         rows = list(rows)
         for item in rows:
             self._row(item, &row, &nbytes)
+            self._check_bytes(nbytes)
         return rows

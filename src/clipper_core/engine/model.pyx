@@ -19,7 +19,7 @@ from clipper_core.results.future cimport future_at_once, future_new
 from clipper_core.runtime.dtype cimport ANY
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport i32, monotonic_us, relaxed, u8
-from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
+from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, raise_for
 from clipper_core.scheduling.bulk cimport (
     Intake, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, wait_for_room,
 )
@@ -290,6 +290,9 @@ cdef class Model(InputSchema):
             self._refused(status, slo_us, &nothing)
             slot_fill(self.engine.state.completion, block, slot, status, &nothing)
             block_drop(self.engine.state.completion, block, 1)
+            if status == TOO_LARGE:
+                block_drop(self.engine.state.completion, block, 1)
+                self._check_bytes(nbytes)
         return future_new(self.engine.completion, block, slot, 1, finish, extra)
 
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
@@ -463,6 +466,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     for i in range(n):                          # every row is checked before the first is submitted
         mixed |= is_elsewhere(models[i], model)
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
+        (<Model> models[i])._check_bytes(nbytes)
         rows.push_back(row)
         sizes.push_back(nbytes)
         marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))

@@ -24,7 +24,9 @@ from clipper_core.runtime.status cimport (
     CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
-from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit
+from clipper_core.scheduling.submit cimport (
+    lane_prepare, row_bytes_end, row_refused, row_submit,
+)
 from clipper_core.wire.prediction cimport TAG_BLOB, TAG_NONE, value_drop
 
 cdef enum:
@@ -111,6 +113,8 @@ cdef QueryOutcome _ask(Query* q, const Bytes* row) noexcept nogil:
     q.value.word = 0
     q.value.tag = TAG_NONE
     q.block = NULL
+    if row.size() >= row_bytes_end(r.engine):
+        return OTHER            # too large: Python says so
     if r.model.cached:
         key = key_of(r.engine.cache, r.model.spec.uid, 0, row.at(), row.size())
         if cache_lookup(r.engine.cache, &key, &q.value):

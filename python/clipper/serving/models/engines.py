@@ -121,6 +121,7 @@ def _engine_of(config: Config, number: int, count: int) -> Engine:
         tasks_max=max(1, limits.tasks_max // count),
         queue_bytes_max=limits.queue_bytes_max,
         frame_bytes_max=limits.frame_bytes_max,
+        row_bytes_max=limits.input_bytes_max,
         rows_max=limits.batch_size_max,
         output_bytes_max=limits.output_bytes_max,
         connections_max=max(1, (limits.connections_max + unlisted_model) // count),
