@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import clipper
-from clipper.frontend.auth.peer_user import is_own_user, user_of
+from clipper.frontend.auth.peer_user import is_own_grpc_user, is_own_user, user_of
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
 
 OTHER_USER = 65534
@@ -70,3 +70,47 @@ def test_another_user_of_this_host_manages_nothing_without_a_token(token: str) -
         ).stdout
         assert found.startswith("HTTP/1.1 401 " if token else "HTTP/1.1 403 ")
         assert ask(server.admin_address, "GET", "/").status == (401 if token else 200)
+
+
+REGISTER = """
+import os, sys
+import grpc._channel
+address, user, authorization = sys.argv[1:4]
+os.setuid(int(user))
+with grpc.insecure_channel(address) as channel:
+    call = channel.unary_unary("/mmesh.ModelMesh/registerModel")
+    said = [("authorization", authorization)] if authorization else []
+    try:
+        call(b"", metadata=said, timeout=20)
+        print("OK")
+    except grpc.RpcError as error:
+        print(error.code().name, error.details())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_another_user_manages_no_mesh_over_grpc_without_a_token(token: str) -> None:
+    pytest.importorskip("grpc")
+    options = {"mesh": True, "grpc": "127.0.0.1:0", "http": {"token": token}} | QUICK
+
+    def said(user: int, authorization: str = "") -> str:
+        words = [sys.executable, "-c", REGISTER, server.grpc_address, str(user), authorization]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True
+        ).stdout
+
+    with clipper.start(**options) as server:
+        if token:
+            assert said(OTHER_USER).startswith("UNAUTHENTICATED")
+            assert said(OTHER_USER, f"Bearer {token}").startswith("INVALID_ARGUMENT")
+        else:
+            assert "only the server's own user may manage" in said(OTHER_USER)
+            assert said(os.geteuid()).startswith("INVALID_ARGUMENT"), "that it names no model"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"), [("unix:", "127.0.0.1:1"), ("ipv4:127.0.0.1:x", "127.0.0.1:1"), ("", "")]
+)
+def test_a_grpc_peer_that_is_no_address_is_nobody(peer: str, address: str) -> None:
+    assert not is_own_grpc_user(peer, address)

@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 from typing import Any, Final
+from urllib.parse import unquote
 
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -62,3 +63,19 @@ def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
 def is_own_user(client: tuple[Any, ...], server: tuple[Any, ...]) -> bool:
     """Return whether the client is a process of this process's user, or of root."""
     return user_of(client, server) in (os.geteuid(), 0)
+
+
+def is_own_grpc_user(peer: str, address: str) -> bool:
+    """Return whether the caller of a gRPC method is a process of this process's user, or of root.
+
+    peer: as `ServicerContext.peer()` gives it, `ipv4:127.0.0.1:5000`. address: where the server
+    listens, HOST:PORT.
+    """
+    family, _, client = unquote(peer).partition(":")
+    loopback = {"ipv4": "127.0.0.1", "ipv6": "::1"}.get(family)
+    host, _, port = address.rpartition(":")
+    client_host, _, client_port = client.rpartition(":")
+    if loopback is None or not (port.isdecimal() and client_port.isdecimal()):
+        return False
+    server = host.strip("[]") if host[:1].isdigit() else loopback
+    return is_own_user((client_host.strip("[]"), int(client_port)), (server, int(port)))

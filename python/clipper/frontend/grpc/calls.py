@@ -92,6 +92,11 @@ class GrpcCall:
         return self._metadata
 
     @property
+    def peer(self) -> str:
+        """The address of the caller, as `ServicerContext.peer()` gives it."""
+        return str(self.context.peer())
+
+    @property
     def authorization(self) -> bytes:
         """The value of `authorization`."""
         return str(self.metadata.get("authorization", "")).encode()

@@ -2,7 +2,7 @@
 
 Every client may read the status and have a model loaded, as a query would. Registering, changing
 and deleting models requires the management token, because what is registered is executed. Without a
-token, every client of a loopback address may manage, as over HTTP.
+token, only processes of the server's own user on a loopback address may manage, as over HTTP.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from clipper.errors import (
     StoreConflict,
 )
 from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.auth.peer_user import is_own_grpc_user
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.protocols import message
 from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
@@ -60,9 +61,13 @@ class MeshService:
     """
 
     def __init__(
-        self, calls: GrpcDispatcher, mesh: MeshFacade, tokens: ApiKeys | None = None
+        self,
+        calls: GrpcDispatcher,
+        mesh: MeshFacade,
+        tokens: ApiKeys | None,
+        address: Callable[[], str],
     ) -> None:
-        self._calls, self._mesh, self._tokens = calls, mesh, tokens
+        self._calls, self._mesh, self._tokens, self._address = calls, mesh, tokens, address
         self._waiting: set[threading.Thread] = set()
         each = {
             "registerModel": self.register,
@@ -240,6 +245,12 @@ class MeshService:
             hint = "Set http.token, and send authorization: Bearer with it."
             raise Forbidden(
                 "the mesh is not managed over gRPC from elsewhere without a token.", hint=hint
+            )
+        elif not is_own_grpc_user(call.peer, self._address()):
+            hint = "Set http.token, and send authorization: Bearer with it."
+            raise Forbidden(
+                "without a token, only the server's own user may manage the mesh over gRPC.",
+                hint=hint,
             )
         said = str(call.metadata.get("clipper-actor", ""))[:128]
         return name or (said if said.isprintable() and said else "grpc")

@@ -128,7 +128,7 @@ class GrpcServer:
             ReflectionService(calls, mine),
         ]
         if mesh is not None:
-            managing = MeshService(calls, mesh, self._access.tokens)
+            managing = MeshService(calls, mesh, self._access.tokens, lambda: self.address)
             self._mesh = (managing, MeshWatchService(calls, mesh, managing.check_manages))
         for service in (*services, *(self._mesh or ())):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
