@@ -366,17 +366,26 @@ def through(
     return found
 
 
+def predicted(port: int, number: float) -> tuple[str, float]:
+    """Ask a server; return the id of the answer, and the label that is right."""
+    _, answer = ask(port, "POST", "/api/a/predict", {"input": [number, 1.0]})
+    return str(answer["id"]), number + 1.0
+
+
+def told(port: int, about: tuple[str, float]) -> dict[str, object]:
+    """Tell a server the right label of an answer."""
+    return ask(port, "POST", "/api/a/feedback", {"id": about[0], "label": about[1]})[1]
+
+
 def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:
     """Ask one server and tell another one, for all pairs in turn; return how many of how many
     counted once, and never twice."""
     ports = [server.port for server in servers.servers]
     good = 0
     for i in range(count):
-        _, answer = ask(ports[i % len(ports)], "POST", "/api/a/predict", {"input": [i, 1.0]})
-        told = {"id": answer["id"], "label": i + 1.0}
-        at = ports[(i + i // len(ports)) % len(ports)]
-        _, once = ask(at, "POST", "/api/a/feedback", told)
-        _, twice = ask(ports[(i + 1) % len(ports)], "POST", "/api/a/feedback", told)
+        about = predicted(ports[i % len(ports)], i)
+        once = told(ports[(i + i // len(ports)) % len(ports)], about)
+        twice = told(ports[(i + 1) % len(ports)], about)
         good += once == {"counted": True} and twice == {"counted": False}
     return good, count
 

@@ -72,6 +72,8 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
     with several.cluster(2) as servers:
         assert several.feedback_anywhere(servers, 8) == (8, 8)
         first, second = servers.servers
+        left = [several.predicted(first.port, i) for i in range(12)]
+        assert several.told(first.port, left[0]) == {"counted": True}
         story: several.Story = (
             ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
             ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
@@ -80,3 +82,10 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         for name, sent, failed, _ in several.through(servers, 300, 200.0, story):
             assert sent, name
             assert not failed, name
+        # about answers of a server that was upgraded since
+        assert several.told(second.port, left[0]) == {"counted": False}
+        assert several.told(second.port, left[1]) == {"counted": True}
+        assert several.told(first.port, left[1]) == {"counted": False}
+        many = {"feedback": [{"id": id, "label": label} for id, label in left]}
+        counted = several.ask(first.port, "POST", "/api/a/feedback", many)[1]
+        assert counted == {"counted": 10, "duplicates": 2, "unknown": 0}

@@ -245,7 +245,7 @@ def _add_host(verbs: _Verbs) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="memory for models; 0: half of the machine's",
+        help="memory for models; 0: half of what it may use",
     )
     host.add_argument(
         "--loading-max",

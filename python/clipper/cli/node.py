@@ -66,7 +66,7 @@ _PR_SET_PDEATHSIG: Final = 1
     "--capacity-mib",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Memory for models.  [half of the machine's]",
+    help="Memory for models.  [half of what it may use]",
 )
 @click.option(
     "--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address."

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from clipper.deploy.needs import Needs
 from clipper.types import Model
+from clipper_container.machine import cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,12 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
         folder=model.folder,
         **{"connect": "", **where},
     )
+
+
+def threads_of(model: Model, asked: int) -> int:
+    """Return the threads of each container of a model: as asked, else as its `cpus` say, else an
+    equal share of the cores that this process may use."""
+    return asked or int(model.cpus) or max(1, cores() // max(1, model.replicas))
 
 
 class ReplicaState(StrEnum):

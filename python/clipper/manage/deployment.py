@@ -7,7 +7,6 @@ connected: until then queries go on to the one before.
 
 import dataclasses
 import logging
-import os
 import sys
 import threading
 import time
@@ -21,7 +20,14 @@ from clipper.catalog import Catalog
 from clipper.clock import wall_time_us
 from clipper.config import Config
 from clipper.deploy.daemon import Owner
-from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus, spec_of
+from clipper.deploy.deployer import (
+    ContainerSpec,
+    EventKind,
+    ReplicaEvent,
+    ReplicaStatus,
+    spec_of,
+    threads_of,
+)
 from clipper.deploy.deployers import ENGINES, Deployers
 from clipper.deploy.environments import Environments
 from clipper.deploy.needs import needs_of
@@ -520,12 +526,7 @@ class Deployment:
         return [*self.catalog.view.models(), *(running.model for running in self._running)]
 
     def _spec(self, model: Model) -> ContainerSpec:
-        cores = os.cpu_count() or 1
-        threads = (
-            self.config.server.model_threads
-            or int(model.cpus)
-            or max(1, cores // max(1, model.replicas))
-        )
+        threads = threads_of(model, self.config.server.model_threads)
         needs = needs_of(model) if model.deployer in ENGINES else None
         return spec_of(
             model, connect=self._address(), token=self._token, threads=threads, needs=needs

@@ -32,7 +32,12 @@ class MeshSettings(msgspec.Struct, frozen=True):
     zone: Annotated[str, about("availability zone; copies of a model are spread over zones")] = ""
     capacity_mib: Annotated[
         int,
-        about("memory for loaded models; 0: half of the machine's memory", "MiB", ge=0, le=1 << 30),
+        about(
+            "memory for loaded models; 0: half of what this process may use",
+            "MiB",
+            ge=0,
+            le=1 << 30,
+        ),
     ] = 0
     hosts: Annotated[
         int,

@@ -36,6 +36,7 @@ from clipper_container.host.model_cache import (
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
+from clipper_container.machine import cores, memory_bytes
 from clipper_container.runtime import Artifact, Runtime
 from clipper_container.wire.transport import Disconnected, StopSwitch, connect, parse_address
 from clipper_container.worker.evaluation import user_traceback
@@ -317,11 +318,6 @@ def raise_files_max() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def half_of_memory() -> int:
-    """Return half of the machine's memory in bytes."""
-    return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 2
-
-
 def runtimes_of(named: Iterable[str]) -> list[Runtime]:
     """Import the runtimes named `module:Class` and append the built-in ones.
 
@@ -359,8 +355,8 @@ def run(arguments: Namespace, token: str) -> int:
         signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
     )
     asked = [runtime.capacity_bytes() for runtime in runtimes]
-    capacity = arguments.capacity_mib << 20 or max(asked) or half_of_memory()
-    loading = arguments.loading_max or max(2, os.cpu_count() or 1)
+    capacity = arguments.capacity_mib << 20 or max(asked) or memory_bytes() // 2
+    loading = arguments.loading_max or max(2, cores())
     gc.collect()
     # exempt start-up objects from garbage collection; models, which can be unloaded, come later
     gc.freeze()

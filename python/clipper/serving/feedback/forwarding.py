@@ -9,8 +9,8 @@ and counts as once. Without a reply in time it is withdrawn and refused; told ag
 all the same. Requests and replies are written with the lease of the server that asks, and vanish
 with it.
 
-A server that has ended takes nothing: its answers are unknown to all, as they are to itself after a
-restart.
+A server that has ended takes nothing: see handover.py. After a kill its answers are unknown to all,
+as they are to itself after a restart.
 """
 
 import contextlib
@@ -279,7 +279,7 @@ class Forwarding:
             _log.debug("nobody waits for the reply to %s", name)
         del self._unsent[name]
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Take nothing more, and refuse those that wait. Idempotent."""
         self._stop.set()
         if self._watch is not None:
@@ -288,6 +288,10 @@ class Forwarding:
             self._thread.join()
         for waiting in list(self._waiting.values()):
             waiting.done.set()
+
+    def close(self) -> None:
+        """Stop, and give the server's names back. Idempotent."""
+        self.stop()
         self._presence.leave()
 
 

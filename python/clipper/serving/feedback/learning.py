@@ -10,6 +10,7 @@ from pathlib import Path
 from clipper.errors import ClipperError
 from clipper.selection import Policy, create_policy
 from clipper.serving.feedback.forwarding import ForwardedFeedback, Forwarding, Reply
+from clipper.serving.feedback.handover import Handover
 from clipper.serving.feedback.journal_records import read
 from clipper.serving.feedback.presence import Presence
 from clipper.serving.feedback.states import Learner, Seen, States
@@ -51,12 +52,14 @@ class Learning:
             self._forwarding = Forwarding(
                 store, Presence(store, name, self.node, folder), self.states.stop_writing
             )
+        handover = Handover(store, self.node, settings.window_s, self._read) if shared else None
         self.window = FeedbackWindow(
             settings.window,
             settings.window_s,
             settings.window_bytes_max,
             forwarding=self._forwarding,
         )
+        self.handover = handover
 
     def learner(
         self, application: str, text: str, models: Sequence[VersionedModel]
@@ -119,8 +122,14 @@ class Learning:
     def close(self) -> None:
         """Write what is not written yet, and stop."""
         if self._forwarding is not None:
+            self._forwarding.stop()
+            self._leave_answers()
             self._forwarding.close()
         self.states.close()
+
+    def _leave_answers(self) -> None:
+        if self.handover is not None and (count := self.handover.leave(self.window)):
+            _log.info("feedback about %d answers of this server can be told to others", count)
 
 
 def _name_in(folder: Path | None) -> str:

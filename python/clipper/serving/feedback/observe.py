@@ -94,7 +94,12 @@ def observe(
         told = ForwardedFeedback(
             resolved.name, [id], [truth.label], truth.score, weight, alone=True
         )
-        return window.forwarding.tell(node, told).counted == 1
+        try:
+            return window.forwarding.tell(node, told).counted == 1
+        except UnknownPrediction:  # that server has ended
+            if resolved.feedback.handover is None:
+                raise
+            joined = resolved.feedback.handover.take(id, resolved.name)
     if joined is None:
         return False
     learner, user = joined.learner, joined.user
@@ -141,7 +146,7 @@ def observe_many(
             resolved.all_cores, ids[i], joined.observation(Truth(label), 1.0)
         )
     away = (
-        _tell_others(resolved.name, window, ids, listed, missing)
+        _tell_others(resolved, window, ids, listed, missing)
         if missing and window.forwarding
         else Reply()
     )
@@ -151,7 +156,7 @@ def observe_many(
 
 
 def _tell_others(
-    application: str,
+    resolved: ResolvedApplication,
     window: FeedbackWindow,
     ids: Sequence[str],
     labels: Sequence[Any],
@@ -166,14 +171,25 @@ def _tell_others(
             reply = window.forwarding.tell(
                 node,
                 ForwardedFeedback(
-                    application, [ids[i] for i in places], [labels[i] for i in places]
+                    resolved.name, [ids[i] for i in places], [labels[i] for i in places]
                 ),
             )
         except UnknownPrediction:  # that server has ended
-            continue
+            reply = _learn_left(resolved, [ids[i] for i in places], [labels[i] for i in places])
         total.counted += reply.counted
         total.duplicates += reply.duplicates
     return total
+
+
+def _learn_left(resolved: ResolvedApplication, ids: Sequence[str], labels: Sequence[Any]) -> Reply:
+    """Learn about answers that a server has left in the store."""
+    if resolved.feedback.handover is None:
+        return Reply()
+    each = resolved.feedback.handover.take_many(ids, resolved.name)
+    found = [one for one in each if isinstance(one, Joined)]
+    told = [label for one, label in zip(each, labels, strict=True) if isinstance(one, Joined)]
+    _learn_joined(found, told)
+    return Reply(len(found), sum(one is None for one in each))
 
 
 def observe_for_others(

@@ -9,7 +9,7 @@ itself needs no window: the models are asked again, and the cache has most of it
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from clipper.errors import UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.forwarding import Forwarding
+from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
 from clipper.types import VersionedModel
 from clipper_core.http.recent_answers import RecentAnswers
@@ -289,6 +290,21 @@ class FeedbackWindow:
         )
         self._add(id, joined)
         return joined
+
+    def records(self, node: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the answers of this node that feedback may still come for, by the number in their
+        id: as records of the journal; those whose feedback has come as empty ones."""
+        for given in self.direct.numbers():
+            with self._lock:
+                self._find(f"{node}-{given:x}")
+        with self._lock:
+            waiting = list(reversed(self._joined.items()))
+        for id, joined in waiting:
+            of, _, _ = id.rpartition("-")
+            number = _number_in(id)
+            if of == node and number is not None and not self._is_over(joined):
+                seen = joined.observation(Truth(), 1.0)
+                yield number, b"" if joined.told else written(joined.learner, joined.user, seen)
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
         """Remember an array until its feedback comes."""
