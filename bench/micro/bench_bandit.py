@@ -36,6 +36,8 @@ WEIGHING = {
 }
 WHOLE = (
     "ensemble",
+    "mixture",
+    "bandit",
     "exp4",
     "stacking",
     "stacking(coverage=0.9)",

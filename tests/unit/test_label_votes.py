@@ -34,7 +34,7 @@ def drawn(rng: np.random.Generator, label: Any) -> Predictions:
     }
 
 
-@pytest.mark.parametrize("name", ["mixture", "stacking", "exp4", "logodds"])
+@pytest.mark.parametrize("name", ["ensemble", "mixture", "stacking", "exp4", "logodds"])
 @pytest.mark.parametrize("kind", LABELS)
 def test_the_core_answers_as_python_does(name: str, kind: str) -> None:
     policy, rng = create_policy(name), np.random.default_rng(6)

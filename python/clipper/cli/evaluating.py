@@ -2,13 +2,13 @@
 
 import datetime
 import json
-import time
 from pathlib import Path
 
 import click
 import msgspec
 
 from clipper.cli.server_command import table
+from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.errors import InvalidInput
 from clipper.selection.off_policy import Estimate, Evaluation
@@ -66,7 +66,7 @@ def evaluate(
         raise InvalidInput(
             "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."
         )
-    place, begin = Path(state.removeprefix("sqlite:")), since_of(since, time.time())
+    place, begin = Path(state.removeprefix("sqlite:")), since_of(since, wall_time_us() / 1e6)
     folder_of = place if place.is_dir() else place.parent
     found = [evaluate_journal(folder_of, application, policy, last, begin) for policy in policies]
     if as_json:

@@ -5,13 +5,13 @@ columns begin with a byte that no msgpack does, and keep whole numbers as narrow
 Both end with the time of the feedback, which no state depends on.
 """
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from clipper.clock import wall_time_us
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.states import Learner
@@ -81,7 +81,7 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
             seen.answer,
             seen.weight,
             plan.features,
-            time.time_ns() // 1000,
+            wall_time_us(),
         )
     )
     return (learner.head or _head_of(learner)) + rest[1:]
@@ -125,7 +125,7 @@ def _halved(
             _narrow(rows.labels),
             _narrow(rows.asked),
             rows.p,
-            time.time_ns() // 1000,
+            wall_time_us(),
         )
     )
     if len(record) <= RECORD_BYTES_MAX or len(rows) == 1:
