@@ -32,6 +32,7 @@ from clipper.store.history import default_actor
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
 from tests.frontend.conftest import ask, warm_workers
+from tests.onnx_models import two_by_two
 
 grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 CliRunner = pytest.importorskip("click.testing").CliRunner
@@ -103,6 +104,34 @@ def test_over_http_a_model_is_registered_asked_and_explained(
     door.unregister("h1")
     assert door.status("h1").status == "NOT_FOUND"
     wait_until(lambda: ask(server.http_address, "POST", "/v2/models/h1/infer", ROW).status == 404)
+
+
+def test_a_model_of_named_tensors_is_loaded_and_asked(
+    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    path = tmp_path / "pair.onnx"
+    path.write_bytes(two_by_two())
+    inputs, outputs = {"x": "f32[3]", "factor": "f32"}, {"scaled": "f32[3]", "total": "f32"}
+    door.register("stated", str(path), input=json.dumps(inputs), output=json.dumps(outputs))
+    door.register("found", str(path))
+    tensors = [
+        {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 0, 0, 1]},
+        {"name": "factor", "shape": [2], "datatype": "FP32", "data": [2, 5]},
+    ]
+    body = {"inputs": tensors, "parameters": {"timeout": 15_000_000}}
+    reply = ask(server.http_address, "POST", "/v2/models/found/infer", body)
+    assert (reply.status, "load it first" in reply.json["error"]) == (400, True)
+    door.ensure_loaded("found")
+    wait_until(lambda: door.status("found").status == "LOADED")
+    for name in ("stated", "found"):
+        reply = ask(server.http_address, "POST", f"/v2/models/{name}/infer", body)
+        found = {one["name"]: one["data"] for one in reply.json["outputs"]}
+        assert found == {"scaled": [2, 4, 6, 0, 0, 5], "total": [12, 5]}
+        about = ask(server.http_address, "GET", f"/v2/models/{name}").json
+        assert [one["name"] for one in about["inputs"]] == [*inputs]
+        assert [one["name"] for one in about["outputs"]] == [*outputs]
+        door.unregister(name)
 
 
 def test_over_http_a_vmodel_stands_for_one_and_then_for_another(

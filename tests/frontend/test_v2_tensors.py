@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.errors import BadOutput, InvalidInput
+from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
+from clipper.frontend.inference.json_inputs import rows_in_columns, tensors_reader
 from clipper.schema import FREE, Tensors, TensorSpec
 
 protobuf_codec = pytest.importorskip(
@@ -135,6 +137,52 @@ def test_responses_are_the_outputs(drawn: tuple[Tensors, Named, int]) -> None:
         response = protobuf_codec.encode("m", "1", "", given_, {})
         assert [one.name for one in response.outputs] == [*outputs]
         assert body[size:] == b"".join(response.raw_output_contents)
+
+
+@given(requests())
+def test_rest_reads_the_same_rows(drawn: tuple[Tensors, Named, int]) -> None:
+    tensors, columns, n = drawn
+    rows = [{name: column[i] for name, column in columns.items()} for i in range(n)]
+    read = tensors_reader(tensors)
+    many = rows_in_columns(to_json(columns), "$.inputs", tensors)
+    for row, other in zip(rows, many, strict=True):
+        for found in (read(to_json(row), "$.input"), other):
+            assert found.keys() == row.keys()
+            for name, value in row.items():
+                wanted = np.asarray(value, tensors.by_name[name].numpy)
+                assert found[name].shape == wanted.shape
+                assert found[name].tolist() == wanted.tolist()
+
+
+WRONG_JSON: dict[str, tuple[str, str]] = {
+    "text for a number": ('{"age": "31", "city": "Bern"}', "tensor 'age': expected f64, got a str"),
+    "null": ('{"age": null, "city": "Bern"}', "tensor 'age': expected f64, got a NoneType"),
+    "a list for a scalar": ('{"age": [1], "city": "Bern"}', "tensor 'age': expected f64"),
+    "a number for a text": ('{"age": 31, "city": 3}', "tensor 'city': expected str, got a int"),
+    "missing": ('{"age": 31}', "tensor 'city' is missing"),
+    "unknown": ('{"age": 31, "city": "a", "zip": 3}', "unknown tensor 'zip'"),
+    "no object": ("[31, 1]", "Expected `object`, got `array` - at `$.input`"),
+    "a half": ('{"age": 31, "city": ', "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_JSON)
+def test_what_is_wrong_in_json_names_the_tensor(name: str) -> None:
+    text, words = WRONG_JSON[name]
+    with pytest.raises(InvalidInput) as raised:
+        tensors_reader(RECORD)(text.encode(), "$.input")
+    assert words in str(raised.value)
+
+
+def test_whole_floats_are_integers_where_the_tensor_has_these() -> None:
+    read = tensors_reader(Tensors.parse({"ids": "i64[*]", "n": "u8"}))
+    found = read(b'{"ids": [1.0, 2], "n": 3.0}', "$.input")
+    assert found["ids"].tolist() == [1, 2]
+    assert found["ids"].dtype == np.int64
+    with pytest.raises(InvalidInput, match="tensor 'n': expected u8"):
+        read(b'{"ids": [], "n": 300}', "$.input")
+    with pytest.raises(InvalidInput, match=r"tensor 'ids': expected i64\[\*\]"):
+        read(b'{"ids": [1.5], "n": 3}', "$.input")
 
 
 def test_some_outputs_only() -> None:

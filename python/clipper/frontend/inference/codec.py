@@ -310,9 +310,13 @@ def rows_of(request: InferRequest, type_: InputType) -> Values:
     shapes.
     """
     if len(request.inputs) != 1:
-        raise InvalidInput(
-            f"the request has {len(request.inputs)} inputs: one tensor is taken, {INPUT!r}."
-        )
+        count = len(request.inputs)
+        if type_.dtype == "any" and count:
+            raise InvalidInput(
+                f"the request has {count} inputs, and those of the model are not known yet.",
+                hint="State them where it is deployed or registered, or load it first.",
+            )
+        raise InvalidInput(f"the request has {count} inputs: one tensor is taken, {INPUT!r}.")
     (tensor,) = request.inputs
     values = _strings_or_array(tensor, type_)
     if isinstance(values, list):

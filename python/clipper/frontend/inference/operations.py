@@ -21,6 +21,7 @@ from clipper.schema import Schema
 from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, InputType, Model, PredictionRequest
 
@@ -92,7 +93,7 @@ class PendingInference(msgspec.Struct):
                 if many.is_default.any()
                 else {}
             )
-            return InferenceResult(many.outputs, said)
+            return InferenceResult(self._named(many.outputs), said)
         answers = [answer_of(future, self.resolved) for future in self.futures]
         reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
         parameters: dict[str, Any] = (
@@ -101,7 +102,12 @@ class PendingInference(msgspec.Struct):
         if len(answers) == 1:
             parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
             parameters |= _beside(answers[0])
-        return InferenceResult([answer.output for answer in answers], parameters)
+        return InferenceResult(self._named([answer.output for answer in answers]), parameters)
+
+    def _named(self, outputs: codec.Values) -> codec.Values:
+        """Return the outputs of an application that answers one of several by its name."""
+        name = self.resolved.output_name
+        return {name: outputs} if name else outputs
 
 
 class InferenceOperations:
@@ -206,10 +212,13 @@ class InferenceOperations:
 
     def _tensors(self, resolved: ResolvedApplication) -> tuple[codec.Described, codec.Described]:
         first = self._first(resolved)
-        output = "any" if first is None else self._output_of(first)
+        named = outputs_of(resolved.cores.values())
+        output = "any" if first is None else str(named) if named else self._output_of(first)
         schema = Schema.of(str(input_of(resolved)), output)
-        inputs, outputs = schema.input_specs(codec.INPUT), schema.output_specs(codec.OUTPUT)
-        return codec.described(inputs), codec.described(outputs)
+        outputs = schema.output_specs(codec.OUTPUT)
+        if resolved.output_name:
+            outputs = tuple(spec for spec in outputs if spec.name == resolved.output_name)
+        return codec.described(schema.input_specs(codec.INPUT)), codec.described(outputs)
 
     def _output_of(self, model: Model) -> str:
         """Return the output type, as registered or as found by the warm-up of a container."""
@@ -289,12 +298,14 @@ class InferenceOperations:
 
         A model whose outputs are not known is asked; the response is checked then.
         """
-        first = self._first(target.resolved)
-        specs = Schema.of("any", "any" if first is None else first.output).output_specs(
-            codec.OUTPUT
-        )
-        if specs:
-            codec.check_names(outputs, [spec.name for spec in specs])
+        resolved, first = target.resolved, self._first(target.resolved)
+        named = outputs_of(resolved.cores.values())
+        if resolved.output_name:
+            codec.check_names(outputs, [resolved.output_name])
+        elif named is not None:
+            codec.check_names(outputs, [*named.by_name])
+        elif first is not None and first.output != "any":
+            codec.check_names(outputs, [codec.OUTPUT])
 
     def is_array(self, rows: Rows) -> bool:
         """Return whether the rows are sent as one array. That may block: do not do it on an
