@@ -339,6 +339,111 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
     _show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
 
 
+@params.command(short_help="Change settings of a table while it is trained.")
+@click.argument("table")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A setting of the optimizer, such as rate=0.01.",
+)
+@click.option("--rows-max", type=click.IntRange(1), help="Of one shard.")
+@click.option("--evicts/--no-evicts", default=None, help="A full table drops its oldest row.")
+@click.option("--expire-s", type=click.IntRange(0), help="Rows unused for so long go.  [0: never]")
+@_of_folder
+def alter(
+    table: str,
+    settings: tuple[str, ...],
+    rows_max: int | None,
+    evicts: bool | None,
+    expire_s: int | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Change settings of TABLE on all shards. Workers go on.
+
+    \b
+    clipper params alter users --set rate=0.001 --folder shop
+    """
+    from clipper.cli import params_tables
+
+    said = params_tables.alter(_folder(folder), table, settings, rows_max, evicts, expire_s)
+    text = ", ".join(f"{key} {value}" for key, value in said.items() if key != "name")
+    _show(said, as_json, f"{table}: {text}")
+
+
+@params.command(short_help="Remove rows of a table.")
+@click.argument("table")
+@click.argument("ids", nargs=-1, type=int)
+@click.option("--file", type=_FILE, help="With one id a line.")
+@_of_folder
+def erase(
+    table: str, ids: tuple[int, ...], file: Path | None, folder: Path | None, as_json: bool
+) -> None:
+    """Remove rows of TABLE from shards and replicas. A whole snapshot afterwards does not have
+    them; earlier snapshots do, until they are deleted.
+
+    \b
+    clipper params erase users 3 17 --folder shop
+    clipper params snapshot --whole --folder shop
+    """
+    from clipper.cli import params_tables
+
+    count = params_tables.erase(_folder(folder), table, ids, file)
+    _show({"erased": count}, as_json, f"{count} rows are gone")
+
+
+@params.command(short_help="Write a table to a file.")
+@click.argument("table")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@_of_folder
+def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
+    """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
+
+    \b
+    clipper params export users users.npz --folder shop
+    """
+    from clipper.cli import params_tables
+
+    count = params_tables.export_rows(_folder(folder), table, path)
+    _show({"rows": count}, as_json, f"{count} rows in {path}")
+
+
+@params.command("import", short_help="Read rows of a table from a file.")
+@click.argument("table")
+@click.argument("path", type=_FILE)
+@click.option("--create", is_flag=True, help="Make the table, as wide as the rows.")
+@_of_folder
+def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: bool) -> None:
+    """Write the rows of PATH into TABLE, over those of the same ids. An .npy file has rows alone,
+    for the ids 0, 1, 2 and so on.
+
+    \b
+    clipper params import words glove.npy --create --folder shop
+    """
+    from clipper.cli import params_tables
+
+    count = params_tables.import_rows(_folder(folder), table, path, create=create)
+    _show({"rows": count}, as_json, f"{count} rows of {path} are in {table}")
+
+
+@params.command(short_help="Copy a table.")
+@click.argument("table")
+@click.argument("name")
+@_of_folder
+def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
+    """Make a table NAME that has what TABLE has: settings, rows, and their state.
+
+    \b
+    clipper params copy users users-before --folder shop
+    """
+    from clipper.cli import params_tables
+
+    count = params_tables.copy(_folder(folder), table, name)
+    _show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
+
+
 @params.command(short_help="Write all of a running set to disk.")
 @click.option("--whole", is_flag=True, help="Not only what has changed since the last.")
 @_of_folder

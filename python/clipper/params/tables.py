@@ -1,5 +1,7 @@
 """Specification of a table, as workers and shards exchange it."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
@@ -9,6 +11,7 @@ from clipper_core.params.initializer import Initializer
 from clipper_core.params.optimizer import Optimizer
 
 DIM_MAX = 1 << 16
+ALTERABLE = ("optimizer_settings", "rows_max", "evicts", "expire_s")
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -46,6 +49,24 @@ class TableSpec(msgspec.Struct, frozen=True):
         except (ValueError, TypeError, MemoryError) as error:
             raise InvalidInput(str(error)) from None
         return self
+
+    def altered(self, changes: Mapping[str, object]) -> "TableSpec":
+        """Return this specification with changes. Raises InvalidInput.
+
+        changes: of ALTERABLE; optimizer_settings are merged with those there are.
+        """
+        for key in changes:
+            if key not in ALTERABLE:
+                hint = f"These can: {', '.join(ALTERABLE)}."
+                raise InvalidInput(f"table {self.name!r}: {key} cannot be changed.", hint=hint)
+        said = msgspec.to_builtins(self) | dict(changes)
+        given = changes.get("optimizer_settings", {})
+        if isinstance(given, Mapping):
+            said["optimizer_settings"] = {**self.optimizer_settings, **given}
+        try:
+            return msgspec.convert(said, TableSpec).check()
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"table {self.name!r}: {error}.") from None
 
     @property
     def corrects_bias(self) -> bool:

@@ -123,6 +123,23 @@ cdef class Table:
         with nogil:
             rows_bound(self.rows, self.rows_max if value else self.rows.arena.room)
 
+    def alter(self, Optimizer optimizer not None, *, u64 rows_max, bint evicts):
+        """Change the settings of the optimizer, not its kind, and the limit of rows, up to four
+        times what the table began with. If it evicts, the oldest rows beyond the limit go.
+
+        No push may run meanwhile. Raises StatusError (BAD_INPUT); nothing has changed then.
+        """
+        if optimizer.name != self.optimizer.name:
+            raise_for(BAD_INPUT, f"table {self.name!r}: its optimizer is {self.optimizer.name}, "
+                                 f"and its rows have the state of that")
+        if not 1 <= rows_max or min(rows_max, (1 << 32) - 1) > self.rows.arena.room:
+            raise_for(BAD_INPUT, f"table {self.name!r}: rows_max is 1 to {self.rows.arena.room}")
+        bounded = self.bounded
+        self.optimizer, self.rows.rule = optimizer, optimizer.rule
+        self.rows.evicts, self.rows_max = evicts, min(rows_max, (1 << 32) - 1)
+        if bounded:
+            self.bounded = True
+
     @property
     def nbytes(self):
         cdef u64 count

@@ -223,6 +223,69 @@ class Client:
         except KeyError:
             raise UnknownTable.named(table, self._specs) from None
 
+    def alter(self, table: str, **changes: object) -> TableSpec:
+        """Change settings of a table while it is trained, on all shards. Return what it is now.
+
+        changes: optimizer_settings (merged with those there are: `{"rate": 0.01}`), rows_max,
+        evicts, expire_s. Workers that create the table as it was before still may. Raises
+        UnknownTable, InvalidInput (nothing was changed), ShardAway (some shards may have changed;
+        call it again).
+        """
+        self.call_all("alter", table=table, changes=changes, check=True)
+        said = self.call_all("alter", table=table, changes=changes)[0][1]
+        self._specs[table] = msgspec.convert(said["spec"], TableSpec)
+        return self._specs[table]
+
+    def erase(self, table: str, ids: npt.ArrayLike) -> int:
+        """Remove rows, with their state, on the shards and their replicas. Return how many there
+        were.
+
+        Snapshots lose them when the next one is taken; a whole one (`clipper params snapshot
+        --whole`) does not have them, earlier ones do until they are deleted. A later pull gives
+        the initial value. Raises UnknownTable, InvalidInput, ShardAway.
+        """
+        self.spec(table)
+        parts = self._parts(as_ids(ids))
+        asks = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
+        self._request_all(asks)
+        return sum(int(unpacked(ask.body)["erased"]) for _, ask in asks)
+
+    def write(self, table: str, ids: npt.ArrayLike, rows: npt.ArrayLike, *, steps: int = 0) -> int:
+        """Set rows to values, as of embeddings that were trained elsewhere. Return how many ids
+        found no room.
+
+        rows: f32[n, dim], which keeps the optimizer's state of rows that exist, or f32[n, width]
+        with it. steps: the table has had at least so many. Raises UnknownTable, InvalidInput
+        (nothing was changed on that shard), TooLarge, ShardAway.
+        """
+        self.spec(table)
+        each, values = as_ids(ids), np.ascontiguousarray(rows, np.float32)
+        if values.ndim != 2 or len(values) != each.size:
+            raise _misshapen(table, each.size, self.spec(table).dim, values)
+        asks = []
+        for shard, mine, places in self._parts(each):
+            part = values if places is None else values[places]
+            asks.append((shard, call("write", table=table, ids=mine, rows=part, steps=steps)))
+        self._request_all(asks)
+        return sum(int(unpacked(ask.body)["no_room"]) for _, ask in asks)
+
+    def walk(self, table: str) -> Iterator[tuple[Ids, Array]]:
+        """Yield all rows with their state: (i64[n], f32[n, width]). The first dim floats are the
+        row.
+
+        Each row is whole as it was at one moment. Raises UnknownTable, ShardAway.
+        """
+        for shard in range(len(self.connections)):
+            self._check_tables(shard, [table])
+            number = self.connections[shard].tables[table]
+            cursor: list[int] | None = [number, 0]
+            while cursor is not None and cursor[0] == number:
+                said = self.call(shard, "walk", cursor=cursor)
+                for part in said.get("rows", ()):
+                    if part["ids"].size:
+                        yield part["ids"], part["rows"]
+                cursor = said["next"]
+
     def pull(
         self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False
     ) -> Array:

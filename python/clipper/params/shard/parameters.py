@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
 from clipper.params.shard.dense import Dense
-from clipper.params.tables import TableSpec
+from clipper.params.tables import ALTERABLE, TableSpec
 from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
 
 Ids = npt.NDArray[np.int64]
 Piece = dict[str, Any]
@@ -36,6 +37,7 @@ class Parameters:
     def __init__(self) -> None:
         self._serves = False
         self.specs: list[TableSpec] = []
+        self.created: list[TableSpec] = []  # as they were before they were altered
         self.tables: list[Table] = []
         self.dense = Dense()
         self.gathered: list[Piece] = []  # pushes of open steps: see sync_training
@@ -58,7 +60,7 @@ class Parameters:
         """
         for number, there in enumerate(self.specs):
             if there.name == spec.name:
-                if there != spec:
+                if spec not in (there, self.created[number]):
                     raise TypeConflict(
                         f"table {spec.name!r} exists with other settings:"
                         f" {_difference(there, spec)}."
@@ -72,7 +74,18 @@ class Parameters:
         table.bounded = self._serves
         self.tables.append(table)
         self.specs.append(spec)
+        self.created.append(spec)
         return len(self.specs) - 1, True
+
+    def alter(self, spec: TableSpec) -> int:
+        """Give the table of that name a specification that differs in ALTERABLE only, while pushes
+        are paused. Returns its number. Raises UnknownTable, InvalidInput; nothing has changed then.
+        """
+        number = self.number(spec.name)
+        optimizer = Optimizer(spec.optimizer, **spec.optimizer_settings)
+        self.tables[number].alter(optimizer, rows_max=spec.rows_max, evicts=spec.evicts)
+        self.specs[number] = spec
+        return number
 
     def serve(self) -> None:
         """Apply the limits of tables from now on, and evict what is too much."""
@@ -104,6 +117,7 @@ class Parameters:
         """Return what precedes the rows: tables, steps, optimizers, and pushes of open steps."""
         return {
             "tables": [msgspec.to_builtins(spec) for spec in self.specs],
+            "created": [msgspec.to_builtins(spec) for spec in self.created],
             "steps": [table.steps for table in self.tables],
             "dense": self.dense.said(),
             "gathered": self.gathered,
@@ -193,7 +207,10 @@ class Parameters:
         taken.
         """
         for said in piece.get("tables", ()):
-            self.create(msgspec.convert(said, TableSpec))
+            self._take_table(msgspec.convert(said, TableSpec))
+        for said in piece.get("created", ()):
+            created = msgspec.convert(said, TableSpec)
+            self.created[self.number(created.name)] = created
         for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):
             table.steps = max(table.steps, int(steps))
         if "dense" in piece:
@@ -205,6 +222,15 @@ class Parameters:
         self.dense.write(
             v for v in variables if mine is None or mine(str(v["name"]), shards) == shard
         )
+
+    def _take_table(self, spec: TableSpec) -> None:
+        """Create a table, or give it the settings that it has been given since."""
+        there = next((one for one in self.specs if one.name == spec.name), spec)
+        changes = {key: getattr(spec, key) for key in ALTERABLE}
+        if there != spec and msgspec.structs.replace(there, **changes) == spec:
+            self.alter(spec)
+        else:
+            self.create(spec)
 
     def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
         table, ids = self.tables[part["table"]], part["ids"]

@@ -37,6 +37,7 @@ from clipper.params.shard.replication import FollowerSet, ReplicaFollower, pushe
 from clipper.params.shard.saved_copies import load_copy
 from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
+from clipper.params.shard.table_changes import TableChanges
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
 from clipper_core.params.shard_loop import ShardLoop
@@ -132,9 +133,13 @@ class Shard:
             )
             for of in ((config.number - 1 - k) % config.shards for k in range(config.replicas))
         }
+        self.changes_to_tables = TableChanges(self)
         self._calls: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "create": self._create,
             "tables": self._tables,
+            "alter": self.changes_to_tables.alter,
+            "erase": self.changes_to_tables.erase,
+            "write": self.changes_to_tables.write,
             "push_model": self._push_model,
             "pull_variables": self._pull_variables,
             "push_gradients": self._push_gradients,
@@ -315,7 +320,8 @@ class Shard:
             if not self._waiting:
                 self.door.python_waits = False
 
-    def _answer_when_replicated(self, pushed: PushResult, call_id: CallId) -> None:
+    def answer_when_replicated(self, pushed: PushResult, call_id: CallId) -> None:
+        """Answer a call when every follower that is waited for has its changes."""
         self._waiting.append((pushed.position, call_id, packed(pushed.answer)))
         self.door.python_waits = True
         self._wake_up()
@@ -439,7 +445,7 @@ class Shard:
             self.followers.end_streams()
             self.door.note(DENSE, [])  # tells followers of it
             self.mark.set()
-        self._answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
+        self.answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
@@ -468,7 +474,7 @@ class Shard:
             self._serve_variables()
             self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
-        self._answer_when_replicated(
+        self.answer_when_replicated(
             PushResult({"accepted": first, "version": self.door.version}, position), call_id
         )
 
@@ -481,7 +487,7 @@ class Shard:
         return {"initialized": dense.initialized, "version": version, "variables": newer}
 
     def _push_gradients(self, said: Piece, call_id: CallId) -> None:
-        self._answer_when_replicated(self.training.push(said), call_id)
+        self.answer_when_replicated(self.training.push(said), call_id)
 
     def _push_rows(self, _: Piece, __: CallId) -> Piece:
         hint = "Use client.push_gradients."

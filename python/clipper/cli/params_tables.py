@@ -1,0 +1,91 @@
+"""`clipper params alter`, `erase`, `export`, `import` and `copy`: tables of a running set."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from clipper.params import Client
+
+
+@contextlib.contextmanager
+def client_of(folder: Path) -> Iterator["Client"]:
+    """A client of the set in a folder, for the time of a command."""
+    from clipper.params import Client
+
+    with Client(folder) as client:
+        yield client
+
+
+def alter(
+    folder: Path,
+    table: str,
+    settings: tuple[str, ...],
+    rows_max: int | None,
+    evicts: bool | None,
+    expire_s: int | None,
+) -> dict[str, object]:
+    """Change settings of a table. Return its specification."""
+    changes: dict[str, object] = {}
+    optimizer: dict[str, float] = {}
+    for one in settings:
+        key, equals, value = one.partition("=")
+        try:
+            optimizer[key] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.BadParameter(f"{one!r}: write NAME=NUMBER, such as rate=0.01.")
+    if optimizer:
+        changes["optimizer_settings"] = optimizer
+    given = {"rows_max": rows_max, "evicts": evicts, "expire_s": expire_s}
+    changes |= {key: value for key, value in given.items() if value is not None}
+    if not changes:
+        raise click.UsageError("nothing to change: --set, --rows-max, --evicts or --expire-s.")
+    with client_of(folder) as client:
+        found: dict[str, object] = msgspec.to_builtins(client.alter(table, **changes))
+    return found
+
+
+def erase(folder: Path, table: str, ids: tuple[int, ...], file: Path | None) -> int:
+    """Remove rows by their ids, and by the ids that a text file has, one a line."""
+    each = list(ids)
+    if file is not None:
+        try:
+            each += [int(line) for line in file.read_text().split()]
+        except ValueError as error:
+            raise click.BadParameter(f"{file}: {error}; write one id a line.") from None
+    if not each:
+        raise click.UsageError("no ids: name them, or --file with one a line.")
+    with client_of(folder) as client:
+        return client.erase(table, each)
+
+
+def export_rows(folder: Path, table: str, path: Path) -> int:
+    """Write a table to a file."""
+    from clipper.params.client.table_files import export_table
+
+    with client_of(folder) as client:
+        return export_table(client, table, path)
+
+
+def import_rows(folder: Path, table: str, path: Path, *, create: bool) -> int:
+    """Write the rows of a file into a table."""
+    from clipper.params.client.table_files import create_for, import_table
+
+    with client_of(folder) as client:
+        if create:
+            create_for(client, table, path)
+        return import_table(client, table, path)
+
+
+def copy(folder: Path, table: str, name: str) -> int:
+    """Copy a table, with the state of its rows."""
+    from clipper.params.client.table_files import copy_table
+
+    with client_of(folder) as client:
+        return copy_table(client, table, name)

@@ -1,0 +1,82 @@
+"""Changes to a table that are no training: its settings, and rows that are written or erased.
+
+Followers are told as of a push, and a call is answered when those have it that are waited for.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from clipper.errors import InvalidInput
+from clipper.params.shard.gradients import PushResult
+from clipper.params.shard.parameters import DENSE, Ids, Piece
+from clipper.params.shard.replication import pushes_paused
+
+if TYPE_CHECKING:
+    from clipper.params.shard.shard import CallId, Shard
+
+
+class TableChanges:
+    """Answers the calls alter, erase and write of one shard. Threads: the answering one."""
+
+    def __init__(self, shard: "Shard") -> None:
+        self._shard = shard
+
+    def alter(self, said: Piece, call_id: "CallId") -> None:
+        """Change settings of a table. Raises UnknownTable, InvalidInput; nothing has changed then.
+
+        With `check` it is only looked at whether they can be.
+        """
+        shard, parameters = self._shard, self._shard.parameters
+        changes = said.get("changes")
+        if not isinstance(changes, dict):
+            raise InvalidInput("alter: changes are a map.")
+        spec = parameters.specs[parameters.number(str(said.get("table")))].altered(changes)
+        position = shard.door.position
+        if not said.get("check"):
+            with pushes_paused(shard.door):
+                parameters.alter(spec)
+            shard.followers.end_streams()  # a reply tells them
+            position = shard.door.note(DENSE, [])
+        answer = PushResult({"spec": msgspec.to_builtins(spec)}, position)
+        shard.answer_when_replicated(answer, call_id)
+
+    def erase(self, said: Piece, call_id: "CallId") -> None:
+        """Remove rows. Raises UnknownTable, InvalidInput."""
+        shard = self._shard
+        number = shard.parameters.number(str(said.get("table")))
+        ids = _ids(said)
+        with pushes_paused(shard.door):
+            count = shard.parameters.tables[number].remove(ids)
+            position = shard.door.note(number, ids)
+        shard.answer_when_replicated(PushResult({"erased": count}, position), call_id)
+
+    def write(self, said: Piece, call_id: "CallId") -> None:
+        """Write rows as they are, f32[n, dim] or with their state f32[n, width]. steps: the table
+        has had at least so many. Raises UnknownTable, InvalidInput; nothing has changed then."""
+        shard = self._shard
+        number = shard.parameters.number(str(said.get("table")))
+        table, ids, rows = shard.parameters.tables[number], _ids(said), said.get("rows")
+        if not isinstance(rows, np.ndarray) or rows.shape not in (
+            (ids.size, table.dim),
+            (ids.size, table.width),
+        ):
+            raise InvalidInput(f"table {table.name!r}: rows are f32[{ids.size}, {table.dim}].")
+        steps = said.get("steps", 0)
+        if not isinstance(steps, int):
+            raise InvalidInput(f"steps is a number, not {steps!r}.")
+        with pushes_paused(shard.door):
+            stamps = np.full(ids.size, shard.door.stamp, np.uint32)
+            counted = table.write(ids, rows.astype(np.float32, copy=False), stamps)
+            table.steps = max(table.steps, steps)
+            position = shard.door.note(number, ids)
+        answer = {"written": counted["applied"], "no_room": counted["refused"]}
+        shard.answer_when_replicated(PushResult(answer, position), call_id)
+
+
+def _ids(said: Piece) -> Ids:
+    ids = said.get("ids")
+    if not isinstance(ids, np.ndarray) or ids.dtype not in (np.int64, np.uint64) or ids.ndim != 1:
+        raise InvalidInput("ids are i64[n].")
+    return ids.view(np.int64)

@@ -1,0 +1,200 @@
+"""Tables that are altered while trained, erased from, written to, kept in files, and copied."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from clipper.cli.params import params
+from clipper.errors import DoesNotFit, InvalidInput, TypeConflict, UnknownTable
+from clipper.params import Client, TableSpec
+from clipper.params.client.table_files import (
+    copy_table,
+    export_table,
+    import_table,
+    read_rows,
+)
+from tests.params.conftest import Shards, ones, until
+from tests.params.test_streams import assert_copied, streams
+
+Settings = Any
+SGD: Settings = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}
+PLAIN = TableSpec("plain", 3, **SGD)
+ADAM = TableSpec("adam", 2, optimizer="adam")
+
+
+def taught(shards: Shards, count: int = 2, **settings: Settings) -> Client:
+    client = shards.up(count, **settings).client()
+    for spec in (PLAIN, ADAM):
+        client.create(spec)
+        for _ in range(3):
+            client.push(spec.name, range(-10, 20), -ones((30, spec.dim)))
+    return client
+
+
+def test_rate_is_changed_while_a_table_is_trained(shards: Shards) -> None:
+    client = taught(shards, replicas=1)
+    until(lambda: streams(shards))
+    assert client.alter("plain", optimizer_settings={"rate": 0.5}).optimizer_settings["rate"] == 0.5
+    client.push("plain", [1, 2], -ones((2, 3)))
+    assert client.pull("plain", [1, 2]).tolist() == [[3.5] * 3] * 2
+    assert_copied(shards)
+    other = TableSpec("plain", 3, **{**SGD, "optimizer_settings": {"rate": 0.25}})
+    for worker in (client, shards.client()):
+        worker.create(PLAIN)  # one that starts with the old settings
+        worker.create(client.spec("plain"))
+        with pytest.raises(TypeConflict, match="rate"):
+            worker.create(other)
+    for shard in (0, 1):  # it comes back with what it was changed to
+        shards.wait_for_copies()
+        shards.lose(shard)
+        assert shards.begin(shard).ready.wait(20)
+        shards.client().create(PLAIN)
+    client.push("plain", [1, 2], -ones((2, 3)))
+    assert client.pull("plain", [1, 2]).tolist() == [[4.0] * 3] * 2
+
+
+def test_changed_settings_are_in_snapshots(shards: Shards) -> None:
+    client = taught(shards)
+    client.alter("plain", optimizer_settings={"rate": 0.5}, expire_s=1000)
+    shards.down()
+    for shard in (0, 1):
+        shards.begin(shard)
+    client.push("plain", [1, 2], -ones((2, 3)))
+    assert client.pull("plain", [1, 2]).tolist() == [[3.5] * 3] * 2
+    assert shards.client().spec("plain").expire_s == 1000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dim": 4},
+        {"optimizer": "adam"},
+        {"optimizer_settings": {"rat": 1.0}},
+        {"optimizer_settings": {"rate": -1.0}},
+        {"optimizer_settings": 3},
+        {"rows_max": 0},
+        {"expire_s": "long"},
+    ],
+)
+def test_changes_that_cannot_be_change_nothing(
+    shards: Shards, changes: dict[str, Settings]
+) -> None:
+    client = taught(shards)
+    before = client.spec("plain")
+    with pytest.raises(InvalidInput):
+        client.alter("plain", evicts=True, **changes)
+    assert shards.client().spec("plain") == before
+    with pytest.raises(UnknownTable):
+        client.alter("other", evicts=True)
+
+
+def test_limit_of_rows_is_lowered_and_raised(shards: Shards) -> None:
+    client = taught(shards, count=1)
+    client.alter("plain", rows_max=10, evicts=True)
+    assert client.call(0, "stats")["tables"]["plain"]["rows"] == 10
+    client.push("plain", range(100, 130), -ones((30, 3)))
+    assert client.call(0, "stats")["tables"]["plain"]["rows"] == 10
+    client.alter("plain", rows_max=50)
+    client.push("plain", range(200, 230), -ones((30, 3)))
+    assert client.call(0, "stats")["tables"]["plain"]["rows"] == 40
+
+
+def test_erased_rows_are_gone_from_replicas_and_the_next_whole_snapshot(shards: Shards) -> None:
+    client = taught(shards, replicas=1)
+    until(lambda: streams(shards))
+    assert client.erase("plain", [1, 2, 3, 1000]) == 3
+    assert client.pull("plain", [1, 2, 3, 4]).tolist() == [[0] * 3] * 3 + [[3] * 3]
+    assert_copied(shards)
+    client.call_all("snapshot", whole=True)
+    shards.down(snapshot=False)
+    for shard in (0, 1):
+        shards.begin(shard)
+    assert client.pull("plain", [1, 2, 3, 4]).tolist() == [[0] * 3] * 3 + [[3] * 3]
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])
+def test_table_goes_through_a_file(shards: Shards, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip(
+        {"npz": "numpy", "safetensors": "safetensors", "parquet": "pyarrow"}[kind],
+        reason=f"{kind} needs a package: pip install safetensors pyarrow",
+    )
+    client, path = taught(shards), tmp_path / f"rows.{kind}"
+    assert export_table(client, "plain", path) == 30
+    ids, rows = read_rows(path)
+    assert ids.tolist() == list(range(-10, 20))
+    assert (rows == 3).all()
+    assert [one.name for one in tmp_path.glob("*rows*")] == [path.name]
+    client.create(TableSpec("back", 3, **SGD))
+    assert import_table(client, "back", path) == 30
+    assert (client.pull("back", ids) == rows).all()
+
+
+def test_pretrained_rows_are_read_and_trained_on(shards: Shards, tmp_path: Path) -> None:
+    client, path = taught(shards, replicas=1), tmp_path / "rows.npy"
+    rows = np.random.default_rng(1).standard_normal((9000, 3))
+    np.save(path, rows)
+    assert import_table(client, "plain", path) == 9000
+    np.testing.assert_array_equal(client.pull("plain", np.arange(9000)), rows.astype(np.float32))
+    until(lambda: streams(shards))
+    client.push("plain", [5], ones((1, 3)))
+    np.testing.assert_allclose(client.pull("plain", [5])[0], rows[5] - 1, rtol=1e-5)
+    assert_copied(shards)
+
+
+def test_files_that_cannot_be_read_say_why(shards: Shards, tmp_path: Path) -> None:
+    client = taught(shards, count=1)
+    np.save(tmp_path / "wide.npy", ones((4, 5)))
+    np.savez(tmp_path / "other.npz", a=ones(3))
+    np.savez(tmp_path / "odd.npz", ids=ones(4), rows=ones((4, 3)))
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
+    (tmp_path / "rows.txt").write_text("1 2 3")
+    for name in ("wide.npy", "other.npz", "odd.npz", "rows.txt", "torn.npz"):
+        with pytest.raises(InvalidInput, match=name):
+            import_table(client, "plain", tmp_path / name)
+    with pytest.raises(InvalidInput, match=r"Write \.npz"):
+        export_table(client, "plain", tmp_path / "rows.npy")
+    client.create(TableSpec("small", 3, rows_max=2))
+    np.save(tmp_path / "rows.npy", ones((4, 3)))
+    with pytest.raises(DoesNotFit, match="clipper params alter small"):
+        import_table(client, "small", tmp_path / "rows.npy")
+    with pytest.raises(InvalidInput, match="f32"):
+        client.write("plain", [1, 2], ones((3, 3)))
+    with pytest.raises(InvalidInput, match="NaN"):
+        client.write("plain", [1], np.full((1, 3), np.nan))
+
+
+def test_copied_table_trains_on_as_the_first_does(shards: Shards) -> None:
+    client = taught(shards)
+    assert copy_table(client, "adam", "twin") == 30
+    for name in ("adam", "twin"):
+        client.push(name, range(20), ones((20, 2)))
+    every = np.arange(-10, 20)
+    assert (client.pull("adam", every) == client.pull("twin", every)).all()
+
+
+def test_command_line(shards: Shards, tmp_path: Path) -> None:
+    taught(shards)
+    folder, run = tmp_path / "set", CliRunner()
+    folder.mkdir()
+    said = {"addresses": list(shards.addresses), "token": "open sesame"}
+    (folder / "shards.json").write_text(json.dumps(said))
+    (tmp_path / "ids").write_text("1\n2\n")
+    np.save(tmp_path / "rows.npy", ones((4, 2)))
+    for line, shows in (
+        ("alter plain --set rate=0.25", "rate"),
+        (f"erase plain 5 --file {tmp_path}/ids", "3 rows are gone"),
+        (f"export plain {tmp_path}/rows.npz", "27 rows"),
+        (f"import words {tmp_path}/rows.npy --create", "4 rows"),
+        ("copy words more", "4 rows of words are in more"),
+        ("pull more 3", "3: 1 1"),
+    ):
+        found = run.invoke(params, [*line.split(), "--folder", str(folder)])
+        assert found.exit_code == 0, found.output
+        assert shows in found.output
+    for line in ("alter plain", "alter plain --set rate", "erase plain"):
+        found = run.invoke(params, [*line.split(), "--folder", str(folder)])
+        assert found.exit_code == 2, found.output
