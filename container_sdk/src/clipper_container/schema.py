@@ -147,9 +147,12 @@ class TensorSpec:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Return whether an array of one row may have this shape."""
-        return len(shape) == len(self.shape) and all(
-            mine in (FREE, size) for mine, size in zip(self.shape, shape, strict=True)
-        )
+        if len(shape) != len(self.shape):
+            return False
+        for mine, size in zip(self.shape, shape, strict=True):  # a hot path
+            if mine != size and mine != FREE:
+                return False
+        return True
 
     def array(self, value: object, batch: bool = False) -> Array:
         """Return a value as an array of this type.
@@ -158,6 +161,13 @@ class TensorSpec:
 
         Raises: InvalidTensor for another type or shape.
         """
+        if (
+            isinstance(value, np.ndarray)
+            and not batch
+            and value.dtype == NUMPY_TYPES.get(self.dtype)
+            and self.fits(value.shape)
+        ):
+            return value
         array = self._strings(value) if self.is_text else self._numbers(value)
         shape = array.shape[1:] if batch else array.shape
         if not self.fits(shape) or (batch and array.ndim == 0):
@@ -309,6 +319,8 @@ class Tensors:
         values: a dict with a value for each tensor. Raises: InvalidTensor.
         """
         given = self._check(values)
+        if not self.finite:
+            return {spec.name: spec.array(given[spec.name]) for spec in self.specs}
         return {spec.name: self._checked(spec, spec.array(given[spec.name])) for spec in self.specs}
 
     def pack(self, values: object) -> Array | bytes:
@@ -316,10 +328,10 @@ class Tensors:
         arrays = self.arrays(values)
         if not self.is_fixed:
             return self._joined(arrays)
-        record = np.zeros(1, self._record)
-        for name, array in arrays.items():
-            record[name] = array
-        return record.view(np.uint8)
+        parts: list[bytes] = []
+        for array in arrays.values():
+            _put(parts, array.tobytes())
+        return np.frombuffer(b"".join(parts), np.uint8)
 
     def unpack(self, record: Record) -> dict[str, object]:
         """Return the tensors of a record by name: arrays, numpy scalars for shape (), and str or
@@ -418,7 +430,8 @@ class Tensors:
         columns = {}
         for spec in self.specs:
             column = np.ascontiguousarray(structured[spec.name])
-            _check_bools(spec, column)
+            if spec.dtype == "bool":
+                _check_bools(spec, column)
             columns[spec.name] = column
         return columns
 
@@ -430,7 +443,8 @@ class Tensors:
                 self.specs[0].name,
                 f"expected a dict of {self}, got {_kind_of(values)}.",
             )
-        self._check_names(values, self.by_name)
+        if values.keys() != self.by_name.keys():
+            self._check_names(values, self.by_name)
         return values
 
     def _checked(self, spec: TensorSpec, column: ColumnT) -> ColumnT:
@@ -487,13 +501,15 @@ class Tensors:
         parts: list[bytes] = []
         for spec in self.specs:
             array = arrays[spec.name]
-            sizes += [
-                size for mine, size in zip(spec.shape, array.shape, strict=True) if mine == FREE
-            ]
-            data = _text_bytes(spec, array) if spec.is_text else array.tobytes()
+            for mine, size in zip(spec.shape, array.shape, strict=True):
+                if mine == FREE:
+                    sizes.append(size)
             if spec.is_text:
+                data = _text_bytes(spec, array)
                 sizes.append(len(data))
-            parts += (data, bytes(-len(data) & 7))
+            else:
+                data = array.tobytes()
+            _put(parts, data)
         head = self._head.pack(*sizes)
         total = len(head) + sum(map(len, parts))
         if total > ROW_BYTES_MAX:
@@ -511,9 +527,10 @@ class Tensors:
         sizes = iter(self._head.unpack_from(record.data))
         at, arrays = _padded(self._head.size), []
         for spec in self.specs:
-            shape = tuple(next(sizes) if size == FREE else size for size in spec.shape)
-            count = math.prod(shape)
-            data_bytes = next(sizes) if spec.is_text else count * spec.numpy.itemsize
+            shape = tuple([next(sizes) if size == FREE else size for size in spec.shape])
+            data_bytes = (
+                next(sizes) if spec.is_text else math.prod(shape) * NUMPY_TYPES[spec.dtype].itemsize
+            )
             if data_bytes > record.size - at:
                 raise InvalidTensor(
                     spec.name, f"tensor {spec.name!r}: its record is cut short or damaged."
@@ -672,6 +689,12 @@ def _padded(size: int) -> int:
     return size + (-size & 7)
 
 
+def _put(parts: list[bytes], data: bytes) -> None:
+    parts.append(data)
+    if padding := -len(data) & 7:
+        parts.append(bytes(padding))
+
+
 def _batched(spec: TensorSpec, value: Any) -> Column:
     """Return a tensor of a batch as an array (n, ...), or as a list of arrays if it is ragged."""
     if not spec.is_ragged or (isinstance(value, np.ndarray) and value.dtype != object):
@@ -696,16 +719,18 @@ def _column(spec: TensorSpec, arrays: list[Array]) -> Column:
 
 
 def _check_bools(spec: TensorSpec, array: Array) -> None:
-    if spec.dtype == "bool" and array.size and array.view(np.uint8).max() > 1:
+    if array.size and array.view(np.uint8).max() > 1:
         raise InvalidTensor(spec.name, f"tensor {spec.name!r}: a bool is 0 or 1.")
 
 
 def _shaped(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Array:
+    array: Array = data.view(NUMPY_TYPES[spec.dtype])
     try:
-        array = data.view(spec.numpy).reshape(shape)
+        array = array if len(shape) == 1 else array.reshape(shape)
     except ValueError:  # sizes such as 0 x 2**32 x 2**32: no bytes, but too large for numpy
         raise InvalidTensor(spec.name, f"tensor {spec.name!r} has the shape {shape}.") from None
-    _check_bools(spec, array)
+    if spec.dtype == "bool":
+        _check_bools(spec, array)
     return array
 
 

@@ -1,0 +1,85 @@
+"""Named tensors: what they cost beside one tensor with the same bytes.
+
+The same no-op as a model of one tensor of 64 floats, of four named tensors of 16 each, and of two
+named tensors of a free length; one server, a container of each. A round trip is predict() and
+result(), one after another. A row is the time of an array of rows by predict_many, divided by their
+number; of rows of free length far fewer, since each is packed by itself. The anchor is one tensor.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+import clipper
+from bench.harness import Row, interleave, per_call_ns, row
+
+ITEMS, TENSORS = 64, 4
+ARRAY_ROWS, FREE_ROWS = 50_000, 2_000
+CALLS = 1000
+FIXED, FREE = "four named tensors", "two tensors of free length"
+
+
+def one(xs: Any) -> Any:
+    """Return a zero for each row of one tensor."""
+    return np.zeros(len(xs))
+
+
+def named(batch: Any) -> Any:
+    """Return a zero for each row of several."""
+    return {"y": np.zeros(len(next(iter(batch.values()))))}
+
+
+def main(quick: bool) -> list[Row]:
+    """Build the rows. quick: few repetitions."""
+    repetitions = 2 if quick else 15
+    random = np.random.default_rng(1)
+    whole = random.random((ARRAY_ROWS, ITEMS))
+    width = ITEMS // TENSORS
+    parts = {f"x{i}": whole[:, i * width : (i + 1) * width] for i in range(TENSORS)}
+    halves = {"a": [*whole[:FREE_ROWS, :32]], "b": [*whole[:FREE_ROWS, 32:]]}
+    with clipper.start() as server:
+        outputs = {"y": "f64"}
+        models = {
+            "one tensor": server.deploy("one", one, input=f"f64[{ITEMS}]", cache=False),
+            FIXED: server.deploy(
+                "fixed",
+                named,
+                inputs=dict.fromkeys(parts, f"f64[{width}]"),
+                outputs=outputs,
+                cache=False,
+            ),
+            FREE: server.deploy(
+                "free", named, inputs={"a": "f64[*]", "b": "f64[*]"}, outputs=outputs, cache=False
+            ),
+        }
+        arrays: dict[str, Any] = {"one tensor": whole, FIXED: parts, FREE: halves}
+        inputs = {
+            "one tensor": [*whole[:CALLS]],
+            FIXED: [{name: part[i] for name, part in parts.items()} for i in range(CALLS)],
+            FREE: [{name: half[i] for name, half in halves.items()} for i in range(CALLS)],
+        }
+
+        def row_us(name: str) -> float:
+            began = time.perf_counter_ns()
+            models[name].predict_many(arrays[name]).result(60)
+            return (time.perf_counter_ns() - began) / 1000 / len(next(iter(_columns(arrays[name]))))
+
+        trips = interleave(
+            {
+                name: lambda name=name: per_call_ns(models[name].predict, inputs[name]) / 1000
+                for name in models
+            },
+            repetitions,
+        )
+        rows = interleave({name: lambda name=name: row_us(name) for name in models}, repetitions)
+    found = []
+    for what, samples in (("a round trip", trips), ("a row of a full batch", rows)):
+        for name, sample in samples.items():
+            against = () if name == "one tensor" else ("one tensor", samples["one tensor"])
+            found.append(row(f"{name}: {what}", sample, "us", *against))
+    return found
+
+
+def _columns(array: Any) -> Any:
+    return array.values() if isinstance(array, dict) else [array]
