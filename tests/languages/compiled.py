@@ -13,8 +13,8 @@ CPP = ROOT / "container_sdk" / "cpp"
 JAVA = ROOT / "container_sdk" / "java"
 BUILT = ROOT / "build" / "languages"
 VENV_BIN = ROOT / ".venv" / "bin"
-CPP_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror")
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+CPP_FLAGS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def tool(name: str, hint: str = "To fetch it: python tools/fetch.py java") -> str:
@@ -28,7 +28,7 @@ def tool(name: str, hint: str = "To fetch it: python tools/fetch.py java") -> st
 
 def cpp(source: Path, *flags: str) -> Path:
     """Return the program that a C++ file is compiled to."""
-    headers = sorted((CPP / "include").rglob("*.hpp"))
+    headers = sorted(CPP.rglob("*.hpp"))
     words = [
         tool("g++", "Install g++"),
         *CPP_FLAGS,

@@ -35,8 +35,10 @@ SLO_MS = 10_000
 def program(language, name, *words):
     """The command of a test's program or of an example."""
     example = name in ("svm", "noop")
+    if language == "cpp" and example:
+        return [str(cpp(CPP / "examples" / f"{name}.cpp")), *words]
     if language == "cpp":
-        return [str(cpp(CPP / ("examples" if example else "tests") / f"{name}.cpp")), *words]
+        return [str(cpp(CPP / "tests" / "models.cpp")), name, *words]
     folder = JAVA / ("examples" if example else "tests")
     main = name.title() if example else f"clipper.container.{name.title()}"
     return [*java_command(java(folder), main), *words]

@@ -1,4 +1,6 @@
-// Returns each row as it came: numbers of a free length, text or bytes. The word says which type.
+// Returns each row as it came: numbers of a free length, text or bytes. The words say the types.
+
+#pragma once
 
 #include <clipper/container.hpp>
 
@@ -18,7 +20,7 @@ class Echo : public clipper::Model {
   }
 };
 
-int main(int, char** words) {
+inline int run_echo(const char* input, const char* output) {
   Echo echo;
-  return clipper::run(echo, {words[1], words[2]});
+  return clipper::run(echo, {input, output});
 }

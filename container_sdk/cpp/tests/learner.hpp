@@ -1,6 +1,8 @@
 // A model that learns: its output is the number of labels so far, its accuracy 0.75; its confidence
 // is 1 for rows with a session.
 
+#pragma once
+
 #include <clipper/container.hpp>
 
 class Learner : public clipper::Model {
@@ -22,7 +24,7 @@ class Learner : public clipper::Model {
   double labels_ = 0;
 };
 
-int main() {
+inline int run_learner() {
   Learner learner;
   clipper::Options options("f64[2]", "f64");
   options.corrects = options.sessions = true;

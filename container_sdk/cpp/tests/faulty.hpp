@@ -1,15 +1,15 @@
 // A model whose rows say what goes wrong. Rows are str; the output of a good row is its text.
 
+#pragma once
+
 #include <csignal>
 #include <thread>
 
 #include <clipper/container.hpp>
 
-using namespace clipper;
-
-class Faulty : public Model {
+class Faulty : public clipper::Model {
  public:
-  void predict(const Batch& batch, Outputs& outputs) override {
+  void predict(const clipper::Batch& batch, clipper::Outputs& outputs) override {
     for (std::size_t i = 0; i < batch.size(); i++) {
       const std::string_view text = batch.text(i);
       if (text == "throw") throw std::runtime_error("this row cannot be read");
@@ -25,7 +25,8 @@ class Faulty : public Model {
 };
 
 // Answers every batch with the id of another: what the SDK never sends.
-static int answer_unknown_ids(Options options) {
+inline int answer_unknown_ids(clipper::Options options) {
+  using namespace clipper;
   options.from_environment();
   StopSwitch stop;
   Connection connection(connect_to(options.address), stop);
@@ -45,12 +46,12 @@ static int answer_unknown_ids(Options options) {
   }
 }
 
-int main(int count, char**) try {
-  Options options("str", "str");
-  if (count > 1) return answer_unknown_ids(options);
+inline int run_faulty(bool unknown_ids) try {
+  clipper::Options options("str", "str");
+  if (unknown_ids) return answer_unknown_ids(options);
   Faulty model;
-  return run(model, options);
-} catch (const Disconnected& error) {
+  return clipper::run(model, options);
+} catch (const clipper::Disconnected& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

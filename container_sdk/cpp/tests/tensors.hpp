@@ -1,5 +1,7 @@
 // Named tensors: the sum of the ids, and each name twice. The schemas are those of the server.
 
+#pragma once
+
 #include <numeric>
 
 #include <clipper/container.hpp>
@@ -28,7 +30,7 @@ class Tensors : public clipper::Model {
   clipper::Schema inputs_, outputs_;
 };
 
-int main() {
+inline int run_tensors() {
   clipper::Options options;
   options.from_environment();
   Tensors model(options);
