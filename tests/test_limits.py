@@ -45,7 +45,8 @@ def constant(module: str, name: str) -> float:
     if not module.startswith("clipper_core."):
         return float(getattr(importlib.import_module(module), name))
     base = ROOT / "src" / "clipper_core" / module.partition(".")[2].replace(".", "/")
-    text = "".join(base.with_suffix(suffix).read_text() for suffix in (".pxd", ".pyx"))
+    files = [base.with_suffix(suffix) for suffix in (".pxd", ".pyx")]
+    text = "".join(file.read_text() for file in files if file.exists())
     (found,) = re.findall(rf"^    {name} = (\d+)\b", text, re.MULTILINE)
     return float(found)
 

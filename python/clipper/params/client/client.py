@@ -796,13 +796,11 @@ class Client:
             self._check_tables(shard, [names[n] for n in numbers])
             parts = [RequestPart(names[n], k) for n, k in zip(numbers, counts, strict=True)]
             size = PART_BYTES * len(parts) + 8 * sum(counts)
-            expects = sum(
-                answer_bytes(k, dims[n], dtype) for n, k in zip(numbers, counts, strict=True)
-            )
+            sizes = [answer_bytes(k, dims[n], dtype) for n, k in zip(numbers, counts, strict=True)]
             head = Head(MessageKind.PULL_TABLES, DTYPES[dtype], rows=len(parts), payload_bytes=size)
-            ask = ShardRequest(head, mine, parts=parts, expects=expects)
+            ask = ShardRequest(head, mine, parts=parts, expects=sum(sizes))
             self._try_to_send(shard, ask, until)
-            asks.append((shard, ask, numbers, counts, places))
+            asks.append((shard, ask, list(zip(numbers, counts, sizes, strict=True)), places))
 
         def take() -> dict[str, Array]:
             of = _NUMPY.get(dtype, np.float32)
@@ -810,12 +808,12 @@ class Client:
             for n, name in enumerate(names):
                 if not each[n].size or len(self.connections) > 1:
                     found[name] = np.empty((each[n].size, dims[n]), of)
-            for shard, ask, numbers, counts, places in asks:
+            for shard, ask, parts, places in asks:
                 self._wait_with_retries(shard, ask, until)
                 at = first = 0
-                for n, count in zip(numbers, counts, strict=True):
-                    rows = rows_in(ask.body[at:], count, dims[n], dtype)
-                    at += answer_bytes(count, dims[n], dtype)
+                for n, count, size in parts:
+                    rows = rows_in(ask.body, count, dims[n], dtype, at)
+                    at += size
                     if places is None:
                         found[names[n]] = rows
                     elif of is np.float32:
@@ -867,12 +865,12 @@ def _misshapen(table: str, n: int, dim: int, given: Array) -> InvalidInput:
     return InvalidInput(f"table {table!r}: gradients are f32[{n}, {dim}], not {list(given.shape)}.")
 
 
-def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Array:
-    """Return the rows of an answer: [n, dim]."""
+def rows_in(body: memoryview, n: int, dim: int, dtype: str, at: int = 0) -> Array:
+    """Return the rows of an answer, which begin at a place of its payload: [n, dim]."""
     if dtype != "i8":
-        return np.frombuffer(body, _NUMPY[dtype], n * dim).reshape(n, dim)
-    rows = np.frombuffer(body, np.int8, n * dim).reshape(n, dim)
-    scales = np.frombuffer(body, np.float32, n, n * dim + len(padding(n * dim)))
+        return np.frombuffer(body, _NUMPY[dtype], n * dim, at).reshape(n, dim)
+    rows = np.frombuffer(body, np.int8, n * dim, at).reshape(n, dim)
+    scales = np.frombuffer(body, np.float32, n, at + n * dim + len(padding(n * dim)))
     found: Array = rows * scales[:, None]
     return found
 
