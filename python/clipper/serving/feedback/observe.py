@@ -181,7 +181,9 @@ def _tell_others(
     return total
 
 
-def _learn_left(resolved: ResolvedApplication, ids: Sequence[str], labels: Sequence[Any]) -> Reply:
+def _learn_left(
+    resolved: ResolvedApplication, ids: Sequence[str], labels: Sequence[object]
+) -> Reply:
     """Learn about answers that a server has left in the store."""
     if resolved.feedback.handover is None:
         return Reply()
