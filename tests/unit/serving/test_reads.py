@@ -101,3 +101,9 @@ def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         check_reads(Model("m", 1, InputType.parse("f32[2]"), **settings))
+
+
+def test_a_model_of_named_tensors_reads_nothing_by_columns() -> None:
+    model = Model("m", 1, InputType.parse({"x": "f64[3]"}), reads={"factors": (0,)})
+    with pytest.raises(InvalidInput, match="takes named tensors"):
+        check_reads(model)

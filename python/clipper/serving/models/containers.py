@@ -290,6 +290,8 @@ class Containers:
         try:
             given, output = InputType.parse(hello.input), InputType.parse(hello.output)
             _check_protocol(hello, given)
+            if hello.protocol == 1 and (given.tensors or output.tensors):
+                raise Refused("a container of protocol 1 has no named tensors; use protocol 2")
             seat = self._find(hello)
             _check_protocol(hello, seat.input)
         except (ClipperError, ValueError) as error:

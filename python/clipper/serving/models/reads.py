@@ -78,6 +78,11 @@ def check_reads(model: Model) -> None:
             f"{what} reads tables: inputs that are only similar read other rows.",
             hint="Leave out similar.",
         )
+    if model.input.tensors:
+        raise InvalidInput(
+            f"{what} reads tables by columns of its input, and takes named tensors.",
+            hint="Leave out reads.",
+        )
     ids_of(model.reads)
     columns = (
         [at for each in model.reads.values() for at in each]
