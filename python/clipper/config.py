@@ -549,11 +549,11 @@ def _check(config: Config, leaves: _Leaves) -> None:
     for name, model in config.models.items():
         if why := cost_problem(model.batching):
             raise refuse(("models", name, "batching", "cost"), why)
-        try:
-            if model.input:
-                InputType.parse(model.input)
-        except ValueError as error:
-            raise refuse(("models", name, "input"), str(error)) from None
+        for side, type_ in (("input", model.input), ("output", model.output)):
+            try:
+                InputType.parse(type_ or "any")
+            except ValueError as error:
+                raise refuse(("models", name, side), str(error)) from None
         if model.replicas > config.limits.replicas_max:
             raise refuse(
                 ("models", name, "replicas"),

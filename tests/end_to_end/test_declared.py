@@ -14,7 +14,7 @@ import clipper
 import clipper_container
 import clipper_core
 from clipper.cli import main
-from clipper.errors import DeployFailed, PackagingError
+from clipper.errors import ConfigError, DeployFailed, PackagingError
 
 DECLARED = """
 [models.sums]
@@ -47,6 +47,31 @@ def test_start_waits_for_declared_models_which_are_found_beside_their_file(
         assert (answer.output, answer.is_default) == (6.0, False)
         assert server.catalog.view.model("sums").code == (str(tmp_path / "shop"),)
         server.wait_ready(timeout=20)
+
+
+NAMED = """
+[models.homes]
+target = "shop_of_declared:price"
+input = '{"rooms": "i64", "city": "str"}'
+output = '{"price": "f64", "label": "str"}'
+[apps.homes]
+models = ["homes"]
+slo_ms = 20000
+"""
+PRICE = """
+def price(homes):
+    return {"price": homes["rooms"] * 1.5, "label": [city.upper() for city in homes["city"]]}
+"""
+
+
+@pytest.mark.slow
+def test_a_declared_model_takes_and_gives_named_tensors(tmp_path: Path) -> None:
+    with clipper.start(str(declared(tmp_path / "shop", PRICE, NAMED))) as server:
+        answer = server.app("homes").predict({"city": "Bern", "rooms": 4}).result(20)
+        assert answer.output == {"price": 6.0, "label": "BERN"}
+    path = declared(tmp_path / "bad", PRICE, NAMED.replace("f64", "f65"))
+    with pytest.raises(ConfigError, match=r"tensor 'price': 'f65' is no type"):
+        clipper.start(str(path))
 
 
 FAILING = "import sys\nprint('no weights at here.bin\\x1b[31m', file=sys.stderr)\nsys.exit(3)\n"

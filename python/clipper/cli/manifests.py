@@ -413,6 +413,7 @@ def _declared(
                 name,
                 version,
                 type_of(wanted.input or package.input or "any"),
+                str(type_of(wanted.output or "any")),
                 replicas=least,
                 replicas_max=most,
                 target=package.target,

@@ -222,6 +222,7 @@ def _model_table(model: Model) -> Document:
         "version": model.version,
         "replicas": max(model.replicas, 1),
         "input": _typed(model.input),
+        "output": "" if model.output == "any" else model.output,
         "cache": model.cache,
         "retry_singly": model.retry_singly,
     }

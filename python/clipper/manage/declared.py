@@ -43,6 +43,7 @@ def model_settings(wanted: ModelSettings) -> dict[str, Any]:
     return {
         "replicas": replicas_of(wanted),
         "input": wanted.input or None,
+        "output": wanted.output or "any",
         "wait": False,
         "batching": wanted.batching,
         "reads": wanted.reads or None,

@@ -422,7 +422,14 @@ class ModelSettings(msgspec.Struct, frozen=True):
         ),
     ] = 0
     input: Annotated[
-        str, about("type of one input, as `f64[64]`; empty: as the container reports")
+        str,
+        about(
+            "type of one input, as `f64[64]`, or of named tensors as JSON; empty: as the container"
+            " reports"
+        ),
+    ] = ""
+    output: Annotated[
+        str, about("type of one output, in the same forms; empty: as the container reports")
     ] = ""
     batching: Annotated[
         Batching, about("a mode, or a table of those keys of [batching] that differ")
