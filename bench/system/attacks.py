@@ -33,10 +33,7 @@ NICE = 10
 WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answers plain queries
 MODULE = "bench.system.attackers"
 BOUNDED_BY = {
-    "unread": (
-        "the first answer of each new connection, which costs milliseconds of JSON and is made in"
-        " the turn of all"
-    ),
+    "unread": "one or two answers of milliseconds of JSON, which are made in a turn",
     "unread-python": (
         "probably Python, which asks http.pipeline_max queries of a connection at once and makes"
         " all answers"

@@ -572,3 +572,26 @@ def test_a_client_that_does_not_read_is_not_answered_on(
             piece = line.recv(1 << 20)
             assert piece
             received += len(piece)
+
+
+def test_large_answers_of_many_new_clients_and_small_ones_beside_them(
+    server: clipper.ClipperServer,
+) -> None:
+    """Each turn of the loop makes one large answer. All are whole, and those who wait are
+    served."""
+    asked = request("/api/big/predict", '{"input": [1.0]}')
+    small = request("/api/total/predict", '{"input": [1, 2, 3]}')
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(connect(server)) for _ in range(12)]
+        for line in lines:
+            line.sendall(asked * 2)
+        beside = stack.enter_context(connect(server))
+        for _ in range(5):
+            beside.sendall(small)
+            (answer,) = responses(beside, 1)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b'"output":6' in answer
+        for line in lines:
+            found = responses(line, 2)
+            assert len(found) == 2
+            assert all(one.count(b"0.25") == 100_000 for one in found)

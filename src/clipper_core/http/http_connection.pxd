@@ -45,6 +45,7 @@ cdef cppclass HttpConnection:
     bint partial                # a request is partly there
     bint full                   # there may be whole requests left, beyond pipeline_max or
                                 # unsent_bytes_max
+    bint small                  # its last answer was
     bint starved                # memory ran out: 503 once all before it are answered, then closed
     u64 since_us                # when that request began, or the last response left
     u64 stalled_us              # since when the client has not read; 0: it reads
@@ -94,6 +95,7 @@ cdef cppclass Worker:
     u64 version                 # of the orders that were seen
     u64 now_us
     u64 turn_bytes              # of responses made in this turn
+    u32 turn_large              # large ones among them
     u64 turns
     int listener                # -1: another worker listens, or nobody any more
     bint draining
@@ -108,7 +110,8 @@ cdef cppclass Worker:
 
 cdef enum:
     TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request
-                                # after another wait
+                                # after another wait; one of so many bytes is large
+    TURN_LARGE = 2              # in one turn, after which everybody waits
 
 # NULL: no memory; the descriptor is closed
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil

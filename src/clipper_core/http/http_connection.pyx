@@ -402,6 +402,16 @@ cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
             and connection.out.size() + connection.ready_bytes < w.shared.settings.unsent_bytes_max)
 
 
+cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
+                            bint asked) noexcept nogil:
+    """Whether the next request of the connection is answered in another turn. A large answer takes
+    milliseconds, so one is made in a turn: whoever may ask for another, as its last answer was
+    large or it is new, waits. asked: one of it was taken in this turn."""
+    if asked and w.turn_bytes >= TURN_BYTES:
+        return True
+    return w.turn_large and (not connection.small or w.turn_large >= TURN_LARGE)
+
+
 cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
     """Take the whole requests at the beginning of `at`; -> how many bytes they were."""
     cdef Head head
@@ -410,7 +420,7 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
     cdef int found
     connection.full = False
     while used < n and not connection.last and not connection.starved:
-        if not _has_room(w, connection) or (used and w.turn_bytes >= TURN_BYTES):
+        if not _has_room(w, connection) or _must_wait(w, connection, used != 0):
             connection.full = True
             break
         found = head_read(at + used, n - used, &head)
@@ -431,7 +441,10 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
         if not _request(w, connection, route, &head, at + used + head.bytes):
             connection.leaving = True
             break
-        w.turn_bytes += connection.out.size() + connection.ready_bytes - before
+        before = connection.out.size() + connection.ready_bytes - before
+        connection.small = before < TURN_BYTES
+        w.turn_large += not connection.small
+        w.turn_bytes += before
         used += whole
     return used
 
