@@ -512,6 +512,7 @@ class Client:
         """Push a step to asynchronous shards: to each its part, in one message."""
         parts: list[list[RequestPart]] = [[] for _ in dense]
         buffers: list[list[Buffer]] = [[] for _ in dense]
+        sizes = [0] * len(dense)  # bytes of the buffers
         names, given = list(tables), list(tables.values())
         for shard, numbers, counts, ids, places in self._split([ids for ids, _ in given]):
             self._check_tables(shard, [names[n] for n in numbers])
@@ -522,7 +523,11 @@ class Client:
                     gradients = np.take(gradients, places[at : at + count], axis=0)
                 parts[shard].append(RequestPart(names[number], count))
                 mine = ids[number] if places is None else ids[0][at : at + count]
-                buffers[shard] += mine, gradients.reshape(-1), padding(gradients.nbytes)
+                buffers[shard] += mine, gradients.reshape(-1)
+                sizes[shard] += 8 * count + gradients.nbytes
+                if gradients.nbytes % 8:
+                    buffers[shard].append(padding(gradients.nbytes))
+                    sizes[shard] += 4
                 at += count
         self._add_counted(parts, [name for name in names if self.spec(name).corrects_bias])
         for shard, variables in enumerate(dense):
@@ -530,9 +535,9 @@ class Client:
                 self._check_variable(shard, name, value)
                 parts[shard].append(RequestPart(name, value.size, is_variable=True))
                 buffers[shard] += value.reshape(-1), padding(value.nbytes)
+                sizes[shard] += value.nbytes + len(padding(value.nbytes))
         asks = []
         for shard, each in enumerate(parts):
-            size = PART_BYTES * len(each) + sum(memoryview(one).nbytes for one in buffers[shard])
             head = Head(
                 MessageKind.PUSH_STEP,
                 rows=len(each),
@@ -540,7 +545,7 @@ class Client:
                 sequence=sequence,
                 model=versions[shard] if versions is not None else 0,
                 scale=scale or 1.0,
-                payload_bytes=size,
+                payload_bytes=PART_BYTES * len(each) + sizes[shard],
             )
             asks.append((shard, ShardRequest(head, buffers[shard], parts=each)))
         sent = self._sent(asks)
