@@ -196,8 +196,13 @@ def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
         lines.append(
             f"-r {beside}" if option in ("-r", "--requirement") and beside.is_file() else line
         )
+    command = [str(folder / word) if (folder / word).is_file() else word for word in model.command]
     return msgspec.structs.replace(
-        model, target=target, code=tuple(dict.fromkeys(code)), requirements=tuple(lines)
+        model,
+        target=target,
+        code=tuple(dict.fromkeys(code)),
+        requirements=tuple(lines),
+        command=tuple(command),
     )
 
 
@@ -547,6 +552,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
     if why := cost_problem(config.batching):
         raise refuse(("batching", "cost"), why)
     for name, model in config.models.items():
+        if model.command and model.target:
+            raise refuse(("models", name, "command"), "give a target or a command.")
         if why := cost_problem(model.batching):
             raise refuse(("models", name, "batching", "cost"), why)
         for side, type_ in (("input", model.input), ("output", model.output)):

@@ -19,7 +19,12 @@ from clipper.errors import AlreadyExists, ShuttingDown
 from clipper.json_log import JsonLog
 from clipper.manage.applications import Applications
 from clipper.manage.building import Stage
-from clipper.manage.declared import application_settings, declared, model_settings
+from clipper.manage.declared import (
+    application_settings,
+    declared,
+    declared_model,
+    model_settings,
+)
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.endpoints import Endpoints
 from clipper.manage.following import CatalogFollower
@@ -265,7 +270,7 @@ class ClipperServer:
             for name, wanted in self.config.models.items():
                 if name not in self.catalog.view.versions:
                     with declared(self.config, "models", name), self._unless_others_did(name):
-                        self.deploy(name, wanted.target, **model_settings(wanted))
+                        self.deploy(name, declared_model(name, wanted), **model_settings(wanted))
             for name, app in self.config.apps.items():
                 with declared(self.config, "apps", name):
                     settings = application_settings(app)

@@ -13,7 +13,14 @@ from click.testing import CliRunner
 
 import clipper
 from clipper.cli import main as cli
-from clipper.errors import DeployFailed, InvalidInput, ModelFailed, PackagingError, UnknownModel
+from clipper.errors import (
+    ConfigError,
+    DeployFailed,
+    InvalidInput,
+    ModelFailed,
+    PackagingError,
+    UnknownModel,
+)
 from clipper.testing import wait_until
 from tests.languages.compiled import CPP, JAVA, cpp, java, java_command
 
@@ -117,6 +124,18 @@ def test_a_linear_svm_deployed_by_a_command(server, deploy, language, tmp_path, 
         program(language, "svm")[-1],
         str(tmp_path),
     )
+
+
+def test_a_command_of_the_configuration_file(tmp_path):
+    weights_file(tmp_path, 3, 2)
+    (tmp_path / "svm").symlink_to(program("cpp", "svm")[0])
+    file = tmp_path / "clipper.toml"
+    file.write_text('[models.svm]\ncommand = ["./svm", "svm.txt"]\ninput = "f64[2]"\n')
+    with clipper.start(file, drain_s=0.2) as one:
+        assert one.model("svm").predict(np.zeros(2), slo_ms=SLO_MS).result(20) in (0, 1, 2)
+    file.write_text('[models.svm]\ncommand = ["./svm"]\ntarget = "a:b"\n')
+    with pytest.raises(ConfigError, match="a target or a command"):
+        clipper.start(file)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from clipper.config import Config, roles_in
+from clipper.deploy.command import command_of
 from clipper.errors import ClipperError
 from clipper.manage.operations import Server
 from clipper.settings.server import ApplicationSettings, ModelSettings
@@ -36,6 +37,11 @@ def declared(config: Config, section: str, name: str) -> Iterator[None]:
         )
         error.args = (message, *error.args[1:])
         raise
+
+
+def declared_model(name: str, wanted: ModelSettings) -> object:
+    """Return what a declared model runs: its target, or a Command. Raises: InvalidInput."""
+    return command_of(name, wanted.command) if wanted.command else wanted.target
 
 
 def model_settings(wanted: ModelSettings) -> dict[str, Any]:
@@ -118,7 +124,8 @@ def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]
         server.scale(name, replicas_of(wanted))
         yield f"model {name} has other replicas"
         return
-    handle = server.deploy(name, wanted.target, **{**model_settings(wanted), "wait": True})
+    model = declared_model(name, wanted)
+    handle = server.deploy(name, model, **{**model_settings(wanted), "wait": True})
     yield f"model {handle.name} is deployed"
 
 

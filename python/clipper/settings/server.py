@@ -403,6 +403,13 @@ class ModelSettings(msgspec.Struct, frozen=True):
             "code to run, `module:function` or a file; empty: its containers are started elsewhere"
         ),
     ] = ""
+    command: Annotated[
+        tuple[str, ...],
+        about(
+            'program that is the container, instead of a target, as `["java", "-jar", '
+            '"svm.jar"]`; files beside this file are found'
+        ),
+    ] = ()
     code: Annotated[
         tuple[str, ...],
         about(
