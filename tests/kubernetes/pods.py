@@ -241,6 +241,7 @@ class Pod:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        run("ip", "link", "del", f"{self._link}h")  # its namespace may end later
         run("ip", "netns", "del", self._link)
         self.ready = False
         self.cluster.tell()
