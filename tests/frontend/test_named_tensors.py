@@ -355,6 +355,42 @@ def test_the_description_has_the_tensors(server: clipper.ClipperServer) -> None:
     assert schema["required"] == ["age", "city"]
 
 
+def test_a_schema_from_a_shell(server: clipper.ClipperServer, tmp_path: Path) -> None:
+    runner = pytest.importorskip("click.testing", reason="pip install click").CliRunner()
+    from clipper.cli import main
+
+    (tmp_path / "of_the_shell.py").write_text(
+        'def f(rows):\n    return {"n": [len(city) for city in rows["city"]], "age": rows["age"]}\n'
+    )
+    url = ["--url", f"http://{server.admin_address}"]
+    deploy = ["deploy", "shell", "of_the_shell:f", "--code", str(tmp_path), *url, "--schema"]
+    made = runner.invoke(
+        main, [*deploy, '{"age": "f64", "city": "str"} -> {"n": "i64", "age": "f64"}']
+    )
+    assert made.exit_code == 0, made.output
+    server.app("shells", models=["shell"], slo_ms=10_000)
+    try:
+        said = runner.invoke(main, ["predict", "shells", '{"age": 3, "city": "Bern"}', *url])
+        assert said.output.startswith('{"n": 4, "age": 3.0}\t')
+        wrong = runner.invoke(main, ["predict", "shells", '{"age": 3, "cty": "Bern"}', *url])
+        assert (wrong.exit_code, "unknown tensor 'cty'" in wrong.output) == (1, True)
+        wrong = runner.invoke(main, [*deploy, '{"age": "f65"}'])
+        assert (wrong.exit_code, "tensor 'age': 'f65' is no type" in wrong.output) == (2, True)
+    finally:
+        server.retire("shell", force=True)
+
+
+def test_feedback_is_about_a_record(server: clipper.ClipperServer) -> None:
+    server.app("taught", models=["prices"], slo_ms=10_000, policy="stacking")
+
+    def tell(body: Named) -> Any:
+        return ask(server.http_address, "POST", "/api/taught/feedback", body)
+
+    assert tell({"input": {"city": "Ulm", "age": 30}, "label": 33}).json == {"counted": True}
+    reply = tell({"input": {"age": 30}, "label": 33})
+    assert (reply.status, "tensor 'city' is missing" in reply.json["error"]) == (400, True)
+
+
 def test_a_pipeline_over_a_table(server: clipper.ClipperServer, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     pytest.importorskip("sklearn", reason="pip install scikit-learn")
