@@ -185,8 +185,8 @@ class InputType(msgspec.Struct, frozen=True):
         or bytes-like."""
         if isinstance(value, Mapping):
             raise ValueError(
-                "the names and types of its tensors are not known yet: deploy or register it with"
-                " them, or load it first."
+                "an input of named tensors needs the model's schema, which is not known yet: deploy"
+                " or register the model with inputs=, or load it first."
             )
         if isinstance(value, str):
             return cls("str", (), True)

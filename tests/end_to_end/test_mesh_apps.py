@@ -102,7 +102,7 @@ def test_named_tensors(own_server: clipper.ClipperServer, tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match="tensor 'ids' is missing"):
         app.predict({})
     own_server.register_model("unknown", "scores.py:score", key=str(tmp_path))
-    with pytest.raises(InvalidInput, match="not known yet: deploy or register it with them"):
+    with pytest.raises(InvalidInput, match="not known yet: deploy or register"):
         own_server.predict("unknown", {"ids": [1]})
 
 

@@ -34,7 +34,7 @@ def hello(id=A, corrects=True, sessions=False, tables=False):
 
 
 def core(dtype="f8", shape=(2,)):
-    return types.SimpleNamespace(dtype=dtype and np.dtype(dtype), shape=shape)
+    return types.SimpleNamespace(dtype=dtype and np.dtype(dtype), shape=shape, tensors=None)
 
 
 def seen(label=None, score=None, answer=3, models=(A,)):

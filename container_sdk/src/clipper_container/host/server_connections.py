@@ -262,6 +262,7 @@ class ServerConnections:
         except ContainerRejected as refusal:
             over = str(refusal)
             connection.until = 0.0
+            self._forget(connection)  # before the answer, after which it is not counted any more
             _fail(connection.welcomed, refusal)
         except BaseException:
             over = "internal error of the host"
@@ -383,10 +384,14 @@ class ServerConnections:
                 return
             connection.state = ConnectionState.CLOSED
             connection.answers = None  # timers may keep the connection a while, but not the model
-        with self._lock:
-            self._connections.pop(connection.key, None)
+        self._forget(connection)
         _fail(connection.welcomed, Disconnected(f"{connection.address}: {why}"))
         connection.gone.set_result(why)
+
+    def _forget(self, connection: ServerConnection) -> None:
+        with self._lock:
+            if self._connections.get(connection.key) is connection:
+                del self._connections[connection.key]
 
     # -- heartbeats, where the server requires them
 
