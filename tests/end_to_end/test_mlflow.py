@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,30 @@ def test_several_tensors_have_their_names(loaded: Any, saved: Save) -> None:
 
     specs = [TensorSpec(np.dtype("int64"), (-1, -1), name) for name in ("ids", "mask")]
     assert loaded(saved(Schema(specs))).input == '{"ids": "i64[*]", "mask": "i64[*]"}'
+
+
+def test_several_outputs_have_their_names(loaded: Any, tmp_path: Path) -> None:
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    class Both(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context, model_input, params=None):
+            return {"twice": model_input["x"] * 2, "town": ["Bern"] * len(model_input)}
+
+    outputs = Schema([ColSpec("double", "twice"), ColSpec("string", "town")])
+    signature = ModelSignature(Schema([ColSpec("double", "x")]), outputs)
+    mlflow.pyfunc.save_model(
+        str(tmp_path / "both"), python_model=Both(), signature=signature, pip_requirements=[]
+    )
+    model = loaded(tmp_path / "both")
+    assert model.output == '{"twice": "f64", "town": "str"}'
+    found = model.predict_batch(np.array([[1.0], [2.5]]))
+    assert [*found["twice"]] == [2.0, 5.0]
+    assert [*found["town"]] == ["Bern", "Bern"]
+    model._model = SimpleNamespace(predict=lambda table: [[1.0, 2.0], [3.0, 4.0]])
+    found = model.predict_batch(np.ones((2, 1)))
+    assert {name: [*column] for name, column in found.items()} == {"twice": [1, 3], "town": [2, 4]}
 
 
 def test_other_columns_are_refused_by_name(loaded: Any, saved: Save) -> None:

@@ -41,10 +41,17 @@ class MlflowModel(Model):
         signature = getattr(model.metadata, "signature", None)
         self._inputs = signature.inputs if signature is not None else None
         self.input, self._columns = _row_type(self._inputs)
+        self._named = _output_types(signature.outputs if signature is not None else None)
+        if self._named:
+            self.output = record_type(self._named)
 
     def predict_batch(self, inputs: Inputs) -> Any:
         """Call predict() of the pyfunc flavour."""
         found = self._model.predict(self._table(inputs))
+        if self._named and (isinstance(found, dict) or hasattr(found, "columns")):
+            return {name: _outputs(found[name]) for name in self._named}
+        if self._named and np.ndim(found) == 2:
+            return dict(zip(self._named, np.asarray(found).T, strict=True))
         return _outputs(found)
 
     def _table(self, inputs: Inputs) -> Any:
@@ -145,6 +152,19 @@ def _row_type(inputs: Inputs) -> tuple[str, list[tuple[str, str]] | None]:
         ), columns
     ours = next(iter(kinds)) if len(set(kinds)) == 1 else "double"
     return f"{_NUMBERS[ours]}[{len(kinds)}]", columns
+
+
+def _output_types(outputs: Inputs) -> dict[str, str]:
+    """Return the types of several named outputs of the signature; empty for one, and for columns of
+    other types.
+    """
+    if outputs is None or len(outputs.inputs) < 2 or not outputs.has_input_names():
+        return {}
+    if outputs.is_tensor_spec():
+        return {spec.name: _tensor_type(spec) for spec in outputs.inputs}
+    kinds = [str(getattr(column.type, "name", column.type)) for column in outputs.inputs]
+    types = [_TYPES.get(kind, "") for kind in kinds]
+    return dict(zip(outputs.input_names(), types, strict=True)) if all(types) else {}
 
 
 def _tensor_type(spec: Inputs) -> str:
