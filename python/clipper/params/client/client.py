@@ -347,7 +347,7 @@ class Client:
         sequence = sequence or self._new_sequence()
         asks = []
         parts = self._parts(each)
-        if len(self.connections) > 1 and self.spec(table).corrects_bias:
+        if parts and len(self.connections) > 1 and self.spec(table).corrects_bias:
             there = {shard for shard, _, _ in parts}
             none = np.empty(0, np.int64), np.empty(0, np.intp)
             parts += [(i, *none) for i in range(len(self.connections)) if i not in there]
@@ -529,7 +529,8 @@ class Client:
                     buffers[shard].append(padding(gradients.nbytes))
                     sizes[shard] += 4
                 at += count
-        self._add_counted(parts, [name for name in names if self.spec(name).corrects_bias])
+        counted = [name for name in names if tables[name][0].size and self.spec(name).corrects_bias]
+        self._add_counted(parts, counted)
         for shard, variables in enumerate(dense):
             for name, value in variables.items():
                 self._check_variable(shard, name, value)
