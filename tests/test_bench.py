@@ -329,7 +329,7 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bare.shutil, "which", lambda name: None)
     rows = {one.name: one for one in lookup.rows(TINY)}
     assert (
-        "pip install 'clipper-serving[learning-peers]'"
+        "pip install 'clipper-serving[peers]'"
         in rows["lookup, nogil, 1 thread, of cachebox"].missing
     )
     assert servers.settings("unix") == {}
