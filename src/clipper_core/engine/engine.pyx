@@ -76,11 +76,12 @@ cdef class Engine:
     simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
-    length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch), output_bytes_max, connections_max, models_max;
-    and heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left
-    alone for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings
-    sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
-    `manual_clock` time is what step is told (microseconds). `number`: among the engines of one
+    length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch),
+    output_bytes_max, connections_max, models_max; and heartbeat_ms, hello_ms. A replica whose model
+    fails `eject_after` batches in a row is left alone for a while (0: never). `cache_policy` is
+    clock or sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or
+    "full" (everywhere, as small as it gets). With `manual_clock` time is what step is told
+    (microseconds). `number`: among the engines of one
     server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
     docs/architecture.md, "Flow".
     """

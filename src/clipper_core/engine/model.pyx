@@ -527,7 +527,8 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
             intakes.push_back(intake)
             continue
         try:
-            model._one_by_one(checked[j], costs[j], slo, salt, now, until, block, slot + j * <u32> n)
+            model._one_by_one(checked[j], costs[j], slo, salt, now, until, block,
+                              slot + j * <u32> n)
         except BaseException:
             model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
             intakes_end(intakes, CANCELLED)

@@ -487,10 +487,11 @@ cdef class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,
     nothing is changed in place.
 
-    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step (TSALLIS).
-    share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory (SQUARECB).
-    floor: least probability; rate of the memory (SQUARECB). discount: of what was known, an
-    observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY, SQUARECB).
+    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step
+    (TSALLIS). share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory
+    (SQUARECB). floor: least probability; rate of the memory (SQUARECB). discount: of what was
+    known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY,
+    SQUARECB).
     """
 
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0,

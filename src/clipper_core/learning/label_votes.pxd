@@ -1,5 +1,5 @@
-# The answer of a policy that asks all models and votes on labels, from the objects of a query: read,
-# weighed and calibrated in one call.
+# The answer of a policy that asks all models and votes on labels, from the objects of a query:
+# read, weighed and calibrated in one call.
 #
 # Threads: any; the state belongs to the caller.
 from clipper_core.learning.bandit cimport Rule

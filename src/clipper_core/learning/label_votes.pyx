@@ -37,8 +37,8 @@ cdef class LabelVotes:
     @cython.binding(False)
     def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, arrived,
                Py_ssize_t missing):
-        """Returns (output, confidence, models used, agreement) of the predictions that arrived; None
-        if there is something else than labels of one type, or another model than those of the
+        """Returns (output, confidence, models used, agreement) of the predictions that arrived;
+        None if there is something else than labels of one type, or another model than those of the
         state.
 
         rows, sure, labels: the state.  arrived: by model, objects with `output` and `confidence`.

@@ -1,8 +1,8 @@
 # A mixture of six ways to weigh the votes of several models, learned online.
 #
 # State: f64[k + 1, FIXED + 6 * buckets], one row for each of the k models and one for what they
-# share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label belongs to
-# the bucket that the low bits of its hash name.
+# share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label belongs
+# to the bucket that the low bits of its hash name.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp

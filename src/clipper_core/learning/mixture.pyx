@@ -45,7 +45,7 @@ cdef double P_MIN = 1e-6                # of the right label, for a component's 
 cdef double OBSERVATION_MAX = 100.0     # weight of an observation
 cdef double SMALL = 0.02                # steps
 cdef double LARGE = 0.1
-cdef double TIED_STEP = 0.5             # AdaGrad steps; the range of a weight over sqrt(2) is optimal
+cdef double TIED_STEP = 0.5             # AdaGrad steps; best: range of a weight / sqrt(2)
 cdef double[BY_CLASS] CLASS_STEPS
 CLASS_STEPS[0], CLASS_STEPS[1], CLASS_STEPS[2] = 0.1, 0.3, 0.9
 cdef double FIRST_SUM = 0.01            # of squared gradients
@@ -215,7 +215,8 @@ cdef void _learn_common(double* rows, u32 buckets, u32 component, const Ballot* 
             _step(row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
             _step(row + 2, g * logits[i], LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
     if component == EQUAL:
-        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / heard, TIED_STEP, TIED_MIN, WEIGHT_MAX)
+        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / heard, TIED_STEP, TIED_MIN,
+                       WEIGHT_MAX)
 
 
 cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,
@@ -298,7 +299,8 @@ cdef u32 buckets_of(cnp.ndarray rows) except 0:
     if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
         or not cnp.PyArray_IS_C_CONTIGUOUS(rows) or not 2 <= rows.shape[0] <= VOTERS_MAX + 1
             or buckets not in (8, 16, 32, 64) or rows.shape[1] != FIXED + 2 * BY_CLASS * buckets):
-        raise_for(BAD_INPUT, f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets]"
+        raise_for(BAD_INPUT,
+                  f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets]"
                   f" with 1 to {VOTERS_MAX} models and 8, 16, 32 or 64 buckets")
     return <u32> buckets
 

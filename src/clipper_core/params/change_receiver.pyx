@@ -105,7 +105,7 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
     if h.worker > h.payload_bytes // 16:
         return False
     at += 16 * h.worker
-    for i in range(h.rows):
+    for _ in range(h.rows):
         part = <const ChangedPart*> at
         if <u64> (end - at) < sizeof(part[0]):
             return False

@@ -61,10 +61,11 @@ cdef class Optimizer:
     """Threads: any. Immutable: a rule and its settings, as `Optimizer("adagrad", rate=0.05)`.
 
     Names and settings, with their defaults: `Optimizer.SETTINGS`. Rates above 0; momentum, beta1,
-    beta2, alpha in [0, 1); decay takes decay * rate * w from each weight; clip_value bounds each element of a gradient, clip_norm the Euclidean norm of a
-    row's gradient (of a whole dense variable's); l2 adds l2 * w to the gradient (in ftrl: its own
-    l2). `start` is what the sum of squares begins at. Errors: StatusError (BAD_INPUT) for an
-    unknown name or setting, or a value out of range.
+    beta2, alpha in [0, 1); decay takes decay * rate * w from each weight; clip_value bounds each
+    element of a gradient, clip_norm the Euclidean norm of a row's gradient (of a whole dense
+    variable's); l2 adds l2 * w to the gradient (in ftrl: its own l2). `start` is what the sum of
+    squares begins at. Errors: StatusError (BAD_INPUT) for an unknown name or setting, or a value
+    out of range.
     """
 
     SETTINGS = _SETTINGS

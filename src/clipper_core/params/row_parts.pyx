@@ -71,7 +71,8 @@ def combine(ids, gradients):
     cdef u32 i
     if rows.ndim != 2 or rows.shape[0] != n:
         raise_for(BAD_INPUT,
-                  f"gradients: expected f32[{n}, dim], got {[rows.shape[k] for k in range(rows.ndim)]}")
+                  f"gradients: expected f32[{n}, dim], got"
+                  f" {[rows.shape[k] for k in range(rows.ndim)]}")
     dim = rows.shape[1]
     cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
     cdef const float* values = <const float*> cnp.PyArray_DATA(rows)
@@ -102,7 +103,6 @@ def split_parts(parts, u32 shards):
     """
     cdef list given = [_ids(part) for part in parts]
     cdef u64 count = len(given), p, i, n, shard
-    cdef i64 rest
     cdef vector[u64] sizes
     cdef vector[i64*] ids_to, places_to
     cdef const i64* each

@@ -35,7 +35,8 @@ cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* t
     c.output.put(&about, sizeof(i64))
 
 
-cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h, u64 whole) noexcept nogil:
+cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                     u64 whole) noexcept nogil:
     """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it
     was said, or it is lost."""
     cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),

@@ -10,7 +10,7 @@ from clipper_core.params.shard_rows cimport (
 from clipper_core.params.shard_stream cimport stream_received
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, SHARD_ANSWER,
-    SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP,
+    SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH_STEP,
     SHARD_RECEIVED, SHARD_REFUSED, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
 )
 from clipper_core.runtime.allocation cimport make

@@ -8,10 +8,9 @@ A step is applied as one: it makes one version, and whoever holds `still` sees a
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
-from libcpp.vector cimport vector
 
 from clipper_core.params.embedding_rows cimport (
-    PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push,
+    PULL_I8, Pulled, distinct_init, rows_pull, rows_push,
 )
 from clipper_core.params.optimizer cimport Stride, all_finite, optimizer_step, stride_of
 from clipper_core.params.shard_answers cimport (

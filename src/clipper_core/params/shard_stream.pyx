@@ -123,8 +123,8 @@ cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
     return count
 
 
-cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts, u64 told,
-                    u8 flags) noexcept nogil:
+cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts,
+                    u64 told, u8 flags) noexcept nogil:
     """Over the room that was left for it, `at` bytes from the front."""
     cdef ShardHead asked, head
     memset(&asked, 0, sizeof(asked))

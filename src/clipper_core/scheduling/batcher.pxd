@@ -1,8 +1,8 @@
 # When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
 #
 # A batch is measured in rows, or where the model has a cost (cost_batch.pxd) in units of it: then
-# `limit`, the fit and everything inside is in units, and what is asked in rows counts each as `unit`,
-# the mean cost of a row.
+# `limit`, the fit and everything inside is in units, and what is asked in rows counts each as
+# `unit`, the mean cost of a row.
 #
 # Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the
 # batch took. Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching);
@@ -114,8 +114,8 @@ cdef u32 batcher_rows(const Batcher* b) noexcept nogil
 cdef double batcher_cost_predict_us(const Batcher* b, double cost) noexcept nogil
 cdef double batcher_cost_worst_us(const Batcher* b, double cost) noexcept nogil
 # ^ as batcher_predict_us and batcher_worst_us, of a batch of that cost
-cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost, bint alone,
-                                 u64 deadline_us) noexcept nogil
+cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost,
+                                 bint alone, u64 deadline_us) noexcept nogil
 # ^ as batcher_must_shed, of a batch of that cost; alone: it has one row
 cdef void batcher_cost_learn(Batcher* b, u32 n, double cost, bint full, double service_us,
                              double slo_us, u64 now_us) noexcept nogil

@@ -202,8 +202,8 @@ cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
     return batcher_cost_must_shed(b, now_us, start_us, _rows(b, n), n <= 1, deadline_us)
 
 
-cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost, bint alone,
-                                 u64 deadline_us) noexcept nogil:
+cdef bint batcher_cost_must_shed(const Batcher* b, u64 now_us, u64 start_us, double cost,
+                                 bint alone, u64 deadline_us) noexcept nogil:
     if deadline_us <= now_us:
         return True
     if deadline_us > start_us and batcher_cost_worst_us(b, cost) <= <double> (deadline_us

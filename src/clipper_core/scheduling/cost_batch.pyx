@@ -6,9 +6,9 @@ padding the rows behind it follow in the order of their deadlines, except those 
 With padding it pays to put rows of like cost together. For each cost that the dearest row may have,
 the best batch below it holds the row that is due first and the dearest others: each row that is
 added takes as long as the dearest, and does only the work of its own cost. So rows are added as
-long as they raise the useful cost per microsecond, `worth`, and of all dearest rows the one with the
-greatest worth is taken. The fixed time of a batch, as the batcher's line has it, decides how unlike
-the rows may be: with none of it, only equals go together.
+long as they raise the useful cost per microsecond, `worth`, and of all dearest rows the one with
+the greatest worth is taken. The fixed time of a batch, as the batcher's line has it, decides how
+unlike the rows may be: with none of it, only equals go together.
 
 A row that would be late in a batch of its own after this one must go now (`must`), whatever its
 cost, if it is in time with it. There may be several such rounds: each makes the batch longer.
@@ -168,11 +168,10 @@ cdef void _choose_alike(CostBatch* c, const Batcher* b, u32 rows_max, double lim
     """The batch of the greatest worth that holds all rows that must go."""
     cdef double fixed_us = batcher_cost_predict_us(b, 0), unit_us = (batcher_cost_predict_us(b, 1)
                                                                     - fixed_us)
-    cdef double top = 0, sum = 0, dearest
+    cdef double top = 0, sum = 0
     cdef u32 musts = 0, others
     cdef size_t i, k, below = 0, best_below = 0
     cdef u32 best_count = 0
-    cdef bint best_full = False
     cdef Choice best, found
     if unit_us <= 0:
         unit_us = 1
@@ -240,7 +239,7 @@ cdef u32 _others(const CostBatch* c, size_t below, u32 musts, double sum, double
 
 cdef bint _must_more(CostBatch* c, const Batcher* b, u32 rows_max, double limit,
                      u64 start_us) noexcept nogil:
-    """Find the rows that cannot wait for the next batch, and can go in this one. True: there are."""
+    """Find the rows that cannot wait for the next batch, and can go in this one. True: some."""
     cdef size_t i
     cdef Candidate* row
     cdef double end_us = start_us + batcher_cost_worst_us(b, c.choice.cost)
