@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clipper_core.results.future import Future
-from clipper_core.runtime.status import Status
+from clipper_core.runtime.status import Status, StatusError
 from clipper_core.wire.codec import Kind
 
 World = Any  # tests/core/conftest.py
@@ -196,9 +196,9 @@ def test_a_batch_never_exceeds_a_frame(new_world: Callable[..., World]) -> None:
                 container.reply(lambda rows: np.zeros(len(rows)))
             world.step(1)
         assert {future.status() for future in futures} == {Status.OK}
-    lone = texts.predict("x" * 5000)
-    world.step()
-    assert lone.status() == Status.TOO_LARGE
+    with pytest.raises(StatusError, match="the limit is 4096") as refused:
+        texts.predict("x" * 5000)
+    assert refused.value.status == Status.TOO_LARGE
 
 
 def test_a_row_that_no_frame_can_hold_is_too_large_and_not_an_overload(
@@ -207,7 +207,9 @@ def test_a_row_that_no_frame_can_hold_is_too_large_and_not_an_overload(
     world = new_world(frame_bytes_max=1 << 16, queue_bytes_max=1 << 16)
     model = world.model("str", cached=False)
     world.container(model)
-    assert model.predict("x" * (1 << 17)).status() == Status.TOO_LARGE
+    with pytest.raises(StatusError, match="the limit is 65536") as refused:
+        model.predict("x" * (1 << 17))
+    assert refused.value.status == Status.TOO_LARGE
 
 
 def test_lanes_at_time_zero_are_known_once(new_world: Callable[..., World]) -> None:

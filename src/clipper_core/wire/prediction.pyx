@@ -1,7 +1,7 @@
 """Predictions by value, and the blobs behind those that do not fit a word."""
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
@@ -72,6 +72,7 @@ cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
     blob.dtype = 0
     blob.rank = 0
     blob.has_confidence = 0
+    memset(blob.dims, 0, sizeof(blob.dims))
     blob.confidence = 0
     blob.nbytes = nbytes
     blob.qualifier_bytes = n
@@ -208,8 +209,8 @@ cdef Value _blob_value(int dtype, bytes data, tuple shape) except *:
         raise MemoryError("no memory for a prediction")
     blob.dtype = <u8> dtype
     blob.rank = <u8> len(shape)
-    for i in range(RANK_MAX):
-        blob.dims[i] = shape[i] if i < <u32> len(shape) else 0
+    for i in range(len(shape)):
+        blob.dims[i] = shape[i]
     value.word = <u64> blob
     value.tag = TAG_BLOB
     return value
