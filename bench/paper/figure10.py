@@ -4,7 +4,7 @@ a model chosen by dialect and one model for all.
 The paper serves speakers of eight dialects of TIMIT. Here a dialect is a way of writing:
 scikit-learn's digits, turned by some angle. Each dialect has a model trained on it, and one model
 is trained on all. A user writes in a dialect, and some images in a neighbouring one; of every five
-users one has told a wrong dialect, as a form filled in by people has it.
+users one has named a wrong dialect, as a form filled in by people has it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from bench.paper import plots
 Array = np.ndarray[Any, Any]
 ANGLES = (-45, -32, -19, -6, 6, 19, 32, 45)  # degrees
 DIALECTS = len(ANGLES)
-QUERIES = 9  # of a user; after each but the last the right label is told
+QUERIES = 9  # of a user; feedback follows each but the last
 USERS = 240
 OTHER_DIALECT, WRONG_FORM = 0.15, 0.2
 TRAINED = 900
 POLICIES = ("stacking", "exp4")
-STATIC, NONE = "the dialect that the user told", "one model for all"
+STATIC, NONE = "the dialect that the user named", "one model for all"
 SLO_MS = 2_000.0
 
 
@@ -53,7 +53,7 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
                 [learning(app, f"user{i}", one) for i, one in enumerate(sessions)]
             )
         wrong[STATIC] = np.array(
-            [static(alone[f"dialect{one.told}"], one) for one in sessions], dtype=bool
+            [static(alone[f"dialect{one.named}"], one) for one in sessions], dtype=bool
         )
         wrong[NONE] = np.array([static(everyone, one) for one in sessions], dtype=bool)
     if plot is not None:
@@ -64,11 +64,11 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
 class Session:
     """The queries of one user.
 
-    told: the dialect that the user named. inputs: f64[QUERIES, 64]. labels: int[QUERIES].
+    named: the dialect that the user named. inputs: f64[QUERIES, 64]. labels: int[QUERIES].
     """
 
-    def __init__(self, told: int, inputs: Array, labels: Array) -> None:
-        self.told, self.inputs, self.labels = told, inputs, labels
+    def __init__(self, named: int, inputs: Array, labels: Array) -> None:
+        self.named, self.inputs, self.labels = named, inputs, labels
 
 
 def digits() -> tuple[Array, Array]:
@@ -99,20 +99,20 @@ def trained() -> dict[str, Any]:
 
 
 def session(rng: np.random.Generator) -> Session:
-    """Draw a user: a dialect, what the user told of it, and images that no model has seen."""
+    """Draw a user: a dialect, what the user named, and images that no model has seen."""
     images, labels = digits()
     dialect = int(rng.integers(DIALECTS))
-    told = int(rng.integers(DIALECTS)) if rng.random() < WRONG_FORM else dialect
+    named = int(rng.integers(DIALECTS)) if rng.random() < WRONG_FORM else dialect
     chosen = rng.integers(TRAINED, len(images), QUERIES)
     spoken = np.where(rng.random(QUERIES) < OTHER_DIALECT, (dialect + 1) % DIALECTS, dialect)
     inputs = np.concatenate(
         [in_dialect(images[i : i + 1], int(d)) for i, d in zip(chosen, spoken, strict=True)]
     )
-    return Session(told, inputs, labels[chosen])
+    return Session(named, inputs, labels[chosen])
 
 
 def learning(app: Any, user: str, one: Session) -> list[bool]:
-    """Return which answers were wrong, when the label of each is told before the next query."""
+    """Return which answers were wrong, with feedback before the next query."""
     wrong = []
     for x, label in zip(one.inputs, one.labels.tolist(), strict=True):
         answer = app.predict(x, user=user).result()
@@ -155,7 +155,7 @@ def interval(wrong: Array) -> Sample:
 
 
 def draw(folder: Path, wrong: Mapping[str, Array]) -> None:
-    """Plot the error over the number of labels that the user has told."""
+    """Plot the error over the number of labels in the user's feedback."""
     plt = plots.pyplot()
     if plt is None:
         return
@@ -167,6 +167,6 @@ def draw(folder: Path, wrong: Mapping[str, Array]) -> None:
         else:
             axes.axhline(float(found.mean()), linestyle="--", color="0.5")
             axes.annotate(name, (QUERIES - 1, float(found.mean())), ha="right", va="bottom")
-    axes.set(xlabel="labels told by the user", ylabel="error", title="Error by user")
+    axes.set(xlabel="labels in the user's feedback", ylabel="error", title="Error by user")
     axes.legend(fontsize=8)
     plots.save(figure, folder / "figure10.png")

@@ -26,7 +26,7 @@ BOOTSTRAP = 100
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the queries of one ensemble. latencies: ms."""
+    """The outcome of the queries of one ensemble. latencies: ms."""
 
     latencies: Array
     right: float

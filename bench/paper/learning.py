@@ -86,7 +86,7 @@ def interval(sample: Sample) -> str:
 
 
 def missing(name: str) -> str:
-    """Why a row cannot be measured; empty if it can."""
+    """Return the reason why a row cannot be measured; empty if it can."""
     return peers.missing(name) if name in PEERS else ""
 
 

@@ -15,7 +15,7 @@ PACKAGES = {"river": "river", "Vowpal Wabbit": "vowpalwabbit", "mabwiser": "mabw
 
 
 def missing(name: str) -> str:
-    """Why the peer cannot be run; empty when it can."""
+    """Return the reason why the peer cannot be run; empty if it can."""
     package = next(package for peer, package in PACKAGES.items() if name.startswith(peer))
     return "" if importlib.util.find_spec(package) else f"{package} is not installed: {HOW}"
 

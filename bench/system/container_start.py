@@ -1,4 +1,4 @@
-"""How fast a replica starts: cold, plain, forked from a fork server, and after a kill.
+"""The start of a replica: cold, plain, forked from a fork server, and after a kill.
 
 Two servers run the same models, one with `server.fork_server` off, which is the anchor. A kill is
 SIGKILL to the only replica while a client asks in a loop; the figure is the time to its next

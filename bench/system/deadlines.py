@@ -1,4 +1,4 @@
-"""How late an answer is: queries to a model without a container must be answered by default, at
+"""Lateness of answers: queries to a model without a container must be answered by default, at
 their deadline.
 
 Beside it, in the same seconds, another process does nothing but sleep 1 ms at a time: how late the
@@ -60,7 +60,7 @@ def main(quick: bool) -> list[Row]:
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late answers were after their deadlines, and, in the same seconds, the sleeps of another
+    """The lateness of answers after their deadlines, and, in the same seconds, the sleeps of another
     process: f64, microseconds. by_default: share of the answers that were the default.
     """
 

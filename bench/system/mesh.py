@@ -258,7 +258,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         int, tuple[int, float]
     ] = {}  # by future: nothing more for Python to look through for garbage
 
-    def told(future: Any) -> None:
+    def on_done(future: Any) -> None:
         nonlocal left
         i, due_s = asked.pop(future.id)
         latencies[i] = (time.perf_counter() - due_s) * 1e6
@@ -272,8 +272,8 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         late[i] = time.perf_counter() - due_s
         future = predict(i)
         asked[future.id] = i, due_s
-        if not watcher.on_done(future, told):
-            told(future)
+        if not watcher.on_done(future, on_done):
+            on_done(future)
 
     try:
         await send_on_time(iter((times + zero_s).tolist()), send, asyncio.Event())

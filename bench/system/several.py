@@ -372,7 +372,7 @@ def predicted(port: int, number: float) -> tuple[str, float]:
     return str(answer["id"]), number + 1.0
 
 
-def told(port: int, about: tuple[str, float]) -> dict[str, object]:
+def give_feedback(port: int, about: tuple[str, float]) -> dict[str, object]:
     """Tell a server the right label of an answer."""
     return ask(port, "POST", "/api/a/feedback", {"id": about[0], "label": about[1]})[1]
 
@@ -384,8 +384,8 @@ def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:
     good = 0
     for i in range(count):
         about = predicted(ports[i % len(ports)], i)
-        once = told(ports[(i + i // len(ports)) % len(ports)], about)
-        twice = told(ports[(i + 1) % len(ports)], about)
+        once = give_feedback(ports[(i + i // len(ports)) % len(ports)], about)
+        twice = give_feedback(ports[(i + 1) % len(ports)], about)
         good += once == {"counted": True} and twice == {"counted": False}
     return good, count
 
@@ -454,7 +454,7 @@ def main(quick: bool = False) -> list[Row]:
     slowest = max(learning_s(rounds))
     rows = [
         row(
-            f"learning told to one of {SERVERS} servers, known to all: slowest of {rounds}",
+            f"feedback to one of {SERVERS} servers, used by all: slowest of {rounds}",
             slowest,
             "s",
             goal=Goal("value_at_most", 1.0),
