@@ -60,8 +60,8 @@ def main(quick: bool) -> list[Row]:
 
 @dataclass(frozen=True)
 class Lateness:
-    """The lateness of answers after their deadlines, and, in the same seconds, the sleeps of another
-    process: f64, microseconds. by_default: share of the answers that were the default.
+    """The lateness of answers after their deadlines, and, in the same seconds, that of the sleeps
+    of another process: f64, microseconds. by_default: share of the answers that were the default.
     """
 
     late_us: np.ndarray[Any, Any]
