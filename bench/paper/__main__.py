@@ -1,8 +1,9 @@
-"""`python -m bench.paper [--quick] [--page FILE]` measures all figures of the paper.
+"""`python -m bench.paper [--quick] [--page FILE] [--figures 3,6]` measures the figures of the paper.
 
 Each figure is measured by a process of its own. The page, docs/paper.md, holds for each the
 question, the command, the table and the picture, with machine and commit. A figure that fails is
-named on the page, and the exit status is 1. `--quick` shows only that each figure can be measured.
+named on the page, and the exit status is 1. `--figures` measures some of them only; the page names
+the others. `--quick` shows only that each figure can be measured.
 """
 
 import argparse
@@ -37,9 +38,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.paper", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "paper.md")
+    parser.add_argument("--figures", default="", help="numbers, 3,6  [all]")
     chosen = parser.parse_args()
-    names = sorted((path.stem for path in FOLDER.glob("figure*.py")), key=number)
+    known = sorted((path.stem for path in FOLDER.glob("figure*.py")), key=number)
+    wanted = {f"figure{figure}" for figure in chosen.figures.split(",") if figure} or {*known}
+    if unknown := wanted - {*known}:
+        parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    names = [name for name in known if name in wanted]
     sections, failed = [INTRODUCTION], 0
+    if left := [str(number(name)) for name in known if name not in wanted]:
+        sections.append(f"Figures {', '.join(left)} were not measured in this run.\n")
     for name in names:
         began_s = time.monotonic()
         text, status = section(name, chosen.quick)
