@@ -1,4 +1,4 @@
-"""`python -m bench.paper [--quick] [--page FILE] [--figures 3,6]` measures the figures of the paper.
+"""`python -m bench.paper [--quick] [--page FILE] [--figures 3,6]` measures the paper's figures.
 
 Each figure is measured by a process of its own. The page, docs/paper.md, holds for each the
 question, the command, the table and the picture, with machine and commit. A figure that fails is
