@@ -87,7 +87,7 @@ def section(name: str, quick: bool) -> tuple[str, int]:
     rows = [from_json(fields) for fields in json.loads(done.stdout)]
     if (ROOT / PICTURES / f"{name}.png").is_file() and picture:
         lines.append(f"![{name}](images/paper/{name}.png)\n")
-    lines += [markdown(rows), f"{verdict(rows)}.\n"]
+    lines += [markdown(rows).removeprefix("## rows\n"), f"{verdict(rows)}.\n"]
     return "\n".join(line for line in lines if line is not None), 0
 
 
