@@ -27,7 +27,7 @@ QUERIES = 9  # of a user; feedback follows each but the last
 USERS = 240
 OTHER_DIALECT, WRONG_FORM = 0.15, 0.2
 TRAINED = 900
-POLICIES = ("stacking", "exp4")
+POLICIES = ("mixture", "stacking", "exp4")
 STATIC, NONE = "the dialect that the user named", "one model for all"
 SLO_MS = 2_000.0
 
