@@ -281,8 +281,8 @@ class ClipperServer:
         """Allow that another server, which starts at the same time, deploys this model first."""
         try:
             yield
-        except AlreadyExists:
-            if name not in self.catalog.view.versions:
+        except AlreadyExists:  # in the store; the view may not have followed yet
+            if name not in self.catalog.refresh().versions:
                 raise
 
     def wait_ready(self, timeout: float | None = None, models: Iterable[str] | None = None) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import clipper
 from bench.system import several
+from clipper.catalog import Catalog
 from clipper.testing import wait_until
+from clipper.types import Model
 from tests.store.conftest import RedisServer, own_redis
 
 __all__ = ["own_redis"]
@@ -73,7 +75,7 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         assert several.feedback_anywhere(servers, 8) == (8, 8)
         first, second = servers.servers
         left = [several.predicted(first.port, i) for i in range(12)]
-        assert several.told(first.port, left[0]) == {"counted": True}
+        assert several.give_feedback(first.port, left[0]) == {"counted": True}
         story: several.Story = (
             ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
             ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
@@ -83,9 +85,27 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
             assert sent, name
             assert not failed, name
         # about answers of a server that was upgraded since
-        assert several.told(second.port, left[0]) == {"counted": False}
-        assert several.told(second.port, left[1]) == {"counted": True}
-        assert several.told(first.port, left[1]) == {"counted": False}
+        assert several.give_feedback(second.port, left[0]) == {"counted": False}
+        assert several.give_feedback(second.port, left[1]) == {"counted": True}
+        assert several.give_feedback(first.port, left[1]) == {"counted": False}
         many = {"feedback": [{"id": id, "label": label} for id, label in left]}
         counted = several.ask(first.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 10, "duplicates": 2, "unknown": 0}
+
+
+def test_what_two_servers_declare_at_once_is_deployed_by_the_first(
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second server finds the version in the store before its view of the store follows."""
+    file = tmp_path / "clipper.toml"
+    file.write_text('[models.m]\ntarget = "operator:neg"\ninput = "f64[1]"\nreplicas = 0\n')
+    register = Catalog.register
+
+    def second(self: Catalog, model: Model, *, promote: bool = True) -> Model:
+        monkeypatch.setattr(Catalog, "register", register)
+        register(Catalog(self._store, follow=False), model, promote=promote)
+        return register(self, model, promote=promote)
+
+    monkeypatch.setattr(Catalog, "register", second)
+    with clipper.start(file, state=own_redis.url, folder=str(tmp_path / "state")) as server:
+        assert server.catalog.view.model("m").id.version == 1
