@@ -78,6 +78,8 @@ def _files(packages: Iterable[str]) -> Iterator[tuple[str, bytes, int]]:
                 path.read_bytes(),
                 0o644,
             )
+    for path in Path("/usr/share/python-wheels").glob("*.whl"):  # of Debian's ensurepip
+        yield str(path)[1:], path.read_bytes(), 0o644
     for tool in TOOLS:
         yield tool[1:], Path(tool).read_bytes(), 0o755
     wheels = [wheel(name) for name in packages]

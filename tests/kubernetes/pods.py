@@ -36,6 +36,7 @@ Object = dict[str, Any]
 
 _START = """
 set -e
+PATH=$PATH:/usr/sbin:/sbin
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$DISK"
 mkdir "$DISK/upper" "$DISK/work" "$DISK/merged"

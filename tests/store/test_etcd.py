@@ -455,6 +455,7 @@ def test_no_server_and_what_it_is_called() -> None:
         ("etcd://a", ("a:2379",), "clipper/", False, ""),
         ("etcd://a:1,b,[::1]:3/x/y/", ("a:1", "b:2379", "[::1]:3"), "x/y/", False, ""),
         ("etcd://[::1]", ("[::1]:2379",), "clipper/", False, ""),
+        ("etcd://[::1],a", ("[::1]:2379", "a:2379"), "clipper/", False, ""),
         ("etcds://u:p%40q@a", ("a:2379",), "clipper/", True, "u"),
         ("etcd://a?ca=f&user=u&password=p", ("a:2379",), "clipper/", True, "u"),
     ],

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from clipper.deploy import sdk
 from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
@@ -88,7 +87,7 @@ def check_export_name(name: str) -> None:
 
 def check_shared(store: str) -> None:
     """Raise InvalidInput for a URL that is no store that several pods share."""
-    kind, host = store.partition(":")[0], urlsplit(store).netloc.partition(",")[0]
+    kind, host = store.partition(":")[0], store.partition("://")[2].partition("/")[0]
     if kind not in _SHARED or not host:
         hint = "Name one that pods reach: etcd://etcd.default:2379/clipper."
         raise InvalidInput(

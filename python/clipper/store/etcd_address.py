@@ -1,7 +1,7 @@
 """The address of an etcd cluster, as a URL."""
 
 from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -33,10 +33,13 @@ class EtcdAddress(msgspec.Struct, frozen=True):
 
 def parse_url(url: str) -> EtcdAddress:
     """Parse a URL. Raises ConfigError for an unknown option or a missing host."""
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
+    # urlsplit of newer and of patched Pythons refuses a list of hosts with an IPv6 address in it
+    scheme, _, rest = url.partition("://")
+    address, _, query = rest.partition("?")
+    netloc, _, path = address.partition("/")
+    login, _, hosts = netloc.rpartition("@")
     user, _, password = (unquote(part) for part in login.partition(":"))
-    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    options = {name: values[-1] for name, values in parse_qs(query).items()}
     unknown = sorted(set(options) - set(_OPTIONS))
     endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
     if unknown or not endpoints:
@@ -45,8 +48,8 @@ def parse_url(url: str) -> EtcdAddress:
             f"no store for state={redacted_url(url)!r}: {why}.",
             hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.",
         )
-    prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else "clipper/"
-    secure = parts.scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
+    prefix = path.strip("/") + "/" if path.strip("/") else "clipper/"
+    secure = scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
     return EtcdAddress(
         redacted_url(url),
         endpoints,

@@ -8,7 +8,7 @@ import io
 import os
 import tarfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from clipper_container.adapters.errors import LoadError
 
@@ -138,11 +138,27 @@ def _tarred(folder: Path) -> bytes:
 
 def unpack(content: bytes, folder: str) -> None:
     """Unpack the tar of a folder. Raises: LoadError for a tar that would write elsewhere."""
+    # not extractall(filter="data"), which Python lacks before 3.11.4
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(folder, filter="data")
-    except tarfile.TarError as error:
+            for about in archive:
+                if not about.isfile() or not _is_inside(about.name):
+                    raise LoadError(
+                        f"the folder of this model cannot be unpacked: {about.name!r} is not a file"
+                        " inside of it."
+                    )
+                file = archive.extractfile(about)
+                path = Path(folder, about.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.read() if file else b"")
+    except (tarfile.TarError, OSError) as error:
         raise LoadError(f"the folder of this model cannot be unpacked: {error}") from None
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a path stays in the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def member(content: bytes, name: str) -> str:
