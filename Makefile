@@ -14,7 +14,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers FORCE \
   .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -75,6 +75,9 @@ bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--qu
 
 paper: .venv/.peers  ## the figures of the Clipper paper, measured; writes docs/paper.md (40 min; ARGS=--quick)
 	@$(PY) -m bench.paper $(ARGS)
+
+proof: .venv/.peers  ## what fits into two hours, the oldest first; writes docs/benchmarks*.md, paper.md, compare.md (ARGS="--hours 1 --only rest")
+	@$(PY) -m bench.proof $(ARGS)
 
 peers: .venv/.installed  ## servers that others wrote, for `python -m bench rest_peers`: 2 GB, some minutes (NAME="mosec ray")
 	@$(PY) -m bench.peers $(if $(filter command,$(origin NAME)),$(NAME))

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -17,7 +18,7 @@ import pytest
 
 import bench.__main__
 import bench.compare
-from bench import harness
+from bench import harness, proof, results
 from bench.compare import change, tolerance
 from bench.harness import (
     FAILED,
@@ -506,7 +507,7 @@ def test_a_tight_server_answers_each_query_with_its_own_label() -> None:
 
 def test_a_row_comes_back_from_json() -> None:
     rows = [row("a", 2.0, "ms", "b", 1.0, Goal("at_most", 3.0)), absent("c", "ms", "no torch")]
-    again = [paper_page.from_json(finite(asdict(one))) for one in rows]
+    again = [results.row_of(finite(asdict(one))) for one in rows]
     assert again[0] == rows[0]
     assert math.isnan(again[1].value)
     assert again[1].missing == "no torch"
@@ -514,3 +515,77 @@ def test_a_row_comes_back_from_json() -> None:
 
 def test_figures_are_measured_in_the_order_of_their_numbers() -> None:
     assert sorted(["figure10", "figure3", "figure4"], key=paper_page.number)[-1] == "figure10"
+
+
+# -- results that are kept, and the pages written from them
+
+
+def kept_result(name: str = "noop", commit: str = "", **fields: object) -> results.Result:
+    rows = (row("a", 2.0, "ms", "b", 1.0, Goal("at_most", 1.5), bounded_by="the disk"),)
+    values = {"machine": {"commit": commit}, "rows": rows, **fields}
+    return results.Result(name, f"python -m bench {name}", "2026-11-23", 1.5, **values)
+
+
+def test_a_result_is_kept_and_comes_back(tmp_path: Path) -> None:
+    assert results.load("noop", tmp_path) is None
+    results.save(kept_result(), tmp_path)
+    assert results.load("noop", tmp_path) == kept_result()
+
+
+def test_a_failed_run_leaves_the_result_from_before(tmp_path: Path) -> None:
+    results.save(kept_result("nothing_of_this_name"), tmp_path)
+    failed = results.measure("nothing_of_this_name", [], 60, tmp_path)
+    assert "exit status 2" in failed.error
+    assert results.load("nothing_of_this_name", tmp_path) == kept_result("nothing_of_this_name")
+
+
+@pytest.mark.parametrize(
+    ("newer", "said"), [(0, ""), (200, ""), (201, "Old: 201"), (None, "unknown")]
+)
+def test_a_result_of_old_code_is_marked(
+    newer: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "commits_since", lambda commit: newer)
+    text = results.section("Noop", "", kept_result())
+    assert said in results.age(kept_result())
+    assert results.age(kept_result()) in text
+    assert "bounded by the disk" in text
+
+
+def test_what_has_no_result_is_measured_first_and_then_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = {name: kept_result(name, name) for name in ("old", "new")}
+    monkeypatch.setattr(results, "load", kept.get)
+    monkeypatch.setattr(results, "commits_since", {"old": 9, "new": 1}.get)
+    plan = [proof.Planned(name, 1) for name in ("new", "old", "never")]
+    assert [planned.name for planned in proof.in_order(plan)] == ["never", "old", "new"]
+
+
+def test_a_benchmark_that_does_not_fit_is_put_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "load", lambda name: None)
+    assert proof.measure([proof.Planned("engine", 330)], time.monotonic() + 100) == 0
+    assert "put off" in capsys.readouterr().out
+
+
+def test_only_what_is_between_the_markers_is_replaced() -> None:
+    begin, end = proof.MARKERS
+    page = proof.replaced(f"before\n{begin}\nold\n{end}\nafter\n", "new")
+    assert page == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
+    with pytest.raises(ValueError, match="markers"):
+        proof.replaced("no markers", "new")
+
+
+def test_a_goal_that_is_missed_is_listed_with_what_bounds_it() -> None:
+    page = proof.results_page([(proof.Planned("noop", 1), kept_result())])
+    assert "| `noop` | a | 2 ms | 2 x | ≤ 1.5 x | the disk |" in page
+    assert "| 0 | 1 | 0 |" in proof.summary([(proof.Planned("noop", 1), kept_result())])
+
+
+def test_the_plan_names_every_benchmark() -> None:
+    named = {planned.name for planned in proof.PLAN}
+    # anchors that other benchmarks start, with no question of their own
+    assert set(bench.__main__.questions()) - named <= {"reference"}
+    assert named <= set(bench.__main__.questions())
