@@ -76,6 +76,9 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         first, second = servers.servers
         left = [several.predicted(first.port, i) for i in range(12)]
         assert several.give_feedback(first.port, left[0]) == {"counted": True}
+        killed = [several.predicted(second.port, 100 + i) for i in range(8)]
+        for port, about in ((second.port, killed[0]), (first.port, killed[1])):
+            assert several.give_feedback(port, about) == {"counted": True}
         story: several.Story = (
             ("an upgrade", lambda all: several.replace(all, first, signal.SIGTERM)),
             ("kill -9", lambda all: several.replace(all, second, signal.SIGKILL)),
@@ -91,6 +94,13 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         many = {"feedback": [{"id": id, "label": label} for id, label in left]}
         counted = several.ask(first.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 10, "duplicates": 2, "unknown": 0}
+        # about answers of a server that was killed, two of which it had learned about
+        for about, counts in zip(killed[:3], (False, False, True), strict=True):
+            assert several.give_feedback(first.port, about) == {"counted": counts}
+            assert several.give_feedback(second.port, about) == {"counted": False}
+        many = {"feedback": [{"id": id, "label": label} for id, label in killed]}
+        counted = several.ask(second.port, "POST", "/api/a/feedback", many)[1]
+        assert counted == {"counted": 5, "duplicates": 3, "unknown": 0}
 
 
 def test_what_two_servers_declare_at_once_is_deployed_by_the_first(

@@ -364,6 +364,34 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
             le=1 << 40,
         ),
     ] = 256 * _MIB
+    records_ms: Annotated[
+        int,
+        about(
+            "interval at which answers that feedback may come for are written to a Redis or etcd "
+            "that servers share, so that feedback counts after this server was killed; 0: never",
+            "ms",
+            ge=0,
+            le=60_000,
+        ),
+    ] = 200
+    records_bytes_max: Annotated[
+        int,
+        about(
+            "size of those records of this server, compressed; beyond it the oldest are deleted",
+            "bytes",
+            ge=1 << 16,
+            le=1 << 40,
+        ),
+    ] = 64 * _MIB
+    records_total_bytes_max: Annotated[
+        int,
+        about(
+            "size of those records of all servers; beyond it each keeps an equal share",
+            "bytes",
+            ge=1 << 16,
+            le=1 << 40,
+        ),
+    ] = _GIB
     teach_rows_max: Annotated[
         int,
         about(

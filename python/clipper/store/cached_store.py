@@ -21,6 +21,7 @@ import msgspec
 
 from clipper.clock import wall_time_us
 from clipper.errors import StoreError
+from clipper.store.expiring import ExpiringLists
 from clipper.store.store import Compare, Event, Op, Record, Store, TxnResult, Watch, closed_error
 
 COPIED: Final = "catalog/"
@@ -269,6 +270,10 @@ class CachedStore(Store):
     def revision(self) -> int:
         """Return the revision of the newest change."""
         return self._there().revision
+
+    def lists(self, ttl_s: float) -> ExpiringLists | None:
+        """Return lists of the store's own, if it has any."""
+        return self._there().lists(ttl_s)
 
     def close(self) -> None:
         """End the thread and close the store."""

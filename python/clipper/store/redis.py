@@ -10,6 +10,7 @@ All keys share one prefix and can be read with redis-cli:
     clipper:leases         sorted set: lease ids by their end, ms by the server's clock
     clipper:lease_ms       hash: time to live of each lease
     clipper:leased:LEASE   set: the keys of a lease
+    clipper:l:, clipper:b: lists and sets that expire: store/redis_lists.py
 
 A transaction is one Lua script and therefore atomic. The durability is that of Redis: with
 `appendonly yes` a power cut, or a kill while the disk is busy, loses up to two seconds; with
@@ -35,6 +36,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgpack
 
 from clipper.errors import ConfigError, ForkedProcess, StoreError
+from clipper.store.redis_lists import RedisLists
 from clipper.store.store import (
     EVENTS_MAX,
     Compare,
@@ -347,6 +349,10 @@ class RedisStore(Store):
         """Return the revision of the newest change."""
         with self._exchange():
             return int(self._redis.get(self._prefix + "revision") or 0)
+
+    def lists(self, ttl_s: float) -> RedisLists:
+        """Return lists and sets that expire."""
+        return RedisLists(self._redis, self._exchange, self._prefix, ttl_s)
 
     def close(self) -> None:
         """Close the connections; the watches end."""

@@ -14,12 +14,15 @@ tests/store checks for every backend:
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import msgspec
 
 from clipper.errors import InvalidInput, LeaseLost, StoreConflict, StoreError
 from clipper.store.lease import Lease
+
+if TYPE_CHECKING:
+    from clipper.store.expiring import ExpiringLists
 
 ABSENT: Final = 0  # the revision of a key that does not exist
 KEY_BYTES_MAX: Final = 1024
@@ -186,6 +189,10 @@ class Store(Protocol):
     def close(self) -> None:
         """End the watches and close files and connections. Calling it twice is fine."""
         ...
+
+    def lists(self, ttl_s: float) -> "ExpiringLists | None":
+        """Return lists of the store's own; None: it has none, see store/expiring.py."""
+        return None
 
     # -- leases: implemented by backends; callers use `lease`
 

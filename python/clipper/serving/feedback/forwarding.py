@@ -9,8 +9,7 @@ and counts as once. Without a reply in time it is withdrawn and refused; told ag
 all the same. Requests and replies are written with the lease of the server that asks, and vanish
 with it.
 
-A server that has ended takes nothing: see handover.py. After a kill its answers are unknown to all,
-as they are to itself after a restart.
+A server that has ended takes nothing: see answer_records.py.
 """
 
 import contextlib
@@ -138,7 +137,7 @@ class Forwarding:
         return total
 
     def _ask(self, node: str, data: bytes) -> Reply:
-        if self._silent.get(node, 0.0) > time.monotonic():
+        if self._silent.get(node, 0.0) > time.monotonic() and self._store.get(NODES + node):
             raise _no_reply(node)
         if not self._is_listening:
             raise StoreError(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from clipper.errors import ClipperError
 from clipper.selection import Policy, create_policy
+from clipper.serving.feedback.answer_records import AnswerRecords, RecordLimits
 from clipper.serving.feedback.forwarding import ForwardedFeedback, Forwarding, Reply
-from clipper.serving.feedback.handover import Handover
 from clipper.serving.feedback.journal_records import read
 from clipper.serving.feedback.presence import Presence
 from clipper.serving.feedback.states import Learner, Seen, States
@@ -52,14 +52,24 @@ class Learning:
             self._forwarding = Forwarding(
                 store, Presence(store, name, self.node, folder), self.states.stop_writing
             )
-        handover = Handover(store, self.node, settings.window_s, self._read) if shared else None
+        self.records: AnswerRecords | None = None
+        if shared:
+            limits = RecordLimits(
+                settings.window_s,
+                settings.records_ms / 1000 if store.remote else 0.0,
+                settings.window,
+                settings.records_bytes_max,
+                settings.records_total_bytes_max,
+            )
+            self.records = AnswerRecords(store, self.node, limits, self._read)
+        writes = self.records is not None and self.records.is_writing
         self.window = FeedbackWindow(
             settings.window,
             settings.window_s,
             settings.window_bytes_max,
             forwarding=self._forwarding,
+            keep=self.records.add if self.records is not None and writes else None,
         )
-        self.handover = handover
 
     def learner(
         self, application: str, text: str, models: Sequence[VersionedModel]
@@ -83,6 +93,8 @@ class Learning:
         """
         if self._forwarding is not None:
             self._forwarding.start(learn)
+        if self.records is not None:
+            self.records.start()
 
     def replay(self) -> None:
         """Learn what was acknowledged and not yet written when the last server of this folder
@@ -128,7 +140,7 @@ class Learning:
         self.states.close()
 
     def _leave_answers(self) -> None:
-        if self.handover is not None and (count := self.handover.leave(self.window)):
+        if self.records is not None and (count := self.records.leave(self.window)):
             _log.info("feedback about %d answers of this server can be told to others", count)
 
 

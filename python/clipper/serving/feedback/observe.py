@@ -97,10 +97,10 @@ def observe(
         try:
             return window.forwarding.tell(node, told).counted == 1
         except UnknownPrediction:  # that server has ended
-            if resolved.feedback.handover is None:
+            if resolved.feedback.records is None:
                 raise
-            joined = resolved.feedback.handover.take(id, resolved.name)
-    if joined is None:
+            joined = resolved.feedback.records.take(id, resolved.name)
+    if joined is None or not all(_claimed(resolved, [(id, joined)])):
         return False
     learner, user = joined.learner, joined.user
     try:
@@ -136,6 +136,10 @@ def observe_many(
         for prediction in predictions
     ]
     places, found, missing = window.take_many(ids, resolved.name)
+    counts = _claimed(resolved, [(ids[i], one) for i, one in zip(places, found, strict=True)])
+    if not all(counts):  # another server learned about some of them
+        places = [i for i, one in zip(places, counts, strict=True) if one]
+        found = [joined for joined, one in zip(found, counts, strict=True) if one]
     listed = column.tolist() if isinstance(column, np.ndarray) else column
     told = [listed[i] for i in places] if len(places) < len(ids) else listed
     told = _learn_joined(found, told)
@@ -153,6 +157,12 @@ def observe_many(
     elsewhere = away.counted + away.duplicates
     duplicates = len(ids) - len(found) - len(missing) + away.duplicates
     return Counted(len(found) + away.counted, duplicates, len(missing) - elsewhere)
+
+
+def _claimed(resolved: ResolvedApplication, found: Sequence[tuple[str, Joined]]) -> list[bool]:
+    """Claim answers in the store, if they are there; return which of them count."""
+    records = resolved.feedback.records
+    return [True] * len(found) if records is None else records.claim(found)
 
 
 def _tell_others(
@@ -185,9 +195,9 @@ def _learn_left(
     resolved: ResolvedApplication, ids: Sequence[str], labels: Sequence[object]
 ) -> Reply:
     """Learn about answers that a server has left in the store."""
-    if resolved.feedback.handover is None:
+    if resolved.feedback.records is None:
         return Reply()
-    each = resolved.feedback.handover.take_many(ids, resolved.name)
+    each = resolved.feedback.records.take_many(ids, resolved.name)
     found = [one for one in each if isinstance(one, Joined)]
     told = [label for one, label in zip(each, labels, strict=True) if isinstance(one, Joined)]
     _learn_joined(found, told)

@@ -31,7 +31,9 @@ ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
 
 
 class Joined(msgspec.Struct, eq=False):
-    """An answered query that feedback may still come for. late: futures of observers, and of nobody
+    """An answered query that feedback may still come for.
+
+    late: futures of observers, and of nobody
     else."""
 
     learner: Learner
@@ -43,6 +45,8 @@ class Joined(msgspec.Struct, eq=False):
     until_s: float
     told: bool = False
     nbytes: int = 0
+    is_written: bool = False  # to the store, or about to be
+    is_claimed: bool = False  # there, by this server
 
     def heard(self) -> dict[VersionedModel, Prediction]:
         """Return the predictions that arrived, including late ones that have arrived since."""
@@ -192,7 +196,7 @@ class FeedbackWindow:
     bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
     direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to
     the others. forwarding: to the servers that gave other answers; None when no other server shares
-    the store.
+    the store.  keep: called with each answer of a policy that learns, and its id.
     """
 
     def __init__(
@@ -202,8 +206,10 @@ class FeedbackWindow:
         bytes_max: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
         forwarding: Forwarding | None = None,
+        keep: Callable[[str, Joined], None] | None = None,
     ) -> None:
         self.forwarding = forwarding
+        self._keep = keep
         self._size_max, self._window_s, self._bytes_max, self._clock = (
             size_max,
             window_s,
@@ -240,6 +246,8 @@ class FeedbackWindow:
         joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
         with self._lock:
             self._add(id, joined)
+        if self._keep is not None and learner.learns:
+            self._keep(id, joined)
 
     def _add(self, id: str, joined: Joined) -> None:
         """Under the lock."""
@@ -293,7 +301,8 @@ class FeedbackWindow:
 
     def records(self, node: str) -> Iterator[tuple[int, bytes]]:
         """Yield the answers of this node that feedback may still come for, by the number in their
-        id: as records of the journal; those whose feedback has come as empty ones."""
+        id: as records of the journal; those whose feedback has come as empty ones. Those that are
+        written already are left out."""
         for given in self.direct.numbers():
             with self._lock:
                 self._find(f"{node}-{given:x}")
@@ -302,7 +311,9 @@ class FeedbackWindow:
         for id, joined in waiting:
             of, _, _ = id.rpartition("-")
             number = _number_in(id)
-            if of == node and number is not None and not self._is_over(joined):
+            if joined.is_written or of != node or number is None:
+                continue
+            if not self._is_over(joined):
                 seen = joined.observation(Truth(), 1.0)
                 yield number, b"" if joined.told else written(joined.learner, joined.user, seen)
 

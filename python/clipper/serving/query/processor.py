@@ -18,8 +18,8 @@ from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.foreign_text import Sampler, last_line
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
 from clipper.selection.policy import NO_ANSWER, sound_confidence
+from clipper.serving.feedback.answer_records import AnswerRecords
 from clipper.serving.feedback.ground_truth import user_of
-from clipper.serving.feedback.handover import Handover
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.feedback.states import Learner, check_user
 from clipper.serving.feedback.window import FeedbackWindow
@@ -80,7 +80,7 @@ class FeedbackState(msgspec.Struct, frozen=True, eq=False):
 
     window: FeedbackWindow | None = None  # answers that await feedback; None: no application
     online_learning: OnlineLearning = OnlineLearning()  # for models that learn by themselves
-    handover: Handover | None = None  # answers of servers that have ended; None: no shared store
+    records: AnswerRecords | None = None  # in the store; None: no other server shares it
 
 
 class RolloutState(msgspec.Struct, frozen=True, eq=False):

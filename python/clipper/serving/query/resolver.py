@@ -347,7 +347,7 @@ class ApplicationResolver:
             app.output,
             app.confidence_min,
             self._node,
-            feedback=FeedbackState(window, self._online_learning, self._learning.handover),
+            feedback=FeedbackState(window, self._online_learning, self._learning.records),
             rows=self._contexts(app.name, app.context_table) if wanted else None,
             links=links,
         )
@@ -392,7 +392,7 @@ class ApplicationResolver:
             "",
             0.0,
             self._node,
-            feedback=FeedbackState(window, self._online_learning, self._learning.handover),
+            feedback=FeedbackState(window, self._online_learning, self._learning.records),
             unlisted_model=unlisted_model,
         )
 
