@@ -4,6 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
 CLIPPER_BUILD ?= release
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= $(shell expr $(JOBS) + 1)
 ARGS ?=
 NAME ?= engine
 
@@ -15,7 +16,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
 .PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro paper proof peers FORCE \
-  .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
+  .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,14 +34,14 @@ build: .venv/.run  ## compile the core in place: only what changed
 demo: .venv/.run  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.fetched-tests  ## all tests (ARGS="-k cache", WITHOUT="torch chromium")
-	@$(PY) -m tests.run --jobs $(JOBS) $(ARGS)
+test: .venv/.installed  ## all tests (ARGS="-k cache", WITHOUT="torch chromium")
+	@$(TESTS)
 
 quick: .venv/.installed  ## the tests of the core and of single classes, for the inner loop (ARGS="-k cache")
-	@$(PY) -m tests.run --jobs $(JOBS) tests/core tests/unit $(ARGS)
+	@$(PY) -m tests.run --jobs $(TEST_JOBS) tests/core tests/unit $(ARGS)
 
-test-full: .venv/.installed .venv/.fetched-tests  ## all tests, statistics at full size
-	@CLIPPER_TESTS=full $(PY) -m tests.run --jobs $(JOBS) $(ARGS)
+test-full: .venv/.installed  ## all tests, statistics at full size
+	@CLIPPER_TESTS=full $(TESTS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
 	@failed=; try() { echo "== $$1"; shift; "$$@" || failed=1; }; \
@@ -132,8 +133,7 @@ endef
 TORCH ?= torch==2.13.0+cpu
 FETCH := TORCH="$(TORCH)" $(PY) tools/fetch.py --once --without "$(WITHOUT)"
 
-.venv/.fetched-tests: .venv/.installed
-	@$(FETCH) tests
+TESTS = TORCH="$(TORCH)" $(PY) -m tests.run --jobs $(TEST_JOBS) --fetch '$(PY) tools/fetch.py --once --without "$(WITHOUT)" tests' $(ARGS)
 
 .venv/.servers: .venv/.made
 	@$(FETCH) redis etcd kubectl curl prometheus docker

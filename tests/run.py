@@ -3,7 +3,10 @@
     python -m tests.run                      all tests
     python -m tests.run tests/core -k cache  pytest arguments pass through; paths select rooms and
     files
-    python -m tests.run --jobs 4             processes at a time (default: number of cores, or JOBS)
+    python -m tests.run --jobs 4             processes at a time (default: one more than cores, or
+                                             JOBS): tests wait for other processes, too
+    python -m tests.run --fetch "COMMAND"    what fetches the programs that tests need; until it has
+                                             ended, only rooms run that need none
 
 A room is a folder of tests (tests/core, container_sdk/tests) or the files tests/test_*.py. A room
 that takes much longer than its fair share is split by file. The last line is "N passed, N failed, N
@@ -22,6 +25,7 @@ Durations of files are kept in build/test-times.json; tests/times.json has those
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,6 +51,9 @@ RERUN_MAX = 4  # more failures than this are no accident
 
 # Rooms that load the whole machine: one process each, and no two of them at the same time.
 HEAVY = frozenset({"images", "stress"})
+
+# Rooms whose tests need nothing but the project itself: they run while programs are being fetched.
+SELF_CONTAINED = frozenset({"simulation", "schedules", "selection", "stress", "allocation"})
 
 # pytest options whose value is the next argument; needed to tell values from paths.
 OPTIONS_WITH_VALUE = frozenset(
@@ -319,13 +326,23 @@ def descendants(process: int) -> list[int]:
 # -- all of them
 
 
+class FetchFailed(Exception):
+    """The command that fetches what tests need has failed."""
+
+
 class Runner:
     """Runs rooms, at most `jobs` at a time, and prints a line for each that ends."""
 
     def __init__(
-        self, rooms: list[Room], options: list[str], settings: argparse.Namespace, scratch: Path
+        self,
+        rooms: list[Room],
+        options: list[str],
+        settings: argparse.Namespace,
+        scratch: Path,
+        fetching: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
         self.waiting = rooms
+        self._fetching = fetching
         self.results: list[Result] = []
         self._options, self._settings, self._scratch = options, settings, scratch
         self._running: list[Process] = []
@@ -343,11 +360,27 @@ class Runner:
         finally:
             self._end_all()
 
+    def _fetched(self) -> bool:
+        """Look whether what the tests need has been fetched. Raises: FetchFailed."""
+        if self._fetching is None:
+            return True
+        status = self._fetching.poll()
+        if status:
+            raise FetchFailed(f"what the tests need was not fetched: exit status {status}")
+        return status is not None
+
     def _start_some(self) -> None:
+        fetched = self._fetched()
         while len(self._running) < self._settings.jobs:
             heavy = any(process.room.folder in HEAVY for process in self._running)
             room = next(
-                (room for room in self.waiting if not (heavy and room.folder in HEAVY)), None
+                (
+                    room
+                    for room in self.waiting
+                    if not (heavy and room.folder in HEAVY)
+                    and (fetched or room.folder in SELF_CONTAINED)
+                ),
+                None,
             )
             if room is None:
                 return
@@ -391,6 +424,9 @@ class Runner:
     def _end_all(self) -> None:
         """Interrupt what still runs, so that tests can tear down, and kill what does not end."""
         below = [child for process in self._running for child in descendants(process.child.pid)]
+        if self._fetching is not None and self._fetching.poll() is None:
+            self._fetching.terminate()
+            self._fetching.wait()
         for process in self._running:
             process.child.send_signal(signal.SIGINT)
         give_up = time.monotonic() + INTERRUPT_S
@@ -504,8 +540,9 @@ def write_times(root: Path, times: dict[str, float]) -> None:
 def read_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False, usage=__doc__)
     parser.add_argument(
-        "--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 2)
+        "--jobs", type=int, default=int(os.environ.get("JOBS") or (os.cpu_count() or 2) + 1)
     )
+    parser.add_argument("--fetch", default="", help="a command that fetches what tests need")
     parser.add_argument(
         "--root", type=Path, default=HERE.parent, help="the checkout whose tests are run"
     )
@@ -549,12 +586,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):  # SIGINT is ignored in what a shell starts in the background
         signal.signal(signum, interrupt)
     interrupted, begun = False, time.monotonic()
+    fetching = (
+        subprocess.Popen(shlex.split(settings.fetch), cwd=settings.root) if settings.fetch else None
+    )
     with tempfile.TemporaryDirectory(prefix="clipper-tests-") as scratch:
-        runner = Runner(rooms, options, settings, Path(scratch))
+        runner = Runner(rooms, options, settings, Path(scratch), fetching)
         try:
             runner.run()
             if settings.rerun:
                 forgive(runner.results, run_again(runner.results, options, settings, Path(scratch)))
+        except FetchFailed as error:
+            print(f"\n{error}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             interrupted = True
     results = runner.results

@@ -36,6 +36,13 @@ ROOMS = {
     ),
     "syntax/test_syntax.py": "def test_(:\n",
     "void/test_void.py": "",
+    "simulation/test_alone.py": (
+        "from pathlib import Path\ndef test_alone():\n"
+        "    assert not Path('fetched').exists()\n    Path('ran').touch()\n"
+    ),
+    "needs/test_needs.py": (
+        "from pathlib import Path\ndef test_needs(): assert Path('fetched').exists()\n"
+    ),
     "once/test_once.py": (
         "from pathlib import Path\nmark = Path(__file__).with_name('ran')\ndef"
         " test_passes_the_second_time():\n    first = not mark.exists()\n    mark.touch()\n   "
@@ -126,6 +133,22 @@ def test_crashed_hung_killed_and_empty_rooms_are_failures_that_say_so(tmp_path: 
     )
     assert re.search(r"line 2 in test_waits_for_ever", output), "the stacks of a hung process"
     assert "room void collected nothing" in output
+
+
+@pytest.mark.slow
+def test_what_needs_no_programs_runs_while_they_are_fetched(tmp_path: Path) -> None:
+    make(tmp_path, "needs", "simulation")
+    fetch = "sh -c 'until test -e ran; do sleep 0.1; done; touch fetched'"
+    status, output, last = run(tmp_path, "--fetch", fetch)
+    assert (status, last) == (0, "2 passed, 0 failed, 0 skipped"), output
+
+
+@pytest.mark.slow
+def test_nothing_passes_when_programs_cannot_be_fetched(tmp_path: Path) -> None:
+    make(tmp_path, "needs", "simulation")
+    status, output, _ = run(tmp_path, "--fetch", "sh -c 'exit 3'")
+    assert status == 1
+    assert "was not fetched: exit status 3" in output
 
 
 @pytest.mark.slow
