@@ -43,7 +43,7 @@ quick: .venv/.installed  ## the tests of the core and of single classes, for the
 test-full: .venv/.installed  ## all tests, statistics at full size
 	@CLIPPER_TESTS=full $(TESTS)
 
-check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
+check: .venv/.installed  ## ruff, mypy (strict; tests: names, attributes, calls), stubtest, cython-lint, the tidy test
 	@failed=; try() { echo "== $$1"; shift; "$$@" || failed=1; }; \
 	try ruff $(PY) -m ruff check .; \
 	try mypy $(PY) -m mypy; \

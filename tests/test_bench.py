@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -38,13 +39,15 @@ from bench.harness import (
     window_ns,
 )
 from bench.paper import __main__ as paper_page
-from bench.paper import figure3, figure6, figure8, figure11, peers, plots
+from bench.paper import figure3, figure6, figure8, figure11, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS
 from bench.system import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
 from clipper.load.open_loop import arrivals
+from clipper.load.profile import Point
+from clipper_core.scheduling.batcher import Batching
 
 
 def answered(value: Any) -> "Future[Any]":
@@ -327,7 +330,7 @@ def test_the_names_are_those_of_all_groups() -> None:
 def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "peer", lambda module: None)
     monkeypatch.setattr(servers, "describe", list)
-    monkeypatch.setattr(bare.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = {one.name: one for one in lookup.rows(TINY)}
     assert (
         "pip install 'clipper-serving[peers]'"
@@ -342,7 +345,7 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
 def test_peers_and_plots_that_are_not_installed_say_how_to_install_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     curves = {name: np.zeros((2, 20_000)) for name in (*figure8.POLICIES, *figure8.PAPER)}
     rows = {one.name: one for one in figure8.cumulative(curves)}
     assert (
@@ -462,7 +465,7 @@ def test_a_simulated_cache_is_its_slow_twin(
 def test_a_simulated_replica_accounts_for_every_row_and_repeats_itself() -> None:
     cost = simulated.COSTS[0]
     times = arrivals(1.2 * cost.capacity(), 0.05, seed=4)
-    one, other = (simulated.Replica(cost, simulated.Batching.AIMD).run(times) for _ in range(2))
+    one, other = (simulated.Replica(cost, Batching.AIMD).run(times) for _ in range(2))
     assert one == other
     assert one.arrived == len(times)
     assert 0 < one.in_time + one.late <= one.arrived
@@ -485,7 +488,7 @@ def test_the_floor_in_c_answers() -> None:
 
 
 def test_the_largest_batch_within_the_slo_is_the_last_whose_p99_fits() -> None:
-    points = [figure3.Point(n, ms, ms, 9) for n, ms in ((1, 1.0), (2, 19.0), (4, 21.0))]
+    points = [Point(n, ms, ms, 9) for n, ms in ((1, 1.0), (2, 19.0), (4, 21.0))]
     assert figure3.largest_in_time(points).batch == 2
     assert figure3.largest_in_time(points[2:]).batch == 4  # none fits: the smallest
     found = {"linear SVM": points, "kernel SVM": points[:1]}

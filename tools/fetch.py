@@ -405,9 +405,7 @@ def on_path(group: Group) -> str:
         [*(one for one in os.environ.get("PATH", "").split(os.pathsep) if one != own), "/usr/sbin"]
     )
     if group.instead:
-        return next(
-            (found for name in group.instead if (found := shutil.which(name, path=path))), ""
-        )
+        return next(filter(None, (shutil.which(name, path=path) for name in group.instead)), "")
     found = [shutil.which(name, path=path) or "" for name in group.commands]
     return found[0] if all(found) else ""
 

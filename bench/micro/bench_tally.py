@@ -19,7 +19,11 @@ from clipper.types import VersionedModel
 from clipper_core.runtime.status import Status
 
 OPERATIONS = 2_000
-OUTPUTS = {"one label": [7], "three labels": [7, 7, 8], "three numbers": [1.0, 2.0, 3.0]}
+OUTPUTS: dict[str, list[float]] = {
+    "one label": [7],
+    "three labels": [7, 7, 8],
+    "three numbers": [1.0, 2.0, 3.0],
+}
 
 
 class Ended:

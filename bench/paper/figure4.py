@@ -46,7 +46,8 @@ def rate_within_slo(predict: Callable[[Any], clipper.Future], n: int, window: in
     SLO."""
     rows = np.random.default_rng(window).random((n, 64))
     waiting: collections.deque[clipper.Future] = collections.deque()
-    latencies, failures = [], 0
+    latencies: list[int] = []
+    failures = 0
     begun = time.perf_counter()
     for x in rows:
         if len(waiting) == window:

@@ -52,7 +52,8 @@ def offer(server: clipper.ClipperServer, name: str, seconds: float) -> Any:
 def rows_a_batch(server: clipper.ClipperServer, name: str, seconds: float) -> float:
     before = server.stats()["models"][f"{name}:1"]["batch_rows"]
     offer(server, name, seconds)
-    return float((server.stats()["models"][f"{name}:1"]["batch_rows"] - before).mean)
+    after = server.stats()["models"][f"{name}:1"]["batch_rows"]
+    return float((after - before).mean)
 
 
 def cpu_us_a_query(server: clipper.ClipperServer, name: str, seconds: float) -> float:
@@ -60,7 +61,7 @@ def cpu_us_a_query(server: clipper.ClipperServer, name: str, seconds: float) -> 
     pid = server.stats()["models"][f"{name}:1"]["replicas"][0]["pid"]
     before = cpu_s(pid)
     load = offer(server, name, seconds)
-    return (cpu_s(pid) - before) / load.offered * 1e6
+    return float((cpu_s(pid) - before) / load.offered * 1e6)
 
 
 def cpu_s(pid: int) -> float:

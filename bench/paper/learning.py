@@ -107,7 +107,8 @@ def outputs(policy: Policy, one: Stream, chance: Array) -> Array:
     the first feedback, from the state that all users share, as in the server."""
     n, k = one.answers.shape
     models = [VersionedModel(f"m{i:02}", 1) for i in range(k)]
-    shared, own, is_shared = policy.init(models), {}, not one.users.any()
+    shared, is_shared = policy.init(models), not one.users.any()
+    own: dict[Any, Any] = {}
     waiting: list[Any] = [None] * n
     found = np.empty(n, np.int64)
     answers, told = one.answers.tolist(), one.feedback.tolist()

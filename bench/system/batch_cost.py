@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ WORDS, WIDTH, HEADS, LAYERS = 4000, 64, 2, 2
 OFFLINE_BATCH = 32
 IN_TIME = 0.99  # of the queries, for a rate to count as served
 NO_TORCH = "torch is not installed: pip install 'clipper-serving[torch]'"
-WAYS = {
+WAYS: dict[str, dict[str, str | bool]] = {
     "by rows": {"mode": "aimd"},
     "by cost": {"mode": "aimd", "cost": "length", "padded": True},
 }
@@ -108,9 +109,9 @@ def main(quick: bool) -> list[Row]:
             p99[name].append(found.quantile_us(0.99) / 1000)
             return found.goodput_per_s(SLO_MS * 1000)
 
-        good = interleave({name: lambda name=name: overload(name) for name in WAYS}, rounds)
+        good = interleave({name: partial(overload, name) for name in WAYS}, rounds)
         served = interleave(
-            {name: lambda name=name: _rate_in_time(name, load, offline.median) for name in WAYS},
+            {name: partial(_rate_in_time, name, load, offline.median) for name in WAYS},
             1 if quick else 3,
             warmups=0,
         )

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,9 +316,7 @@ def copies(quick: bool, folder: Path) -> list[Row]:
         for i in range(rounds):
             register(servers[0], folder, f"m{i}")
             for server in servers:
-                wait_until(
-                    lambda server=server, i=i: server.mesh.status(f"m{i}").status != "NOT_FOUND"
-                )
+                wait_until(partial(_is_known, server, f"m{i}"))
             gate = threading.Barrier(3)
 
             def burst(
@@ -393,8 +392,16 @@ def nodes(folder: Path, count: int, **mesh: Any) -> Iterator[list[clipper.Clippe
                 settings |= {"state": f"sqlite:{folder}/mesh.db", "folder": str(folder / f"n{i}")}
             started.append(stack.enter_context(clipper.start(**settings)))
         for server in started:
-            wait_until(lambda server=server: len(server.mesh.instances()) == count)
+            wait_until(partial(_sees, server, count))
         yield started
+
+
+def _sees(server: clipper.ClipperServer, count: int) -> bool:
+    return len(server.mesh.instances()) == count
+
+
+def _is_known(server: clipper.ClipperServer, id: str) -> bool:
+    return server.mesh.status(id).status != "NOT_FOUND"
 
 
 def register(node: clipper.ClipperServer, folder: Path, id: str) -> None:

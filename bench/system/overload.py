@@ -70,7 +70,8 @@ class Phase:
 
 def sleeper(xs: NDArray[np.float64]) -> NDArray[np.float64]:
     time.sleep(FIXED_S + ROW_S * len(xs))
-    return np.asarray(xs).sum(axis=1)
+    sums: NDArray[np.float64] = np.asarray(xs).sum(axis=1)
+    return sums
 
 
 def offer(handle: Any, load: float, seconds: float, seed: int) -> Phase:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +323,7 @@ class World:
         return interleave({name: measure(run) for name, run in cases.items()}, turns)
 
 
-def _beside(name: str, rates: dict[str, Sample], goals: dict[str, Goal | None]) -> list[Row]:
+def _beside(name: str, rates: dict[str, Sample], goals: Mapping[str, Goal | None]) -> list[Row]:
     """Ours, beside each of the others."""
     ours = rates["ours"]
     found = [

@@ -54,7 +54,15 @@ def ratings() -> Ratings:
     for user, item, _, at in each:
         age, gender, occupation = users[user]
         hours = int(float(at)) // 3600
-        values = user, item, age, gender, occupation, hours % 24, hours // 24 % 7
+        values: tuple[str | int, ...] = (
+            user,
+            item,
+            age,
+            gender,
+            occupation,
+            hours % 24,
+            hours // 24 % 7,
+        )
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     coded = [np.unique(np.array(column), return_inverse=True) for column in columns]

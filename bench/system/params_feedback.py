@@ -8,6 +8,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class RowPusher(Model):
     """Answers by the row of its input; feedback adds one to that."""
 
     input = "i64[1]"
-    tables = TABLES
+    tables: Any = TABLES  # an instance has clipper_container.tables.Tables
 
     def predict_batch(self, inputs: Any) -> Any:
         return self.tables.pull("told", inputs[:, 0])[:, 0]
@@ -52,21 +53,15 @@ def rows(quick: bool = False) -> list[Row]:
             for turn in range(-5, n):
                 begun = time.perf_counter()
                 other.push("told", [PUSHED + turn], gradient)
-                pushed.append(
-                    until(lambda turn=turn: client.pull("told", [PUSHED + turn])[0, 0] == 1, begun)
-                )
+                pushed.append(until(partial(is_one, client, PUSHED + turn), begun))
                 answer = app.predict([turn]).result(PATIENCE_S)
                 begun = time.perf_counter()
                 app.feedback(answer, label=1.0)
-                told.append(until(lambda turn=turn: client.pull("told", [turn])[0, 0] == 1, begun))
+                told.append(until(partial(is_one, client, turn), begun))
                 answer = app.predict([-turn - 100]).result(PATIENCE_S)
                 begun = time.perf_counter()
                 app.feedback(answer, label=1.0)
-                found = until(
-                    lambda turn=turn: app.predict([-turn - 100]).result(PATIENCE_S).output == 1,
-                    begun,
-                )
-                answered.append(found)
+                answered.append(until(partial(answers_one, app, -turn - 100), begun))
     return [
         *_rows("push, until another client's pull sees it", pushed[5:], None),
         *_rows(
@@ -76,6 +71,16 @@ def rows(quick: bool = False) -> list[Row]:
         ),
         *_rows("feedback, until a query is answered by it (two containers)", answered[5:], None),
     ]
+
+
+def is_one(client: Client, id: int) -> bool:
+    """Whether the first value of a row is 1."""
+    return bool(client.pull("told", [id])[0, 0] == 1)
+
+
+def answers_one(app: clipper.ApplicationHandle, id: int) -> bool:
+    """Whether the application answers 1 for this id."""
+    return bool(app.predict([id]).result(PATIENCE_S).output == 1)
 
 
 def until(seen: Callable[[], bool], begun: float) -> float:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def rows(quick: bool = False) -> list[Row]:
             }  # fmt: skip
             draw = np.random.default_rng(1)
             found = interleave(
-                {name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns
+                {name: partial(p50_us, pull, draw, n) for name, pull in cases.items()}, turns
             )
     except ImportError as error:
         return [

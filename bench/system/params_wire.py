@@ -13,7 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def rows(quick: bool = False) -> list[Row]:
                 missing[name] = f"not measured: {error}"
         draw = np.random.default_rng(1)
         found = interleave(
-            {name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns
+            {name: partial(p50_us, pull, draw, n) for name, pull in cases.items()}, turns
         )
     what = f"{ROWS} rows of {DIM} floats"
     out = [
@@ -91,11 +92,9 @@ def near(quick: bool) -> list[Row]:
                 "container": lambda ids: tables.pull("bench", ids).sum(),
             }
             n, turns = (n // 8, 3) if quick else (n, turns)
-            asks = {
-                name: lambda ask=ask, rows=rows, n=n: p50_us(ask, draw, n, rows)
-                for name, ask in cases.items()
-            }
-            found = interleave(asks, turns)
+            found = interleave(
+                {name: partial(p50_us, pull, draw, n, rows) for name, pull in cases.items()}, turns
+            )
             what = f"pull of {rows} rows of {DIM} floats, and their sum"
             note = "unix socket, one host"
             out.append(
@@ -121,12 +120,12 @@ def near(quick: bool) -> list[Row]:
     return out
 
 
-def p50_us(ask: ShardRequest, draw: Any, n: int, rows: int = ROWS) -> float:
+def p50_us(pull: ShardRequest, draw: Any, n: int, rows: int = ROWS) -> float:
     took = []
     for _ in range(n):
         ids = draw.integers(0, TABLE, rows)
         begun = time.perf_counter_ns()
-        ask(ids)
+        pull(ids)
         took.append(time.perf_counter_ns() - begun)
     return float(np.median(took)) / 1e3
 
@@ -157,10 +156,9 @@ def ours(at: str = "") -> Iterator[Any]:
     ):
         client.create(TableSpec("bench", DIM))
         ids = np.arange(TABLE)
-        for at in range(0, TABLE, 4096):
-            client.push(
-                "bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32)
-            )
+        for first in range(0, TABLE, 4096):
+            part = ids[first : first + 4096]
+            client.push("bench", part, np.ones((len(part), DIM), np.float32))
         yield client
 
 
@@ -170,7 +168,7 @@ def bare() -> Iterator[ShardRequest]:
         line = socket.create_connection(("127.0.0.1", int(address)))
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         out = np.empty((ROWS, DIM), np.float32)
-        into = memoryview(out).cast("B")
+        into = out.data.cast("B")
 
         def ask(ids: Any) -> None:
             line.sendall(ids)
@@ -224,10 +222,10 @@ def messages() -> tuple[Any, Any]:
     for name, its in fields.items():
         message = file.message_type.add(name=name)
         for field, number, kind, label in its:
-            message.field.add(name=field, number=number, type=kind, label=label)  # type: ignore[arg-type]
+            message.field.add(name=field, number=number, type=kind, label=label)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    both = [message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in fields]  # type: ignore[no-untyped-call]
+    pool.Add(file)
+    both = [message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in fields]
     return both[0], both[1]
 
 
@@ -242,7 +240,7 @@ def redis() -> Iterator[ShardRequest]:
         command = ["redis-server", "--port", str(port), "--dir", folder, "--save", ""]
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            client = peer.Redis(port=port, retry=None)
+            client = peer.Redis(port=port)
             until = time.monotonic() + 20
             while True:
                 try:
@@ -255,7 +253,9 @@ def redis() -> Iterator[ShardRequest]:
             whole = np.ones(DIM, np.float32).tobytes()
             for at in range(0, TABLE, 10_000):
                 client.mset({str(i): whole for i in range(at, at + 10_000)})
-            yield lambda ids: np.frombuffer(b"".join(client.mget(ids.tolist())), np.float32)
+            yield lambda ids: np.frombuffer(
+                b"".join(cast("list[bytes]", client.mget(ids.tolist()))), np.float32
+            )
         finally:
             running.kill()
             running.wait()
@@ -284,9 +284,9 @@ def serve_bare() -> None:
         line, _ = door.accept()
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
-            fill(line, memoryview(ids).cast("B"))
+            fill(line, ids.data.cast("B"))
             np.take(table, ids, axis=0, out=out, mode="clip")
-            line.sendall(out)
+            line.sendall(out.data)
 
 
 def serve_grpc() -> None:
@@ -294,21 +294,21 @@ def serve_grpc() -> None:
 
     import grpc
 
-    request, tensor = messages()
+    request_type, tensor = messages()
     table = np.ones((TABLE, DIM), np.float32)
 
-    def pull(asked: Any, _: Any) -> Any:
-        found = np.take(table, np.array(asked.ids, np.int64), axis=0)
+    def pull(request: Any, _: Any) -> Any:
+        found = np.take(table, np.array(request.ids, np.int64), axis=0)
         return tensor(
-            name=asked.name,
+            name=request.name,
             data_type=5,
             dim=found.shape,
             content=found.tobytes(),
-            indices=asked.ids,
+            indices=request.ids,
         )
 
     handler = grpc.unary_unary_rpc_method_handler(
-        pull, request.FromString, tensor.SerializeToString
+        pull, request_type.FromString, tensor.SerializeToString
     )
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers(
@@ -320,4 +320,9 @@ def serve_grpc() -> None:
 
 
 if __name__ == "__main__":
-    {"ours": serve_ours, "bare": serve_bare, "grpc": serve_grpc}[sys.argv[1]](*sys.argv[2:])
+    servers: dict[str, Callable[..., None]] = {
+        "ours": serve_ours,
+        "bare": serve_bare,
+        "grpc": serve_grpc,
+    }
+    servers[sys.argv[1]](*sys.argv[2:])

@@ -20,11 +20,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import clipper
 from bench.harness import Goal, Row, Sample, row
 from bench.system.store_servers import free_ports
+from clipper.selection import create_policy
 from clipper.testing import wait_until
 
 SERVERS = 3
@@ -408,7 +410,7 @@ def learning_s(rounds: int, count: int = SERVERS) -> list[float]:
                 answer = apps[0].predict([i, 1.0]).result(PATIENCE_S)
                 began_s = time.monotonic()
                 apps[0].feedback(answer, label=i + 1.0)
-                wait_until(lambda seen=i + 1: all(_seen(one) == seen for one in servers))
+                wait_until(partial(_have_seen, servers, i + 1))
                 took.append(time.monotonic() - began_s)
     finally:
         redis.stop()
@@ -416,9 +418,14 @@ def learning_s(rounds: int, count: int = SERVERS) -> list[float]:
     return took
 
 
+def _have_seen(servers: list[clipper.ClipperServer], count: int) -> bool:
+    return all(_seen(server) == count for server in servers)
+
+
 def _seen(server: clipper.ClipperServer) -> int:
     models = [clipper.VersionedModel("m", 1)]
-    return int(server._learning.states.learner("a", POLICY, None, models).state(None).seen)
+    learner = server._learning.states.learner("a", POLICY, create_policy(POLICY), models)
+    return int(learner.state(None).seen)
 
 
 def cpu_us(servers: Cluster, count: int, seconds: float) -> float:

@@ -7,12 +7,13 @@ number; of rows of free length far fewer, since each is packed by itself. The an
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import clipper
-from bench.harness import Row, interleave, per_call_ns, row
+from bench.harness import Predict, Row, interleave, per_call_ns, row
 
 ITEMS, TENSORS = 64, 4
 ARRAY_ROWS, FREE_ROWS = 50_000, 2_000
@@ -66,19 +67,20 @@ def main(quick: bool) -> list[Row]:
             return (time.perf_counter_ns() - began) / 1000 / len(next(iter(_columns(arrays[name]))))
 
         trips = interleave(
-            {
-                name: lambda name=name: per_call_ns(models[name].predict, inputs[name]) / 1000
-                for name in models
-            },
+            {name: partial(_trip_us, models[name].predict, inputs[name]) for name in models},
             repetitions,
         )
-        rows = interleave({name: lambda name=name: row_us(name) for name in models}, repetitions)
+        rows = interleave({name: partial(row_us, name) for name in models}, repetitions)
     found = []
     for what, samples in (("a round trip", trips), ("a row of a full batch", rows)):
         for name, sample in samples.items():
             against = () if name == "one tensor" else ("one tensor", samples["one tensor"])
             found.append(row(f"{name}: {what}", sample, "us", *against))
     return found
+
+
+def _trip_us(predict: Predict, inputs: list[Any]) -> float:
+    return per_call_ns(predict, inputs) / 1000
 
 
 def _columns(array: Any) -> Any:

@@ -28,6 +28,9 @@ class Refused(Exception):
 class Node:
     """Starts a host and talks to it. Threads: any may ask."""
 
+    said: str  # all that the process printed; set by a test's fixture, like the folder
+    folder: Path
+
     def __init__(
         self,
         folder: Path,

@@ -54,7 +54,7 @@ class FakeServer:
                 except Exception as error:
                     status, data, headers = (
                         500,
-                        json.dumps({"error": f"{type.__name__}: {error}"}).encode(),
+                        json.dumps({"error": f"{type(error).__name__}: {error}"}).encode(),
                         {},
                     )
                 try:

@@ -137,6 +137,10 @@ def variable(rows: list[Any], dtype: int, id: int = 1) -> bytes:
 class Peer:
     """The server's end of one connection."""
 
+    said: dict[str, Any]  # the HELLO; set by a test's fixture, like those below
+    server: Server
+    process: subprocess.Popen[str]
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         sock.settimeout(10)

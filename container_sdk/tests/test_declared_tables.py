@@ -2,6 +2,7 @@
 
 import json
 import types
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def place(monkeypatch):
 
 @pytest.mark.parametrize("kind", [Learns, Borrowed])
 def test_a_model_has_its_tables_before_it_loads(place, kind):
-    model = as_model(kind)
+    model: Any = as_model(kind)
     assert give_tables(model) == USERS
     given = model.tables if kind is Learns else model.inner.tables
     assert (given.place, given.made) == (place, USERS)

@@ -5,13 +5,13 @@ import struct
 import textwrap
 from contextlib import contextmanager
 
-import fake_server as fake
 import numpy as np
 import pytest
 
 from clipper_container import Model, session_of
 from clipper_container.model import as_model
 from clipper_container.worker.feedback_queue import FEEDBACK_FRAMES_MAX, FeedbackQueue
+from container_sdk.tests import fake_server as fake
 
 FEEDBACK, ACCURACY, SESSIONS = 10, 11, 64
 MODELS = """
@@ -212,12 +212,13 @@ def payload(label):
 
 
 def test_the_oldest_feedback_gives_way(capsys):
-    lessons = FeedbackQueue(Counting(), "m", 1 << 20, 0.0)
+    model = Counting()
+    lessons = FeedbackQueue(model, "m", 1 << 20, 0.0)
     for label in range(FEEDBACK_FRAMES_MAX + 5):
         lessons.add(payload(label))
     assert (len(lessons), lessons.failed, lessons.learned) == (FEEDBACK_FRAMES_MAX, 10, 0)
     lessons.run_one()
-    assert lessons._model.last == [5, 5]
+    assert model.last == [5, 5]
     assert capsys.readouterr().err.count("dropped 2 rows") == 3, (
         "at the first, the second, the fourth"
     )

@@ -30,7 +30,7 @@ def rows(count: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).random((count, 3), np.float32)
 
 
-class Sum(torch.nn.Module):
+class Sum(torch.nn.Module):  # type: ignore[name-defined]
     """Return the sum of each row; out of memory for more than `most` rows at once."""
 
     def __init__(self, most: int = 1000) -> None:
@@ -194,7 +194,7 @@ def test_floats_are_cast_on_the_device_and_come_back_as_f32(dtype: str) -> None:
     assert not np.array_equal(found, exact)
 
 
-class Lengths(torch.nn.Module):
+class Lengths(torch.nn.Module):  # type: ignore[name-defined]
     """Return sum and length of each row, from padded rows and their lengths."""
 
     def forward(self, padded: Any, lengths: Any) -> Any:
@@ -210,7 +210,7 @@ def test_rows_of_different_lengths_are_padded_on_the_device() -> None:
 
 
 def test_an_output_without_the_batch_is_an_error_that_names_both() -> None:
-    class Scalar(torch.nn.Module):
+    class Scalar(torch.nn.Module):  # type: ignore[name-defined]
         def forward(self, inputs: Any) -> Any:
             return inputs.sum()
 

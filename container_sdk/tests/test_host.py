@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fake_server as fake
 import msgpack
 import numpy as np
 import pytest
-from fake_node import Node, Refused
+
+from container_sdk.tests import fake_server as fake
+from container_sdk.tests.fake_node import Node, Refused
 
 MODELS = """
 import threading, time

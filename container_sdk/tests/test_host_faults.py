@@ -7,11 +7,12 @@ import textwrap
 import time
 from pathlib import Path
 
-import fake_server as fake
 import numpy as np
 import pytest
-from fake_node import Refused
-from test_host import answer, hosting, listening, load, serve
+
+from container_sdk.tests import fake_server as fake
+from container_sdk.tests.fake_node import Refused
+from container_sdk.tests.test_host import answer, hosting, listening, load, serve
 
 RUNTIMES = """
 import threading

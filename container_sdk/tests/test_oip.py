@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_oip import FakeServer
 
 from clipper_container.adapters.oip import Oip, ServerFailed
 from clipper_container.adapters.oip.http import HttpServer, Unreachable
@@ -24,6 +23,7 @@ from clipper_container.adapters.oip.tensors import (
     signature_of,
 )
 from clipper_container.runtime import Artifact, ArtifactError
+from container_sdk.tests.fake_oip import FakeServer
 
 PATIENT: dict[str, Any] = {"start_s": 30, "load_s": 30, "answer_s": 30}
 ROWS = np.arange(6.0).reshape(2, 3)

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fake_server as fake
 import numpy as np
 import pytest
+
+from container_sdk.tests import fake_server as fake
 
 MODEL = '''
 import numpy as np

@@ -12,15 +12,15 @@ import textwrap
 import threading
 from pathlib import Path
 
-import fake_server as fake
 import numpy as np
 import pytest
-from test_serving import serving
 
 from clipper_container.wire import frames as wire
 from clipper_container.wire.frames import BadFrame, DType, FrameTooLarge, Header, Kind
 from clipper_container.wire.regions import LEAVES_MAX, REGIONS_MAX, CannotShare, Regions
 from clipper_container.wire.transport import FrameConnection, StopSwitch
+from container_sdk.tests import fake_server as fake
+from container_sdk.tests.test_serving import serving
 
 REGION, SHARED = 9, 32
 ROWS, WIDTH = 64, 200  # f32: 800 bytes a row, so runs begin anywhere in a page

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from contextlib import contextmanager
 
-import fake_server as fake
 import lz4.block
 import msgpack
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from clipper_container.wire.transport import Backoff
 from clipper_container.worker.handshake import ContainerOptions
+from container_sdk.tests import fake_server as fake
 
 MODELS = '''
 import sys

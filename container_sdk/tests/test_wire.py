@@ -5,7 +5,6 @@ import socket
 import struct
 import zlib
 
-import fake_server as fake
 import lz4.block
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from clipper_container.wire.transport import (
     StopSwitch,
     connect,
 )
+from container_sdk.tests import fake_server as fake
 
 
 def split(data):

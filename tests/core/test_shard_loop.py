@@ -415,8 +415,8 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         third = socket.socket(socket.AF_UNIX)
         third.connect(shard.path)
         assert third.recv(1) == b""
-        for one in (*workers, third):
-            (one if isinstance(one, socket.socket) else one.socket).close()
+        for one in (*(worker.socket for worker in workers), third):
+            one.close()
         while shard.door.stats()["connections"]:  # until it has heard that they are gone
             os.sched_yield()
         again = Worker(shard)

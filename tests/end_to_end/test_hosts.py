@@ -3,7 +3,6 @@ serve."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import pytest
 
 import clipper
 from clipper.testing import wait_until
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "container_sdk" / "tests"))
-from fake_node import Node
+from container_sdk.tests.fake_node import Node
 
 onnx = pytest.importorskip("onnx")
 skops = pytest.importorskip("skops.io")

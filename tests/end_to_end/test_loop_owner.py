@@ -54,12 +54,16 @@ def freeze(server, model):
     """Stops the model's container; it goes on at `freeze.end()`, or when the test ends."""
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
 
-    def stop():
-        signals.freeze(pid)
+    class Freeze:
+        def __call__(self):
+            signals.freeze(pid)
 
-    stop.end = lambda: os.kill(pid, signal.SIGCONT)
-    yield stop
-    stop.end()
+        def end(self):
+            os.kill(pid, signal.SIGCONT)
+
+    freeze = Freeze()
+    yield freeze
+    freeze.end()
 
 
 def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):

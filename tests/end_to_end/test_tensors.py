@@ -334,7 +334,7 @@ def test_onnx_takes_its_own_names_and_types(
     assert str(model.outputs) == '{"doubled": "f32[3]", "total": "i64"}'
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     generator = np.random.default_rng(3)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"dense": generator.random(3, np.float32), "ids": generator.integers(0, 9, 1 + i % 4)}
         for i in range(30)
     ]

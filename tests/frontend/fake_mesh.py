@@ -2,7 +2,7 @@
 `settle`."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
@@ -279,10 +279,10 @@ class FakeMesh:
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[MeshEvent]:
+    ) -> Generator[MeshEvent, None, None]:
         with self._changed:
             seen = len(self._events)
-            now = [*self.registered.values(), *self.named.values()]
+            now: list[MeshModel | VModel] = [*self.registered.values(), *self.named.values()]
         for record in now:
             if record.id.startswith(prefix):
                 yield MeshEvent(

@@ -346,11 +346,10 @@ def test_connecting_by_https(world: World, tmp_path: Path) -> None:
 def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server says in its private folder which certificate is its own."""
     from clipper.manage import client as module
+    from clipper.manage.running import running
 
     asked_for = world.server.admin_address
-    found = [
-        one for one in module.the_one.__globals__["running"]() if one.url == f"https://{asked_for}"
-    ]
+    found = [one for one in running() if one.url == f"https://{asked_for}"]
     monkeypatch.setattr(module, "the_one", lambda state: found[0])
     monkeypatch.delenv("CLIPPER_URL", raising=False)
     assert clipper.connect().models()

@@ -83,9 +83,10 @@ def _files(packages: Iterable[str]) -> Iterator[tuple[str, bytes, int]]:
     for tool in TOOLS:
         yield tool[1:], Path(tool).read_bytes(), 0o755
     wheels = [wheel(name) for name in packages]
-    for path in sorted({*_libraries([*natives, *_gcc()]), *map(str, _gcc())}):
-        where = "usr/local/lib/" + Path(path).name if path.startswith(sys.base_prefix) else path[1:]
-        yield where, Path(path).read_bytes(), 0o755
+    for shared in sorted({*_libraries([*natives, *_gcc()]), *map(str, _gcc())}):
+        own = shared.startswith(sys.base_prefix)
+        where = "usr/local/lib/" + Path(shared).name if own else shared[1:]
+        yield where, Path(shared).read_bytes(), 0o755
     yield "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n", 0o644
     for name, content in wheels:
         yield f"wheels/{name}", content, 0o644
@@ -132,7 +133,7 @@ def wheel(name: str) -> tuple[str, bytes]:
         for path in found.files or ():
             if path.parts[0] == ".." or path.suffix == ".pyc" or path.name in NOT_SHIPPED:
                 continue
-            content = path.locate().read_bytes()
+            content = Path(path.locate()).read_bytes()
             digest = (
                 base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             )

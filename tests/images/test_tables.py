@@ -27,7 +27,7 @@ TASTE = {
 
 class Taste(Model):
     input = "i64[2]"
-    tables = TASTE
+    tables: Any = TASTE
 
     def predict_batch(self, inputs: Any) -> Any:
         return self.tables.pull("taste", inputs.ravel()).reshape(len(inputs), 4).sum(axis=1)

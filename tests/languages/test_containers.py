@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,9 @@ def test_version_1(language, address, input, tmp_path):
 )
 def test_named_tensors(server, deploy, language, inputs, outputs):
     model = deploy(program(language, "tensors"), inputs=inputs, outputs=outputs)
-    rows = [{"ids": np.arange(i, i + 3), "name": f"nö {i}"} for i in range(200)]
+    rows: list[dict[str, Any]] = [
+        {"ids": np.arange(i, i + 3), "name": f"nö {i}"} for i in range(200)
+    ]
     futures = [model.predict({key: row[key] for key in inputs}, slo_ms=SLO_MS) for row in rows]
     for row, future in zip(rows, futures, strict=True):
         got = future.result(20)

@@ -62,7 +62,7 @@ class Scores(Model):
     """An input is an id; it answers by the id's row, and feedback moves that towards the label."""
 
     input = "i64[1]"
-    tables = SCORES
+    tables: Any = SCORES
 
     def load(self) -> None:
         self.begun = self.tables.pull("scores", [0])  # tables are there when it loads

@@ -210,7 +210,7 @@ def test_a_shard_whose_memory_is_given_away_sends_rows(
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 19)
     shared, plain = both(shards.up(1, shared_bytes_max=1 << 19))
     expected = plain.pull("users", np.arange(N))
-    others = [Tables(shards.addresses, token=TOKEN), shards.client()]
+    others: list[Any] = [Tables(shards.addresses, token=TOKEN), shards.client()]
     assert (shared.pull("users", np.arange(N)) == expected).all()
     for other in others:
         for _ in range(3):

@@ -81,7 +81,7 @@ def test_who_does_not_train_asks_without_gradients(shards: Shards) -> None:
     assert embedding.take_gradients() == {}
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
+class Model(torch.nn.Module):  # type: ignore[name-defined,misc]
     """The mean of a bag's rows, and a line."""
 
     def __init__(self, embedding: Any) -> None:
@@ -189,7 +189,7 @@ def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Sh
     assert client.pull("moved", [1, 2]).ravel().tolist() == [2, 2]
 
 
-class Pair(torch.nn.Module):  # type: ignore[misc]
+class Pair(torch.nn.Module):  # type: ignore[name-defined,misc]
     """The product of two rows, and a line."""
 
     def __init__(self, rows: Tensors) -> None:

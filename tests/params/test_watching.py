@@ -283,7 +283,7 @@ class Taste(Model):
     """The sum of a row, and how often it was asked: a cached answer says an old number."""
 
     input = "i64[2]"
-    tables = TASTE
+    tables: Any = TASTE
     asked = 0
 
     def predict_batch(self, inputs: Any) -> Any:

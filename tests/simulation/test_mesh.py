@@ -12,7 +12,7 @@ import pytest
 from bench.mesh_simulator.simulation import START_MS, Fault, Plan, Report, Simulation, some_faults
 from clipper.mesh.decisions import claims, model_cache, vmodels
 from clipper.mesh.decisions.vmodels import NoStep, SwitchVModel, VStep
-from clipper.mesh.records import MeshModel, VModel
+from clipper.mesh.records import Copy, MeshModel, VModel
 
 SMALL = Plan(
     seconds=20, models=60, instances=4, rate_per_s=30, vmodels=3, switch_s=2, pinned=2, share=0.5
@@ -163,7 +163,7 @@ def test_a_large_mesh_shares_one_mirror() -> None:
 def any_number(
     model: MeshModel, me: str, now_ms: int, **told: Any
 ) -> MeshModel | claims.ClaimRefused:
-    return claims.changed(model, copies={**model.copies, me: claims.Copy(now_ms)})
+    return claims.changed(model, copies={**model.copies, me: Copy(now_ms)})
 
 
 def test_claims_that_do_not_count_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

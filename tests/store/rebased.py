@@ -13,9 +13,18 @@ class Rebased(Store):
 
     def __init__(self, store: Store) -> None:
         self.name, self._store, self._origin = store.name, store, store.revision
-        self.grant, self.renew, self.revoke, self.close = (  # type: ignore[method-assign]
-            store.grant, store.renew, store.revoke, store.close,
-        )  # fmt: skip
+
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        return self._store.grant(ttl_s)
+
+    def renew(self, lease: str) -> float:
+        return self._store.renew(lease)
+
+    def revoke(self, lease: str) -> None:
+        self._store.revoke(lease)
+
+    def close(self) -> None:
+        self._store.close()
 
     def _here(self, record: Record | None) -> Record | None:
         if record is None:

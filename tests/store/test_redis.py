@@ -229,7 +229,8 @@ def test_feedback_goes_on_without_redis_and_is_there_afterwards(
         server.deploy("m", total, input="f64[2]")
         app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
         assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
-        control: Any = server._store._store
+        cached: Any = server._store
+        control = cached._store
         match how:
             case "stopped":
                 own_redis.signal(signal.SIGSTOP)

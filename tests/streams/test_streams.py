@@ -216,7 +216,7 @@ def test_wrong_settings_are_refused_at_once(
     with pytest.raises(
         InvalidInput, match="unknown setting 'gruop' of a stream - did you mean 'group'"
     ):
-        server.stream("sums", redis_server.url, gruop="x")
+        server.stream("sums", redis_server.url, gruop="x")  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="in_flight_max"):
         server.stream("sums", redis_server.url, in_flight_max=0)
     with pytest.raises(InvalidInput, match="three streams"):

@@ -1,6 +1,7 @@
 """The verbs: their help teaches, their errors are one line, and `up` ends in good order."""
 
 import http.client
+import importlib.metadata
 import json
 import os
 import re
@@ -218,7 +219,7 @@ def test_doctor_names_the_line_that_installs(monkeypatch: pytest.MonkeyPatch) ->
     def missing(name: str) -> str:
         if name == "mlflow":
             return "3.1"
-        raise doctor.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", missing)
     findings = list(doctor.packages())
@@ -242,9 +243,7 @@ def test_doctor_knows_what_the_package_needs() -> None:
 
 def test_doctor_names_what_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "machine")
-    monkeypatch.setattr(
-        doctor.os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64"))
-    )
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64")))
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"sse2", "avx2"})
     found = doctor.examine()[0]
     assert found.verdict == "fail"
@@ -277,7 +276,7 @@ def test_doctor_finds_a_folder_that_cannot_be_written(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(monkeypatch, "disk")
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     found = doctor.examine()
     assert [finding.verdict for finding in found] == ["fail"]
     assert "cannot be written" in found[0].text

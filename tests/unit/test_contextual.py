@@ -3,6 +3,7 @@ of states of another width."""
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_the_first_feedback_with_features_fixes_their_number(policy):
 
 @every_policy
 def test_servers_that_learned_apart_add_up(policy):
-    sure = create_policy(f"{policy.name}(discount=1.0)")
+    sure: Any = create_policy(f"{policy.name}(discount=1.0)")
     base, _ = taught(sure, 3, 50)
     mine, theirs = taught(sure, 4, 200, begin=base)[0], taught(sure, 5, 300, begin=base)[0]
     merged = sure.merge(base, mine, theirs)

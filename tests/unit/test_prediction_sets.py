@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -93,9 +94,10 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
 
 
 def test_a_set_is_given_only_where_it_is_asked_for():
-    policy, asked = create_policy("stacking"), create_policy("stacking(coverage=0.9)")
-    plain = create_policy("stacking")
-    assert (policy.coverage, asked.coverage, plain.coverage) == (
+    policy: Any = create_policy("stacking")
+    with_sets: Any = create_policy("stacking(coverage=0.9)")
+    plain: Any = create_policy("stacking")
+    assert (policy.coverage, with_sets.coverage, plain.coverage) == (
         None,
         0.9,
         None,
@@ -106,10 +108,10 @@ def test_a_set_is_given_only_where_it_is_asked_for():
         policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked
         is prediction_sets.INITIAL
     )
-    assert asked.combine(state, heard, ()).set == (1,)
-    assert asked.combine(state, {}, models(2)).set == ()
+    assert with_sets.combine(state, heard, ()).set == (1,)
+    assert with_sets.combine(state, {}, models(2)).set == ()
     numbers = {model: Prediction(1.0) for model in models(2)}
-    assert asked.combine(state, numbers, ()).set == (), "no number was ever heard of"
+    assert with_sets.combine(state, numbers, ()).set == (), "no number was ever heard of"
 
 
 def test_a_threshold_of_one_lets_every_label_in():
@@ -207,7 +209,8 @@ def test_a_coverage_among_the_settings():
     assert with_coverage("stacking", None) == "stacking"
     assert with_coverage("stacking", 0.9) == "stacking(coverage=0.9)"
     assert with_coverage("exp3(eta=0.1)", 0.95) == "exp3(eta=0.1, coverage=0.95)"
-    assert create_policy(with_coverage("exp3(eta=0.1,)", 0.95)).coverage == 0.95
+    policy: Any = create_policy(with_coverage("exp3(eta=0.1,)", 0.95))
+    assert policy.coverage == 0.95
 
 
 def test_labels_without_a_vote_share_the_weight_of_models_that_are_missing():

@@ -1,6 +1,7 @@
 """One model, and what a policy is looked up by."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,8 @@ def test_policies_are_found_by_name() -> None:
 
 
 def test_policies_take_settings() -> None:
-    assert create_policy("exp3(eta=0.05, shadow=0.1)").answering.shadow == 0.1
+    policy: Any = create_policy("exp3(eta=0.05, shadow=0.1)")
+    assert policy.answering.shadow == 0.1
     assert create_policy("exp3(eta=0.05)") is create_policy("exp3(eta=0.05)")
 
 

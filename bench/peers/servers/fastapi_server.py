@@ -10,13 +10,13 @@ from pydantic import BaseModel
 app = FastAPI()
 
 
-class Asked(BaseModel):
+class Inputs(BaseModel):
     input: list[float]
 
 
 @app.post("/{name}")
-async def predict(name: str, asked: Asked) -> dict:
-    return {"output": MODELS[name]([asked.input])[0]}
+async def predict(name: str, request: Inputs) -> dict[str, float]:
+    return {"output": MODELS[name]([request.input])[0]}
 
 
 if __name__ == "__main__":

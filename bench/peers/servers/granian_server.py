@@ -1,6 +1,7 @@
 """granian with orjson: no batching; what one writes in ten lines."""
 
 import sys
+from typing import Any
 
 import orjson
 from models import MODELS
@@ -8,7 +9,7 @@ from models import MODELS
 _HEADERS = [(b"content-type", b"application/json")]
 
 
-async def app(scope, receive, send):
+async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if scope["type"] != "http":
         return
     body = b""

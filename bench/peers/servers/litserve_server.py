@@ -7,26 +7,26 @@ from models import BATCH_MAX, MODELS, WAIT_MS
 
 
 class Served(litserve.LitAPI):
-    def __init__(self, name, **settings):
+    def __init__(self, name: str, **settings: float) -> None:
         super().__init__(api_path=f"/{name}", **settings)
         self.name = name
 
-    def setup(self, device):
+    def setup(self, device: str) -> None:
         self.model = MODELS[self.name]
 
-    def decode_request(self, request):
+    def decode_request(self, request: dict[str, list[float]]) -> list[float]:
         return request["input"]
 
-    def batch(self, inputs):
+    def batch(self, inputs: list[list[float]]) -> list[list[float]]:
         return inputs
 
-    def unbatch(self, outputs):
+    def unbatch(self, outputs: list[float]) -> list[float]:
         return outputs
 
-    def predict(self, rows):
+    def predict(self, rows: list[list[float]]) -> list[float]:
         return self.model(rows)
 
-    def encode_response(self, output):
+    def encode_response(self, output: float) -> dict[str, float]:
         return {"output": output}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,19 @@ _LINEAR = pickle.loads(
 )  # written by the benchmark itself
 
 
-def noop(rows):
-    return np.asarray(rows, dtype=np.float64)[:, 0].tolist()
+def noop(rows: list[list[float]]) -> list[float]:
+    values: list[float] = np.asarray(rows, dtype=np.float64)[:, 0].tolist()
+    return values
 
 
-def linear(rows):
-    return _LINEAR.predict(np.asarray(rows, dtype=np.float64)).tolist()
+def linear(rows: list[list[float]]) -> list[float]:
+    values: list[float] = _LINEAR.predict(np.asarray(rows, dtype=np.float64)).tolist()
+    return values
 
 
-MODELS = {"noop1": noop, "noop784": noop, "linear": linear}
+MODELS: dict[str, Callable[[list[list[float]]], list[float]]] = {
+    "noop1": noop,
+    "noop784": noop,
+    "linear": linear,
+}
 BATCH_MAX, WAIT_MS = 256, 2

@@ -9,7 +9,7 @@ from mosec import Runtime, Server, Worker
 class Noop1(Worker):
     model = staticmethod(MODELS["noop1"])
 
-    def forward(self, data):
+    def forward(self, data: list[dict[str, list[float]]]) -> list[dict[str, float]]:
         return [{"output": value} for value in self.model([one["input"] for one in data])]
 
 

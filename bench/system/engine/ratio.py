@@ -91,11 +91,7 @@ def cached_share(policy: str, buckets: int, keys: list[int]) -> float | None:
     """The core's cache: a lookup, and a fill where it failed. None if it has no such policy."""
     bytes_max = buckets * BUCKET_BYTES * 4 // 3 + 64
     try:
-        cache = (
-            ClockCache(bytes_max, 1)
-            if policy == "clock"
-            else ClockCache(bytes_max, 1, policy=policy)
-        )  # type: ignore[call-arg]
+        cache = ClockCache(bytes_max, 1, policy=policy)
     except TypeError:
         return None
     assert cache.buckets == buckets, (

@@ -3,7 +3,7 @@ errors of `server.mesh`."""
 
 import contextlib
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -168,7 +168,7 @@ class MeshClient:
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[MeshEvent]:
+    ) -> Generator[MeshEvent, None, None]:
         """Iterate over the present entries, then SYNC, then changes.
 
         Ends when `stop()` is true at an event. Raises NoServer when the server is gone.

@@ -5,7 +5,7 @@ Errors: UnknownModel, AlreadyExists, StillLinked, Forbidden, InvalidInput, Overl
 DeadlineExceeded, StoreError.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -232,7 +232,9 @@ class MeshFacade(Protocol):
         """Explain where a model is and why."""
         ...
 
-    def watch(self, prefix: str = "", *, stop: Callable[[], bool] = ...) -> Iterator[MeshEvent]:
+    def watch(
+        self, prefix: str = "", *, stop: Callable[[], bool] = ...
+    ) -> Generator[MeshEvent, None, None]:
         """Yield the records whose ids start with `prefix`, then SYNC, then changes.
 
         Ends when this node stops or `stop()` returns True.

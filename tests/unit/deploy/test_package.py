@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def loaded(package):
 
 def test_functions_closures_methods_and_objects_travel(tmp_path):
     factor = 5
-    cases = {
+    cases: dict[str, list[Any]] = {
         "function": [
             shifted,
             lambda xs: [x * factor for x in xs],
@@ -121,7 +122,7 @@ def test_local_modules_travel_by_value(tmp_path, monkeypatch):
         "def predict(xs):\n    return [twice(x) + my_features.twice(x) for x in xs]\n"
     )
     monkeypatch.syspath_prepend(str(home))
-    import my_model
+    import my_model  # type: ignore[import-not-found]
 
     package = pack(my_model.predict, "m", 1, tmp_path)
     for name in ("my_model", "my_features"):

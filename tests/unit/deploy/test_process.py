@@ -218,13 +218,13 @@ def test_events_may_call_back(spec):
 
     def on_event(event: ReplicaEvent) -> None:
         if event.kind == EventKind.STARTED:
-            assert deployer.list()[0].state == ReplicaState.RUNNING
-            deployer.stop("svm")  # only asks, in this thread
+            assert processes.list()[0].state == ReplicaState.RUNNING
+            processes.stop("svm")  # returns at once; the process ends later
         events(event)
         raise RuntimeError("a callback's own trouble")
 
-    with ProcessDeployer(on_event, QUICK) as deployer:
-        deployer.start(spec())
+    with ProcessDeployer(on_event, QUICK) as processes:
+        processes.start(spec())
         assert events.next(EventKind.STOPPED).kind == EventKind.STOPPED
 
 

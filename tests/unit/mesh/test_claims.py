@@ -182,7 +182,7 @@ def test_load_that_succeeds_leaves_what_is_known_of_crashes() -> None:
     model = claims.failed(
         MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True
     )
-    model = claims.changed(model, copies={"a": claims.Copy(2)})
+    model = claims.changed(model, copies={"a": Copy(2)})
     loaded = claims.completed(model, "a", 3, size_bytes=1)
     assert isinstance(loaded, MeshModel)
     assert failures.has_crashed(loaded)

@@ -16,7 +16,7 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.mesh.decisions import claims, vmodels
-from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.records import Copy, Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
 from clipper.store import Candidate, MemoryStore, history
@@ -142,7 +142,7 @@ def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
     store: MemoryStore, registry: Registry
 ) -> None:
     registry.register(model("m"))
-    registry.change("m", lambda m: claims.changed(m, copies={"b": claims.Copy(1, 2)}))
+    registry.change("m", lambda m: claims.changed(m, copies={"b": Copy(1, 2)}))
     late = Registry(store, registry.settings)
     seen: list[bool] = []
 

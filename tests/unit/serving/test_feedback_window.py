@@ -1,6 +1,7 @@
 """What feedback may say, which query it is about, and how it is written down."""
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -193,7 +194,7 @@ def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> Non
         ([np.int64(3), 4], [3, 4]),
     ],
 )
-def test_labels_as_a_column(labels: object, column: object) -> None:
+def test_labels_as_a_column(labels: object, column: Any) -> None:
     found = label_column(labels)  # type: ignore[arg-type]
     if isinstance(column, np.ndarray):
         assert isinstance(found, np.ndarray)
@@ -201,7 +202,7 @@ def test_labels_as_a_column(labels: object, column: object) -> None:
     else:
         assert [(type(value), value) for value in found] == [
             (type(value), value) for value in column
-        ]  # type: ignore[attr-defined]
+        ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import ForkedProcess, UnknownModel
+from clipper.foreign_text import last_line
 from clipper.selection import Plan, create_policy
 from clipper.serving.feedback.states import States
 from clipper.serving.query.missing_outputs import Means
@@ -14,7 +15,6 @@ from clipper.serving.query.processor import (
     ResolvedApplication,
     RolloutState,
     finish,
-    last_line,
     predict,
     why,
 )

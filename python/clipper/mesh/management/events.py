@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
 from clipper.mesh.facade import MeshEvent
@@ -47,7 +47,7 @@ class EventFeed:
             for change in changes:
                 watcher(event_of(kind, change))
 
-    def watch(self, prefix: str, stop: Callable[[], bool]) -> Iterator[MeshEvent]:
+    def watch(self, prefix: str, stop: Callable[[], bool]) -> Generator[MeshEvent, None, None]:
         """Yield the present records whose ids start with `prefix`, SYNC, and then changes.
 
         RESET says that changes were missed. Ends when `stop` returns True or the node stops.

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -386,7 +386,9 @@ class MeshNode:
         """Explain where a model is and why: see MeshFacade."""
         return self._open().explainer.explain(id)
 
-    def watch(self, prefix: str = "", *, stop: Callable[[], bool] = _never) -> Iterator[MeshEvent]:
+    def watch(
+        self, prefix: str = "", *, stop: Callable[[], bool] = _never
+    ) -> Generator[MeshEvent, None, None]:
         """Yield changes of the registry: see MeshFacade."""
         yield from self._open().events.watch(prefix, stop)
 
