@@ -16,6 +16,7 @@ is 0 if at least 90 % of the others are killed.
 import argparse
 import ast
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -254,50 +255,63 @@ def sample(candidates: list[Mutant], seed: int, count: int) -> list[Mutant]:
 
 
 class Relevance:
-    """Finds the test files that concern a mutant: those that name its module, and what the module
-    defines."""
+    """Finds the test files that concern a mutant: those that import its module, or name what the
+    module defines and what the function says. A word counts for more the fewer test files have it
+    (the inverse document frequency of text search)."""
 
     def __init__(self) -> None:
         tests = [
             *(ROOT / "tests").glob("*/**/test_*.py"),
             *(ROOT / "container_sdk/tests").rglob("test_*.py"),
         ]
-        tests = [
-            path for path in tests if not path.relative_to(ROOT).as_posix().startswith(LEFT_OUT)
-        ]
+        texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in tests}
+        self._texts = {path: text for path, text in texts.items() if not path.startswith(LEFT_OUT)}
         self._words = {
-            path.relative_to(ROOT).as_posix(): Counter(re.findall(r"\w+", path.read_text()))
-            for path in tests
+            path: Counter(re.findall(r"\w+", text)) for path, text in self._texts.items()
         }
+        self._files_with = Counter(word for words in self._words.values() for word in words)
         self._times = read_times(ROOT)
 
     def files(self, mutant: Mutant) -> list[str]:
         """Test files, the most relevant first, of at most TESTS_MAX_S seconds together."""
-        tree = ast.parse((ROOT / mutant.path).read_bytes())
+        text = (ROOT / mutant.path).read_bytes()
+        tree = ast.parse(text)
+        place = mutant.path.removeprefix("python/").removeprefix("container_sdk/src/")
+        dotted = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        package, _, module = dotted.rpartition(".")
         defined = {
             n.name
             for n in tree.body
             if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
-        module = (
-            Path(mutant.path).stem
-            if Path(mutant.path).stem != "__init__"
-            else Path(mutant.path).parent.name
-        )
         near = {part for part in mutant.function.split(".") if not part.startswith("_")}
+        said = set(re.findall(r"\w{4,}", self._source(text, tree, mutant)))
+        imported = re.compile(
+            rf"(from|import) {re.escape(dotted)}\b|from {re.escape(package)} import .*\b{module}\b"
+        )
+        folders = set(package.split("."))
+
+        def rare(words: Counter[str], word: str) -> float:
+            return min(words[word], 3) * math.log(len(self._words) / (self._files_with[word] or 1))
 
         def weight(path: str) -> float:
             words = self._words[path]
-            named = sum(min(words[name], 3) for name in defined) + 3 * sum(
-                min(words[name], 3) for name in near
+            named = (
+                sum(rare(words, name) for name in defined)
+                + 3 * sum(rare(words, name) for name in near)
+                + 2 * rare(words, module)
+                + sum(rare(words, word) for word in said) / 4
             )
-            same = 12 * (Path(path).stem == f"test_{module}") + 2 * min(words[module], 3)
-            return (named + same) / (1 + self._seconds(path) / 10)
+            beside = 3 * len(folders.intersection(Path(path).parts))
+            same = 25 * (Path(path).stem == f"test_{module}")
+            reads = 15 * bool(imported.search(self._texts[path]))
+            return (named + beside + same + reads) / (1 + self._seconds(path) / 10)
 
+        weights = {path: weight(path) for path in self._words}
         chosen, total = [], 0.0
-        for path in sorted(self._words, key=weight, reverse=True):
+        for path in sorted(weights, key=lambda path: weights[path], reverse=True):
             if (
-                weight(path) <= 1
+                weights[path] <= 1
                 or len(chosen) == FILES_MAX
                 or total + self._seconds(path) > TESTS_MAX_S
             ):
@@ -308,6 +322,18 @@ class Relevance:
             test for place, tests in ALSO.items() if mutant.path.startswith(place) for test in tests
         ]
         return [*chosen, *(test for test in also if test not in chosen)]
+
+    def _source(self, text: bytes, tree: ast.Module, mutant: Mutant) -> str:
+        """Return the text of the function (or of its class's method) that a mutant changes."""
+        found = ""
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.lineno <= mutant.line <= (node.end_lineno or 0)
+                and node.name in mutant.function.split(".")
+            ):
+                found = ast.get_source_segment(text.decode(), node) or ""
+        return found
 
     def _seconds(self, path: str) -> float:
         return self._times.get(path, FILE_DEFAULT_S)
@@ -392,8 +418,14 @@ class Copy:
                 process.stdout.close()
         if process.returncode in (0, 5):
             return "survived", ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
-        return "killed", failed[1] if failed else f"exit status {process.returncode}"
+        return "killed", failed_test(output) or f"exit status {process.returncode}"
+
+
+def failed_test(output: str) -> str:
+    """Return the first test function or file that pytest says has failed, without its parameters,
+    whose text may hold anything; "" if there is none."""
+    failed = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", output, re.M)
+    return failed[1] if failed else ""
 
 
 class Judge:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.compare_tests import match
-from tests.mutants import Mutant, Verdict, all_mutants, mutants_of, score
+from tests.mutants import Mutant, Relevance, Verdict, all_mutants, failed_test, mutants_of, score
 
 CODE = b'''"""A text with 1 < 2."""
 LIMIT = 3
@@ -59,6 +59,26 @@ def test_the_score_counts_timeouts_as_kills_and_leaves_equivalent_mutants_out() 
     kinds = ["killed", "timeout", "survived", "survived", "equivalent"]
     assert score([Verdict(mutant, kind, "", 0.0) for kind in kinds]) == 0.5
     assert score([]) == 1.0
+
+
+def test_a_failed_test_is_named_without_its_parameters() -> None:
+    shown = (
+        "1 passed\nFAILED tests/a.py::B::test_c[-1, 'x y'] - assert 1 == 2\nFAILED tests/d.py::e"
+    )
+    assert failed_test(shown) == "tests/a.py::B::test_c"
+    assert failed_test("ERROR tests/a.py - ImportError") == "tests/a.py"
+    assert failed_test("no tests ran in 1 s") == ""
+
+
+def test_the_test_files_of_a_module_come_first() -> None:
+    relevance = Relevance()
+    for path, expected in (
+        ("python/clipper/store/journal.py", "tests/store/test_journal.py"),
+        ("python/clipper/frontend/inference/codec.py", "tests/frontend/test_v2_tensors.py"),
+        ("container_sdk/src/clipper_container/gpu/ladder.py", "container_sdk/tests/test_gpu.py"),
+    ):
+        files = relevance.files(all_mutants(path)[0])
+        assert expected in files[:2], files
 
 
 def test_functions_that_were_moved_or_renamed_are_told_from_removed_ones(tmp_path: Path) -> None:

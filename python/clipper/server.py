@@ -133,6 +133,7 @@ class ClipperServer:
                 self._learning.start_without_store()
         except BaseException:
             self._dir.close()
+            del self._engines  # their descriptors close now, also if the error is kept
             raise
         self._dispatch = Dispatch(*self._engines)
         self._parameters = ParameterSet(config)

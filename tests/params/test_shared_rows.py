@@ -115,7 +115,7 @@ def test_memory_grows_up_to_what_the_shard_has(monkeypatch: pytest.MonkeyPatch) 
         if placed is None:
             break
         kept.append(placed[1])
-        fds.append(placed[2] >= 0)
+        fds.append(placed[2] is not None)
     assert fds.count(True) == 4, "16, 32, 64 and 128 KB"
     assert len(kept) == 4 + 8 + 16 + 32
     kept.clear()
@@ -225,6 +225,23 @@ def test_a_shard_whose_memory_is_given_away_sends_rows(
 def shared_maps() -> int:
     """Of the whole process: an engine's rows are such as well."""
     return Path("/proc/self/maps").read_text().count("memfd:clipper-rows")
+
+
+def shared_files() -> int:
+    """Descriptors of such memory that are open in this process."""
+    paths = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    return sum("clipper-rows" in os.readlink(path) for path in paths if os.path.islink(path))
+
+
+def test_no_descriptor_is_kept_but_the_one_of_the_mapping(shards: Shards) -> None:
+    shared, _ = both(shards.up(1))
+    gc.collect()
+    before = shared_files()
+    with Tables(shards.addresses, token=TOKEN) as mine:
+        mine.pull("users", np.arange(N))
+        shared.pull("users", np.arange(N))
+        assert shared_bytes(shards)[0] > 0
+        assert shared_files() <= before + 2, "one of each client's; the shard keeps none"
 
 
 def test_memory_goes_with_who_had_it(shards: Shards) -> None:

@@ -45,6 +45,7 @@ _JOIN: Final = (
 )
 _ANOTHER: Final = 'Name another with docker.socket, or serve the model with deployer = "process".'
 _LABEL: Final = "clipper.run"
+_LOOK_S: Final = 0.05  # how often a build is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +228,18 @@ class Daemon:
     ) -> None:
         until, last = time.monotonic() + self._settings.build_s, deque[str](maxlen=TAIL_LINES)
         with self.doing(f"build the image of '{spec.name}:{spec.version}'") as api:
-            stream = _opened(api, image, self._settings)
+            stream, followed = _opened(api, image, self._settings), threading.Event()
             watch = threading.Thread(
-                target=_close_when, args=(stream, is_over, until), name="clipper-build", daemon=True
+                target=close_when,
+                args=(stream, followed, is_over, until),
+                name="clipper-build",
+                daemon=True,
             )
             watch.start()
             try:
                 error = _follow_build(stream, last, say)
             finally:
-                stream.over = True
+                followed.set()
                 watch.join()
                 stream._response.close()
             if error or not api.images(image.name, quiet=True):
@@ -411,13 +415,16 @@ def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
     return CancellableStream(response.iter_lines(), response)
 
 
-def _close_when(stream: Any, is_over: Callable[[], bool], until: float) -> None:
-    while not getattr(stream, "over", False):
+def close_when(
+    stream: Any, followed: threading.Event, is_over: Callable[[], bool], until: float
+) -> None:
+    """Close a builder's output once the build is not wanted any more or `until` has come (seconds
+    of the monotonic clock), unless it was followed to its end before."""
+    while not followed.wait(_LOOK_S):
         if is_over() or time.monotonic() >= until:
             with contextlib.suppress(Exception):  # the build may have ended
                 stream.close()
             return
-        time.sleep(0.05)
 
 
 def _follow_build(stream: Any, last: deque[str], say: Callable[[str], None]) -> str:

@@ -1,15 +1,18 @@
 """What is said when an engine cannot be reached, and whose containers are left over; no engine is
 needed for that."""
 
+import io
 import os
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from clipper.deploy import EventKind, ReplicaState, RestartPolicy
-from clipper.deploy.daemon import Daemon, Owner
+from clipper.deploy.daemon import Daemon, Owner, close_when
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.deployers import Deployers, placing
 from clipper.deploy.docker import describe_end
@@ -87,6 +90,7 @@ def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_start
             (status,) = deployers.list()
             assert status.state is ReplicaState.FAILED
             assert "there is no such socket" in status.detail
+            assert status.pid == 0, "nothing runs"
             assert "there is no such socket" in deployers.logs("svm", 1, 0)[-1]
             assert not deployers.restart("svm", 1, 0, 1)
             deployers.stop("svm")
@@ -95,6 +99,20 @@ def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_start
         deployers.close()
     with pytest.raises(RuntimeError, match="closed"):
         deployers.start(spec)
+
+
+@pytest.mark.parametrize(
+    ("followed", "over", "left_s", "closed"),
+    [(False, True, 60.0, True), (False, False, -1.0, True), (True, True, -1.0, False)],
+)
+def test_a_build_is_cut_off_when_it_is_not_wanted_or_late_and_not_after_its_end(
+    followed: bool, over: bool, left_s: float, closed: bool
+) -> None:
+    ended, stream = threading.Event(), io.BytesIO()
+    if followed:
+        ended.set()
+    close_when(stream, ended, lambda: over, time.monotonic() + left_s)
+    assert stream.closed is closed
 
 
 def needs():

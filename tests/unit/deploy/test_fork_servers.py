@@ -164,6 +164,16 @@ def test_a_frozen_fork_server_delays_no_stop(deployer, events, spec, monkeypatch
     until(lambda: not alive(fork_server))
 
 
+def test_a_frozen_fork_server_without_replicas_is_killed(deployer, events, spec, monkeypatch):
+    deployer.start(spec())
+    fork_server = parent(events.next(EventKind.STARTED).pid)
+    deployer.stop("svm")
+    os.kill(fork_server, signal.SIGSTOP)
+    monkeypatch.setattr("clipper.deploy.process.ANSWER_S", 0.05)
+    deployer.start(spec())
+    until(lambda: not alive(fork_server))
+
+
 def test_nothing_outlives_a_killed_deployer(spec):
     made = spec()
     source = f"""

@@ -310,7 +310,7 @@ class ShardClient:
         if place is not None:
             sequence, request.block, fd = place
             flags |= IN_REGION
-            if fd >= 0:
+            if fd is not None:
                 self._share(fd)
         self._next += 1
         request.id, request.answer = self._next, None

@@ -128,13 +128,13 @@ class SharedRowsAllocator:
             self.rows.close()
         self.rows, self._most = None, 0
 
-    def place(self, nbytes: int) -> tuple[int, Bytes, int] | None:
-        """Return (offset, u8[nbytes], descriptor to send first or -1); None: use the socket."""
+    def place(self, nbytes: int) -> tuple[int, Bytes, int | None] | None:
+        """Return (offset, u8[nbytes], descriptor to send first or None); None: use the socket."""
         if not self._most:
             return None
         taken = self.rows.take(nbytes) if self.rows is not None else None
         if taken is not None:
-            return *taken, -1
+            return *taken, None
         size = self.rows.nbytes * 2 if self.rows is not None else BYTES_MIN
         while size < 4 * nbytes:
             size *= 2
@@ -162,9 +162,8 @@ def _memory_file() -> int:
 def _own() -> int:
     """Return the reference count of a block that nobody else holds, as `take` sees it."""
     blocks: list[tuple[int, Any]] = [(0, np.empty(0, np.uint8))]
-    for _, block in blocks:
-        return sys.getrefcount(block)
-    return 0
+    (own,) = [sys.getrefcount(block) for _, block in blocks]
+    return own
 
 
 _OWN = _own()

@@ -256,7 +256,7 @@ class ShardConnection:
             if place is not None:
                 sequence, ask.block, fd = place
                 flags |= IN_REGION
-                if fd >= 0:
+                if fd is not None:
                     self._share(fd)
         self._next += 1
         ask.id, ask.answer = self._next, None
