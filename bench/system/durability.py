@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +95,22 @@ def encoded(app: Any) -> dict[str, str]:
 
 def listen(server: Any) -> None:
     """What is about to be written down is said first."""
-    states = server._learning.states
-    one, many = states.observe_one, states.observe_many
+    journal = server._learning.states.journal
+    one, many = journal.append, journal.append_many
 
-    def observe_one(learner: Any, user: str, seen: Any, record: bytes) -> int:
-        say({"told": learner.application, "records": [base64.b64encode(record).decode()]})
-        return int(one(learner, user, seen, record))
+    def append(record: bytes) -> int:
+        tell([record])
+        return int(one(record))
 
-    def observe_many(items: Any) -> int:
-        records = [base64.b64encode(record).decode() for *_, record in items]
-        say({"told": items[0][0].application, "records": records})
-        return int(many(items))
+    def append_many(records: Sequence[bytes]) -> int:
+        tell(records)
+        return int(many(records))
 
-    states.observe_one, states.observe_many = observe_one, observe_many
+    def tell(records: Sequence[bytes]) -> None:
+        written = [base64.b64encode(record).decode() for record in records]
+        say({"told": read(records[0])[0], "records": written})
+
+    journal.append, journal.append_many = append, append_many
 
 
 _saying = threading.Lock()

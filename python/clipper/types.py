@@ -64,7 +64,7 @@ def check_policy(text: str) -> str:
 VERSION_MAX = 2**31 - 1
 
 
-class VersionedModel(msgspec.Struct, frozen=True, order=True):
+class VersionedModel(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """A model by name; `version` None means the latest. Notation: `svm`, `svm:3`."""
 
     name: str

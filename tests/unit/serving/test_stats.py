@@ -101,8 +101,8 @@ def test_standings_come_from_feedback():
     ],
 )
 def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> None:
-    """Of numbers all, of other kinds as many as the budget has; what was not heard does not
-    count."""
+    """Of numbers and labels all, of mixed kinds as many as the budget has; what was not heard does
+    not count."""
     models, heard = (A, B), (None, np.array([True, False, True]))
     both, n = (column_of(said), column_of(said[::-1])), 3
     rows = ObservationRows(
@@ -126,10 +126,11 @@ def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> 
         assert found["models"][model]["feedback"] == pytest.approx(
             expected["models"][model]["feedback"]
         )
-    for _ in range(10_000):
+    for _ in range(11_000):
         many.on_feedback_rows(rows, answers)
     counted = many.stats(lineups[0])["answers"]["feedback"]["n"]
-    assert counted == (30_003 if isinstance(both[0], np.ndarray) else 20_000)
+    alike = len({type(value) for value in said}) == 1
+    assert counted == 33_003 if alike else counted < 32_000
 
 
 def test_comparing_has_a_budget_that_comes_back():

@@ -12,6 +12,7 @@ from clipper.selection.batch_learning import Column, column_of
 from clipper.selection.policy import is_number
 from clipper.serving.feedback.states import check_user
 from clipper.store.journal import RECORD_BYTES_MAX
+from clipper_core.learning.label_feedback import is_plain
 
 LABEL_BYTES_MAX: Final = (
     RECORD_BYTES_MAX // 2
@@ -23,6 +24,8 @@ _PLAIN = frozenset((int, str, bytes, bool))
 def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
     """Return what was told: exactly one of the three. Raises InvalidInput otherwise, and for what
     can be no label."""
+    if correct is None and score is None and is_plain(label):
+        return Truth(label)
     given = [
         name
         for name, value in (("label", label), ("correct", correct), ("score", score))

@@ -17,6 +17,7 @@ from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.states import Learner
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
+from clipper_core.learning.label_feedback import record_of
 
 NDARRAY = 1  # extension type of msgpack
 COLUMNS = b"\xc1"  # first byte of a record of columns
@@ -63,13 +64,16 @@ _ROWS_DECODER = msgspec.msgpack.Decoder(
 def written(learner: Learner, user: str, seen: Observation) -> bytes:
     """An observation as the journal keeps it: models by their place in the learner's list."""
     place, plan, truth = learner.place, seen.plan, seen.truth
+    asked, odds = learner.positions(plan.models), plan.probabilities
+    if odds and len(asked) != len(odds):
+        odds = ()
+    head, time_us = learner.head or head_of(learner), wall_time_us()
+    if record := record_of(head, user, place, asked, odds, seen, time_us):
+        return record
     said = []
     for model, heard in seen.predictions.items():
         if model in place:
             said.append((place[model], heard.output, heard.confidence))
-    asked, odds = learner.positions(plan.models), plan.probabilities
-    if odds and len(asked) != len(odds):
-        odds = ()
     rest = _ENCODER.encode(
         (
             user,
@@ -81,14 +85,14 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
             seen.answer,
             seen.weight,
             plan.features,
-            wall_time_us(),
+            time_us,
         )
     )
-    return (learner.head or _head_of(learner)) + rest[1:]
+    return head + rest[1:]
 
 
-def _head_of(learner: Learner) -> bytes:
-    """The first three fields of every record of this learner, in an array of thirteen."""
+def head_of(learner: Learner) -> bytes:
+    """Return the first three fields of every record of this learner, in an array of thirteen."""
     names = tuple(map(str, learner.models))
     learner.head = b"\x9d" + _ENCODER.encode((learner.application, learner.text, names))[1:]
     return learner.head

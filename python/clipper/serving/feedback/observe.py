@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from clipper.clock import wall_time_us
 from clipper.errors import (
     ClipperError,
     DeadlineExceeded,
@@ -26,13 +27,14 @@ from clipper.serving.feedback.ground_truth import (
     length_of,
     user_of,
 )
-from clipper.serving.feedback.journal_records import written, written_rows
+from clipper.serving.feedback.journal_records import head_of, written, written_rows
 from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, Joined, JoinedRows
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
 from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.engine.model import predict_all
+from clipper_core.learning.label_feedback import alike, in_one_state, label_columns
 from clipper_core.runtime.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]
@@ -103,17 +105,41 @@ def observe(
     if joined is None or not all(_claimed(resolved, [(id, joined)])):
         return False
     learner, user = joined.learner, joined.user
+    made: Observation | None = None
     try:
-        seen = joined.observation(_fitted(truth, joined), weight)
-        number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
+        number = _learn_label(joined, truth.label) if truth.score is None and weight == 1.0 else 0
+        if not number:
+            made = joined.observation(_fitted(truth, joined), weight)
+            number = learner.states.observe_one(learner, user, made, written(learner, user, made))
     except BaseException:
         joined.told = False  # what the journal refuses may be told again
         raise
     learner.states.commit(number)
-    _tell_watcher(learner, seen)
+    if made is None:
+        _tell_watcher_of_label(joined, truth)
+    else:
+        _tell_watcher(learner, made)
     if resolved.feedback.online_learning.active:
+        seen = made or joined.observation(truth, weight)
         resolved.feedback.online_learning.tell_of(resolved.all_cores, id, seen)
     return True
+
+
+def _learn_label(joined: Joined, label: object) -> int:
+    """Write down and learn a label in the core; -> the number of the record, 0 if it is for the
+    general path."""
+    learner = joined.learner
+    if learner.steps is None or joined.late or not alike(label, joined.arrived):
+        return 0
+    return learner.steps.learn(
+        learner.head or head_of(learner),
+        joined.user,
+        joined.plan,
+        joined.arrived,
+        label,
+        joined.answer,
+        wall_time_us(),
+    )
 
 
 def observe_many(
@@ -234,7 +260,7 @@ def _same_length(n: int, labels: Sequence[Any]) -> None:
 
 def _fitted(truth: Truth, joined: Joined) -> Truth:
     """What was told, in the kind of what the models said."""
-    if not truth.known:
+    if not truth.known or (not joined.late and alike(truth.label, joined.arrived)):
         return truth
     label = fitted_label(truth.label, [said.output for said in joined.heard().values()])
     return truth if label is truth.label else Truth(label)
@@ -270,19 +296,27 @@ def _id_of(prediction: str | Answer) -> str:
 # -- lists of answers
 
 
-def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[Any]:
+def _learn_joined(found: list[Joined], labels: Sequence[Any]) -> Sequence[Any]:
     """By context, in the order of each; -> the labels as they were learned. What is refused may be
     told again."""
     if not found:
         return labels
     groups: dict[tuple[Learner, str], list[int]] = {}
-    for i, joined in enumerate(found):
-        groups.setdefault((joined.learner, joined.user), []).append(i)
+    if in_one_state(found):
+        groups[(found[0].learner, found[0].user)] = list(range(len(found)))
+    else:
+        for i, joined in enumerate(found):
+            groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
-    told: list[tuple[Learner, Sequence[Joined], Sequence[Any], ObservationRows | None]] = []
+    told: list[tuple[Learner, list[Joined], Sequence[Any], ObservationRows | None]] = []
     try:
         labels = [
-            _fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)
+            (
+                label
+                if not joined.late and alike(label, joined.arrived)
+                else _fitted(Truth(label), joined).label
+            )
+            for label, joined in zip(labels, found, strict=True)
         ]
         for (learner, user), places in groups.items():
             whole = len(places) == len(found)
@@ -326,10 +360,17 @@ def _items(
 
 
 def _columns(
-    learner: Learner, found: Sequence[Joined], labels: Sequence[Any]
+    learner: Learner, found: list[Joined], labels: Sequence[Any]
 ) -> ObservationRows | None:
     """None for plans that columns cannot say."""
-    place = learner.place
+    place, right = learner.place, column_of(labels)
+    if isinstance(right, np.ndarray) and right.dtype == np.int64:
+        columns = label_columns(found, learner.models, place)
+        if columns is not None:
+            outputs, was_heard, confidence, which, odds = columns
+            return ObservationRows(
+                learner.models, outputs, was_heard, confidence, right, which, odds
+            )
     asked, p = [-1] * len(found), [1.0] * len(found)
     for i, joined in enumerate(found):
         models = joined.plan.models
@@ -339,7 +380,7 @@ def _columns(
         elif models != learner.models:
             return None
     heard = [joined.heard() for joined in found]
-    outputs, was_heard, confidence = [], [], []
+    said_by, heard_of, own_of = [], [], []
     for model in learner.models:
         said = [one.get(model) for one in heard]
         absent = None in said
@@ -348,22 +389,22 @@ def _columns(
             if not absent
             else next((prediction.output for prediction in said if prediction is not None), 0)
         )
-        outputs.append(
+        said_by.append(
             column_of([filler if prediction is None else prediction.output for prediction in said])
         )
-        was_heard.append(
+        heard_of.append(
             np.array([prediction is not None for prediction in said]) if absent else None
         )
         own = [None if prediction is None else prediction.confidence for prediction in said]
-        confidence.append(
+        own_of.append(
             None if own.count(None) == len(own) else np.array([_sound(one) for one in own])
         )
     return ObservationRows(
         learner.models,
-        tuple(outputs),
-        tuple(was_heard),
-        tuple(confidence),
-        column_of(labels),
+        tuple(said_by),
+        tuple(heard_of),
+        tuple(own_of),
+        right,
         np.array(asked, np.int32),
         np.array(p),
     )
@@ -451,6 +492,12 @@ def _parts(
 def _tell_watcher(learner: Learner, seen: Observation) -> None:
     if learner.watcher is not None:
         learner.watcher.on_feedback(seen)
+
+
+def _tell_watcher_of_label(joined: Joined, truth: Truth) -> None:
+    watcher = joined.learner.watcher
+    if watcher is not None and not watcher.on_label(joined.arrived, truth.label, joined.answer):
+        watcher.on_feedback(joined.observation(truth, 1.0))
 
 
 def _tell_watcher_of_list(

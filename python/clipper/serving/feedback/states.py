@@ -35,7 +35,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, StoreError
-from clipper.selection import Observation, Policy
+from clipper.selection import Observation, Plan, Policy, Truth
 from clipper.selection.batch_learning import (
     Column,
     ObservationRows,
@@ -43,12 +43,14 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
+from clipper.selection.policy import Predictions
 from clipper.selection.stateless_policy import learns
 from clipper.serving.feedback.state_sync import StateSync
 from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, unsealed
 from clipper.store.journal import Journal
 from clipper.store.store import ABSENT, Record, Store
 from clipper.types import VersionedModel
+from clipper_core.learning.label_feedback import LabelSteps
 
 USER_CHARS_MAX: Final = 512  # of the name of a user
 
@@ -64,6 +66,14 @@ class FeedbackObserver(Protocol):
 
     def on_feedback(self, seen: Observation) -> bool:
         """Observe one feedback. Returns False when there is more than the budget covers."""
+        ...
+
+    def on_label(
+        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+    ) -> bool:
+        """Observe a label. Returns False, and observes nothing, if it is not of the type of all
+        outputs and of the answer.
+        """
         ...
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None: ...
@@ -88,6 +98,7 @@ class Learner:
         "prefix",
         "shared",
         "states",
+        "steps",
         "text",
         "watcher",
     )
@@ -119,6 +130,19 @@ class Learner:
             str, str
         ] = {}  # contexts whose names are too long for a key, by what stands in its place
         self.shared = self.held(SHARED)
+        self.steps = (
+            LabelSteps(
+                self,
+                states.lock,
+                states.journal,
+                self.lesson.one,
+                states.node,
+                states.dirty,
+                _labelled,
+            )
+            if self.lesson is not None and self.learns
+            else None
+        )
 
     def positions(self, models: Sequence[VersionedModel]) -> tuple[int, ...]:
         """Return the positions of those models that are the learner's own."""
@@ -206,10 +230,11 @@ class Learner:
         if not self.learns:
             return
         if user:
-            self._apply(user, seen, number)
-        self._apply(SHARED, seen, number)
+            self.apply(user, seen, number)
+        self.apply(SHARED, seen, number)
 
-    def _apply(self, context: str, seen: Seen, number: int) -> None:
+    def apply(self, context: str, seen: Seen, number: int) -> None:
+        """Apply what was observed to one context's state. Under the lock of the states."""
         held = self._held.get(context)
         if held is None:
             held = self.held(context)
@@ -439,7 +464,8 @@ class States:
     def observe_one(self, learner: Learner, user: str, seen: Seen, record: bytes) -> int:
         """Write down and apply; -> the number to `commit`."""
         with self.lock:
-            self._admit(learner, user)
+            if user:
+                self._admit(learner, user)
             number = self.journal.append(record)
             learner.observe(user, seen, number)
         return number
@@ -534,6 +560,10 @@ class States:
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)
         self.journal.close()
+
+
+def _labelled(plan: Plan, heard: Predictions, label: object, answer: object) -> Observation:
+    return Observation(plan, heard, Truth(label), answer)
 
 
 def set_id(models: Sequence[VersionedModel]) -> str:

@@ -24,6 +24,7 @@ from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
 from clipper.types import VersionedModel
 from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.learning.label_feedback import take_listed
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
@@ -337,7 +338,7 @@ class FeedbackWindow:
         """The query of that id, once; None when its feedback has come already. UnknownPrediction if
         it is not here."""
         with self._lock:
-            joined = self._find(id)
+            joined = self._joined.get(id) or self._find(id)
             if joined is None or joined.until_s < self._clock():
                 raise self._unknown(id)
             whose = joined.learner.application
@@ -355,22 +356,8 @@ class FeedbackWindow:
 
         Returns their positions in the ids, the queries, and the positions of unknown ids.
         """
-        places, found, unknown = list[int](), list[Joined](), list[int]()
         with self._lock:
-            now, known = self._clock(), self._find
-            for i, id in enumerate(ids):
-                joined = known(id)
-                if (
-                    joined is None
-                    or joined.until_s < now
-                    or joined.learner.application != application
-                ):
-                    unknown.append(i)
-                elif not joined.told:
-                    joined.told = True
-                    places.append(i)
-                    found.append(joined)
-        return places, found, unknown
+            return take_listed(list(ids), self._joined, self._find, self._clock(), application)
 
     def rows_of(self, id: str, application: str) -> JoinedRows:
         """The array of that id. UnknownPrediction if it is not here."""

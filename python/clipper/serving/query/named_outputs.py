@@ -33,7 +33,11 @@ class NamedOutputs(Protocol):
 
 def outputs_of(cores: Iterable[CoreModel]) -> Tensors | None:
     """Return the named outputs of the first model that has some; None without any."""
-    return next((core.outputs for core in cores if core.outputs is not None), None)
+    for core in cores:
+        outputs: Tensors | None = core.outputs
+        if outputs is not None:
+            return outputs
+    return None
 
 
 def chosen_outputs(resolved: NamedOutputs, names: Sequence[str]) -> tuple[str, ...]:

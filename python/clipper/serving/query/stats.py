@@ -22,7 +22,7 @@ import numpy as np
 from clipper.clock import wall_time_us
 from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
-from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
+from clipper.selection.policy import Predictions, agrees, is_number, is_usable, loss, losses
 from clipper.serving.query.missing_outputs import Means
 from clipper.serving.query.slowest import Slowest
 from clipper.serving.rollout.observers import Late, Watch, Watched
@@ -30,6 +30,7 @@ from clipper.serving.rollout.roles import PRIMARY, RoleAssignment
 from clipper.serving.rollout.sketch import Bucket
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.learning.label_feedback import Mean, count_right
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 from clipper_core.runtime.status import Status
@@ -39,27 +40,9 @@ _PAIRS_RATE, _PAIRS_BURST = (
     5_000.0,
 )  # of outputs compared: 1 us each, so half a per cent of a core
 _ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
-_TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at
+_TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at, other than labels
 _MODELS_MAX = 16  # in the matrix
 _OVERLOAD = (Status.FULL, Status.DROPPED)
-
-
-class Mean:
-    """A sum and how many it is of. Threads: one at a time."""
-
-    __slots__ = ("n", "total")
-
-    def __init__(self) -> None:
-        self.n, self.total = 0.0, 0.0
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value."""
-        self.n += weight
-        self.total += value * weight
-
-    def stats(self) -> dict[str, float]:
-        """Return the count and the mean."""
-        return {"n": self.n, "mean": self.total / self.n} if self.n else {"n": 0.0}
 
 
 class _OfModel:
@@ -185,10 +168,12 @@ class ApplicationCounters:
         """Count how right each model and the answer was. Returns False when the budget is used
         up.
         """
+        truth, heard = seen.truth, seen.predictions
+        if truth.score is None and self.on_label(heard, truth.label, seen.answer, seen.weight):
+            return True
         if not self._telling.take(self.clock()):
             return False
         lost = losses(seen)
-        truth = seen.truth
         right = 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
         with self._lock:
             self._right.add(right, seen.weight)
@@ -196,6 +181,15 @@ class ApplicationCounters:
                 if model in self._models:
                     self._models[model].feedback.add(1.0 - value, seen.weight)
         return True
+
+    def on_label(
+        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+    ) -> bool:
+        """Count a label. Returns False, and counts nothing, if it is not of the type of all outputs
+        and of the answer.
+        """
+        # it runs no Python, so it needs no lock
+        return count_right(heard, label, answer, weight, self._models, self._right)
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
         """Count feedback of many rows: all of it for numeric columns, else as much as the budget

@@ -17,7 +17,7 @@ import numpy as np
 from clipper.catalog_view import Rollout
 from clipper.selection import Observation
 from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
-from clipper.selection.policy import loss
+from clipper.selection.policy import Predictions, loss
 from clipper.serving.feedback.states import FeedbackObserver
 from clipper.serving.rollout.guards import Counts, Figures, guards_in
 from clipper.types import VersionedModel
@@ -100,6 +100,15 @@ class RolloutObserver:
             1.0, 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
         )
         self._next.on_feedback(seen)
+        return True
+
+    def on_label(
+        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+    ) -> bool:
+        """Pass a label on, if the application's counters count it."""
+        if not self._next.on_label(heard, label, answer, weight):
+            return False
+        self._arm.reward(1.0, 1.0 - loss(answer, label))
         return True
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
