@@ -443,6 +443,19 @@ def test_numbers_there_and_back(binary: bool, dtype: str) -> None:
     np.testing.assert_array_equal(found, rows)
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_strings_there_and_back(binary: bool) -> None:
+    rows = ["snow", "", "\u00fcber \U0001f680"]
+    body, headers = request(Signature(datatype="BYTES"), rows, binary)
+    size = headers.get("Inference-Header-Content-Length", "")
+    (made,) = json.loads(body[: int(size or len(body))])["inputs"]
+    answer = json.dumps({"outputs": [made]}).encode()
+    data = body[int(size) :] if size else b""
+    assert outputs_of(Signature(), answer + data, str(len(answer)), 3) == rows
+    with pytest.raises(BadTensor, match="3 strings to 4 rows"):
+        outputs_of(Signature(), answer + data, str(len(answer)), 4)
+
+
 def test_rows_that_are_no_tensor() -> None:
     for rows in ([np.zeros(2), np.zeros(3)], np.array(["a"])):
         with pytest.raises(BadTensor):

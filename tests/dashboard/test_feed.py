@@ -102,7 +102,7 @@ def test_a_row_is_the_difference_of_two_readings() -> None:
     defaults = {"deadline": 3, "full": 1, "model_error": 2, "unsure": 1}
     after = stats(a=application(25, 18, defaults, (100, 100, 5000, 5000), (8.0, 0.75)))
     after["models"]["m:1"] = model(6, 2, (1000,) * 6, limit=8, misses=1)
-    row = between(before, after, {"a": {"m:1": 0.25}}, 1000.04, 1.5)
+    row = between(before, after, {"a": {"m:1": 0.25}}, 1000.04, 1.50049)
     assert (row["t"], row["dt"]) == (1000.0, 1.5)
     one = row["apps"]["a"]
     assert (one["q"], one["ok"], one["default"], one["error"], one["refused"]) == (15, 10, 2, 2, 1)

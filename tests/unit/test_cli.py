@@ -19,6 +19,8 @@ from click.testing import CliRunner, Result
 
 from clipper import __version__
 from clipper.cli import doctor, main
+from clipper.cli.mesh import _ago, _clock
+from clipper.clock import wall_time_us
 from clipper.config import describe
 from tests.frontend.certificates import Authority
 
@@ -402,3 +404,32 @@ def test_up_says_what_is_wrong_with_its_file(here: Path) -> None:
     result = run("up")
     assert result.exit_code == 1
     assert "did you mean 'address'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("age_s", "shown"),
+    [
+        (0, "0 s ago"),
+        (119, "119 s ago"),
+        (120, "2 min ago"),
+        (90 * 60, "90 min ago"),
+        (2 * 3600, "2 h ago"),
+        (47 * 3600, "47 h ago"),
+        (48 * 3600, "2 d ago"),
+    ],
+)
+def test_ages_are_shown_in_a_unit_of_which_there_are_two(age_s: int, shown: str) -> None:
+    assert _ago(wall_time_us() // 1000 - age_s * 1000) == shown
+    assert _ago(0) == "-", "never"
+
+
+def test_the_time_of_an_event_is_that_of_the_clock_on_the_wall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        assert _clock(1_000_000_000_999) == "01:46:40"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

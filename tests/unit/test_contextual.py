@@ -19,7 +19,7 @@ from clipper.selection import (
     create_policy,
     features_of,
 )
-from clipper.selection.contextual import features_in
+from clipper.selection.contextual import LARGEST, features_in
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
@@ -154,6 +154,7 @@ def test_bytes_that_hold_no_factor_are_refused(policy):
 def test_what_a_context_may_be():
     assert features_of(None) == ()
     assert features_of([1, 2.5]) == (1.0, 2.5)
+    assert features_of([LARGEST, -LARGEST]) == (LARGEST, -LARGEST)
     assert features_of(np.array([True, False])) == (1.0, 0.0)
     for context in ("abc", [[1.0]], 3.0, [], [0.0] * 33, {"a": 1}, [1.0, "x"]):
         with pytest.raises(InvalidInput, match="context"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.server_command import ServerCommand, dry, with_server
+from clipper.cli.server_command import ServerCommand, age_of, dry, with_server
 from clipper.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -684,11 +684,7 @@ def _ago(time_ms: int) -> str:
         return "-"
     from clipper.clock import wall_time_us
 
-    seconds = max(0.0, wall_time_us() / 1e6 - time_ms / 1000)
-    for unit, size in (("d", 172_800.0), ("h", 7200.0), ("min", 120.0)):
-        if seconds >= size:
-            return f"{seconds / {'d': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{age_of(wall_time_us() / 1e6 - time_ms / 1000)} ago"
 
 
 def _clock(time_ms: int) -> str:

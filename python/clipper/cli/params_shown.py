@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clipper.cli.server_command import age_of
 from clipper.clock import wall_time_us
 from clipper.params.client.stats_reader import lags_between
 
@@ -67,7 +68,7 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
                     str(_pushes(one)),
                     str(sum(one["refused"].values())),
                     _behind(one),
-                    _ago((wall_time_us() - kept) / 1e6) if kept else "none",
+                    age_of((wall_time_us() - kept) / 1e6) if kept else "none",
                     f"{took:.2f} s",
                 )
             )
@@ -176,10 +177,3 @@ def _lag(one: Stats, was: Stats) -> str:
 def _a_second(count: int, seconds: float) -> str:
     rate = max(0, count) / seconds
     return f"{rate:.0f}" if rate >= 10 or not rate else f"{rate:.1f}"
-
-
-def _ago(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

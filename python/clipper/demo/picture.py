@@ -30,7 +30,13 @@ def check() -> None:
 
 
 def draw(story: Story, path: str | os.PathLike[str]) -> None:
-    """Write the PNG: a panel of shares per application, one of errors, and events across all."""
+    """Write the PNG of `figure_of`."""
+    figure_of(story).savefig(path)
+
+
+def figure_of(story: Story) -> Any:
+    """Return a figure of matplotlib: a panel of shares per application, one of errors, and events
+    across all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -53,7 +59,7 @@ def draw(story: Story, path: str | os.PathLike[str]) -> None:
         ha="left",
         weight="bold",
     )
-    figure.savefig(path)
+    return figure
 
 
 def _shares(panel: Any, story: Story, application: str, times: list[float], first: bool) -> None:

@@ -123,7 +123,8 @@ class _Scale:
         low = axis.least if axis.least is not None else min(values)
         high = axis.most if axis.most is not None else max(values)
         if axis.log:
-            self.low, self.high = low * 0.9, max(high * 1.1, low * 2)
+            # wide enough for one of 1, 2, 5, 10, ...: what is marked
+            self.low, self.high = low * 0.9, max(high * 1.1, low * 2.3)
         else:
             self.low, self.high = low, high + 0.05 * (high - low) if high > low else low + 1.0
 

@@ -125,7 +125,7 @@ async def send_on_time(
     loop.add_reader(alarm.fd, ring)
     halt = asyncio.ensure_future(stopping.wait())
     try:
-        alarm.set(due if due is not None else 0.0)
+        ring()
         await asyncio.wait((over, halt), return_when=asyncio.FIRST_COMPLETED)
         if over.done():
             over.result()

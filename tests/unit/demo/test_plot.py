@@ -127,6 +127,7 @@ samples = [Sample(float(n), shares, counts[n], counts[n // 5]) for n in range(20
 story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [LearningEvent(5.0, "svm gives wrong labels", "svm", "d")])
 picture.check()
 picture.draw(story, sys.argv[1])
+assert {panel.get_ylim()[0] for panel in picture.figure_of(story).axes} == {0.0}
 picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".empty.png")
 """  # noqa: E501
     path = tmp_path / "shares.png"

@@ -22,6 +22,7 @@ import pytest
 
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.load import page
+from clipper.load.chart import Axis, Chart, Series
 from clipper.load.http_target import HttpTarget
 from clipper.load.inputs import rows_of
 from clipper.load.measurement import Measurement, QueryOutcome, quantile
@@ -320,6 +321,14 @@ def test_the_page_stands_alone_whatever_was_measured() -> None:
         assert "http" not in text
         assert not re.search(r"\bnan\b|\binf\b", text)
         assert text.count("<tr>") == len(steps) + 1
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.1, 3.0, 1e4, 1e9])
+def test_a_logarithmic_axis_always_has_a_tick(ratio: float) -> None:
+    for least in np.geomspace(0.001, 0.01, 50):
+        points = [(least, 1.0), (least * ratio, 2.0)]
+        drawn = Chart("c", Axis("x", log=True), Axis("y"), [Series("s", points, "c1")]).svg()
+        assert re.search(r'<text class="tick"[^>]*text-anchor="middle"', drawn), points
 
 
 # -- inputs

@@ -1,6 +1,7 @@
 """Messages between nodes and hosts: asked, answered, refused, bounded, lost."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,19 @@ def with_channel(
         finally:
             door.close()
             await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_closed_server_leaves_no_descriptor_and_no_file(tmp_path: Path) -> None:
+    async def run() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            door = ChannelServer("", "secret", tmp_path, "door", serve=answer)
+            (await door.open()).close()
+            await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) < before + 5
+        assert not list(tmp_path.iterdir())
 
     asyncio.run(run())
 

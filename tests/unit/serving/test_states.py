@@ -216,6 +216,8 @@ def test_another_set_of_models_inherits(text: str) -> None:
     assert later.state(None).models == (A2, B, C)
     assert later.state(None).seen == 200
     assert server.learner(text, (B, A)) is learner, "a set has no order"
+    strangers = server.learner(text, (VersionedModel("lda", 1), VersionedModel("tree", 1)))
+    assert strangers.state(None).seen == 0, "nothing is inherited from other models"
     server.states.close()
 
 
