@@ -65,6 +65,7 @@ PLAN = (
     Planned("learning", 600, ("--seeds", "3")),
     Planned("selection", 300),
     Planned("regret", 120),
+    Planned("mlperf", 300),
     Planned("mesh", 600),
     Planned("mesh_sim", 300),
     Planned("mesh_story", 120),

@@ -42,7 +42,7 @@ from bench.paper import __main__ as paper_page
 from bench.paper import figure3, figure6, figure8, figure11, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS
-from bench.system import bare
+from bench.system import bare, mlperf
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
 from clipper.load.open_loop import arrivals
@@ -592,3 +592,15 @@ def test_the_plan_names_every_benchmark() -> None:
     # anchors that other benchmarks start, with no question of their own
     assert set(bench.__main__.questions()) - named <= {"reference"}
     assert named <= set(bench.__main__.questions())
+
+
+def test_the_highest_rate_is_found_within_a_fifth() -> None:
+    found = mlperf.highest_rate(lambda rate: rate <= 1234, 100_000)
+    assert 1234 / 1.2 <= found <= 1234
+
+
+def test_figures_are_read_from_loadgens_summary(tmp_path: Path) -> None:
+    summary = "90th percentile latency (ns) : 1500\nSamples per second: 2e3\n"
+    assert mlperf._figure(summary, r"90(?:th|\.00) percentile latency \(ns\)") == 1500
+    assert mlperf._figure(summary, r"(?:Completed s|S)amples per second") == 2000
+    assert math.isnan(mlperf._figure(summary, "nothing"))
