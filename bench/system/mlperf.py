@@ -330,8 +330,7 @@ def start(folder: Path, http: str = "") -> clipper.ClipperServer:
     """Start a server with the model, and its application `linear`."""
     scans = digits.load()
     model = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
-    more = {"http": {"address": http}} if http else {}
-    server = clipper.start(folder=str(folder), **more)
+    server = clipper.start(folder=str(folder), http={"address": http})
     server.deploy("linear", model, input="f64[64]", cache=False)
     server.app("linear", models=["linear"], slo_ms=SLO_MS, default=-1)
     return server
