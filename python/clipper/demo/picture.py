@@ -1,10 +1,13 @@
 """The demo's PNG: share of each model, errors, and events over time."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipper.demo.online_learning import Story
 from clipper.errors import ClipperError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")
 _EVENT = "#b3400a"
@@ -34,7 +37,7 @@ def draw(story: Story, path: str | os.PathLike[str]) -> None:
     figure_of(story).savefig(path)
 
 
-def figure_of(story: Story) -> Any:
+def figure_of(story: Story) -> "Figure":
     """Return a figure of matplotlib: a panel of shares per application, one of errors, and events
     across all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -70,7 +70,8 @@ def packages(tmp_path):
         place.mkdir(parents=True, exist_ok=True)
         for name, source in sources.items():
             (place / f"{name}.py").write_text(textwrap.dedent(source))
-        return {"PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": str(place)}
+        paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
 
     return make
 
