@@ -1,1 +1,1 @@
-"""What clipper costs, beside what it is measured against. `python -m bench` lists the questions."""
+"""Benchmarks: costs of clipper beside anchors. `python -m bench` lists them."""

@@ -126,7 +126,7 @@ def dict_anchor(entries: int) -> Cached:
 
 
 def functools_anchor(entries: int) -> Cached:
-    """It cannot be asked without being told."""
+    """Look up a key; a lookup that misses records the miss."""
     cached = functools.lru_cache(entries)(lambda row: 1.0)
     return Cached(entries, cached, lambda row, value: cached(row))
 

@@ -25,7 +25,7 @@ def histogram(rng: random.Random) -> Any:
 
 
 def statistics(names: int, seed: int = 1) -> dict[str, Any]:
-    """As `ClipperServer.stats` has them."""
+    """Return statistics as `ClipperServer.stats` has them."""
     rng = random.Random(seed)
     ended = {status.name: rng.randrange(9) for status in Status if status.name != "PENDING"}
     replica = {"number": 0, "limit": 64, "pid": 0, "restart_count": 1, "state": "ready"}

@@ -1,4 +1,4 @@
-"""What predict() costs its caller: a hit and a miss by size of the row, beside functools.lru_cache
+"""Cost of predict() for its caller: a hit and a miss by size of the row, beside functools.lru_cache
 and a queue.
 
 pytest bench/micro/bench_model.py --benchmark-columns=min,median,iqr

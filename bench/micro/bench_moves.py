@@ -1,4 +1,4 @@
-"""What a model that reads tables pays for its cache: a query, and rows that move.
+"""Costs of the cache of a model that reads tables: a query, and rows that move.
 
     pytest bench/micro/bench_moves.py --benchmark-columns=min,median,iqr
 

@@ -1,4 +1,4 @@
-"""What counting costs an answer: `finish` with an application's statistics and means, beside
+"""Cost of counting for an answer: `finish` with an application's statistics and means, beside
 `finish` without.
 
 pytest bench/micro/bench_tally.py --benchmark-columns=min,median,iqr

@@ -57,7 +57,7 @@ def rows_a_batch(server: clipper.ClipperServer, name: str, seconds: float) -> fl
 
 
 def cpu_us_a_query(server: clipper.ClipperServer, name: str, seconds: float) -> float:
-    """Of the container's process."""
+    """Return the CPU time of the container's process."""
     pid = server.stats()["models"][f"{name}:1"]["replicas"][0]["pid"]
     before = cpu_s(pid)
     load = offer(server, name, seconds)

@@ -152,7 +152,7 @@ def stream(name: str, said: Array, labels: Array) -> dict[str, float]:
 
 
 def expected_if_true(confidence: Array) -> float:
-    """What `calibration_error` comes to, by chance alone, when answers are right as often as their
+    """Return what `calibration_error` is by chance alone, when answers are right as often as their
     confidence says."""
     rng = np.random.default_rng(0)
     return float(

@@ -113,7 +113,7 @@ def main(quick: bool) -> list[Row]:
 
 
 def regret(name: str, rounds: int, seed: int) -> float:
-    """Of one run; expected losses where they come by chance."""
+    """Return the losses of one run; expected losses where they come by chance."""
     trial = TRIALS[name]
     rng = np.random.default_rng(seed)
     policy: Any = create_policy(
@@ -152,8 +152,8 @@ def one_asked(policy: Any, rates: Array, rng: Any) -> float:
 
 
 def all_heard(policy: Any, kind: str, rounds: int, rng: Any) -> float:
-    """What a draw by the weights would pay; against the best fixed model, or the best sequence with
-    BLOCKS - 1 switches."""
+    """Return the loss of a draw by the weights, against the best fixed model, or the best
+    sequence with BLOCKS - 1 switches."""
     rule, rows = policy.rule, policy.init([VersionedModel(f"m{i}", 1) for i in range(K)]).rows
     rates = np.tile(ERRORS, (rounds, 1)) if kind == "chance" else switching(rounds)
     lost = (rng.random(rates.shape) < rates).astype(float)

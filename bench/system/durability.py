@@ -64,8 +64,11 @@ def model(by: int) -> Callable[[Any], Any]:
 
 
 def teach(state: str, folder: str, seed: int) -> None:
-    """Until it is killed. stdout: a line of its states, then a line for what is told, and one for
-    what was acknowledged."""
+    """Give feedback until the process is killed.
+
+    stdout: a line of its states, then a line for what is written, and one for what was
+    acknowledged.
+    """
     settings: dict[str, Any] = {"state": state, "folder": folder, "feedback": {"write_ms": 5}}
     with clipper.start(**settings) as server:
         for by, name in enumerate(MODELS, 1):
@@ -94,7 +97,7 @@ def encoded(app: Any) -> dict[str, str]:
 
 
 def listen(server: Any) -> None:
-    """What is about to be written down is said first."""
+    """Print what is about to be written down first."""
     journal = server._learning.states.journal
     one, many = journal.append, journal.append_many
 
@@ -108,7 +111,7 @@ def listen(server: Any) -> None:
 
     def tell(records: Sequence[bytes]) -> None:
         written = [base64.b64encode(record).decode() for record in records]
-        say({"told": read(records[0])[0], "records": written})
+        say({"written": read(records[0])[0], "records": written})
 
     journal.append, journal.append_many = append, append_many
 
@@ -175,18 +178,21 @@ def state_of(states: State, application: str, user: str, models: Any) -> Any:
     )
 
 
-def is_so(states: State, application: str, told: dict[str, str]) -> bool:
+def is_so(states: State, application: str, recorded: dict[str, str]) -> bool:
     models = [VersionedModel(name, 1) for name in MODELS]
     policy = create_policy(APPLICATIONS[application])
     return all(
-        policy.encode(state_of(states, application, user, models)).hex() == told[user]
+        policy.encode(state_of(states, application, user, models)).hex() == recorded[user]
         for user in USERS
     )
 
 
 @dataclasses.dataclass
 class Book:
-    """What the teachers on one folder said. in_flight: of the last one, records by application."""
+    """Reports of the processes that gave feedback on one folder.
+
+    in_flight: of the last one, records by application.
+    """
 
     states: State = dataclasses.field(default_factory=dict)
     in_flight: dict[str, list[bytes]] = dataclasses.field(default_factory=dict)
@@ -196,21 +202,21 @@ class Book:
     def check(self, found: dict[str, dict[str, str]]) -> str:
         """Compare with what a teacher has found; -> what is wrong. Of what was in flight some may
         have been written down."""
-        for application, told in found.items():
+        for application, recorded in found.items():
             states, records = self.states, self.in_flight.pop(application, [])
             for record in records:
-                if is_so(states, application, told):
+                if is_so(states, application, recorded):
                     break
                 states = after(states, record)
-            if not is_so(states, application, told):
-                return self._difference(application, told)
+            if not is_so(states, application, recorded):
+                return self._difference(application, recorded)
             self.states = states
         return ""
 
-    def _difference(self, application: str, told: dict[str, str]) -> str:
+    def _difference(self, application: str, recorded: dict[str, str]) -> str:
         policy = create_policy(APPLICATIONS[application])
         models = [VersionedModel(name, 1) for name in MODELS]
-        seen = {user: policy.decode(bytes.fromhex(told[user])).seen for user in USERS}
+        seen = {user: policy.decode(bytes.fromhex(recorded[user])).seen for user in USERS}
         expected = {user: state_of(self.states, application, user, models).seen for user in USERS}
         return (
             f"application {application}: observations by user {seen}, acknowledged {expected}; or"
@@ -218,13 +224,13 @@ class Book:
         )
 
     def read(self, lines: list[bytes]) -> str:
-        """What a killed teacher said; -> its failure, if it told of one."""
+        """Add the report of a killed process; return its failure, or an empty text."""
         for line in lines:
             said = json.loads(line)
             if "failed" in said:
                 return str(said["failed"])
-            if "told" in said:
-                self.in_flight.setdefault(said["told"], []).extend(
+            if "written" in said:
+                self.in_flight.setdefault(said["written"], []).extend(
                     map(base64.b64decode, said["records"])
                 )
             if "acknowledged" in said:

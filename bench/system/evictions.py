@@ -127,9 +127,9 @@ def known_demand(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 
 
 def _by_score(
-    trace: Trace, capacity: int, told: list[Any], score: Callable[[int, Any, Any], Any]
+    trace: Trace, capacity: int, facts: list[Any], score: Callable[[int, Any, Any], Any]
 ) -> NDArray[np.bool_]:
-    """Of those here, the one of the largest score goes; `told` is what each use says of its
+    """Evict the model of the largest score; `facts` is what each use says of its
     model."""
     sizes = trace.sizes.astype(np.float64)
     places: list[int] = []
@@ -141,7 +141,7 @@ def _by_score(
         place = place_of.get(model)
         if place is not None:
             hits[n] = True
-            at[place] = told[n]
+            at[place] = facts[n]
             continue
         used += sizes[model]
         while used > capacity and places:
@@ -153,7 +153,7 @@ def _by_score(
                 places[gone], place_of[mover] = mover, gone
                 at[gone], held[gone] = at[len(places)], held[len(places)]
         place_of[model] = len(places)
-        at[len(places)], held[len(places)] = told[n], sizes[model]
+        at[len(places)], held[len(places)] = facts[n], sizes[model]
         places.append(model)
     return hits
 

@@ -1,4 +1,4 @@
-"""What the machine itself asks: the least that a call, a copy and a round trip between two
+"""The floor of the machine: the least that a call, a copy and a round trip between two
 processes can cost here."""
 
 import functools

@@ -67,7 +67,7 @@ def another() -> Callable[[], bytes]:
 def take_turns(
     kinds: dict[str, tuple[Process, Any]], under_way: int, seconds: float, turns: int
 ) -> dict[str, list[Sample]]:
-    """Of each: CPU us a call, calls a second, p50 in us."""
+    """Return for each: CPU us a call, calls a second, p50 in us."""
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in kinds}
     for turn in range(-1, turns):
         for name, (process, requests) in kinds.items():

@@ -1,4 +1,4 @@
-"""What is measured over gRPC, each in a process of its own: our server, and the least that
+"""Servers that are measured over gRPC, each in a process of its own: our server, and the least that
 grpcio.aio can do.
 
 `python -m bench.system.grpc_servers KIND` prints its address, then its CPU seconds for every line

@@ -1,5 +1,5 @@
-"""What is measured over HTTP, each in a process of its own: our server, and the least that uvloop
-and httptools can do.
+"""Servers that are measured over HTTP, each in a process of its own: our server, and the
+least that uvloop and httptools can do.
 
 `python -m bench.system.http_servers KIND` prints its address, then its CPU seconds for every line
 it reads.

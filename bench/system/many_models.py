@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[..., Array]] = {
 
 
 class Outcome:
-    """What became of the queries. ms: of each answer, from when it was due; NaN for a failure."""
+    """Outcomes of the queries. ms: of each answer, from when it was due; NaN for a failure."""
 
     def __init__(self, count: int) -> None:
         self.ms = np.full(count, np.nan)

@@ -309,7 +309,7 @@ def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
 
 
 def copies(quick: bool, folder: Path) -> list[Row]:
-    """As many first queries of one model as threads can send, at three nodes at once: how many
+    """Send as many first queries of one model as threads can, at three nodes at once: how many
     copies come of it."""
     rounds, wrong = (3 if quick else 20), 0
     with nodes(folder, 3) as servers:
@@ -383,7 +383,7 @@ def registry(quick: bool, folder: Path) -> list[Row]:
 
 @contextmanager
 def nodes(folder: Path, count: int, **mesh: Any) -> Iterator[list[clipper.ClipperServer]]:
-    """In this process, over one file."""
+    """Start nodes in this process, over one file."""
     with ExitStack() as stack:
         started = []
         for i in range(count):
@@ -435,7 +435,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 
 def resident_mib() -> float:
-    """What is in use: what was freed is given back first."""
+    """Return the memory in use: what was freed is given back first."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:

@@ -1,4 +1,4 @@
-"""Who holds what: a picture of a simulated mesh, as SVG by itself."""
+"""Holders of models: a picture of a simulated mesh, as SVG by itself."""
 
 import sys
 from pathlib import Path

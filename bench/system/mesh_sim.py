@@ -59,7 +59,7 @@ def main(quick: bool, rows: Sequence[str] | None = None, plot: Path | None = Non
 
 
 def hits(quick: bool, plot: Path | None) -> list[Row]:
-    """Of the second half of a trace, in percent. Every rule loads what is asked."""
+    """Return the hits of the second half of a trace, in percent. Every rule loads what is asked."""
     jobs = [
         (kind, alpha, share, quick)
         for kind in TRACES
@@ -244,8 +244,8 @@ def under_faults(first: int, end: int) -> tuple[list[str], int, int, int]:
 
 
 def cliff(quick: bool, plot: Path | None) -> list[Row]:
-    """What a whole mesh hits as its memory grows: placement, copies and loads that wait, and not
-    only one cache."""
+    """Return the hits of a whole mesh as its memory grows: placement, copies and loads that wait,
+    and not only one cache."""
     base = Plan(instances=10, models=2000, rate_per_s=100, alpha=1.0, seconds=20 if quick else 900)
     shares = (0.1, 0.5) if quick else (0.05, 0.10, 0.20, 0.50, 1.0)
     told, last = [], None

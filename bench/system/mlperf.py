@@ -60,7 +60,7 @@ Respond = Callable[[Sequence[int], Sequence[float]], None]  # ids and outputs; N
 
 
 class System(Protocol):
-    """What LoadGen tests."""
+    """A system that LoadGen tests."""
 
     def issue(self, ids: Sequence[int], indexes: Sequence[int], respond: Respond) -> None:
         """Answer samples, now or later."""
@@ -213,7 +213,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What LoadGen says of a run. wrong: answers that are not the model's own, or defaults."""
+    """LoadGen's figures of a run. wrong: answers that are not the model's own, or defaults."""
 
     valid: bool
     samples: int

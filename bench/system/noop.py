@@ -10,7 +10,7 @@ def first(rows: Any) -> Any:
 
 
 def alignment(rows: Any) -> Any:
-    """How far each batch lies from an address that is a multiple of 64, in bytes."""
+    """Return how far each batch lies from an address that is a multiple of 64, in bytes."""
     return np.full(len(rows), float(rows.ctypes.data % 64))
 
 

@@ -61,8 +61,8 @@ class Phase:
         return [float(np.mean(self.good[at == w])) for w in range(int(self.seconds / WINDOW_S))]
 
     def recovery_s(self, normal: float) -> float:
-        """From the start of the phase to the first of half a second of windows that are normal;
-        NaN: there are none."""
+        """Return the time from the start of the phase to the first of half a second of
+        windows that are normal; NaN: there are none."""
         fine = [share >= normal for share in self.windows()]
         starts = (w for w in range(len(fine) - RUN + 1) if all(fine[w : w + RUN]))
         return next(starts, float("nan")) * WINDOW_S

@@ -74,12 +74,12 @@ def rows(quick: bool = False) -> list[Row]:
 
 
 def is_one(client: Client, id: int) -> bool:
-    """Whether the first value of a row is 1."""
+    """Return whether the first value of a row is 1."""
     return bool(client.pull("told", [id])[0, 0] == 1)
 
 
 def answers_one(app: clipper.ApplicationHandle, id: int) -> bool:
-    """Whether the application answers 1 for this id."""
+    """Return whether the application answers 1 for this id."""
     return bool(app.predict([id]).result(PATIENCE_S).output == 1)
 
 

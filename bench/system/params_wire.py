@@ -73,8 +73,8 @@ def rows(quick: bool = False) -> list[Row]:
 
 
 def near(quick: bool) -> list[Row]:
-    """On one host: rows that are written where they are read, beside those that go through a
-    socket."""
+    """Measure on one host: rows that are written where they are read, beside those that go through
+    a socket."""
     from clipper.params import Client
     from clipper_container.tables import Tables
 

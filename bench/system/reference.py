@@ -1,5 +1,5 @@
-"""What a competent user would write without clipper: Future + queue + thread + np.stack + unix
-socket + LRU dict.
+"""The reference: what a competent user would write without clipper: Future + queue + thread +
+np.stack + unix socket + LRU dict.
 
 It is no straw man: the fastest queue of the standard library (SimpleQueue, far cheaper than
 queue.Queue), batches as large as what waits, one system call each way, an LRU of one dict and one
@@ -116,7 +116,7 @@ class Reference:
         self._socket.shutdown(socket.SHUT_WR)
 
     def _next_batch(self) -> "Batch":
-        """What waits, up to BATCH_MAX; an array goes by itself; empty at the end."""
+        """Return the waiting queries, up to BATCH_MAX; an array alone; empty at the end."""
         item = self._held if self._held is not None else self._queue.get()
         self._held = None
         batch = [item] if item[2] else []

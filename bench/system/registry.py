@@ -115,7 +115,7 @@ def _transactions(kind: str, store: Store, bare: Callable[[], Any], quick: bool)
 
 
 def _seen(kind: str, store: Store, quick: bool) -> Iterator[Row]:
-    """From before the put until another thread has the event."""
+    """Measure the time from before the put until another thread has the event."""
     watch, seen = store.watch("seen"), dict[int, float]()
     times: list[float] = []
 

@@ -260,7 +260,7 @@ class Client(threading.Thread):
             return f"connection, twice: {error!r}"
 
     def _next(self, but: Place | None) -> Place:
-        """In turn, and another one than before if there is one."""
+        """Return the next place in turn, another one than before if there is one."""
         ready = self._places()
         some = [one for one in ready if one != but] or ready
         self._turn += 1

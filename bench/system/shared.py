@@ -1,4 +1,4 @@
-"""What shared memory saves for wide rows on one host, beside the same container over its unix
+"""Shared memory: what it saves for wide rows on one host, beside the same container over its unix
 socket.
 
 Two servers in one process, alike but for `shared_memory`, each with a container of a model that

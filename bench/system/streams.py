@@ -106,7 +106,7 @@ def through(server: clipper.ClipperServer, client: Any, url: str, n: int) -> Cal
 
 
 def bare(client: Any, n: int) -> Callable[[], float]:
-    """What one would write by hand, with the same fields in and out and the same arithmetic, one
+    """Do what one would write by hand, with the same fields in and out and the same arithmetic, one
     record after another."""
 
     def measure() -> float:

@@ -164,7 +164,7 @@ def to_the_optimum(mode: str, number: Batching, plan: Plan) -> Row:
 
 
 def anchors(plan: Plan) -> list[Row]:
-    """What the same arrivals come to without batching, and with the rule of the paper."""
+    """Simulate the same arrivals without batching, and with the rule of the paper."""
     cost, load = plan.costs[0], 1.3
     times = times_of(cost, "Poisson", load, plan.share)
     ours = run(cost, Batching.AIMD, times).in_time / len(times)

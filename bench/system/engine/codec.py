@@ -255,7 +255,7 @@ def decoding(found: dict[str, Sample]) -> list[Row]:
 
 
 def alignment() -> Row:
-    """What a model sees: the address of its batch, as a container of the SDK gets it."""
+    """Return what a model sees: the address of its batch, as a container of the SDK gets it."""
     with servers(("unix",), ()) as (running, _):
         server = running["unix"]
         server.deploy("alignment", "bench.system.noop:alignment", input="f32[3]", cache=False)

@@ -116,7 +116,8 @@ def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
 
 
 def batches(server: clipper.ClipperServer) -> int:
-    """Of the model, not of its replicas: who answers is listed among them only a moment later."""
+    """Return the count of the model, not of its replicas: one that answers is listed
+    among them only a moment later."""
     return int(server.stats()["models"]["cold:1"]["batches"])
 
 

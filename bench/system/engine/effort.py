@@ -1,4 +1,4 @@
-"""How much is measured, and the few words that the groups of rows share."""
+"""The effort of a measurement, and the few words that the groups of rows share."""
 
 import statistics
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Effort:
         return max(int(full * self.share), least)
 
     def at_most(self, repetitions: int) -> int:
-        """For cases that take seconds."""
+        """Return the repetitions of cases that take seconds."""
         return min(self.repetitions, repetitions)
 
 

@@ -16,7 +16,7 @@ GOALS = {
 
 
 def rows(effort: Effort) -> list[Row]:
-    """Those of `python -m bench overload`, which is a question of its own."""
+    """Return the rows of `python -m bench overload`, which is a benchmark of its own."""
     if importlib.util.find_spec(MODULE) is None:
         missing = f"not in this build: no {MODULE}"
         return [

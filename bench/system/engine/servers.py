@@ -38,7 +38,7 @@ def key(*names: str) -> KeyInfo | None:
 
 
 def switched(info: KeyInfo, on: bool) -> Any:
-    """What turns a key on or off: it may be a bool, a number or a word."""
+    """Return the value that turns a key on or off: it may be a bool, a number or a word."""
     if isinstance(info.default, bool):
         return on
     if isinstance(info.default, str):

@@ -35,7 +35,7 @@ PAUSES = 0.002
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one batch, and how long a run of it is worth watching."""
+    """Durations of one batch, and how long a run of it is worth watching."""
 
     name: str
     fixed_us: float
@@ -64,7 +64,7 @@ COSTS = (
 
 @dataclass
 class Tally:
-    """What became of the rows that arrived."""
+    """Counts of the rows that arrived, by what became of them."""
 
     arrived: int = 0
     in_time: int = 0

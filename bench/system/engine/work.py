@@ -150,7 +150,7 @@ def loop_thread() -> int:
 
 
 def writes_of(thread: int) -> int | None:
-    """As own_writes, of another thread."""
+    """Measure what own_writes measures, of another thread."""
     try:
         fields = dict(
             line.split(": ")
@@ -162,7 +162,7 @@ def writes_of(thread: int) -> int | None:
 
 
 def sleeps(thread: int) -> int:
-    """How often a thread gave its core away because it had nothing to do."""
+    """Return how often a thread gave its core away because it had nothing to do."""
     lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
     return int(
         next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches"))

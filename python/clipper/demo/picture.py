@@ -51,7 +51,7 @@ def figure_of(story: Story) -> "Figure":
         _shares(panel, story, application, times, first=panel is panels[0])
     _errors(panels[-1], story, times)
     for number, panel in enumerate(panels):
-        _events(panel, story, told=number == 0)
+        _events(panel, story, has_names=number == 0)
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", alpha=0.25)
         panel.margins(x=0)
@@ -97,13 +97,13 @@ def _errors(panel: Any, story: Story, times: list[float]) -> None:
     panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _events(panel: Any, story: Story, told: bool) -> None:
+def _events(panel: Any, story: Story, has_names: bool) -> None:
     """Draw a line per event through all panels, with labels on two levels so that neighbours do
     not overlap.
     """
     for number, event in enumerate(story.events):
         panel.axvline(event.at_s, color=_EVENT, linewidth=1, linestyle=(0, (3, 2)))
-        if told:
+        if has_names:
             place = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
             panel.text(
                 event.at_s,
