@@ -23,8 +23,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -100,8 +101,8 @@ class InProcess:
             respond(part, np.where(outputs.is_default, np.nan, outputs.outputs).tolist())
 
 
-def _respond_one(ids: Sequence[int], respond: Respond, future: Any) -> None:
-    answer: Answer = future.result()
+def _respond_one(ids: Sequence[int], respond: Respond, future: Future[Answer]) -> None:
+    answer = future.result()
     respond(ids, [float("nan") if answer.is_default else float(answer.output)])
 
 
@@ -271,7 +272,7 @@ def _figure(summary: str, name: str) -> float:
     return float(found[1]) if found else float("nan")
 
 
-def settings_of(scenario: str, seconds: float, rate: float) -> Any:
+def settings_of(scenario: str, seconds: float, rate: float) -> "loadgen.TestSettings":
     """Return LoadGen's settings of a scenario."""
     settings = loadgen.TestSettings()
     settings.scenario = getattr(loadgen.TestScenario, scenario)
@@ -286,7 +287,7 @@ def settings_of(scenario: str, seconds: float, rate: float) -> Any:
     return settings
 
 
-def log_settings(folder: Path) -> Any:
+def log_settings(folder: Path) -> "loadgen.LogSettings":
     """Return settings that write the logs into a folder, and nothing to the terminal."""
     output = loadgen.LogOutputSettings()
     output.outdir, output.copy_summary_to_stdout = str(folder), False
