@@ -260,6 +260,9 @@ def test_defaults_and_some_outputs(
     plain = deploy(lambda xs: xs, input="f64").name.partition(":")[0]
     with pytest.raises(DoesNotFit, match="one output without a name"):
         server.app(next(names), models=[plain], output="label")
+    named = server.app(next(names), models=[plain])
+    with pytest.raises(InvalidInput, match=f"application '{named.name}' has one output without"):
+        named.predict(1.0, outputs=["label"])
 
 
 def test_a_linked_model_has_the_same_tensors(

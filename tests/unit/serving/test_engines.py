@@ -74,6 +74,13 @@ def test_bounds_of_the_server_are_shared_out() -> None:
     assert [engine.limits["tasks_max"] for engine in four] == [1 << 14] * 4
 
 
+def test_models_of_the_mesh_have_room_beside_those_of_the_server() -> None:
+    limits, mesh = {"cache_bytes_max": 4 << 20, "models_max": 20}, {"models_max": 3}
+    for enabled, room in ((False, 20), (True, 23)):
+        (engine,) = Engines(load(env={}, mesh={"enabled": enabled, **mesh}, limits=limits))
+        assert engine.limits["models_max"] == room
+
+
 def test_closing_refuses_everywhere() -> None:
     engines = Engines(config(2))
     models = [Model(engine, "m", 1, "f64", (2,)) for engine in engines]

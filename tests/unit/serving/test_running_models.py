@@ -39,6 +39,17 @@ def test_of_models_that_are_cached_the_engine_is_told():
     assert heard == [engine]
 
 
+def test_a_model_with_tables_that_does_not_say_its_rows_is_told_why_nothing_is_cached(
+    running, caplog
+):
+    caplog.set_level("INFO")
+    running.ensure(record(tables={"users": {"dim": 4}}))
+    assert "does not say which rows it reads" in caplog.text
+    caplog.clear()
+    running.ensure(record("n", tables={"users": {"dim": 4}}, reads={"users": (0,)}))
+    assert "does not say which rows it reads" not in caplog.text
+
+
 def test_a_changed_record_keeps_its_queue(running):
     first = running.ensure(record())
     scaled = running.ensure(record(replicas=3))

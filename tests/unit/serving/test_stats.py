@@ -176,6 +176,14 @@ def test_counts_outlive_a_change_and_models_that_go_are_forgotten():
     assert set(counters.stats(second)["models"]) == {"b:1", "c:1"}
 
 
+def test_the_agreement_of_two_models_is_kept_while_both_are_linked():
+    counters = ApplicationCounters()
+    counters.for_models((A, B), None)
+    counters.compare({A: Prediction(1), B: Prediction(1)}, 1)
+    assert set(counters.stats(counters.for_models((A, B, C), None))["agreement"]) == {"a:1 b:1"}
+    assert counters.stats(counters.for_models((A, C), None))["agreement"] == {}
+
+
 class Ended:
     """What Lineup.count reads of a future: how long it took, and how tasks ended."""
 
