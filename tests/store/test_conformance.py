@@ -10,6 +10,7 @@ import pytest
 from clipper.errors import InvalidInput, StoreConflict, StoreError
 from clipper.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, Watch
 from clipper.store.store import KEY_BYTES_MAX, TXN_OPS_MAX, VALUE_BYTES_MAX
+from clipper.testing import wait_until
 
 OpenStore = Callable[[int], Store]
 
@@ -219,6 +220,7 @@ def test_a_watch_that_fell_too_far_behind_is_reset_and_goes_on(open_with: OpenSt
     assert drain(watch, 1) == [Event("SYNC", 0)]
     for i in range(11):
         store.put("a", bytes([i]))
+    wait_until(lambda: getattr(watch, "cursor", 11) == 11, "it has heard of all", 20)
     assert drain(watch, 1) == [Event("RESET", 11)]
     new = store.put("a", b"new")
     assert drain(watch, 1) == [Event("PUT", 12, "a", new)]

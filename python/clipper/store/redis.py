@@ -9,6 +9,7 @@ All keys share one prefix and can be read with redis-cli:
     clipper:forgotten      changes up to this revision are no longer in the stream
     clipper:leases         sorted set: lease ids by their end, ms by the server's clock
     clipper:lease_ms       hash: time to live of each lease
+    clipper:granted        stream of the newest lease, which wakes who waits for the end of leases
     clipper:leased:LEASE   set: the keys of a lease
     clipper:l:, clipper:b: lists and sets that expire: store/redis_lists.py
 
@@ -27,9 +28,7 @@ StoreError, and repeating `put_if` shows which.
 import contextlib
 import os
 import secrets
-from collections import deque
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -37,11 +36,11 @@ import msgpack
 
 from clipper.errors import ConfigError, ForkedProcess, StoreError
 from clipper.store.redis_lists import RedisLists
+from clipper.store.redis_watch import ChangeReader, Changes, RedisWatch, Waited
 from clipper.store.store import (
     EVENTS_MAX,
     Compare,
     Delete,
-    Event,
     Get,
     Op,
     Put,
@@ -54,7 +53,6 @@ from clipper.store.store import (
     lost_error,
 )
 
-SLICE_S: Final = 0.1  # period at which a blocked watch checks whether it was closed
 PATIENCE_S: Final = 5.0  # timeout of a command
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
@@ -63,10 +61,8 @@ _BEGIN = """
 local p, most = ARGV[1], tonumber(ARGV[2])
 local function plain(n) return string.format('%.0f', n) end
 local function current() return tonumber(redis.call('GET', p .. 'revision') or '0') end
-local function now()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function load(key)
   local r = redis.call('HMGET', p .. 'r:' .. key,
     'value', 'revision', 'created', 'version', 'lease')
@@ -100,7 +96,7 @@ local function finish(lease)
   for i, key in ipairs(keys) do erase(key, string.format('%.0f-%d', revision, i)) end
   commit(revision)
 end
-for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now())) do
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now)) do
   finish(lease)
 end
 """
@@ -182,17 +178,25 @@ _EVENTS = (
     _BEGIN
     + """
 local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[3] .. '-18446744073709551615', '+')
-return {tonumber(redis.call('GET', p .. 'forgotten') or '0'), current(), events}
+local known = redis.call('MGET', p .. 'forgotten', p .. 'revision')
+local first = redis.call('ZRANGE', p .. 'leases', 0, 0, 'WITHSCORES')
+local due = first[2] and first[2] - now or -1
+return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events}
 """
 )
 
 _RENEW = (
     _BEGIN
     + """
-local ms = ARGV[4] or redis.call('HGET', p .. 'lease_ms', ARGV[3])
-if not ms then return 0 end
-redis.call('HSET', p .. 'lease_ms', ARGV[3], ms)
-redis.call('ZADD', p .. 'leases', plain(now() + tonumber(ms)), ARGV[3])
+local ms = ARGV[4]
+if ms then
+  redis.call('HSET', p .. 'lease_ms', ARGV[3], ms)
+  redis.call('XADD', p .. 'granted', 'MAXLEN', 1, '*', 'ms', ms)
+else
+  ms = redis.call('HGET', p .. 'lease_ms', ARGV[3])
+  if not ms then return 0 end
+end
+redis.call('ZADD', p .. 'leases', plain(now + tonumber(ms)), ARGV[3])
 return tonumber(ms)
 """
 )
@@ -240,6 +244,7 @@ class RedisStore(Store):
             for text in (_TXN, _GET, _RANGE, _EVENTS, _RENEW, _REVOKE)
         )
         self._txn, self._get, self._range, self._tail, self._renew, self._revoke = scripts
+        self._reader = ChangeReader(self, events_max, PATIENCE_S / 2)
         try:
             with self._exchange():
                 self._redis.ping()
@@ -342,7 +347,32 @@ class RedisStore(Store):
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         """Watch the keys under a prefix."""
-        return _RedisWatch(self, prefix, self.revision if from_revision is None else from_revision)
+        cursor = self.revision if from_revision is None else from_revision
+        return RedisWatch(self._reader, prefix, cursor)
+
+    def changes(self, after: int) -> Changes:
+        """Return what changed after a revision; ends leases that are over."""
+        with self._exchange():
+            return Changes(*self._run(self._tail, after))
+
+    def wait(self, after: int, granted: bytes, block_s: float) -> Waited:
+        """Wait until something changes after a revision, or a lease is granted; see Waited.
+
+        granted: id of the newest lease that is known, in the stream of granted leases.
+        """
+        events, leases = self._prefix + "events", self._prefix + "granted"
+        after_id: dict[str, bytes | str] = {events: f"{after}-{_LAST}", leases: granted}
+        with self._exchange(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(self._prefix + "revision")
+            pipe.xread(after_id, count=1, block=max(1, round(block_s * 1000)))
+            revision, found = pipe.execute()
+        entries = {name.decode(): some[-1] for name, some in found}
+        lease = entries.get(leases)
+        return Waited(
+            int(revision or 0),
+            events in entries,
+            None if lease is None else (lease[0], int(lease[1][b"ms"])),
+        )
 
     @property
     def revision(self) -> int:
@@ -357,79 +387,9 @@ class RedisStore(Store):
     def close(self) -> None:
         """Close the connections; the watches end."""
         self._closed = True
+        self._reader.close()
         if os.getpid() == self._pid:
             self._redis.close()
-
-
-class _RedisWatch:
-    """A cursor over the stream of changes. Threads: any may close it; one reads it."""
-
-    def __init__(self, store: RedisStore, prefix: str, cursor: int) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._cursor = cursor  # changes up to this revision have been taken
-        self._synced = False
-        self._ready: deque[Event] = deque()
-        self._closed = False
-        self.heard_s = monotonic()
-
-    def next(self, timeout_s: float | None = None) -> Event | None:
-        give_up = None if timeout_s is None else monotonic() + timeout_s
-        while not self.closed:
-            self._collect()
-            if self._ready:
-                return self._ready.popleft()
-            left = SLICE_S if give_up is None else min(SLICE_S, give_up - monotonic())
-            if left <= 0:
-                return None
-            self._wait(left)
-        return None
-
-    def _wait(self, seconds: float) -> None:
-        """Block until there is a change or the time is over."""
-        store = self._store
-        stream = {store._prefix + "events": f"{self._cursor}-{_LAST}"}
-        try:
-            with store._exchange():
-                store._redis.xread(stream, count=1, block=max(1, round(seconds * 1000)))
-        except StoreError:
-            if not self.closed:
-                raise
-
-    def _collect(self) -> None:
-        if self._ready:
-            return
-        store = self._store
-        try:
-            with store._exchange():
-                forgotten, revision, entries = store._run(store._tail, self._cursor)
-            self.heard_s = monotonic()
-        except StoreError:
-            if self.closed:
-                return
-            raise
-        if self._cursor < forgotten or self._cursor > revision:
-            self._ready.append(Event("RESET", revision))
-        else:
-            events = (
-                _event(id, dict(zip(parts[::2], parts[1::2], strict=True))) for id, parts in entries
-            )
-            self._ready.extend(event for event in events if event.key.startswith(self._prefix))
-        self._cursor = revision
-        if not self._synced:
-            self._synced = True
-            self._ready.append(Event("SYNC", revision))
-
-    @property
-    def closed(self) -> bool:
-        return self._closed or self._store._closed
-
-    def close(self) -> None:
-        self._closed = True
-
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
 
 
 def redacted_url(url: str) -> str:
@@ -461,14 +421,3 @@ def _record(key: str, parts: Sequence[bytes] | None) -> Record | None:
     return Record(
         key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]), (parts[4] or b"").decode()
     )
-
-
-def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
-    revision, key = int(id.partition(b"-")[0]), fields[b"key"].decode()
-    if fields[b"kind"] == b"DELETE":
-        return Event("DELETE", revision, key)
-    lease = fields.get(b"lease", b"").decode()
-    record = Record(
-        key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]), lease
-    )
-    return Event("PUT", revision, key, record)

@@ -102,11 +102,15 @@ def observe(
             if resolved.feedback.records is None:
                 raise
             joined = resolved.feedback.records.take(id, resolved.name)
-    if joined is None or not all(_claimed(resolved, [(id, joined)])):
+    if joined is None:
         return False
     learner, user = joined.learner, joined.user
     made: Observation | None = None
     try:
+        if joined.is_written:
+            _fitted(truth, joined)  # a label that does not fit claims nothing
+            if not all(_claimed(resolved, [(id, joined)])):
+                return False
         number = _learn_label(joined, truth.label) if truth.score is None and weight == 1.0 else 0
         if not number:
             made = joined.observation(_fitted(truth, joined), weight)

@@ -1,0 +1,236 @@
+"""Watches of a Redis store: one thread reads the stream of changes for all of them.
+
+The thread blocks in XREAD until something changes, a lease is granted, or the first lease ends;
+then one script ends what is over and returns the changes. A server that nothing happens to asks
+once in BLOCK_S, however many watches it has.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Final, NamedTuple, Protocol
+
+from clipper.errors import StoreError
+from clipper.store.store import Event, Record
+
+BLOCK_S: Final = 1.0  # the longest time without a word from the server
+DUE_S_MAX: Final = 5.0  # between two looks at the ends of leases
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
+Entry = tuple[bytes, Sequence[bytes]]  # of the stream: its id, then names and values in turn
+
+
+class Changes(NamedTuple):
+    """Changes after a revision.
+
+    forgotten: changes up to this revision are not in the stream any more.  revision: of the store.
+    due_ms: until the first lease ends; negative without leases.
+    """
+
+    forgotten: int
+    revision: int
+    due_ms: int
+    entries: Sequence[Entry]
+
+
+class Waited(NamedTuple):
+    """The end of a wait for changes.
+
+    revision: of the store when the wait began.  has_changes: whether there are some.  granted: of
+    the newest lease that was granted, the id in the stream of leases, and its time to live in ms.
+    """
+
+    revision: int
+    has_changes: bool
+    granted: tuple[bytes, int] | None
+
+
+class ChangeStream(Protocol):
+    """The part of the store that the reader needs. Both raise StoreError."""
+
+    def changes(self, after: int) -> Changes: ...
+
+    def wait(self, after: int, granted: bytes, block_s: float) -> Waited: ...
+
+
+class ChangeReader:
+    """Threads: any. One of its own reads while there are watches.
+
+    events_max: changes that wait for the reader of a watch; with more it gets RESET.  block_s: the
+    longest wait for the server's word.
+    """
+
+    def __init__(self, stream: ChangeStream, events_max: int, block_s: float) -> None:
+        self._stream, self._block_s = stream, min(BLOCK_S, block_s)
+        self.events_max = events_max
+        self.changed = threading.Condition(threading.RLock())
+        self.closed = False
+        self.heard_s = monotonic()
+        self._watches: weakref.WeakSet[RedisWatch] = weakref.WeakSet()
+        self._cursor = 0  # changes up to this revision were handed to the watches
+        self._due_s = 0.0
+        self._granted = b"0"
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def join(self, watch: "RedisWatch") -> None:
+        """Hand a watch what it has not seen, and from then on what changes. Raises StoreError."""
+        with self.changed:
+            found = self._stream.changes(watch.cursor)
+            self.heard_s = monotonic()
+            watch.take(found)
+            if not self._watches:
+                self._cursor = found.revision
+            self._watches.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-redis-watch", daemon=True
+                )
+                self._thread.start()
+            self.changed.notify_all()
+
+    def leave(self, watch: "RedisWatch") -> None:
+        """Hand a watch nothing any more, and wake who waits for it."""
+        with self.changed:
+            self._watches.discard(watch)
+            self.changed.notify_all()
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S_MIN
+        while not self.closed:
+            with self.changed:
+                if not len(self._watches):
+                    self.changed.wait(self._block_s)
+                    continue
+                cursor = self._cursor
+            try:
+                self._follow(cursor)
+                pause_s = _PAUSE_S_MIN
+            except StoreError as error:
+                with self.changed:
+                    for watch in list(self._watches):
+                        watch.error = error
+                    self._due_s = 0.0
+                    self.changed.notify_all()
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _follow(self, cursor: int) -> None:
+        """Wait for a change, or the end of a lease, and hand it on."""
+        left_s = self._due_s - monotonic()
+        if left_s > 0:
+            waited = self._stream.wait(cursor, self._granted, min(left_s, self._block_s))
+            self.heard_s = now = monotonic()
+            if waited.granted is not None:
+                self._granted, ttl_ms = waited.granted
+                self._due_s = min(self._due_s, now + ttl_ms / 1000)
+            if not waited.has_changes and waited.revision >= cursor and now < self._due_s:
+                return
+        found = self._stream.changes(cursor)
+        self.heard_s = now = monotonic()
+        due_s = found.due_ms / 1000 + 0.001 if found.due_ms >= 0 else DUE_S_MAX
+        with self.changed:
+            self._due_s = now + min(due_s, DUE_S_MAX)
+            for watch in list(self._watches):
+                watch.take(found, cursor)
+            self._cursor = found.revision
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """End all watches. The thread ends when its connection is closed. Idempotent."""
+        self.closed = True
+        self._stop.set()
+        with self.changed:
+            self.changed.notify_all()
+
+
+class RedisWatch:
+    """A watch on a prefix. Threads: any may close it; one reads it.
+
+    cursor: changes up to this revision have been taken.
+    """
+
+    def __init__(self, reader: ChangeReader, prefix: str, cursor: int) -> None:
+        self._reader, self._prefix, self.cursor = reader, prefix, cursor
+        self._ready: deque[Event] = deque()
+        self._has_joined = self._closed = False
+        self._since_s = monotonic()
+        self.error: StoreError | None = None
+
+    def take(self, found: Changes, after: int | None = None) -> None:
+        """Take what was found after a revision, by default the cursor. Under the reader's lock."""
+        start, had_some = self.cursor if after is None else after, bool(self._ready)
+        if start < found.forgotten or start > found.revision:
+            self._ready.clear()
+            self._ready.append(Event("RESET", found.revision))
+            self.cursor = found.revision
+        else:
+            for id, parts in found.entries:
+                event = _event(id, dict(zip(parts[::2], parts[1::2], strict=True)))
+                if event.revision > self.cursor and event.key.startswith(self._prefix):
+                    self._ready.append(event)
+            self.cursor = max(self.cursor, found.revision)
+        if had_some and len(self._ready) > self._reader.events_max:
+            self._ready.clear()
+            self._ready.append(Event("RESET", self.cursor))
+        if not self._has_joined:
+            self._has_joined = True
+            self._ready.append(Event("SYNC", found.revision))
+
+    def next(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event; None on timeout or after `close`.
+
+        Raises StoreError once for each failed look at the server; later calls continue.
+        """
+        give_up = float("inf") if timeout_s is None else monotonic() + timeout_s
+        changed = self._reader.changed
+        if not self._has_joined and not self.closed:
+            try:
+                self._reader.join(self)
+            except StoreError:
+                if self.closed:
+                    return None
+                raise
+        with changed:
+            while not self.closed:
+                if self._ready:
+                    return self._ready.popleft()
+                if self.error is not None:
+                    error, self.error = self.error, None
+                    raise error
+                left_s = give_up - monotonic()
+                if left_s <= 0:
+                    return None
+                changed.wait(None if left_s == float("inf") else left_s)
+        return None
+
+    @property
+    def heard_s(self) -> float:
+        """Time at which the server last answered."""
+        return max(self._since_s, self._reader.heard_s if self._has_joined else self._since_s)
+
+    @property
+    def closed(self) -> bool:
+        """True once the watch or its store is closed."""
+        return self._closed or self._reader.closed
+
+    def close(self) -> None:
+        """End the watch and wake its reader."""
+        self._closed = True
+        self._reader.leave(self)
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.next()) is not None:
+            yield event
+
+
+def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
+    revision, key = int(id.partition(b"-")[0]), fields[b"key"].decode()
+    if fields[b"kind"] == b"DELETE":
+        return Event("DELETE", revision, key)
+    lease = fields.get(b"lease", b"").decode()
+    record = Record(
+        key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]), lease
+    )
+    return Event("PUT", revision, key, record)
