@@ -49,9 +49,13 @@ class Waited(NamedTuple):
 class ChangeStream(Protocol):
     """The part of the store that the reader needs. Both raise StoreError."""
 
-    def changes(self, after: int) -> Changes: ...
+    def changes(self, after: int) -> Changes:
+        """Return what changed after a revision."""
+        ...
 
-    def wait(self, after: int, granted: bytes, block_s: float) -> Waited: ...
+    def wait(self, after: int, granted: bytes, block_s: float) -> Waited:
+        """Wait until something changes, or a lease is granted."""
+        ...
 
 
 class ChangeReader:
