@@ -22,6 +22,7 @@ import numpy as np
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
 from bench.system import (
     params_deepfm,
+    params_durability,
     params_fbgemm,
     params_feedback,
     params_grpc,
@@ -52,6 +53,7 @@ def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
         "wire": params_wire.rows,
         "tables": params_tables.rows,
         "replication": params_replication.rows,
+        "durability": params_durability.rows,
         "feedback": params_feedback.rows,
         "grpc": params_grpc.rows,
         "snapshot": params_snapshot.rows,

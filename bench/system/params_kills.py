@@ -172,15 +172,28 @@ def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Fou
     return found
 
 
+# how pushes are kept: settings of a set by name
+MODES: dict[str, dict[str, Any]] = {
+    "a waited replica": {},
+    "a log on disk, no replica": {"replicas": 0, "durability": "disk", "snapshot_s": 0.7},
+}
+
+
 def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list[Row]:
     total = kills if kills is not None else 3 if quick else 200
     seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
     print(f"params_kills: {total} kills, --seed {seed}", file=sys.stderr)
+    return [one for mode in MODES for one in _rows(mode, total, seed)]
+
+
+def _rows(mode: str, total: int, seed: int) -> list[Row]:
     found = Found()
     for at in range(0, total, LIFE):
-        found.add(life(min(LIFE, total - at), seed + at // LIFE), f"seed {seed + at // LIFE}")
+        of = seed + at // LIFE
+        found.add(life(min(LIFE, total - at), of, **MODES[mode]), f"seed {of}")
         print(
-            f"{len(found.pulls_s)} kills, {found.acknowledged} pushes, {len(found.wrong)} wrong",
+            f"{mode}: {len(found.pulls_s)} kills, {found.acknowledged} pushes,"
+            f" {len(found.wrong)} wrong",
             file=sys.stderr,
         )
     note = f"seed {seed}; {found.acknowledged} pushes acknowledged" + "".join(
@@ -188,19 +201,19 @@ def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list
     )
     return [
         row(
-            f"{total} kills of shards, a waited replica: wrong afterwards",
+            f"{total} kills of shards, {mode}: wrong afterwards",
             float(len(found.wrong)),
             "findings",
             goal=Goal("value_at_most", 0),
             note=note,
         ),
         row(
-            "from a kill to the next pull, the slowest",
+            f"{mode}: from a kill to the next pull, the slowest",
             max(found.pulls_s),
             "s",
             goal=Goal("value_at_most", 2.0),
         ),
-        row("from a kill to the next pull", Sample(tuple(found.pulls_s)), "s"),
-        row("from a kill to the next push", Sample(tuple(found.pushes_s)), "s"),
-        row("from a kill to whole replicas", Sample(tuple(found.whole_s)), "s"),
+        row(f"{mode}: from a kill to the next pull", Sample(tuple(found.pulls_s)), "s"),
+        row(f"{mode}: from a kill to the next push", Sample(tuple(found.pushes_s)), "s"),
+        row(f"{mode}: from a kill to whole replicas", Sample(tuple(found.whole_s)), "s"),
     ]

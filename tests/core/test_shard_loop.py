@@ -398,8 +398,8 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
 
 
 def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
-    with pytest.raises(StatusError, match="follower 10"):
-        shard.door.follow(10)
+    with pytest.raises(StatusError, match="follower 11"):
+        shard.door.follow(11)
     worker.send(CALL, payload=b"x" * 8)
     select.select([shard.door.calls_fd], [], [], 10)
     ((whom, _, _),) = shard.door.calls()

@@ -95,6 +95,11 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]"
 )
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "disk"]),
+    help="disk: pushes are synced to a log.  [params.durability]",
+)
 @click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
 @click.option(
     "--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]"

@@ -39,6 +39,23 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     period_s: Annotated[float, about("interval of periodic replication", "s", ge=0.01, le=3600)] = (
         2.0
     )
+    durability: Annotated[
+        Literal["memory", "disk"],
+        about(
+            "`disk`: a push is acknowledged when it is in a log on disk too, synced for many "
+            "pushes at once; `memory`: there are replicas and snapshots only"
+        ),
+    ] = "memory"
+    log_bytes_max: Annotated[
+        int,
+        about(
+            "size of a shard's log on disk at which a snapshot is taken to cut it; at twice "
+            "that size pushes wait",
+            "bytes",
+            ge=1 << 20,
+            le=1 << 40,
+        ),
+    ] = 1 << 30
     without_replica_s: Annotated[
         float,
         about(

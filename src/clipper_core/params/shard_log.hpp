@@ -68,12 +68,13 @@ struct Follower {
     std::uint64_t taken = 0, acknowledged = 0;  // positions: so many changes
     bool streams = false;    // its connection is sent changes as they come
     bool ends = false;       // that is to end
+    bool apart = false;      // it reads on a thread of its own, which `wake_fd` wakes
     std::uint32_t conn = 0;  // the connection
     std::uint32_t heard = 0; // messages of it there
 };
 
 struct ShardLog {
-    static constexpr std::size_t kFollowers = 10;
+    static constexpr std::size_t kFollowers = 11;
     std::mutex guard;
     std::deque<Change> changes;
     std::deque<std::int64_t> ids;
@@ -84,6 +85,8 @@ struct ShardLog {
     std::unordered_map<std::uint64_t, Sequences> workers;
     std::uint64_t clock = 0;
     int fd = -1;                 // written when somebody waits for followers
+    int wake_fd = -1;            // written at the next change if `asleep`: see ShardLoop.sleep_at
+    bool asleep = false;
 
     std::uint64_t position() const { return first + changes.size(); }
     bool waits() const {
@@ -91,7 +94,8 @@ struct ShardLog {
         return false;
     }
     bool polled() const {  // a follower that is waited for asks, and is not sent changes
-        for (auto& one : followers) if (one.on && one.waited && !one.streams) return true;
+        for (auto& one : followers) if (one.on && one.waited && !one.streams && !one.apart)
+            return true;
         return false;
     }
     bool listened() const {
@@ -141,6 +145,10 @@ struct ShardLog {
     bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n,
                 std::uint64_t worker, std::uint64_t sequence) {
         bool marked = mark(worker, sequence);
+        if (asleep) {
+            asleep = false;
+            eventfd_signal(wake_fd);
+        }
         if (!listened()) {
             ++first;             // nobody will ask
             return marked;

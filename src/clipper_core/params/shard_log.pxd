@@ -38,6 +38,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         u64 acknowledged
         bint streams            # its connection is sent changes as they come; set by the loop
         bint ends               # that is to end
+        bint apart              # it reads on a thread of its own
         u32 conn                # the connection
         u32 heard               # messages of it there
     cdef cppclass ShardLog:
@@ -48,9 +49,11 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         u64 ids_max
         u64 held_max
         u64 workers_max
-        Follower[10] followers
+        Follower[11] followers
         deque[Held] held
         int fd
+        int wake_fd             # written at the next change if `asleep`
+        bint asleep
         u64 position() noexcept
         bint waits() noexcept
         bint polled() noexcept      # a follower that is waited for asks, and is not sent changes

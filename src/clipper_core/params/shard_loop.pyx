@@ -47,7 +47,7 @@ cdef enum:
     EVENTS_MAX = 64
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of a buffer, between large frames
-    FOLLOWERS = 10
+    FOLLOWERS = 11
     SEQUENCES_BYTES = 144
 
 cdef u64 POST = <u64> 1 << 40
@@ -646,7 +646,7 @@ cdef class ShardLoop:
             raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 10) hears of changes from now on; waited: a push is answered
+        """Follower `number` (below 11) hears of changes from now on; waited: a push is answered
         when it has them. It has nothing until it acknowledges: not even what came before."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
@@ -704,6 +704,18 @@ cdef class ShardLoop:
         one.acknowledged = max(one.acknowledged, position)
         _release(self.state)
         self.state.log.guard.unlock()
+
+    def sleep_at(self, u32 number, int fd):
+        """Return whether follower `number` has been told all. Then the eventfd `fd` is written at
+        the next change, once; -1 for none any more. For one follower that reads on a thread of its
+        own."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.apart = True
+        idle = not one.lost and one.taken == self.state.log.position()
+        self.state.log.wake_fd, self.state.log.asleep = fd, idle and fd >= 0
+        self.state.log.guard.unlock()
+        return bool(idle)
 
     def end_stream(self, u32 number):
         """Follower `number` is sent no more changes as they come, and what it acknowledges counts

@@ -113,11 +113,14 @@ class Parameters:
 
     # -- out
 
-    def shape(self) -> Piece:
-        """Return what precedes the rows: tables, steps, optimizers, and pushes of open steps."""
+    def shape(self, *, tables: bool = True) -> Piece:
+        """Return what precedes the rows: tables, steps, optimizers, and pushes of open steps.
+
+        tables: False for a reader that has the specifications.
+        """
+        each = {"tables": self.specs, "created": self.created} if tables else {}
         return {
-            "tables": [msgspec.to_builtins(spec) for spec in self.specs],
-            "created": [msgspec.to_builtins(spec) for spec in self.created],
+            **{name: [msgspec.to_builtins(spec) for spec in specs] for name, specs in each.items()},
             "steps": [table.steps for table in self.tables],
             "dense": self.dense.said(),
             "gathered": self.gathered,

@@ -76,7 +76,8 @@ class Recovered(NamedTuple):
 
     source: description for the log. is_new: nothing of an earlier life was found. origin: the copy
     that has the same rows. history, position: where the new epoch begins. changed: ids that changed
-    since the position `first`, for followers that come back.
+    since the position `first`, for followers that come back. on_disk: it is the newest that this
+    shard's own snapshots and log have.
     """
 
     parameters: Parameters
@@ -90,6 +91,7 @@ class Recovered(NamedTuple):
     position: int = 0
     first: int = 0
     changed: Mapping[int, Ids] = MappingProxyType({})
+    on_disk: bool = False
 
 
 class Source(NamedTuple):
@@ -233,7 +235,7 @@ def recover(
     try:
         before = epochs.last
         found = _look(shard, connections, patience_s if before else 0.0, stopping)
-        older = list(snapshots)
+        older, why = list(snapshots), ""
         epoch = 1 + max(
             [
                 before,
@@ -253,13 +255,16 @@ def recover(
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d copies all of %s: %s", shard, source.name, error)
             try:
-                return _read(source, epoch, shard, shards)
+                found_here = source in older[:1] and not source.others and source.position >= 0
+                return _read(source, epoch, shard, shards)._replace(on_disk=found_here)
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
+                why = why or f" {source.name}: {error}"
         if copies or older:
             hint = "Restore a snapshot, or take them away."
             raise StoreError(
-                f"shard {shard} has replicas or snapshots, and can read none of them.", hint=hint
+                f"shard {shard} has replicas or snapshots, and can read none of them.{why}",
+                hint=hint,
             )
         return Recovered(Parameters(), 0, {}, epoch, "nothing: it starts empty", is_new=True)
     finally:

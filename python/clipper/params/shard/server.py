@@ -99,6 +99,8 @@ class ShardServer:
         shard.door.stop()
         if self._threads[0].ident is not None:
             self._threads[0].join()
+        if shard.snapshots is not None and shard.snapshots.log is not None:
+            shard.snapshots.log.close()
         for copy in shard.copies.values():
             copy.join()
             if snapshot:

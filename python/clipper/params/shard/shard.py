@@ -204,6 +204,8 @@ class Shard:
         self.resync_log.start(found.history, found.position, found.first, found.changed)
         self.followers = self._followers()
         self.followers.start_waiting(time.monotonic(), found.origin)
+        if self.snapshots is not None and self.snapshots.log is not None:
+            self.snapshots.log.start(found)
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._housekeeping()

@@ -31,6 +31,13 @@ from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import packed, unpacked
+from clipper.params.shard.disk_log import (
+    DiskLog,
+    check_other_sizes,
+    log_files,
+    remove_logs,
+    with_log,
+)
 from clipper.params.shard.parameters import DENSE, Ids, Piece
 from clipper.params.shard.recovery import Source, fsync_folder, write_atomically
 from clipper.params.shard.replication import pushes_paused
@@ -238,6 +245,15 @@ def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
     return [source for _, source in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
+def newest_position(root: Path, shard: int, shards: int) -> tuple[int, int]:
+    """Return epoch and position of the newest snapshot of a shard; -1 and -1 if it has none."""
+    parts = parts_in(root)
+    for part in reversed(parts):
+        if (part.shard, part.shards) == (shard, shards) and chain_of(part, parts):
+            return part.epoch, part.position
+    return -1, -1
+
+
 def pieces_in(chain: list[Part]) -> Iterator[Piece]:
     """The pieces of a whole part and of its deltas, in order."""
     for part in chain:
@@ -368,6 +384,12 @@ class Snapshots:
 
     def __init__(self, config: Any, shard: Any) -> None:
         self._config, self._shard, self.root = config, shard, config.folder.parent / "snapshots"
+        settings = config.settings
+        self.log = (
+            DiskLog(shard, config.folder, config.shards, settings.log_bytes_max)
+            if settings.durability == "disk"
+            else None
+        )
         self._asked: list[tuple[int, bool, SnapshotCallback]] = []
         self._due = threading.Condition()
         self._closed = False
@@ -400,7 +422,27 @@ class Snapshots:
                 "at_us": mine[-1].created_us,
                 "nbytes": mine[-1].nbytes,
             }
-        return sources_of(self.root, number, shards)
+        return self._with_log(sources_of(self.root, number, shards))
+
+    def _with_log(self, found: list[Source]) -> list[Source]:
+        """Put the log on disk to the newest snapshot. Then, and if pushes are acknowledged when
+        they are on disk, no older snapshot may take its place. Raises StoreError, OSError."""
+        config, base = self._config, next((one for one in found if not one.others), None)
+        check_other_sizes(config.folder.parent, config.shards, partial(newest_position, self.root))
+        files = [one for one in log_files(config.folder) if one.shards == config.shards]
+        whole = with_log(base, files)
+        if whole is not None and whole is not base:
+            return [whole]
+        if base is None or config.settings.durability != "disk":
+            return found
+        name = f"shard-{config.number}-of-{config.shards}"
+        newest = max(one for one in folders_in(self.root) if one.name == name)
+        if part_of(newest) is None:
+            raise StoreError(
+                f"{newest} is damaged, and no older snapshot has all acknowledged pushes.",
+                hint=f"Restore it, or run `mv {newest} {newest}.damaged` to do without them.",
+            )
+        return [base]
 
     def start(self) -> None:
         """Start the thread."""
@@ -414,7 +456,8 @@ class Snapshots:
         if self._thread.ident is not None:
             self._thread.join()
         version = self._last.version if self._last else 0
-        if last and (self._shard.door.version != version or self._stale_tables()):
+        is_old = self._last is not None and self._last.position != self._shard.resync_log.position
+        if last and (self._shard.door.version != version or is_old or self._stale_tables()):
             self._try(0, True, lambda answer: None)
         for _, _, told in self._asked:
             told(StoreError("the shard is ending."))
@@ -486,6 +529,7 @@ class Snapshots:
                 else StoreError(f"no snapshot: {error}.", hint="Those before it are as they were.")
             )
             return
+        self._cut_log()
         self._last = part
         seconds = time.monotonic() - began_s
         said = {
@@ -504,6 +548,16 @@ class Snapshots:
         self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
         told({**said, "seconds": seconds})
         self._prune()
+
+    def _cut_log(self) -> None:
+        """Remove what the log on disk has of the time before the snapshot."""
+        try:
+            if self.log is not None:
+                self.log.cut()
+            else:
+                remove_logs(self._config.folder)
+        except OSError as error:
+            log.warning("shard %d does not cut its log: %s", self._config.number, error)
 
     def _take(self, number: int, whole: bool) -> Part:
         config, door, parameters = self._config, self._shard.door, self._shard.parameters
@@ -570,6 +624,8 @@ class Snapshots:
             self._drain(still=True)
             self._dirty.add(changed)
             self._version, self._position = door.version, self._shard.resync_log.position
+            if self.log is not None:
+                self.log.mark(self._position)
             last = parameters.of(self._dirty.take())
             piece = {
                 **parameters.shape(),

@@ -102,6 +102,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
             for of, r in copies
         ],
         "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
+        "log": shard.snapshots.log.stats() if shard.snapshots and shard.snapshots.log else {},
     }
 
 
