@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def rows(quick: bool = False) -> list[Row]:
     """Measure the rate of one worker and of many, and the latency of one."""
     seconds, turns = (0.1, 3) if quick else (0.5, 7)
     with ExitStack() as stack:
-        memory, disk = (stack.enter_context(_set(mode)) for mode in ("memory", "disk"))
+        memory, disk = stack.enter_context(_set("memory")), stack.enter_context(_set("disk"))
         synced = functools.partial(_sync_times, disk, seconds)
         times: dict[str, list[float]] = {"memory": [], "disk": [], "synced": []}
         cases = {
@@ -117,11 +118,11 @@ def _sync_times(folder: Path, seconds: float, times: list[float]) -> float:
 
 
 @contextmanager
-def _set(durability: str) -> Iterator[Path]:
+def _set(durability: Literal["memory", "disk"]) -> Iterator[Path]:
     """Start one shard. Yield its folder."""
     with tempfile.TemporaryDirectory(prefix="clipper-", dir=".") as folder:
-        given = {"folder": folder, "snapshot_s": 0.0, "durability": durability}
-        local = LocalSet(ParamsSettings(**given)).start()
+        settings = ParamsSettings(folder=folder, snapshot_s=0.0, durability=durability)
+        local = LocalSet(settings).start()
         try:
             local.wait_ready(60.0)
             with Client(folder) as client:

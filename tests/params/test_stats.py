@@ -226,7 +226,7 @@ def test_the_age_of_a_snapshot_outlives_a_shard(shards: Shards) -> None:
 
 
 def test_every_metric_of_parameters_is_made(shards: Shards) -> None:
-    client = shards.up(2, replicas=1).client()
+    client = shards.up(2, replicas=1, durability="disk").client()
     client.create(SPEC)
     client.push("t", range(4), ones((4, 3)))
     client.call(0, "snapshot", number=1)
@@ -283,3 +283,14 @@ def test_a_histogram_that_was_told_elsewhere(values: list[int]) -> None:
     here = one.snapshot()
     assert snapshot_of(here.buckets(), here.sum) == here
     assert snapshot_of([(low, n) for low, _, n in here.buckets()], here.sum) == here
+
+
+def test_a_log_on_disk_is_counted(shards: Shards) -> None:
+    client = shards.up(1, durability="disk").client()
+    client.create(TableSpec("t", 2))
+    for _ in range(3):
+        client.push("t", [1], ones((1, 2)))
+    told = samples([client.call(0, "stats")])
+    assert told.get("clipper_params_log_pushes_total", "0") == 3
+    assert told.get("clipper_params_log_syncs_total", "0") == 4, "the table too"
+    assert (told.get("clipper_params_log_bytes", "0") or 0) > 0  # type: ignore[operator]

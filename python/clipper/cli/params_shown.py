@@ -75,6 +75,11 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
     said = [
         _aligned(lines),
         *(f"shard {one['shard']} is away: {one['away']}" for one in shards if "away" in one),
+        *(
+            f"shard {one['shard']} does not write its log: {one['log']['error']}"
+            for one in shards
+            if one.get("log", {}).get("error")
+        ),
     ]
     for one in sets[-5:]:
         state = "complete" if one["complete"] else "not of all shards"

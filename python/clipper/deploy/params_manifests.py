@@ -35,7 +35,7 @@ from clipper.deploy.manifests import (
 )
 from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
-from clipper.settings.params import ParamsSettings, grpc_address
+from clipper.settings.params import LOG_FULL, ParamsSettings, grpc_address
 
 PORT: Final = 7300
 METRICS_PORT: Final = 7301
@@ -111,7 +111,8 @@ class ParamsShipment:
     def volume_gib(self) -> int:
         """Return the size of a shard's volume in GiB."""
         whole = -(-self.memory_mib // _GIB)
-        return self.storage_gib or whole * (self.settings.snapshots_max + 2)
+        logs = LOG_FULL * self.settings.log_bytes_max if self.settings.durability == "disk" else 0
+        return self.storage_gib or whole * (self.settings.snapshots_max + 2) - (-logs >> 30)
 
 
 def write_params(shipment: ParamsShipment, folder: Path) -> list[str]:

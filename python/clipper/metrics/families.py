@@ -575,6 +575,9 @@ _TABLE: Final = (
     ),
     _level("clipper_params_snapshot_seconds", _SHARD, "Duration of the last snapshot."),
     Family("clipper_params_snapshot_bytes", "gauge", _SHARD, "Size of the last snapshot."),
+    Family("clipper_params_log_bytes", "gauge", _SHARD, "Size of the log on disk."),
+    Family("clipper_params_log_syncs_total", "counter", _SHARD, "Syncs of the log on disk."),
+    Family("clipper_params_log_pushes_total", "counter", _SHARD, "Pushes in those syncs."),
     _level(
         "clipper_params_recovery_seconds",
         _SHARD,

@@ -82,6 +82,10 @@ def _of_shard(stats: Stats, name: str, into: Samples) -> None:
         into.add("clipper_params_replica_lag_seconds", one["behind_s"], *copy)
     if stats["snapshots"]:
         _of_snapshots(stats["snapshots"], name, into)
+    if log := stats.get("log"):
+        into.add("clipper_params_log_bytes", log["nbytes"], name)
+        into.add("clipper_params_log_syncs_total", log["records"], name)
+        into.add("clipper_params_log_pushes_total", log["pushes"], name)
 
 
 def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:

@@ -10,6 +10,8 @@ from clipper.setting import about
 from clipper.settings.http import TlsFiles
 from clipper.settings.redaction import redacted
 
+LOG_FULL = 2  # times log_bytes_max: then pushes wait for a snapshot
+
 
 class ParamsSettings(msgspec.Struct, frozen=True):
     """Settings of a set of shards, whose tables are trained and served at once: docs/params.md."""

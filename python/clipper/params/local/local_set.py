@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ from clipper.params.client.connection import ShardConnection, addresses_in, call
 from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, write_address_file
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
-from clipper.params.shard.snapshots import newest_of, parts_in, sets_in
+from clipper.params.shard.disk_log import check_other_sizes, log_files
+from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
@@ -470,7 +472,8 @@ def _must_rest(folder: Path) -> None:
 def reshard(folder: Path, shards: int) -> int:
     """Change the number of shards of a set that does not run.
 
-    Returns the number of the snapshot that the shards will read. Raises DoesNotFit.
+    Returns the number of the snapshot that the shards will read. Raises DoesNotFit; StoreError if
+    a log on disk has more than the snapshots.
     """
     _must_rest(folder)
     addresses, _ = addresses_in(folder)
@@ -480,6 +483,7 @@ def reshard(folder: Path, shards: int) -> int:
         raise DoesNotFit(
             f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint
         )
+    check_other_sizes(folder, shards, partial(newest_position, folder / "snapshots"))
     said = read_address_file(folder)
     said["addresses"] = [
         UNKNOWN_ADDRESS if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
@@ -494,8 +498,8 @@ def reshard(folder: Path, shards: int) -> int:
 def restore(folder: Path, source: Path, number: int = 0) -> int:
     """Choose a snapshot of `source` as what the shards of a set that does not run read next.
 
-    number: 0 for the newest complete one. Newer snapshots of the set itself are set aside. Returns
-    the number. Raises DoesNotFit, InvalidInput.
+    number: 0 for the newest complete one. Newer snapshots of the set itself, and its logs on disk,
+    are set aside. Returns the number. Raises DoesNotFit, InvalidInput.
     """
     _must_rest(folder)
     root = source / "snapshots" if (source / "snapshots").is_dir() else source
@@ -511,6 +515,11 @@ def restore(folder: Path, source: Path, number: int = 0) -> int:
         _copied(root, own, chosen.number)
     else:
         _set_aside(own, chosen.number)
+    for shard in folder.glob("shard-*"):
+        for one in log_files(shard):
+            aside = own / f"aside-{time.strftime('%Y%m%d-%H%M%S')}" / shard.name
+            aside.mkdir(parents=True, exist_ok=True)
+            one.path.rename(aside / one.path.name)
     return chosen.number
 
 

@@ -41,6 +41,7 @@ from clipper.params.shard.parameters import DENSE, Ids, Piece
 from clipper.params.shard.recovery import Recovered, Source, fsync_folder
 from clipper.params.shard.replication import pushes_paused
 from clipper.params.tables import TableSpec
+from clipper.settings.params import LOG_FULL
 from clipper_core.params.shard_loop import ShardLoop
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ MORE, EMPTY = 1, 2  # flags: the next record belongs to it; the shard was empty 
 BODY_BYTES = 64 << 20  # of rows in one record; more of one moment are several
 IDLE_S = 0.5  # between two looks, if nothing changes
 RETRY_S = 0.5  # after a write that failed
-FULL = 2  # times log_bytes_max: then pushes wait for a snapshot
 _NAME = re.compile(r"changes-(\d+)-(\d+)-of-(\d+)\.log")
 
 
@@ -252,7 +252,7 @@ class DiskLog:
     `stats`, any.
 
     folder: of the shard. shards: size of the set. bytes_max: size at which a snapshot is taken, so
-    that the log can be cut; at FULL times that size pushes wait for the snapshot.
+    that the log can be cut; at LOG_FULL times that size pushes wait for the snapshot.
     """
 
     def __init__(self, shard: "Shard", folder: Path, shards: int, bytes_max: int) -> None:
@@ -382,7 +382,7 @@ class DiskLog:
         if not self._asked:
             self._asked = True
             self._shard.snapshots.ask(0, told)
-        while self._said["nbytes"] > FULL * self._bytes_max and self._asked:
+        while self._said["nbytes"] > LOG_FULL * self._bytes_max and self._asked:
             self._said["error"] = "pushes wait for a snapshot: the log is full"
             self._changed.wait(RETRY_S)
             if self._closed.is_set():

@@ -36,6 +36,11 @@ class ShardServer:
     """
 
     def __init__(self, config: ShardConfig, serves: Callable[[], None] = lambda: None) -> None:
+        if config.folder is None and config.settings.durability == "disk":
+            raise InvalidInput(
+                f"shard {config.number} has no folder for its log (params.durability is 'disk').",
+                hint="Set params.folder.",
+            )
         self._on_serving = serves
         self._epochs = EpochFile(config.folder)
         try:
