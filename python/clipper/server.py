@@ -14,6 +14,7 @@ from clipper.config import Config, merge_batching
 from clipper.deploy.command import Command, check_combination, chosen, warmup_variable
 from clipper.deploy.deployers import placing
 from clipper.deploy.environments import lines_of
+from clipper.deploy.pulling import url_of
 from clipper.deploy.warmup import warmup_of
 from clipper.errors import AlreadyExists, ShuttingDown
 from clipper.json_log import JsonLog
@@ -121,7 +122,7 @@ class ClipperServer:
                 self._dir.folder,
                 required=config.server.require_store,
             )
-            self._mesh = MeshMembership(config, self._store, self._dir.run)
+            self._mesh = MeshMembership(config, self._store, self._dir.run, self._dir.folder)
             self.catalog = Catalog(self._store, external=self._mesh.record)
             self._learning = Learning(
                 self._store,
@@ -382,6 +383,7 @@ class ClipperServer:
         model: object = None,
         *,
         command: str | Sequence[str] | None = None,
+        sha256: str = "",
         version: int | None = None,
         input: str | InputType | Mapping[str, str] | None = None,
         output: str | Mapping[str, str] = "any",
@@ -406,12 +408,13 @@ class ClipperServer:
 
         model: a function, a bound method, an estimator of scikit-learn, a module of PyTorch, a
         model of XGBoost or LightGBM, a `clipper_container.Model`, "module:attribute", or a file
-        such as "model.onnx" (docs/models.md). It takes a batch: an array of shape (n, *row), or a
-        list of str or bytes; with `row_by_row`, one input at a time.
+        such as "model.onnx" or "s3://bucket/model.onnx" (docs/models.md). It takes a batch: an
+        array of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time.
 
         command: a program that is the container, instead of a model, as ["java", "-jar",
             "svm.jar"]; it runs in the current folder and connects by itself
             (docs/sdk-cpp-java.md).
+        sha256: in hex, that the content of a URL must have.
         version: a whole number; None: the next one.
         input: type of one input, `f64[64]` or `str`; None: the estimator's, or that of the first
             query. output: type of one prediction.
@@ -434,9 +437,9 @@ class ClipperServer:
         promote: make the version the latest; otherwise `manage.promote` does so later.
         options: the options of the groups as single keywords, such as `replicas=2`.
 
-        Raises PackagingError, InvalidInput, AlreadyExists, DeployFailed (with the container's last
-        lines); for tables DoesNotFit (this server has none), TypeConflict (a table exists with
-        other settings), ShardAway. Threads: any.
+        Raises PackagingError (PullFailed for a URL), InvalidInput, AlreadyExists, DeployFailed
+        (with the container's last lines); for tables DoesNotFit (this server has none),
+        TypeConflict (a table exists with other settings), ShardAway. Threads: any.
         """
         self._check_open()
         keywords: dict[str, Any] = dict(options)
@@ -447,6 +450,7 @@ class ClipperServer:
             raise TypeError(f"deploy() got an unexpected keyword argument {unknown[0]!r}")
         input_type, output_type = types_of(input, output, inputs, outputs, schema)
         thing = chosen(name, model, command)
+        thing = url_of(thing, sha256) or thing
         warmup_text = warmup_of(name, self.config.server.warmup if warmup is None else warmup)
         deployer = placement.deployer or self.config.server.deployer
         if isinstance(thing, Command):

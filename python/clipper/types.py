@@ -491,6 +491,18 @@ class Similar(msgspec.Struct, frozen=True):
     tolerance: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class PulledFrom(msgspec.Struct, frozen=True):
+    """The source of a model's files, and what was there.
+
+    url: without credentials. sha256: of the content; of a folder: docs/models.md, Artifacts. etag:
+    as the source gave it, "" if it gave none.
+    """
+
+    url: str
+    sha256: str
+    etag: str = ""
+
+
 class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/1"):
     """A model version: fixed once registered, but for `replicas`, `replicas_max` and `retired_us`,
     which the catalog keeps apart.
@@ -509,8 +521,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
     JSON. command: the words of a command line that is a container, run in `folder`; target is their
-    text. created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it
-    serves.
+    text. source: of what is packed in target; None: it was not pulled. created_us, retired_us:
+    microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
     name: str
@@ -542,6 +554,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     warmup: str = ""
     command: tuple[str, ...] = ()
     folder: str = ""
+    source: PulledFrom | None = None
 
     @property
     def id(self) -> VersionedModel:

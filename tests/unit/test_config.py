@@ -482,7 +482,7 @@ def test_every_key_is_described() -> None:
         whole.tracing,
         whole.docker,
     )
-    sections = (*sections, whole.influx, whole.mesh, whole.params)
+    sections = (*sections, whole.influx, whole.mesh, whole.params, whole.artifacts)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))

@@ -42,6 +42,7 @@ _EXAMPLES = """\
 TARGET is one of
   module:attribute    a function, an estimator or a Model, imported from the current directory or the environment
   path/to/model.pkl   a file packed by `clipper deploy`; it is unpickled in this process only
+  s3://bucket/model.onnx, gs://, https://, pvc://claim/path    is pulled first; #sha256=HEX is checked
   path/to/model.onnx  an ONNX model, or a .skops file: data, nothing is unpickled
 
 a function gets a batch and returns one output for each row:

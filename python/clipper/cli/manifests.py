@@ -279,7 +279,7 @@ def kubernetes(
         files = write_mesh(shipped, folder)
         _say(command, folder, files, _PUSH.format(folder))
         return
-    with _shipment(command, file, redis, base) as found:
+    with _shipment(command, file, redis, base, pulls=True) as found:
         shipment = replace(found, store=shared, redis=found.redis and not shared)
         shipment = replace(shipment, servers=servers, name=name)
         files = write_kubernetes(shipment, folder)
@@ -334,7 +334,7 @@ def chart(
 
     many = ParamsShipment(load(file, params={"shards": shards}).params) if shards else None
     some = MeshShipment("redis://redis:6379/0", nodes) if nodes else None
-    with _shipment(command, file, redis=True, base=base) as found:
+    with _shipment(command, file, redis=True, base=base, pulls=True) as found:
         contents = ChartContents(replace(found, servers=servers), some, many)
         files = write_chart(contents, folder)
         built = [
@@ -365,10 +365,10 @@ def _say(command: ServerCommand, folder: Path, files: list[str], then: str) -> N
 
 @contextmanager
 def _shipment(
-    command: ServerCommand, file: Path | None, redis: bool, base: str
+    command: ServerCommand, file: Path | None, redis: bool, base: str, pulls: bool = False
 ) -> Iterator["Shipment"]:
     """Yield the declared or the running models and applications; model files are in a temporary
-    folder.
+    folder. pulls: containers pull models that are named by a URL.
     """
     from clipper.deploy.deployer import spec_of
     from clipper.deploy.image import image_of
@@ -380,21 +380,31 @@ def _shipment(
             state = read(command.server.export_state())
             names = dict.fromkeys(model.name for model in state.models if model.target)
             models = [placed(chosen(state, name), state, Path(place)) for name in names]
+            models = [_pulled_from(model) if pulls else model for model in models]
             applications = tuple(applications_of(state))
         else:
-            models, applications, redis = _declared(file, Path(place), redis)
+            models, applications, redis = _declared(file, Path(place), redis, pulls)
         made = {
             model.name: (model, image_of(spec_of(model), needs_of(model), base)) for model in models
         }
         yield Shipment(made, applications, redis)
 
 
+def _pulled_from(model: Model) -> Model:
+    """Return a running model as a pod pulls it, if it was pulled."""
+    if model.source is None:
+        return model
+    target = f"{model.source.url}#sha256={model.source.sha256}"
+    return msgspec.structs.replace(model, target=target, sha256="")
+
+
 def _declared(
-    file: Path, place: Path, redis: bool
+    file: Path, place: Path, redis: bool, pulls: bool
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
     """Return what a TOML file declares, as a server would read it."""
     from clipper.config import load, roles_in
-    from clipper.deploy.package import pack
+    from clipper.deploy.package import Package, pack
+    from clipper.deploy.pulling import PullLimits, pod_url, pulled, url_of
     from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
     from clipper.manage.deployment import type_of
@@ -406,7 +416,14 @@ def _declared(
         if not wanted.target:
             continue
         version = wanted.version or 1
-        package = pack(wanted.target, name, version, place, wanted.code)
+        limits = PullLimits.from_environment(config.artifacts.environment(None))
+        if not (url := url_of(wanted.target)):
+            package = pack(wanted.target, name, version, place, wanted.code)
+        elif pulls:
+            package = Package(pod_url(url, limits), "")
+        else:
+            with pulled(url, limits, lambda done: None) as found:
+                package = pack(found.path, name, version, place, wanted.code)
         least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
         models.append(
             Model(

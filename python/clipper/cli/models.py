@@ -135,8 +135,8 @@ def deploy(
     no_wait: bool,
     dry_run: bool,
 ) -> None:
-    """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one
-    (docs/models.md).
+    """Serve TARGET as NAME: module:attribute on the server's host, a model's file of this one,
+    or a URL that the server pulls: s3://, gs://, https:// (docs/models.md).
 
     A module in this folder is found by a server on this host. The new version is the latest once it
     runs; what links NAME without a version then asks it.
@@ -144,6 +144,7 @@ def deploy(
     \b
     clipper deploy doubler doubler:double --input "f64[3]"
     clipper deploy svm svm.onnx --replicas 1-4 --behind
+    clipper deploy svm s3://bucket/svm.onnx#sha256=HEX
     clipper deploy svm svm.onnx --deployer docker --memory 512 --cpus 2
     clipper deploy svm --command "java -jar svm.jar"
     clipper deploy homes homes.pkl --schema '{"rooms": "i64", "city": "str"} -> f64'
@@ -229,8 +230,8 @@ def _columns(text: str) -> tuple[str, list[int]]:
 
 @contextlib.contextmanager
 def _telling(command: ServerCommand, name: str) -> Iterator[None]:
-    """Show the progress of a deployment on stderr: packing, building environment, starting,
-    loading, warm.
+    """Show the progress of a deployment on stderr: pulling, packing, building environment,
+    starting, loading, warm.
     """
     over = threading.Event()
     teller = threading.Thread(
@@ -260,8 +261,10 @@ def home_of(target: str) -> list[str]:
     """Return this folder if it contains the module."""
     module, colon, _ = target.partition(":")
     top = module.partition(".")[0]
-    here = bool(colon and top) and (
-        Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
+    here = (
+        bool(colon and top)
+        and "://" not in target
+        and (Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file())
     )
     return [str(Path.cwd())] if here else []
 

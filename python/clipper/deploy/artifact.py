@@ -26,6 +26,7 @@ from clipper.errors import InvalidInput, PackagingError, ShuttingDown
 from clipper_container.adapters import files, mlflow
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import MAGIC, PACKED
+from clipper_container.artifacts import is_url
 
 KINDS: Final = (
     "onnx",
@@ -88,10 +89,12 @@ class Artifact:
 
 
 def is_data(thing: Any) -> bool:
-    """Return True for an Artifact, the path of a model file or folder, or an object that its
+    """Return True for an Artifact, the path or URL of a model file or folder, or an object that its
     framework can save.
     """
     if isinstance(thing, str | os.PathLike):
+        if is_url(thing):
+            return True
         return is_registered(thing) or (":" not in str(thing) and bool(files.kind_by_name(thing)))
     return isinstance(thing, Artifact) or _saver_of(thing) is not None
 

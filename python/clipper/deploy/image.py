@@ -118,6 +118,8 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
             files[f"code/{number}/{name}"] = content
             budget -= len(content)
         folders.append(f"/code/{number}")
+    if needs.is_pulled:
+        return needs.target, folders
     if not needs.is_file:
         _check_module(needs, model)
         return needs.target, folders

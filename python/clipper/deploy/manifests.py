@@ -21,6 +21,8 @@ from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
 from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.types import VERSION, Application, InputType, Model
+from clipper_container.artifacts import ArtifactUrl, is_url
+from clipper_container.artifacts.url import PVC_FOLDER
 
 PORT: Final = 7000
 HTTP_PORT: Final = 8000
@@ -32,6 +34,7 @@ SERVER_IMAGE: Final = f"clipper/server:{VERSION}"
 REDIS_IMAGE: Final = "redis:7.4-bookworm"
 _TOML: Final = "/etc/clipper/clipper.toml"
 _DRAIN_S: Final = 10
+_PULL_S: Final = 1800
 _SHARED: Final = ("etcd", "etcds", "redis", "rediss")
 _RECREATE: Final = {"type": "Recreate"}
 _EXPORT: Final = "clipper/export"
@@ -613,6 +616,23 @@ def redis_objects(name: str) -> Iterator[Document]:
     yield _claim(name, "redis")
 
 
+def _pulling(export: str, target: str, container: Document) -> list[Document]:
+    """Let a container pull its model: with the credentials of a Secret, or from the volume of a
+    claim, which is returned.
+    """
+    url = ArtifactUrl.parse(target)
+    if url.scheme == "pvc":
+        mount = {"name": "artifact", "mountPath": f"{PVC_FOLDER}/{url.place}", "readOnly": True}
+        container["volumeMounts"] = [*container["volumeMounts"], mount]
+        claim = {"claimName": url.place, "readOnly": True}
+        return [{"name": "artifact", "persistentVolumeClaim": claim}]
+    container["envFrom"] = [{"secretRef": {"name": f"{export}-artifacts", "optional": True}}]
+    container["env"] = [{"name": "CLIPPER_ARTIFACTS__PULL_S", "value": str(_PULL_S)}]
+    healthy = {"exec": {"command": _HEALTHY}}
+    container["startupProbe"] = probe(healthy, 5, 60 + _PULL_S // 5)
+    return []
+
+
 def model_objects(export: str, name: str, model: Model, image: Image) -> Iterator[Document]:
     """Yield the objects of a model, which connects to all servers of the export."""
     called = f"{export}-model-{label_of(name)}"
@@ -648,10 +668,13 @@ def model_objects(export: str, name: str, model: Model, image: Image) -> Iterato
         "readinessProbe": probe(healthy, 10, 2),
         "volumeMounts": [_TOKEN_MOUNT, TMP_MOUNT],
     }
+    volumes = [_token_volume(export)]
+    if is_url(model.target):
+        volumes += _pulling(export, model.target, container)
     meta = meta_of(called, "model", annotations={"clipper/model": str(model.id)})
     meta["labels"] |= {_EXPORT: export}
     few, many = max(model.replicas, 1), model.replicas_max
-    spec = pod([container], [_token_volume(export)], 30)
+    spec = pod([container], volumes, 30)
     spec["topologySpreadConstraints"] = spread(called)
     yield deployment(meta, None if many else few, spec, ONE_AT_A_TIME)
     if few > 1:

@@ -15,7 +15,9 @@ from typing import Final
 
 from clipper.errors import InvalidInput
 from clipper.types import Model
+from clipper_container.adapters.files import ENDINGS
 from clipper_container.adapters.function import DISTRIBUTIONS, MAGIC, PACKED
+from clipper_container.artifacts import ArtifactUrl, is_url
 
 # For each kind: distributions that provide what its adapter imports. The first is added when none
 # of them is required by the user.
@@ -33,6 +35,7 @@ _ADAPTERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "pickle": (("joblib",),),
     "mlflow": (("mlflow-skinny", "mlflow"), ("pandas",)),
 }
+_BUCKETS: Final = ("obstore",)
 _OURS: Final = frozenset({"clipper", "clipper-core", "clipper-serving", "clipper-container"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEAD_BYTES_MAX: Final = 1 << 20
@@ -62,9 +65,18 @@ class Needs:
         return bool(self.sha256)
 
     @property
+    def is_pulled(self) -> bool:
+        """Return True if the target is a URL that the container pulls."""
+        return is_url(self.target)
+
+    @property
     def module(self) -> str:
         """Return the top-level module of a `module:attribute`; "" for a file."""
-        return "" if self.is_file else self.target.partition(":")[0].partition(".")[0]
+        return (
+            ""
+            if self.is_file or self.is_pulled
+            else self.target.partition(":")[0].partition(".")[0]
+        )
 
     def pip(self) -> tuple[str, ...]:
         """Return pip's lines for an environment: the user's, then missing imports of the
@@ -72,7 +84,8 @@ class Needs:
         """
         asked = {_canonical(found[0]) for line in self.requirements if (found := _NAME.match(line))}
         lines = [*self.requirements]
-        for choices in _ADAPTERS.get(self.kind, ()):
+        in_bucket = self.target.startswith(("s3://", "gs://"))
+        for choices in (*_ADAPTERS.get(self.kind, ()), *((_BUCKETS,) if in_bucket else ())):
             if asked.isdisjoint(choices):
                 name = next((name for name in choices if name in self.packages), choices[0])
                 lines.append(self._pinned(name))
@@ -101,7 +114,8 @@ def needs_of(model: Model) -> Needs:
             hint="Put the program into an image of your own that connects to the server"
             " (docs/sdk-cpp-java.md).",
         )
-    head = _head_of(model.target) if model.sha256 else {"kind": "module"}
+    kind_here = kind_of_url(model.target) if is_url(model.target) else "module"
+    head = _head_of(model.target) if model.sha256 else {"kind": kind_here}
     kind = str(head["kind"])
     packages = head.get("packages")
     if not isinstance(packages, dict):
@@ -109,6 +123,11 @@ def needs_of(model: Model) -> Needs:
     by_value = kind in ("function", "model", "torch")
     python = model.python or (str(head.get("python", "")) if by_value else "")
     return Needs(model.target, kind, model.sha256, python, model.requirements, packages, model.code)
+
+
+def kind_of_url(url: str) -> str:
+    """Return the kind of a model by the ending of its URL; a folder is one of MLflow."""
+    return ENDINGS.get(Path(ArtifactUrl.parse(url).key).suffix.lower(), "mlflow")
 
 
 def installed_for(kind: str) -> list[str]:

@@ -15,6 +15,7 @@ from clipper.errors import ClipperError, InvalidInput
 from clipper.types import Model, VersionedModel
 
 _log = logging.getLogger(__name__)
+PULLING: Final = "pulling"
 PACKING: Final = "packing"
 BUILDING: Final = "building environment"
 IMAGE: Final = "building image"
@@ -25,8 +26,8 @@ FAILED: Final = "failed"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Where a version is: packing, building environment or image, starting, loading, warm; or
-    failed.  since_s: on the monotonic clock."""
+    """Where a version is: pulling, packing, building environment or image, starting, loading, warm;
+    or failed.  since_s: on the monotonic clock."""
 
     stage: str
     detail: str = ""
@@ -80,22 +81,28 @@ class Building:
         lines = needs_of(model).pip()
         if path := self._environments.ready(lines, model.python):
             return path
+        self.run(model, BUILDING, lambda: self._build(model, lines))
+        return ""
+
+    def run(self, model: Model, stage: str, work: Callable[[], str]) -> None:
+        """Do work for a version in a thread of its own, then call `done` with what it returns; do
+        nothing while such a thread runs."""
         with self._changed:
             if model.id not in self._threads:
-                self._stages[model.id] = Stage(BUILDING, "", time.monotonic())
+                self._stages[model.id] = Stage(stage, "", time.monotonic())
                 thread = threading.Thread(
-                    target=self._build, args=(model, lines), name="clipper-environment", daemon=True
+                    target=self._run, args=(model, work), name="clipper-environment", daemon=True
                 )
                 self._threads[model.id] = thread
                 thread.start()
-        return ""
 
     def wait(self, id_: VersionedModel) -> None:
         """Until nothing is built for that version."""
         with self._changed:
             self._changed.wait_for(lambda: id_ not in self._threads)
 
-    def _build(self, model: Model, lines: tuple[str, ...]) -> None:
+    def _build(self, model: Model, lines: tuple[str, ...]) -> str:
+        """Build an environment; return what went wrong, or ""."""
         began, error = time.monotonic(), ""
         _log.info("model %s: building its environment", model.id, extra={"model": str(model.id)})
         try:
@@ -108,6 +115,10 @@ class Building:
         _log.info(
             "model %s: environment %s in %.1f s", model.id, "failed" if error else "built", took_s
         )
+        return error
+
+    def _run(self, model: Model, work: Callable[[], str]) -> None:
+        error = work()
         with self._changed:
             thread = self._threads.pop(model.id)
         try:

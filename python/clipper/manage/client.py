@@ -27,6 +27,7 @@ import numpy as np
 from clipper.deploy.artifact import artifact_of, is_data, is_registered
 from clipper.deploy.deployers import ENGINES
 from clipper.deploy.environments import lines_of
+from clipper.deploy.pulling import url_of
 from clipper.errors import (
     ClipperError,
     Forbidden,
@@ -250,6 +251,8 @@ class Client:
 
         command: instead of a model, a program of the server's host that is named in its
         server.commands; `folder` is where it runs.
+        A URL (s3://, gs://, https://) is pulled by the server.
+
         settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file;
         requirements: a file of this host, or lines. Functions are not sent: what they are pickled
         in would be run by whoever receives it. Deploy them in the server's process, or from a
@@ -265,7 +268,10 @@ class Client:
                 'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
             )
             raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
-        if is_data(model):
+        url = url_of(model, settings.pop("sha256", ""))
+        if url:
+            settings["model"] = url
+        elif is_data(model):
             artifact = artifact_of(model)
             settings |= (
                 {"model": _here(model)}
@@ -277,7 +283,7 @@ class Client:
         if requirements := settings.get("requirements"):
             settings["requirements"] = lines_of(requirements)
         patient = copy.copy(self)
-        if requirements or settings.get("python") or settings.get("deployer") in ENGINES:
+        if url or requirements or settings.get("python") or settings.get("deployer") in ENGINES:
             patient._timeout_s = max(self._timeout_s, _BUILD_S)
         return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
 

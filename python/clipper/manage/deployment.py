@@ -5,13 +5,15 @@ A version is numbered and packed at once, and becomes the latest only when its c
 connected: until then queries go on to the one before.
 """
 
+import contextlib
 import dataclasses
 import logging
+import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,8 +34,10 @@ from clipper.deploy.deployers import ENGINES, Deployers
 from clipper.deploy.environments import Environments
 from clipper.deploy.needs import needs_of
 from clipper.deploy.package import pack
+from clipper.deploy.pulling import PullLimits, pulled, source_of, url_of
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import (
+    ClipperError,
     DeployFailed,
     InvalidInput,
     ShardAway,
@@ -47,6 +51,7 @@ from clipper.manage.building import (
     IMAGE,
     LOADING,
     PACKING,
+    PULLING,
     STARTING,
     WARM,
     Building,
@@ -69,7 +74,7 @@ from clipper.serving.models.scaling import Expected, Look, Scaling, replica_boun
 from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
-from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
+from clipper.types import VERSION_MAX, InputType, Model, PulledFrom, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
@@ -152,6 +157,7 @@ class Deployment:
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
         self._parameters, self._mesh = parameters, mesh
+        self._pull_limits = PullLimits.from_environment(config.artifacts.environment(folder.folder))
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -227,11 +233,11 @@ class Deployment:
         promote: bool = True,
         **settings: Any,
     ) -> Running:
-        """See ClipperServer.deploy; settings: of the record."""
+        """See ClipperServer.deploy; settings: of the record. A URL is pulled first."""
         given = settings.pop("tables", {})
-        with self._numbering:
-            record = self._record(name, model, version, code, input)
-            record = _replace(record, **settings, tables={**record.tables, **given})
+        with self._pulled(name, model, version) as (thing, source), self._numbering:
+            record = self._record(name, thing, version, code, input)
+            record = _replace(record, **settings, tables={**record.tables, **given}, source=source)
             running = self._running.ensure(record)
         self._building.enter(record.id, STARTING)
         try:
@@ -419,14 +425,65 @@ class Deployment:
 
     # -- records and containers
 
-    def _record(
-        self,
-        name: str,
-        model: Any,
-        version: int | None,
-        code: Sequence[str],
-        input: str | Mapping[str, str] | InputType | None,
-    ) -> Model:
+    @contextlib.contextmanager
+    def _pulled(
+        self, name: str, model: object, version: int | None
+    ) -> Iterator[tuple[object, PulledFrom | None]]:
+        """Yield what is packed, and where it is from: of a URL the file or folder in the cache."""
+        if not (url := url_of(model)):
+            yield model, None
+            return
+        id_ = self._chosen(name, version)
+        try:
+            with pulled(url, self._pull_limits, lambda done: self._pulling(id_, done)) as found:
+                yield found.path, source_of(url, found)
+        except BaseException:
+            if self._building.stage_of(id_).stage == PULLING:
+                self._building.forget(id_)
+            raise
+
+    def _pulling(self, id_: VersionedModel, done: str) -> None:
+        if self._closed:
+            raise ShuttingDown(f"the pull of model '{id_}' was given up.")
+        self._building.enter(id_, PULLING, done)
+
+    def _pull_again(self, model: Model, source: PulledFrom) -> str:
+        """Pull what another server deployed, into this server's folder; return what went wrong, or
+        "".
+        """
+        url = f"{source.url}#sha256={source.sha256}"
+        try:
+            with pulled(url, self._pull_limits, lambda d: self._pulling(model.id, d)) as found:
+                package = pack(
+                    found.path,
+                    model.name,
+                    model.version,
+                    self._dir.models,
+                    no_pickle=self.config.server.no_pickle,
+                )
+        except (ClipperError, OSError) as error:
+            return f"model '{model.id}' is not in this server's folder: {error}"
+        if package.sha256 == model.sha256:
+            return ""
+        os.unlink(package.target)
+        return (
+            f"model '{model.id}' was packed by another version of Python or of its framework, and"
+            " is not the same here. Deploy it anew."
+        )
+
+    def _here(self, model: Model) -> Model | None:
+        """Return a model with the path of its packed file here; None while that is pulled."""
+        if model.source is None or os.path.exists(model.target):
+            return model
+        target = self._dir.models / os.path.basename(model.target)
+        if target.exists():
+            return msgspec.structs.replace(model, target=str(target))
+        source = model.source
+        self._building.run(model, PULLING, lambda: self._pull_again(model, source))
+        return None
+
+    def _chosen(self, name: str, version: int | None) -> VersionedModel:
+        """Return the version to deploy: a new one. Raises: InvalidInput, AlreadyExists."""
         chosen = self._next_version(name) if version is None else version
         if not isinstance(chosen, int) or not 1 <= chosen <= VERSION_MAX:
             raise InvalidInput(
@@ -438,6 +495,18 @@ class Deployment:
             known.id == id_ for known in self.catalog.view.versions.get(name, ())
         ):
             self.catalog.refuse_existing(id_)
+        return id_
+
+    def _record(
+        self,
+        name: str,
+        model: Any,
+        version: int | None,
+        code: Sequence[str],
+        input: str | Mapping[str, str] | InputType | None,
+    ) -> Model:
+        id_ = self._chosen(name, version)
+        chosen = id_.version or 0
         self._building.enter(id_, PACKING)
         try:
             places = [code] if isinstance(code, str) else code
@@ -467,8 +536,9 @@ class Deployment:
 
     def _start_replicas(self, model: Model) -> None:
         self._failures.pop(model.id, None)
-        if not model.target:
+        if not model.target or (here := self._here(model)) is None:
             return
+        model = here
         own = needs_environment(model)
         python = self._building.interpreter(model) if own else sys.executable
         if not python:

@@ -18,6 +18,7 @@ from clipper.catalog_view import Rollout
 from clipper.config import Config, merge_batching
 from clipper.deploy.artifact import ENDINGS, Artifact, is_data
 from clipper.deploy.command import Command, check_permitted, command_of
+from clipper.deploy.pulling import url_of
 from clipper.errors import InvalidInput, PackagingError, UnknownModel, UnknownVersion
 from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
@@ -292,6 +293,7 @@ class Operations:
                 f"bytes of kind {kind!r} may hold pickles, and are not taken from a socket.",
                 hint=hint,
             )
+        thing = url_of(thing) or thing
         with self._doing("deploy") as change:
             if self.dry_run:
                 id_ = self._rehearse(name, thing, version, input, promote, settings)

@@ -28,11 +28,14 @@ class MeshMembership:
     """The mesh node of a server. Before start(), and without `[mesh] enabled`, it has none.
 
     Queries, links and containers of models that the catalog does not have are looked up here.
-    Threads: any.
+    state: folder of the server's state, with the cache of pulled models. Threads: any.
     """
 
-    def __init__(self, config: Config, store: Store, folder: Path) -> None:
+    def __init__(
+        self, config: Config, store: Store, folder: Path, state: Path | None = None
+    ) -> None:
         self._settings, self._store, self._folder = config.mesh, store, folder
+        self._environment = config.artifacts.environment(state)
         self._node: MeshNode | None = None
 
     def start(self, host: "ServerHost", *, store_is_away: bool) -> None:
@@ -43,7 +46,7 @@ class MeshMembership:
         """
         if not self._settings.enabled:
             return
-        self._node = MeshNode(self._settings, self._store, host, self._folder)
+        self._node = MeshNode(self._settings, self._store, host, self._folder, self._environment)
         if store_is_away and self._settings.enter_s:
             self._node.start_late()
         else:

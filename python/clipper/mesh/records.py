@@ -66,6 +66,7 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
     runtime needs to open it. input, output: row types, `any` until a copy has stated them. refs:
     v-models that name it. auto_delete: unregister it soon after refs reach 0. used_ms: last use,
     hours late. size_bytes: as last measured, 0 while unknown.
+    sha256: of the content of a URL, as its first pull found it; all later ones must have it.
     """
 
     id: str
@@ -83,6 +84,7 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
     auto_delete: bool = False
     used_ms: int = 0
     size_bytes: int = 0
+    sha256: str = ""
 
     @property
     def loaded(self) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Loads a target of the command line: `module:attribute`, a model file or folder, or a packed file.
+"""Loads a target of the command line: `module:attribute`, a model file or folder or its URL, or a
+packed file.
 
 A packed file (`clipper deploy`) is one line of JSON with a description, then a pickle (`.pkl`) or
 the bytes of a model file (`.packed`). Pickles run code, so they are opened only here, in the
@@ -22,6 +23,7 @@ from typing import Any
 
 from clipper_container.adapters import files
 from clipper_container.adapters.errors import LoadError
+from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, is_url, pull
 
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
@@ -32,6 +34,7 @@ DISTRIBUTIONS = {  # module -> distribution, where the names differ
     "yaml": "pyyaml",
     "mlflow": "mlflow-skinny",
 }
+_in_use: list[CachedArtifact] = []  # what this process serves stays in the cache
 __all__ = [
     "DISTRIBUTIONS",
     "MAGIC",
@@ -45,13 +48,15 @@ __all__ = [
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
-    """Return the object that `target` names.
+    """Return the object that `target` names; a URL is pulled first.
 
     sha256: of the whole file, in hex; empty for any. code: directories, or files whose directories,
     are put at the front of sys.path.
 
     Raises: LoadError, and whatever importing the user's code raises.
     """
+    if is_url(target):
+        target = _pulled(target)
     for entry in reversed([*code]):
         _prepend(entry if os.path.isdir(entry) else os.path.dirname(os.path.abspath(entry)))
     if target.endswith(PACKED) and _is_packed(target):
@@ -74,6 +79,19 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
         except AttributeError:
             raise LoadError(f"module {module!r} has no attribute {attribute!r}") from None
     return thing
+
+
+def _pulled(target: str) -> str:
+    """Pull a URL; return the path of its file or folder."""
+    told = [0]
+
+    def progress(done: int, total: int) -> None:
+        if total > 0 and done * 10 // total > told[0]:
+            told[0] = done * 10 // total
+            print(f"pulling {done * 100 // total} % of {total} bytes", flush=True)
+
+    _in_use.append(pull(ArtifactUrl.parse(target), PullLimits.from_environment(), progress))
+    return str(_in_use[-1].path)
 
 
 def _prepend(directory: str, last: bool = False) -> None:

@@ -1,7 +1,7 @@
 """The `host` command: one process that holds many models for a node of the mesh.
 
-The node sends requests over a control connection (docs/hosts.md): load, unload, serve, leave,
-status.
+The node sends requests over a control connection (docs/hosts.md): pull, load, unload, serve,
+leave, status.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ import msgpack
 
 from clipper_container.adapters.function import explain
 from clipper_container.adapters.runtimes import FileRuntime, PythonRuntime
+from clipper_container.artifacts import (
+    ArtifactUrl,
+    CachedArtifact,
+    PullError,
+    PullLimits,
+    is_url,
+    pull,
+)
 from clipper_container.host.model_cache import (
     OVERRUNS_MAX,
     UNLOAD_S,
@@ -43,6 +51,7 @@ from clipper_container.worker.evaluation import user_traceback
 from clipper_container.worker.handshake import ContainerRejected
 
 MESSAGE_BYTES_MAX = 1 << 20
+PULLS_MAX = 4  # at once
 SERVE_MS = 10_000
 FILES_MAX = 1 << 17
 END_S = 5.0  # for batches in hand, once the host must end
@@ -172,10 +181,13 @@ class ModelHost:
         self._executor = ThreadPoolExecutor(
             4, "clipper-host-ask"
         )  # for requests that may block; all others run in order
+        self._pulling = ThreadPoolExecutor(PULLS_MAX, "clipper-host-pull")
+        self._pulled: dict[str, CachedArtifact] = {}  # by model: in the cache while it is loaded
         self._state = "STARTING"
         self._verbs: dict[str, _Answer] = {
             "status": self._status, "load": self._load, "unload": self._unload, "size": self._size,
             "predict_size": self._predict_size, "serve": self._serve, "leave": self._leave,
+            "pull": self._pull,
         }  # fmt: skip
 
     def serve(self, token: str, name: str, stop: StopSwitch) -> None:
@@ -220,6 +232,7 @@ class ModelHost:
         self._connections.close()
         self._models.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pulling.shutdown(wait=False, cancel_futures=True)
         self._timers.close()
         self._channel.close()
 
@@ -273,12 +286,41 @@ class ModelHost:
             "resident": [] if request.number("brief") else found,
         }
 
-    def _load(self, request: ControlRequest) -> Future[Any]:
+    def _load(self, request: ControlRequest) -> Future[CachedModel]:
         timeout_s = request.number("timeout_ms") / 1000 or self._load_s
-        return self._models.load(request.artifact(), timeout_s)
+        artifact = request.artifact()
+        answer = self._models.load(artifact, timeout_s)
+        answer.add_done_callback(
+            lambda done: self._release(artifact.model) if done.exception() else None
+        )
+        return answer
 
-    def _unload(self, request: ControlRequest) -> Future[Any]:
-        return self._models.unload(request.model(), request.number("timeout_ms") / 1000 or UNLOAD_S)
+    def _pull(self, request: ControlRequest) -> Future[dict[str, str]]:
+        return self._pulling.submit(self._pull_now, request.artifact(), request.text("sha256"))
+
+    def _pull_now(self, artifact: Artifact, sha256: str) -> dict[str, str]:
+        """Pull the files of a model; return where they are, and their SHA-256."""
+        if not is_url(artifact.path):
+            return {"path": artifact.path, "sha256": sha256}  # for a runtime that knows it
+        try:
+            url = ArtifactUrl.parse(artifact.path, sha256)
+            found = pull(url, PullLimits.from_environment())
+        except PullError as error:
+            raise RequestFailed("artifact" if error.is_final else "host", str(error)) from None
+        self._release(artifact.model)
+        self._pulled[artifact.model] = found
+        return {"path": str(found.path), "sha256": found.sha256}
+
+    def _release(self, model: str) -> None:
+        """Allow the cache to remove the files of a model."""
+        if (held := self._pulled.pop(model, None)) is not None:
+            held.close()
+
+    def _unload(self, request: ControlRequest) -> Future[None]:
+        model = request.model()
+        gone = self._models.unload(model, request.number("timeout_ms") / 1000 or UNLOAD_S)
+        gone.add_done_callback(lambda _: self._release(model))
+        return gone
 
     def _size(self, request: ControlRequest) -> dict[str, Any]:
         return {"size_bytes": self._models.get(request.model()).size_bytes}

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
 
+import msgspec
+
 from clipper.errors import ClipperError, StoreError, UnknownModel
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
@@ -228,11 +230,12 @@ class ModelLoader:
                 f" {', '.join(self.types)}",
                 "none",
             )
-        size = record.size_bytes or await self._guess(host, record)
+        record, path = await self._pull(host, record)
+        size = record.size_bytes or await self._guess(host, _at(record, path))
         record = await self._claim(record, job, size)
         try:
             await self._make_room(record, size, load)
-            host, found = await self._in_host(host, record)
+            host, found = await self._in_host(host, _at(record, path))
         except BaseException as error:
             self.cache.remove(id)
             await self._release_alone(id)
@@ -267,6 +270,31 @@ class ModelLoader:
             "loaded",
             f"{size} bytes in {found.took_ms:.0f} ms, after {queued_ms} ms in the queue{job.why}",
         )
+
+    async def _pull(self, host: ModelHost, record: MeshModel) -> tuple[MeshModel, str]:
+        """Pull a model whose path is a URL, before it is claimed; return its record and the path
+        of its files here.
+
+        The content that the first node of all finds is recorded; a pull that finds another fails.
+        """
+        if "://" not in record.path:
+            return record, record.path
+        try:
+            found = await host.pull(record)
+            if record.sha256 != found.sha256:
+
+                def step(model: MeshModel) -> MeshModel:
+                    return msgspec.structs.replace(model, sha256=model.sha256 or found.sha256)
+
+                record = await self._run_blocking(self._registry.change, record.id, step)
+            if record.sha256 != found.sha256:  # another node was first, with other content
+                found = await host.pull(record)
+        except ConnectionLost:
+            raise self._host_ended(record.id) from None
+        except RequestFailed as failed:
+            await self._not_loaded(record, failed)
+            raise
+        return record, found.path
 
     async def _guess(self, host: ModelHost, record: MeshModel) -> int:
         """Return an estimate of the size of a model that has never been measured."""
@@ -526,3 +554,8 @@ class ModelLoader:
             if not job.done.done():
                 job.done.set_exception(RequestFailed(f"{self.me} is stopping", "none"))
         await self._tasks.cancel()
+
+
+def _at(record: MeshModel, path: str) -> MeshModel:
+    """Return a record with the path of its files on this host."""
+    return record if record.path == path else msgspec.structs.replace(record, path=path)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -38,6 +38,7 @@ LINES_MAX: Final = 200
 GRACE_S: Final = 3.0
 LOOK_S: Final = 0.5  # between two status requests
 WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file of models at work
+PULL_S_MAX: Final = 86_400.0  # the host ends it before, at artifacts.pull_s
 _ASK_S: Final = 10.0  # beyond the host's own time limit of a request
 _READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
@@ -72,11 +73,24 @@ class HostStatus(msgspec.Struct, frozen=True):
     resident: tuple[tuple[str, int], ...] = ()
 
 
+class Pulled(msgspec.Struct, frozen=True):
+    """The answer of a host that pulled a model: where its files are, and the SHA-256 of their
+    content.
+    """
+
+    path: str
+    sha256: str
+
+
 class ModelHost(Protocol):
     """The interface of a host for the loader. Calls raise RequestFailed, ConnectionLost."""
 
     types: tuple[str, ...]
     status: HostStatus
+
+    async def pull(self, model: MeshModel) -> Pulled:
+        """Pull a model whose path is a URL."""
+        ...
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         """Load a model. HostDied when the process ends meanwhile."""
@@ -140,8 +154,8 @@ class HostProcess:
 
     command: returns the command line for a control address. ready, lost: called at each start and
     end. left: called with (model, address, reason) when a connection to a server has ended by
-    itself. silence_s: a host that has not answered for so long is restarted. blamed: the models
-    that were at work when it last ended.
+    itself. silence_s: a host that has not answered for so long is restarted. environment: of the
+    process, besides that of this one. blamed: the models that were at work when it last ended.
     """
 
     def __init__(
@@ -153,7 +167,9 @@ class HostProcess:
         lost: Callable[["HostProcess"], None] = lambda _: None,
         left: Callable[[str, str, str], None] = lambda *_: None,
         silence_s: float = 10.0,
+        environment: Mapping[str, str] = {},
     ) -> None:
+        self._environment = environment
         self.name, self._command, self._silence_s = name, command, silence_s
         self._work_file = folder / f"{name}.work"
         self.blamed: frozenset[str] = frozenset()
@@ -318,7 +334,12 @@ class HostProcess:
         try:
             self._process = subprocess.Popen(
                 [*self._command(self._server.address), "--work-file", str(self._work_file)],
-                env={**os.environ, "PYTHONUNBUFFERED": "1", TOKEN_ENV: self._token},
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTHONUNBUFFERED": "1",
+                    TOKEN_ENV: self._token,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=its_end,
                 stderr=its_end,
@@ -383,6 +404,12 @@ class HostProcess:
             await self._request("status", timeout_s, brief=True), HostStatus, strict=False
         )
         return self.status
+
+    async def pull(self, model: MeshModel) -> Pulled:
+        """Pull a model whose path is a URL. RequestFailed, ConnectionLost."""
+        asked = {"model": model.id, "type": model.type, "path": model.path, "sha256": model.sha256}
+        found = await self._request("pull", PULL_S_MAX, **asked)
+        return msgspec.convert(found, Pulled, strict=False)
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         """Load a model. RequestFailed; HostDied when the process ends meanwhile."""

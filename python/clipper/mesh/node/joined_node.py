@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ class JoinedNode:
         loop: NodeLoop,
         log: DecisionLog,
         folder: Path,
+        environment: Mapping[str, str],
     ) -> None:
+        self._environment = environment
         self._settings, self._loop, self._folder = settings, loop, folder
         self.registry = registry
         self.hosts = [self._new_host(f"host-{n}") for n in range(settings.hosts)]
@@ -264,6 +266,7 @@ class JoinedNode:
             self._on_host_lost,
             lambda model, address, why: self.loader.left(model, address),
             silence_s=settings.host_silence_s,
+            environment=self._environment,
         )
 
     def _on_host_ready(self, host: HostProcess) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,10 +52,19 @@ def _never() -> bool:
 class MeshNode:
     """A node of the mesh. The operations are described in `clipper.mesh.facade`.
 
-    Threads: any, except the node's own thread `clipper-mesh`, which may not wait for itself.
+    environment: variables of its model hosts, besides its own. Threads: any, except the node's own
+    thread `clipper-mesh`, which may not wait for itself.
     """
 
-    def __init__(self, settings: MeshSettings, store: Store, host: NodeHost, folder: Path) -> None:
+    def __init__(
+        self,
+        settings: MeshSettings,
+        store: Store,
+        host: NodeHost,
+        folder: Path,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        self._environment = environment
         self._settings, self._store, self._host, self._folder = settings, store, host, folder
         self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._number = 0  # no other node has had it; 0: not known yet
@@ -138,6 +147,7 @@ class MeshNode:
                 self._loop,
                 self._log,
                 self._folder,
+                self._environment,
             )
             undo.push_async_callback(joined.stop_hosts)
             await joined.start_hosts(self._leaves)
