@@ -66,6 +66,7 @@ PLAN = (
     Planned("selection", 300),
     Planned("regret", 120),
     Planned("mlperf", 300),
+    Planned("coverage", 120),
     Planned("mesh", 600),
     Planned("mesh_sim", 300),
     Planned("mesh_story", 120),

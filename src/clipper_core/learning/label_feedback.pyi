@@ -57,7 +57,6 @@ class LabelSteps:
         heard: object,
         label: object,
         answer: object,
-        time_us: int,
     ) -> int: ...
 
 def in_one_state(found: list[Any]) -> bool: ...

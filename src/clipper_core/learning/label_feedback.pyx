@@ -7,6 +7,7 @@ from cpython.dict cimport PyDict_GetItem, PyDict_Next
 from cpython.object cimport PyObject
 from libc.math cimport NAN
 from libc.string cimport memcpy
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
 import numpy as np
 
@@ -216,6 +217,7 @@ cdef inline bint _is_label(object kind) noexcept:
     return kind is int or kind is str or kind is bool or kind is bytes
 
 
+@cython.binding(False)
 def alike(label, heard):
     """Return whether a label and all outputs of a dict of predictions are labels of one type."""
     cdef PyObject* model
@@ -295,10 +297,11 @@ cdef class LabelSteps:
         self.everyone = tuple(range(len(self.models)))
 
     @cython.binding(False)
-    def learn(self, bytes head, str user, plan, heard, label, answer, i64 time_us):
+    def learn(self, bytes head, str user, plan, heard, label, answer):
         """Write down and apply a label of weight 1. -> the number of its record; 0, and nothing has
         changed, if it is for the general path.
         """
+        cdef timespec now
         cdef object asked = plan.models, own = None, shared, record, number
         cdef tuple odds = plan.probabilities
         cdef tuple positions
@@ -314,8 +317,11 @@ cdef class LabelSteps:
             return 0
         if len(odds) and len(odds) != len(positions):
             return 0
+        if not alike(label, heard):
+            return 0
+        clock_gettime(CLOCK_REALTIME, &now)
         record = _record(head, user, self.place, positions, odds, heard, label, None, answer, 1.0,
-                         plan.features, time_us)
+                         plan.features, <i64> now.tv_sec * 1000000 + now.tv_nsec // 1000)
         if record is None:
             return 0
         self.lock.acquire()

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper.clock import wall_time_us
 from clipper.errors import (
     ClipperError,
     DeadlineExceeded,
@@ -106,12 +105,15 @@ def observe(
         return False
     learner, user = joined.learner, joined.user
     made: Observation | None = None
+    number, steps, plan = 0, learner.steps, joined.plan
     try:
         if joined.is_written:
             _fitted(truth, joined)  # a label that does not fit claims nothing
             if not all(_claimed(resolved, [(id, joined)])):
                 return False
-        number = _learn_label(joined, truth.label) if truth.score is None and weight == 1.0 else 0
+        if steps is not None and weight == 1.0 and truth.score is None and not joined.late:
+            head = learner.head or head_of(learner)
+            number = steps.learn(head, user, plan, joined.arrived, truth.label, joined.answer)
         if not number:
             made = joined.observation(_fitted(truth, joined), weight)
             number = learner.states.observe_one(learner, user, made, written(learner, user, made))
@@ -127,23 +129,6 @@ def observe(
         seen = made or joined.observation(truth, weight)
         resolved.feedback.online_learning.tell_of(resolved.all_cores, id, seen)
     return True
-
-
-def _learn_label(joined: Joined, label: object) -> int:
-    """Write down and learn a label in the core; -> the number of the record, 0 if it is for the
-    general path."""
-    learner = joined.learner
-    if learner.steps is None or joined.late or not alike(label, joined.arrived):
-        return 0
-    return learner.steps.learn(
-        learner.head or head_of(learner),
-        joined.user,
-        joined.plan,
-        joined.arrived,
-        label,
-        joined.answer,
-        wall_time_us(),
-    )
 
 
 def observe_many(

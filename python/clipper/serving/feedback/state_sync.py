@@ -64,6 +64,7 @@ class StateSync:
         self._wake = threading.Event()
         self._closing = False
         self._flushing = threading.Lock()
+        self.writes = False  # whether the thread that writes behind was started
         self._writer: threading.Thread | None = None
         self._follower: threading.Thread | None = None
         self._watch: Watch | None = None
@@ -79,6 +80,7 @@ class StateSync:
                         target=self._write_behind, name="clipper-states", daemon=True
                     )
                     self._writer.start()
+                    self.writes = True
 
     def _write_behind(self) -> None:
         while not self._wake.wait(self._write_s):

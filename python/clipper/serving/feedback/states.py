@@ -484,7 +484,8 @@ class States:
         """Return once the records up to that number are as sure as the journal's mode says."""
         if self.journal.mode == "fsync":
             self.journal.commit(number)
-        self.start_writing()
+        if not self._sync.writes:
+            self.start_writing()
 
     def replay(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
         """Apply what the journal has and the states have not; -> how many were applied. Once,
