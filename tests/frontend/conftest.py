@@ -1,6 +1,7 @@
 """A server with HTTP for each module of tests, and a client that is http.client; and a connection
 without a socket."""
 
+import copy
 import http.client
 import json
 import threading
@@ -195,8 +196,18 @@ class Line:
         run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
         self.service = HttpService(HttpSettings(**settings), handle, self.watcher, run)  # type: ignore[arg-type]
         self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
+        self._connect()
+
+    def _connect(self) -> None:
         self.connection = HttpConnection(self.service)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def beside(self) -> "Line":
+        """Return another connection of the same service."""
+        other = copy.copy(self)
+        other.transport = FakeTransport()
+        other._connect()
+        return other
 
     def feed(self, data: bytes) -> "Line":
         """Receive `data`, and let the loop have as many turns as it needs."""

@@ -272,9 +272,9 @@ def test_a_client_is_not_sent_more_than_it_takes() -> None:
 
     def handle(request: HttpRequest) -> HandlerResult:
         asked.append(1)
-        return HttpResponse(200, bytes(300_000))
+        return HttpResponse(200, bytes(30_000))
 
-    line = Line(handle, unsent_bytes_max=1 << 20)
+    line = Line(handle, unsent_bytes_max=100_000)
     whole = get("/a") * 60
     line.connection.data_received(whole)
     assert len(asked) == 4, "of one turn of the loop"
@@ -290,6 +290,89 @@ def test_a_client_is_not_sent_more_than_it_takes() -> None:
         pass
     assert len(asked) == 60
     assert not line.transport.paused
+
+
+def test_responses_are_made_when_the_client_takes_them() -> None:
+    made: list[bytes] = []
+
+    def make(path: bytes) -> HttpResponse:
+        made.append(path)
+        return HttpResponse(200, bytes(200_000))
+
+    futures = [Pending() for _ in range(20)]
+    given = iter(futures)
+
+    def handle(request: HttpRequest) -> HandlerResult:
+        return DeferredResponse((next(given),), lambda: make(request.path))  # type: ignore[arg-type]
+
+    line = Line(handle)
+    line.connection.data_received(b"".join(get(f"/{i}") for i in range(20)))
+    for future in futures:
+        future.is_done = True
+    waiting, line.watcher.waiting = line.watcher.waiting, []
+    assert len(waiting) == 20
+    for future, told in reversed(waiting):
+        told(future)
+    assert made == [b"/0"], "a large one in a turn of the loop, in order"
+    line.watcher.turn()
+    assert made == [b"/0", b"/1"]
+    line.connection.pause_writing()
+    while line.watcher.turn():
+        pass
+    assert len(made) == 2, "while the client does not read"
+    line.connection.resume_writing()
+    while line.watcher.turn():
+        pass
+    assert made == [b"/%d" % i for i in range(20)]
+    assert line.statuses == [200] * 20
+
+
+def test_a_response_that_cannot_be_made_is_an_error_in_its_place() -> None:
+    waiting = Waiting()
+
+    def make() -> HttpResponse:
+        raise ValueError("it cannot be made")
+
+    line = Line(
+        lambda request: (
+            waiting(request)
+            if request.path != b"/bad"
+            else DeferredResponse((waiting.futures[0],), make)  # type: ignore[arg-type]
+        )
+    )
+    line.feed(get("/a") + get("/bad") + get("/now"))
+    first = waiting.futures[0]
+    first.is_done = True
+    for _ in range(2):  # the two that wait for it
+        pending, line.watcher.waiting = line.watcher.waiting, []
+        for future, told in pending:
+            told(future)
+    assert line.statuses == [200, 500, 200]
+
+
+def test_connections_share_the_large_responses_of_a_turn() -> None:
+    made: list[bytes] = []
+
+    def handle(request: HttpRequest) -> HandlerResult:
+        made.append(request.path)
+        return HttpResponse(200, bytes(100_000 if request.path.startswith(b"/large") else 10))
+
+    first = Line(handle)
+    lines = [first.beside() for _ in range(3)]
+    small = first.beside()
+    small.connection.data_received(get("/small"))
+    made.clear()
+    for i, line in enumerate(lines):
+        line.connection.data_received(get(f"/large{i}") * 4)
+    assert made == [b"/large0"], "one, whoever asks"
+    small.connection.data_received(get("/small"))
+    assert made == [b"/large0", b"/small"], "small ones go on"
+    for _ in range(5):
+        first.watcher.turn()
+    assert made[2:] == [b"/large0", b"/large1", b"/large2", b"/large0", b"/large1"]
+    while first.watcher.turn():
+        pass
+    assert [line.statuses for line in lines] == [[200] * 4] * 3
 
 
 def test_the_requests_of_one_turn_are_bounded_whatever_they_cost() -> None:

@@ -21,8 +21,8 @@ from clipper_core.scheduling.container_connection cimport (
 )
 from clipper_core.scheduling.scheduler cimport (
     ADOPT_CONNECTION, MOVE_CONNECTION, Command, ConnectionState, EngineState, engine_command,
-    engine_connection, engine_idle, engine_lost, engine_open, engine_receive_copy, engine_received,
-    engine_slot, engine_step,
+    engine_connection, engine_idle, engine_longest_waiting, engine_lost, engine_open,
+    engine_receive_copy, engine_received, engine_slot, engine_step,
 )
 
 import os
@@ -61,7 +61,7 @@ cdef enum:
     EVENTS_MAX = 256
     IOVECS_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
-    ACCEPTS_MAX = 64
+    ACCEPTS_MAX = 8             # in one turn: the rest comes after the bytes of others
     STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
                                 # it
     SPIN_US = 40
@@ -125,16 +125,10 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
     """At connections_max, close the connection that waits longest to be let in: those who only dial
     keep nobody out for long."""
-    cdef u32 i
-    cdef ConnectionState* oldest = NULL
+    cdef ConnectionState* oldest
     if e.connection_count < e.connections_max:
         return
-    for i in range(1, e.slots_used + 1):
-        if (e.connections[i].connection != NULL and e.connections[i].replica == NULL
-            and not e.connections[i].connection.closing
-                and (oldest == NULL
-                     or e.connections[i].connection.opened_us < oldest.connection.opened_us)):
-            oldest = &e.connections[i]
+    oldest = engine_longest_waiting(e)
     if oldest != NULL and now_us - oldest.connection.opened_us >= STRANGER_US_MIN:
         _close(s, e, oldest.conn, REPLICA_LOST, now_us)
 

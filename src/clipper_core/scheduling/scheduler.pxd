@@ -79,6 +79,9 @@ cdef struct ConnectionState:
     u32 model
     u32 conn
     u64 heartbeat_us            # longest silence of either side
+    # neighbours on the engine's list of connections that have no replica, by the order in which
+    # they came; 0: none
+    u32 earlier, later
     u8 quiet                    # neither side sends heartbeats
     u8 watched                  # is on the engine's list of this name
     u8 leaving                  # the container has sent GOODBYE and still answers batches
@@ -101,6 +104,7 @@ cdef cppclass EngineState:
     RetiredModels retired       # dropped models that wait to be freed
     ConnectionState* connections    # by conn & 0xFFFF; the high bits of conn count the reuse
     u32 connection_count
+    u32 first_unattached, last_unattached   # the list of connections that have no replica
     vector[u32]* free_slots
     u32 slots_used
     vector[u32]* writers        # connections with something to send, for the IO loop
@@ -127,6 +131,8 @@ cdef cppclass EngineState:
 cdef bint engine_command(EngineState* e, const Command* command) noexcept nogil
 
 # -- for the IO loop. Threads: loop only
+# The connection that has waited longest for its replica, of those that are not closing. NULL: none.
+cdef ConnectionState* engine_longest_waiting(EngineState* e) noexcept nogil
 # Return the number of a new connection. 0: no room.
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil
 # NULL: the connection is gone.

@@ -125,9 +125,38 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     slot.connection.fd = fd
     slot.model = 0
     slot.quiet = slot.watched = slot.leaving = False
+    _list_unattached(e, slot, i)
     _watch(e, slot)
     e.connection_count += 1
     return slot.conn
+
+
+cdef void _list_unattached(EngineState* e, ConnectionState* slot, u32 i) noexcept nogil:
+    slot.earlier, slot.later = e.last_unattached, 0
+    if e.last_unattached:
+        e.connections[e.last_unattached].later = i
+    else:
+        e.first_unattached = i
+    e.last_unattached = i
+
+
+cdef void _unlist_unattached(EngineState* e, ConnectionState* slot) noexcept nogil:
+    if slot.earlier:
+        e.connections[slot.earlier].later = slot.later
+    else:
+        e.first_unattached = slot.later
+    if slot.later:
+        e.connections[slot.later].earlier = slot.earlier
+    else:
+        e.last_unattached = slot.earlier
+    slot.earlier = slot.later = 0
+
+
+cdef ConnectionState* engine_longest_waiting(EngineState* e) noexcept nogil:
+    cdef u32 i = e.first_unattached
+    while i and e.connections[i].connection.closing:
+        i = e.connections[i].later
+    return &e.connections[i] if i else NULL
 
 
 cdef void _watch(EngineState* e, ConnectionState* slot) noexcept nogil:
@@ -180,8 +209,11 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
         _place(e, slot, NULL)
         replica_free(gone)
         _mark_ready(e, model)
-    _tell_kept(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
-    _forget_events(slot)
+    else:
+        _unlist_unattached(e, slot)
+    if slot.connection.protocol != 0 or slot.attached == NULL:
+        _tell_kept(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
+    _forget_events(slot)                # of one that never said HELLO nobody was told
     connection_free(slot.connection)
     slot.connection = NULL
     e.connection_count -= 1
@@ -387,6 +419,7 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     if slot.replica == NULL:
         _close_soon(e, slot)
         return
+    _unlist_unattached(e, slot)
     slot.model = command.model
     slot.quiet = command.quiet and command.protocol == 2
     slot.heartbeat_us = command.heartbeat_us if command.heartbeat_us else e.heartbeat_us

@@ -1,4 +1,5 @@
 """Predictions by value, and the blobs behind those that do not fit a word."""
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport memcpy, memset
@@ -17,6 +18,9 @@ cdef extern from *:
     """
     double word_f64(u64) noexcept nogil
     float word_f32(u64) noexcept nogil
+
+cdef enum:
+    SHARED_FROM = 4096          # bytes of an array that is not copied for each who reads it
 
 cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"),
                      U16: np.dtype("<u2"),
@@ -117,10 +121,31 @@ cdef object _scalar(int dtype, u64 word):
     return np.frombuffer(word.to_bytes(8, "little"), _dtypes[dtype], 1)[0].item()
 
 
+cdef class _SharedBytes:
+    """The bytes of a blob, read-only and without a copy: arrays of one answer share them with the
+    cache, however many clients ask for it."""
+    cdef Blob* blob
+
+    def __dealloc__(self):
+        if self.blob != NULL:
+            blob_drop(self.blob)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, blob_data(self.blob), <Py_ssize_t> self.blob.nbytes, 1, flags)
+
+
 cdef object _array(Blob* blob):
-    cdef object raw = PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
-    if record_type(blob):
-        return _records[record_type(blob) - 1][0](raw)
+    cdef object raw
+    cdef _SharedBytes shared
+    if record_type(blob) or blob.nbytes < SHARED_FROM:
+        raw = PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
+        if record_type(blob):
+            return _records[record_type(blob) - 1][0](raw)
+    else:
+        shared = _SharedBytes.__new__(_SharedBytes)
+        blob.refs.fetch_add(1, relaxed)
+        shared.blob = blob
+        raw = shared
     flat = np.frombuffer(raw, _dtypes[blob.dtype])
     return flat.reshape([blob.dims[i] for i in range(blob.rank)])
 

@@ -16,9 +16,11 @@ A connection answers its requests in order: each has an `Exchange`, and response
 front of the queue. A request is handled at once on the loop's thread, unless its body is large or
 its handler asks for a worker thread. The work for one connection in one turn of the loop is bounded
 (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses); the rest
-waits for the next turn, or until the client has read its responses. A disconnected client cancels
-its queries. A rejected connection is read a little longer, or the client's kernel would discard the
-response.
+waits for the next turn, or until the client has read its responses. A response is made only when it
+can leave: those of a client that does not read stay what the model said, which the cache shares. A
+large response takes milliseconds, so all connections together get one of them in a turn
+(`LARGE_BYTES`), one connection after another. A disconnected client cancels its queries. A rejected
+connection is read a little longer, or the client's kernel would discard the response.
 """
 
 import asyncio
@@ -59,6 +61,7 @@ _TCP_NOTSENT_LOWAT = getattr(
 )  # 25 on Linux; not defined in Python 3.11
 _WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
 PIECE_BYTES = 16 << 10  # maximum that is parsed in one call
+LARGE_BYTES = 64 << 10  # from here a response is large: one of these is made in a turn of the loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 # eligible requests in a row before the fast path gets the connection back; doubles each time
@@ -118,6 +121,45 @@ class HttpService:
         self.draining = False
         self.now_s = 0.0
         self.date = b""
+        self._waiting: deque[HttpConnection] = deque()  # for the next turn of the loop
+        self._is_posted = False
+        self._has_made_large = False  # in this turn
+
+    # -- turns of the loop
+
+    def take_turn(self, connection: "HttpConnection") -> None:
+        """Call the connection's `advance` in the next turn of the loop, or in a later one if it
+        has to wait."""
+        self._waiting.append(connection)
+        self._post()
+
+    def must_wait(self, connection: "HttpConnection") -> bool:
+        """Return whether a large response has been made in this turn, and the connection may ask
+        for another one: its last response was large, or it has had none."""
+        return self._has_made_large and not connection.is_small
+
+    def note_large(self) -> None:
+        """Tell that a large response was made in this turn."""
+        self._has_made_large = True
+        self._post()
+
+    def _post(self) -> None:
+        if not self._is_posted:
+            self._is_posted = True
+            self.watcher.post(self._turn)
+
+    def _turn(self) -> None:
+        self._is_posted = self._has_made_large = False
+        passed: list[HttpConnection] = []
+        for _ in range(len(self._waiting)):
+            connection = self._waiting.popleft()
+            if self.must_wait(connection):
+                passed.append(connection)
+            else:
+                connection.advance()
+        self._waiting.extendleft(reversed(passed))  # before those that had their turn
+        if self._waiting:
+            self._post()
 
     def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
         """Return the trace of a request with these headers, if it has one."""
@@ -166,6 +208,7 @@ class HttpConnection(asyncio.Protocol):
         self._plain = 0
         self._feeding = False
         self.gone = False  # no more responses are sent
+        self.is_small = False  # its last response was
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
@@ -173,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
             deque()
         )  # requests, or a rejection, that wait for their turn
         self._kept = b""  # received, not parsed
-        self._is_posted = False  # `_advance` is scheduled
+        self._is_waiting = False  # `advance` is scheduled
         self._turn_requests = self._turn_bytes = 0
         self._raw_headers: list[tuple[bytes, bytes]] = []
         self._phase = _IDLE
@@ -301,24 +344,40 @@ class HttpConnection(asyncio.Protocol):
         turn."""
         settings = self.service.settings
         return (
-            self.full
-            or len(self._open) >= settings.pipeline_max
+            len(self._open) >= settings.pipeline_max
             or self._turn_requests >= settings.pipeline_max
-            or self._turn_bytes >= settings.unsent_bytes_max
+            or self._must_hold()
         )
 
-    def _go_on(self) -> None:
-        """Schedule `_advance` for the loop's next turn, if there is anything to do."""
-        if not (self._kept or self._parsed) or self._is_posted or self.full or self.gone:
-            return
-        if len(self._open) < self.service.settings.pipeline_max:
-            self._is_posted = True
-            self.service.watcher.post(self._advance)
+    def _must_hold(self) -> bool:
+        """Return whether the next response has to wait."""
+        return (
+            self.full
+            or self._turn_bytes >= self.service.settings.unsent_bytes_max
+            or self.service.must_wait(self)
+        )
 
-    def _advance(self) -> None:
-        """Continue with the requests that waited, as far as there is room."""
-        self._is_posted = False
+    def _has_ready(self) -> bool:
+        """Return whether the next response can be made."""
+        return bool(self._open) and self._open[0].ready
+
+    def _go_on(self) -> None:
+        """Schedule `advance` for the loop's next turn, if there is anything to do."""
+        if self._is_waiting or self.full or self.gone:
+            return
+        if self._has_ready() or (
+            (self._kept or self._parsed) and len(self._open) < self.service.settings.pipeline_max
+        ):
+            self._is_waiting = True
+            self.service.take_turn(self)
+
+    def advance(self) -> None:
+        """Continue with the requests that waited, as far as there is room. Called by the
+        service."""
+        self._is_waiting = False
         self._turn_requests = self._turn_bytes = 0
+        if self._has_ready():
+            self.flush()
         while self._parsed and not self._must_wait():
             self._start(self._parsed.popleft())
         if self._kept and not (self._deaf or self._parsed or self._must_wait()):
@@ -521,8 +580,15 @@ class HttpConnection(asyncio.Protocol):
     def flush(self) -> None:
         """Send the responses that are ready, in the order of their requests."""
         transport, waiting = self._transport, self._open
-        while waiting and waiting[0].data is not None:
+        while waiting:
             exchange = waiting[0]
+            if exchange.data is None:
+                if not exchange.ready:
+                    break
+                if self._must_hold():
+                    self._go_on()
+                    break
+                exchange.make()
             if exchange.streamed is not None and not self.gone and not self._has_streamed(exchange):
                 break
             waiting.popleft()
@@ -531,6 +597,9 @@ class HttpConnection(asyncio.Protocol):
                 continue
             if exchange.data:
                 self._turn_bytes += len(exchange.data)
+                self.is_small = len(exchange.data) < LARGE_BYTES
+                if not self.is_small:
+                    self.service.note_large()
                 transport.write(exchange.data)
             if exchange.close:
                 self._end()

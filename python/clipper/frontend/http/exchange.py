@@ -41,6 +41,7 @@ class Exchange:
         "data",
         "head_only",
         "later",
+        "ready",
         "request",
         "streamed",
         "waits_for",
@@ -54,6 +55,7 @@ class Exchange:
         self.streamed: StreamedResponse | None = None
         self.body: StreamedBody | None = None
         self.waits_for = 0
+        self.ready = False  # its futures are done, and its response is not made yet
 
     def settle(self, outcome: HandlerResult) -> None:
         """Process what the handler returned."""
@@ -81,10 +83,18 @@ class Exchange:
             self.waits_for += 1
             if self.connection.service.watcher.on_done(future, self._wait):
                 return
+        self.ready = True
+        self.connection.flush()
+
+    def make(self) -> None:
+        """Make the response of futures that are done. Called by the connection when it is this
+        one's turn, so that a client that does not read has no made responses waiting."""
+        assert self.later is not None
+        self.ready = False
         try:
-            self.answer(later.make())
+            self._encode(self.later.make())
         except Exception as error:
-            self.fail(error)
+            self._encode(self._failure(error))
 
     def cancel(self) -> None:
         """Cancel the futures or the stream, because the client is gone."""
@@ -96,10 +106,13 @@ class Exchange:
 
     def fail(self, error: Exception) -> None:
         """Respond with an error. Logs errors that are not ClipperError."""
+        self.answer(self._failure(error))
+
+    def _failure(self, error: Exception) -> HttpResponse:
         if not isinstance(error, ClipperError):
             self._log_failure(error)
         content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
-        self.answer(problem(error, self.request.id, content_type))
+        return problem(error, self.request.id, content_type)
 
     def _log_failure(self, error: Exception) -> None:
         request = self.request
@@ -118,9 +131,12 @@ class Exchange:
 
     def answer(self, response: HttpResponse | StreamedResponse) -> None:
         """Encode the response, count and trace it, and let the connection send it."""
+        if not self.connection.gone:
+            self._encode(response)
+            self.connection.flush()
+
+    def _encode(self, response: HttpResponse | StreamedResponse) -> None:
         connection, request = self.connection, self.request
-        if connection.gone:
-            return
         service = connection.service
         if service.draining:
             self.close = True
@@ -137,7 +153,6 @@ class Exchange:
             log_request(trace, request, response, id)
             if service.exporter is not None:
                 service.exporter.put(finished_request(request, response, id))
-        connection.flush()
 
     def _answer_streamed(self, response: StreamedResponse, id: bytes, trace: bytes) -> None:
         """The body begins when it is this one's turn."""
