@@ -58,6 +58,7 @@ def test_closeness_by_hand():
     assert closeness(0.0, 0.0) == 1.0
     assert closeness(1.0, "cat") == 0.0
     assert closeness(math.nan, math.nan) == 0.0
+    assert closeness(None, None) == 0.0, "no answer agrees with none"
     assert closeness(np.ones(3), np.ones(4)) == 0.0
 
 

@@ -25,7 +25,7 @@ def lower() -> Callable[[], None]:
             return lambda: None  # the user chose a policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         if _may_lower_nice(nice):
-            os.setpriority(os.PRIO_PROCESS, 0, min(19, nice + NICE))
+            os.setpriority(os.PRIO_PROCESS, 0, nice + NICE)  # at most 19: so Linux takes it
     except OSError:
         return lambda: None
     return lambda: _restore(nice)
