@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import redis
+
 import clipper
 from bench.harness import Goal, Row, Sample, row
 from bench.system.store_servers import free_ports
@@ -150,18 +152,26 @@ def _send(
 
 
 class Cluster:
-    """Servers on one Redis, and a thread that probes them. Threads: any."""
+    """Servers on one Redis, and a thread that probes them. Threads: any.
 
-    def __init__(self, folder: Path, count: int) -> None:
+    settings: lines of the configuration file besides the usual ones.  shared: False for servers
+    with a state of their own.
+    """
+
+    def __init__(
+        self, folder: Path, count: int, settings: str = "", *, shared: bool = True
+    ) -> None:
         self.redis = Redis(folder)
         (folder / "model.py").write_text(_MODEL)
-        (folder / "clipper.toml").write_text(_SETTINGS.format(folder=folder, policy=POLICY))
+        text = _SETTINGS.format(folder=folder, policy=POLICY) + settings
+        (folder / "clipper.toml").write_text(text)
         self.servers: list[Server] = []
         self._stop = threading.Event()
         self._probes = threading.Thread(target=self._probe)
         try:
             for number, port in enumerate(free_ports(count)):
-                self.servers.append(Server(number, port, folder, self.redis.url))
+                state = self.redis.url if shared else f"{folder}/state-{number}"
+                self.servers.append(Server(number, port, folder, state))
             self._probes.start()
             for server in self.servers:
                 self.await_ready(server)
@@ -201,10 +211,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(count: int = SERVERS) -> Iterator[Cluster]:
-    """Return ready servers on one Redis; end them with the block."""
+def cluster(count: int = SERVERS, settings: str = "", *, shared: bool = True) -> Iterator[Cluster]:
+    """Return ready servers on one Redis; end them with the block. See Cluster."""
     folder = Path(tempfile.mkdtemp(prefix="several-"))
-    started = Cluster(folder, count)
+    started = Cluster(folder, count, settings, shared=shared)
     try:
         yield started
     finally:
@@ -455,6 +465,50 @@ def _cpu_s(sessions: set[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def record_bytes(servers: Cluster, count: int = 2000) -> float:
+    """Return the bytes that Redis keeps for each answer that waits for feedback."""
+    with contextlib.closing(redis.Redis.from_url(servers.redis.url)) as client:
+        before = client.memory_stats()["dataset.bytes"]
+        for i in range(count):
+            predicted(servers.servers[0].port, i)
+        time.sleep(2.0)
+        return float(client.memory_stats()["dataset.bytes"] - before) / count
+
+
+def costs(quick: bool) -> list[Row]:
+    """Measure what the store that is shared costs a query: CPU with it, without the records of
+    answers, and with a state of each server's own; of one server, and of two."""
+    each_s, times = (0.5, 3) if quick else (3.0, 5)
+    off = "[feedback]\nrecords_ms = 0\n"
+    rows: list[Row] = []
+    with (
+        cluster(2) as with_records,
+        cluster(2, off) as without,
+        cluster(2, shared=False) as apart,
+    ):
+        kinds = (with_records, without, apart)
+        found = [
+            [cpu_us(kind, count, each_s) for kind in kinds for count in (2, 1)]
+            for _ in range(times)
+        ]
+        two, one, two_off, one_off, two_apart, one_apart = (
+            Sample(tuple(values)) for values in zip(*found, strict=True)
+        )
+        why = "batches are smaller, since two servers share the queries"
+        goal = Goal("at_most", 1.05)
+        name = "CPU of servers and containers per query, 2 servers"
+        rows.append(row(name, two, "us", "1 server", one, goal=goal, bounded_by=why))
+        name = "the same, answers not written to Redis"
+        rows.append(row(name, two_off, "us", "1 server", one_off))
+        name = "the same, each server with a state of its own"
+        rows.append(row(name, two_apart, "us", "1 server", one_apart))
+        name = "CPU per query of 1 server that writes answers to Redis"
+        rows.append(row(name, one, "us", "not written", one_off))
+        used = record_bytes(with_records)
+        rows.append(row("Redis memory per answer that waits for feedback", used, "bytes"))
+    return rows
+
+
 def main(quick: bool = False) -> list[Row]:
     rounds, pairs = (5, 30) if quick else (50, 900)
     queries = QUERIES // 10 if quick else QUERIES
@@ -478,17 +532,8 @@ def main(quick: bool = False) -> list[Row]:
                 note=f"{good} of {count}",
             )
         )
-        each_s, times = (0.5, 3) if quick else (3.0, 5)
-        pairs_us = [(cpu_us(servers, 2, each_s), cpu_us(servers, 1, each_s)) for _ in range(times)]
-        two, one = (Sample(tuple(values)) for values in zip(*pairs_us, strict=True))
-        goal, why = (
-            Goal("at_most", 1.05),
-            "batches are smaller, since two servers share the queries",
-        )
-        name = "CPU of servers and containers per query, 2 servers"
-        rows.append(row(name, two, "us", "1 server", one, goal=goal, bounded_by=why))
         for name, sent, failed, again in through(servers, queries, RATE_S):
             note = f"of {sent}; {again} sent again" + (f"; {failed[0]}" if failed else "")
             goal = Goal("value_at_most", 0.0)
             rows.append(row(f"failed through {name}", len(failed), "queries", goal=goal, note=note))
-    return rows
+    return rows + costs(quick)
