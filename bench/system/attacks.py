@@ -34,15 +34,9 @@ WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answ
 MODULE = "bench.system.attackers"
 BOUNDED_BY = {
     "unread": "one or two answers of milliseconds of JSON, which are made in a turn",
-    "unread-python": (
-        "probably Python, which asks http.pipeline_max queries of a connection at once and makes"
-        " all answers"
-    ),
-    "strangers": (
-        "probably the loop of the engine, which accepts each and looks for the one that waits"
-        " longest"
-    ),
-    "deployments": "probably the cores, on which containers start",
+    "unread-python": "the turn of 3 to 5 ms in which Python writes one large answer",
+    "strangers": "accepting and closing, 18 us of the loop for each of 11 000 a second",
+    "deployments": "the cores, on which containers start: the server holds the GIL 1 % of the time",
 }
 
 
