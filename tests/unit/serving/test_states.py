@@ -244,6 +244,8 @@ def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     found = again.learner(KL).state(None)
     assert np.allclose(found.rows, expected.state(None).rows)
     assert found.seen == 40
+    counted = [state.sure[:, 1].sum() for state in (found, expected.state(None))]
+    assert counted[0] == pytest.approx(counted[1], rel=0.05), "each in one bin of confidence"
     again.states.close()
     alone.states.close()
 
