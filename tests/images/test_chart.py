@@ -96,6 +96,10 @@ def test_two_releases_have_nothing_in_common(chart: Path) -> None:
         assert not set(one) & set(other)
         assert not any("shop" in json.dumps(each) for each in other.values())
         assert all(len(name) <= 63 for _, name in other)
+        # of the cluster, and not of a namespace
+        shards = one["StatefulSet", "shop-params"]["spec"]["template"]["spec"]
+        assert ("PriorityClass", shards["priorityClassName"]) in one
+        assert shards["priorityClassName"] == "prod-shop-params"
 
 
 def test_the_settings_are_those_that_were_declared(chart: Path, tmp_path: Path) -> None:

@@ -346,6 +346,10 @@ def _shard_templates(shipment: ParamsShipment) -> dict[str, str]:
     found = params(shipment)
     del found["kustomization.yaml"]
     _image_and_more(found["shards.yaml"][0])
+    # the class is the cluster's, so that a release of this name in another namespace has another
+    classed = _value('printf "%s-%s-params" .Release.Namespace (include "clipper.name" .) | quote')
+    found["priority.yaml"][0]["metadata"]["name"] = classed
+    found["shards.yaml"][0]["spec"]["template"]["spec"]["priorityClassName"] = classed
     network = _if(".Values.networkPolicy.enabled", *found.pop("network.yaml"))
     said = json.dumps(json.loads(shards_json(shipment, _TOKEN)))
     head, tail = (json.dumps(part) for part in said.split(_TOKEN))
