@@ -8,6 +8,7 @@ import pytest
 
 from clipper.errors import InvalidInput, LeaseLost, StoreError
 from clipper.store import ABSENT, Compare, Event, Lease, MemoryStore, Put, Store, Watch
+from clipper.store.threads import SYSTEM_THREADS
 from clipper.testing import wait_until
 
 OpenStore = Callable[[int], Store]
@@ -139,6 +140,7 @@ class Silent:
     """A store whose answers can be made to fail, or to take their time."""
 
     name = "silent"
+    threads = SYSTEM_THREADS
     ttl_s = 0.2
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.background_tasks import BackgroundTasks
@@ -13,9 +13,54 @@ from clipper.mesh.background_tasks import BackgroundTasks
 STORE_THREADS: Final = 4
 P = ParamSpec("P")
 T = TypeVar("T")
+Work = Coroutine[Any, Any, T]
 
 
-class NodeLoop:
+class NodeLoop(Protocol):
+    """The event loop of a node, and its threads for blocking calls.
+
+    Threads: `run` and `call` from any other thread; the rest on the loop, unless stated.
+    """
+
+    tasks: BackgroundTasks
+
+    @property
+    def stopping(self) -> bool:
+        """True once `stop` has been called."""
+        ...
+
+    def start(self) -> None:
+        """Start the loop and its threads. Threads: any."""
+        ...
+
+    def stop(self, last: Callable[[], Work[None]]) -> None:
+        """Run `last` on the loop, cancel all remaining tasks, and end. Threads: any."""
+        ...
+
+    def close(self) -> None:
+        """Free the loop, which has been stopped. Threads: any."""
+        ...
+
+    def run(self, work: Work[T]) -> T:
+        """Run a coroutine on the loop and wait for its result. ShuttingDown when the node ends."""
+        ...
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop, soon; ignored when the node has ended. Threads: any."""
+        ...
+
+    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop after a delay."""
+        ...
+
+    async def run_blocking(
+        self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs
+    ) -> T:
+        """Call a function that blocks in another thread."""
+        ...
+
+
+class ThreadedNodeLoop:
     """An event loop in the thread `clipper-mesh`, with threads for blocking calls.
 
     Threads: `run` and `call` from any other thread; the rest on the loop, unless stated.
@@ -40,7 +85,7 @@ class NodeLoop:
         for _ in range(STORE_THREADS):
             self._pool.submit(all_started.wait)
 
-    def stop(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def stop(self, last: Callable[[], Work[None]]) -> None:
         """Run `last` on the loop, cancel all remaining tasks, and end the thread. Threads: any."""
         self._stopping = True
         if self._thread.is_alive():
@@ -57,14 +102,14 @@ class NodeLoop:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _end(self, last: Coroutine[Any, Any, None]) -> None:
+    async def _end(self, last: Work[None]) -> None:
         await last
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:  # threads that wait for one of them in `run` get ShuttingDown
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Work[T]) -> T:
         """Run a coroutine on the loop and wait for its result. ShuttingDown when the node ends."""
         if threading.current_thread() is self._thread:
             work.close()

@@ -9,11 +9,11 @@ that must be certain writes with a Compare on a leased key.
 import contextlib
 import logging
 import threading
-from time import monotonic
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from clipper.errors import LeaseLost, StoreError
+from clipper.store.threads import SYSTEM_THREADS, RunningThread, Threads
 
 MARGIN: Final = 1 / 8  # of the time to live, by which the local clock is ahead of the store
 _log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ class Leases(Protocol):
     """The part of a store that a lease needs."""
 
     name: str
+    threads: Threads
 
     def renew(self, lease: str) -> float:
         """Renew a lease; return its time to live in seconds."""
@@ -39,9 +40,9 @@ class LeaseLostEvent:
     until_s: the end of the lease without a renewal, by `time.monotonic()`. Threads: any.
     """
 
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
-        self._event = threading.Event()
+    def __init__(self, until_s: float, threads: Threads = SYSTEM_THREADS) -> None:
+        self.until_s, self._threads = until_s, threads
+        self._event = threads.event()
 
     def set(self) -> None:
         """Mark the lease as lost and wake all waiters."""
@@ -49,16 +50,16 @@ class LeaseLostEvent:
 
     def is_set(self) -> bool:
         """Return True if the lease was lost or its time is over."""
-        return self._event.is_set() or monotonic() >= self.until_s
+        return self._event.is_set() or self._threads.now_s() >= self.until_s
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lease is lost; return False on timeout."""
-        give_up = float("inf") if timeout is None else monotonic() + timeout
+        give_up = float("inf") if timeout is None else self._threads.now_s() + timeout
         while not self.is_set():
-            left = min(self.until_s, give_up) - monotonic()
+            left = min(self.until_s, give_up) - self._threads.now_s()
             if left > 0:
                 self._event.wait(left)
-            elif monotonic() >= give_up:
+            elif self._threads.now_s() >= give_up:
                 return self.is_set()
         return True
 
@@ -73,10 +74,11 @@ class Lease:
     def __init__(self, store: Leases, id: str, ttl_s: float, start_s: float) -> None:
         self.id, self.ttl_s = id, ttl_s
         self._store = store
-        self.lost = LeaseLostEvent(start_s + ttl_s * (1 - MARGIN))
-        self._stop = threading.Event()
+        self._threads = threads = store.threads
+        self.lost = LeaseLostEvent(start_s + ttl_s * (1 - MARGIN), threads)
+        self._stop = threads.event()
         self._lock = threading.Lock()
-        self._renewer: threading.Thread | None = None
+        self._renewer: RunningThread | None = None
 
     @property
     def alive(self) -> bool:
@@ -86,7 +88,7 @@ class Lease:
     @property
     def left_s(self) -> float:
         """Seconds until the lease is lost without a renewal; 0 if it is lost."""
-        return max(0.0, self.lost.until_s - monotonic()) if self.alive else 0.0
+        return max(0.0, self.lost.until_s - self._threads.now_s()) if self.alive else 0.0
 
     def keep(self) -> None:
         """Renew the lease once.
@@ -94,7 +96,7 @@ class Lease:
         Raises LeaseLost if it is lost, locally or in the store; StoreError if the store does not
         answer.
         """
-        start_s = monotonic()
+        start_s = self._threads.now_s()
         try:
             if not self.alive:
                 raise LeaseLost(
@@ -113,10 +115,7 @@ class Lease:
         """Renew the lease from a thread, until it is revoked or lost; return the lease."""
         with self._lock:
             if self._renewer is None:
-                self._renewer = threading.Thread(
-                    target=self._renew_until_stopped, name="clipper-lease", daemon=True
-                )
-                self._renewer.start()
+                self._renewer = self._threads.start(self._renew_until_stopped, "clipper-lease")
         return self
 
     def _renew_until_stopped(self) -> None:
@@ -148,7 +147,7 @@ class Lease:
 
     def _end(self) -> None:
         self._stop.set()
-        if self._renewer is not None and self._renewer is not threading.current_thread():
+        if self._renewer is not None and not self._threads.is_current(self._renewer):
             self._renewer.join()
 
     def __enter__(self) -> Self:

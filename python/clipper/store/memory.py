@@ -1,10 +1,8 @@
 """The store of one process: a dict, its sorted keys and a ring of changes, under one lock."""
 
-import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
 
 from clipper.store.store import (
     EVENTS_MAX,
@@ -22,6 +20,7 @@ from clipper.store.store import (
     closed_error,
     lost_error,
 )
+from clipper.store.threads import SYSTEM_THREADS, Threads
 
 _NEVER = float("inf")
 
@@ -38,15 +37,19 @@ class _Granted:
 class MemoryStore(Store):
     """A store that does not survive its process. Threads: any.
 
-    events_max: changes kept for watches.  now_s: the clock of leases; each access ends those that
-    are over.
+    events_max: changes kept for watches.  now_s: the clock of leases, None: that of
+    the threads; each access ends those that are over.  threads: in which watches wait.
     """
 
     name = "memory://"
 
     def __init__(
-        self, events_max: int = EVENTS_MAX, now_s: Callable[[], float] = monotonic
+        self,
+        events_max: int = EVENTS_MAX,
+        now_s: Callable[[], float] | None = None,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
+        self.threads = threads
         self._records: dict[str, Record] = {}
         self._keys: list[str] = []
         self._revision = 0
@@ -56,8 +59,8 @@ class MemoryStore(Store):
         self._leases: dict[str, _Granted] = {}
         self._granted = 0
         self._until_s = _NEVER  # when the next lease ends
-        self._now_s = now_s
-        self._changed = threading.Condition()
+        self._now_s = now_s or threads.now_s
+        self._changed = threads.condition()
         self._closed = False
 
     def get(self, key: str) -> Record | None:
@@ -217,16 +220,16 @@ class _MemoryWatch:
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
-        self.heard_s = monotonic()
+        self.heard_s = store.threads.now_s()
 
     def next(self, timeout_s: float | None = None) -> Event | None:
-        give_up = None if timeout_s is None else monotonic() + timeout_s
+        give_up = None if timeout_s is None else self._store.threads.now_s() + timeout_s
         with self._store._changed:
             while not self.closed:
                 self._collect()
                 if self._ready:
                     return self._ready.popleft()
-                if give_up is not None and give_up <= monotonic():
+                if give_up is not None and give_up <= self._store.threads.now_s():
                     return None
                 self._store._changed.wait(self._patience_s(give_up))
         return None
@@ -234,13 +237,13 @@ class _MemoryWatch:
     def _patience_s(self, give_up: float | None) -> float | None:
         """Return the seconds until the timeout or the end of the next lease; None for no limit."""
         left = min(
-            _NEVER if give_up is None else give_up - monotonic(),
+            _NEVER if give_up is None else give_up - self._store.threads.now_s(),
             self._store._until_s - self._store._now_s(),
         )
         return None if left == _NEVER else max(left, 0.0)
 
     def _collect(self) -> None:
-        self.heard_s = monotonic()
+        self.heard_s = self._store.threads.now_s()
         if self._ready:
             return
         store = self._store

@@ -8,9 +8,7 @@ rejected (`accepts`); the known content then remains.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -82,14 +80,14 @@ class Mirror(Mapping[str, T]):
         self._revision = -1
         self._heard_s = float("-inf")
         self._trouble: StoreError | None = None
-        self._changed = threading.Condition()
+        self._threads = threads = store.threads
+        self._changed = threads.condition()
         self._callbacks: list[Callable[[list[KeyChange[T]]], Any]] = []
         self._watch: Watch | None = None
-        self._stop = threading.Event()
+        self._stop = threads.event()
         if wait:
             self._list()
-        self._thread = threading.Thread(target=self._run, name="clipper-mirror", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, "clipper-mirror")
 
     # -- reading
 
@@ -163,7 +161,7 @@ class Mirror(Mapping[str, T]):
         """Seconds since the store last answered, normally below 2; infinite before the first
         listing.
         """
-        return monotonic() - self._heard_s
+        return self._threads.now_s() - self._heard_s
 
     @property
     def trouble(self) -> StoreError | None:
@@ -263,7 +261,7 @@ class Mirror(Mapping[str, T]):
             for key in old.keys() - fresh.keys():
                 self._decoded.pop(self._prefix + key, None)
             self._changed.notify_all()
-        self._heard(monotonic())
+        self._heard(self._threads.now_s())
         return old
 
     def _differences(self, old: dict[str, Record]) -> list[KeyChange[T]]:
@@ -323,7 +321,7 @@ class Mirror(Mapping[str, T]):
         watch = self._watch
         if watch is not None:
             watch.close()
-        if self._thread is not threading.current_thread():
+        if not self._threads.is_current(self._thread):
             self._thread.join()
 
     def __enter__(self) -> Self:

@@ -13,13 +13,13 @@ tests/store checks for every backend:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import msgspec
 
 from clipper.errors import InvalidInput, LeaseLost, StoreConflict, StoreError
 from clipper.store.lease import Lease
+from clipper.store.threads import SYSTEM_THREADS, Threads
 
 if TYPE_CHECKING:
     from clipper.store.expiring import ExpiringLists
@@ -159,6 +159,7 @@ class Store(Protocol):
 
     name: str
     remote: bool = False  # True if calls go over a network
+    threads: Threads = SYSTEM_THREADS  # in which mirrors and leases of the store wait
 
     def get(self, key: str) -> Record | None:
         """Return the record; None if the key does not exist."""
@@ -219,7 +220,7 @@ class Store(Protocol):
         `Lease.renew_in_background()` renews it in time.
         """
         check_ttl(ttl_s)
-        start_s = monotonic()
+        start_s = self.threads.now_s()
         id, ttl_s = self.grant(ttl_s)
         return Lease(self, id, ttl_s, start_s)
 

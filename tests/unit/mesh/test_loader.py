@@ -105,6 +105,22 @@ def test_those_who_ask_together_load_once() -> None:
     with_models(test)
 
 
+def test_model_that_is_unregistered_while_it_loads_takes_no_memory() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        while not len(local.cache):
+            await asyncio.sleep(0)
+        registry.unregister("m0")
+        host.gate.set()
+        with pytest.raises(RequestFailed):
+            await load
+        assert (host.loaded, host.unloaded) == (["m0"], ["m0"])
+        assert (len(local.cache), local.cache.used_bytes) == (0, 0)
+
+    with_models(test)
+
+
 def test_a_model_is_loading_until_its_load_has_ended() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()

@@ -20,7 +20,7 @@ from clipper.mesh.decisions.model_cache import ModelCache
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.node.deferred_join import DeferredJoin
 from clipper.mesh.node.usage_reports import UsageRecorder, UsageReporter
-from clipper.mesh.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop, ThreadedNodeLoop
 from clipper.mesh.registry import now_ms
 from clipper.mesh.tasks.constraints_file import ConstraintsFile
 from clipper.mesh.tasks.periodic_tasks import PeriodicTasks
@@ -30,7 +30,7 @@ from clipper.testing import wait_until
 
 @pytest.fixture
 def loop() -> Iterator[NodeLoop]:
-    loop = NodeLoop()
+    loop = ThreadedNodeLoop()
     loop.start()
     yield loop
     if not loop.stopping:

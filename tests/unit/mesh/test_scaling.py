@@ -202,6 +202,14 @@ def test_regular_is_now_and_seven_to_forty_minutes_ago(minutes: int, regular: bo
     assert uses.look(start + 60_000 * minutes)["m"].regular is regular
 
 
+def test_report_that_comes_late_counts_in_its_own_minute() -> None:
+    uses, start = UsageCounter(), NOW // 60_000 * 60_000
+    uses.note("m", start + 8 * 60_000)
+    uses.note("m", start + 1, count=3)
+    found = uses.look(start + 8 * 60_000)["m"]
+    assert (found.used_ms, found.regular, found.rate) == (start + 8 * 60_000, True, 4.0)
+
+
 def test_what_is_not_used_is_forgotten() -> None:
     uses = UsageCounter()
     uses.note("old", NOW)

@@ -77,24 +77,24 @@ class UsageCounter:
         waited_ms: float = 0.0,
         served_ms: float = 0.0,
     ) -> None:
-        """Count queries until now.
+        """Count queries until now, or until a time before: reports of other nodes come late.
 
         waited_ms, served_ms: their total time waiting for a copy, and in one.
         """
         held = self._models.get(model)
         if held is None:
             held = self._models[model] = _Counted()
-        held.used_ms = now_ms
+        held.used_ms = max(held.used_ms, now_ms)
         held.count += count
         held.waited_ms += waited_ms
         if served_ms:
             held.served_ms += served_ms
             held.served += count
         minute = now_ms // MINUTE_MS
-        if minute != held.minute:
+        if minute > held.minute:
             held.minutes = (held.minutes << min(minute - held.minute, 64)) & ((1 << 64) - 1)
             held.minute = minute
-        held.minutes |= 1
+        held.minutes |= 1 << min(held.minute - minute, 64) & ((1 << 64) - 1)
         self._used[model] = held
 
     def look(self, now_ms: int) -> dict[str, Usage]:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from clipper.mesh.loading.model_host import HostProcess
+from clipper.mesh.loading.model_host import SupervisedHost
 from clipper.mesh.transport.channel import RequestFailed
 
 ALONE_MAX: Final = 4  # hosts that hold one model; more suspects wait
@@ -26,7 +26,7 @@ TIMES_MAX: Final = 8  # longest probation: after this many doublings
 class _Suspect:
     times: int = 0
     is_alone: bool = False  # to be loaded into a host of its own
-    host: HostProcess | None = None
+    host: SupervisedHost | None = None
 
 
 class Isolation:
@@ -39,8 +39,8 @@ class Isolation:
 
     def __init__(
         self,
-        start: Callable[[str], Awaitable[HostProcess]],
-        acquit: Callable[[str, HostProcess], None],
+        start: Callable[[str], Awaitable[SupervisedHost]],
+        acquit: Callable[[str, SupervisedHost], None],
     ) -> None:
         self._start, self._acquit = start, acquit
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
@@ -52,7 +52,7 @@ class Isolation:
         suspect = self._suspects.get(model)
         return suspect is not None and suspect.is_alone
 
-    def is_alone_in(self, host: HostProcess) -> bool:
+    def is_alone_in(self, host: SupervisedHost) -> bool:
         """Return whether the host is one of those that hold one model."""
         return any(suspect.host is host for suspect in self._suspects.values())
 
@@ -68,7 +68,7 @@ class Isolation:
         ]:
             del self._suspects[model]
 
-    async def host_of(self, model: str, wait_s: float) -> HostProcess:
+    async def host_of(self, model: str, wait_s: float) -> SupervisedHost:
         """Return a host that holds nothing but the model.
 
         RequestFailed when it does not start, or no place is free in time.
@@ -92,7 +92,7 @@ class Isolation:
         asyncio.get_running_loop().call_later(probation_s, self._end_probation, model, host)
         return host
 
-    def _end_probation(self, model: str, host: HostProcess) -> None:
+    def _end_probation(self, model: str, host: SupervisedHost) -> None:
         suspect = self._suspects.get(model)
         if suspect is not None and suspect.host is host:
             suspect.is_alone = False

@@ -251,9 +251,17 @@ class ModelLoader:
             "input": found.input,
             "output": found.output,
         }
-        done = await self._run_blocking(
-            self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **reported)
-        )
+        try:
+            done = await self._run_blocking(
+                self._registry.change,
+                id,
+                lambda m: claims.completed(m, self.me, now_ms(), **reported),
+            )
+        except BaseException as error:  # it is registered no more, or the store is away
+            self.cache.remove(id)
+            await self._unload(host, id)
+            await self._not_loaded(record, error)
+            raise
         if isinstance(done, claims.ClaimRefused):
             self.cache.remove(id)
             await self._unload(host, id)

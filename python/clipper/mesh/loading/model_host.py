@@ -30,6 +30,7 @@ from clipper.mesh.transport.channel import (
     PeerChannel,
     RequestFailed,
 )
+from clipper.settings.mesh import MeshSettings
 
 TOKEN_ENV: Final = "CLIPPER_TOKEN"
 START_S: Final = 60.0  # to import packages, connect, and be ready
@@ -115,6 +116,68 @@ class ModelHost(Protocol):
         ...
 
 
+class SupervisedHost(ModelHost, Protocol):
+    """A model host that a node starts, and that is replaced when it ends.
+
+    is_ready: set while it answers. blamed: the models that were at work when it last ended.
+    starts: how often it was started.
+    """
+
+    name: str
+    starts: int
+    blamed: frozenset[str]
+    is_ready: asyncio.Event
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 while there is no process."""
+        ...
+
+    async def start(self) -> None:
+        """Start the host; `is_ready` is set when it answers."""
+        ...
+
+    async def stop(self) -> None:
+        """End the host after it has answered what it has."""
+        ...
+
+
+OnHost = Callable[[SupervisedHost], None]
+OnLeft = Callable[[str, str, str], None]
+NewHost = Callable[
+    [str, Path, MeshSettings, Mapping[str, str], OnHost, OnHost, OnLeft], SupervisedHost
+]
+
+
+def new_host_process(
+    name: str,
+    folder: Path,
+    settings: MeshSettings,
+    environment: Mapping[str, str],
+    ready: OnHost,
+    lost: OnHost,
+    left: OnLeft,
+) -> SupervisedHost:
+    """Return a host process with its share of the node's memory. See HostProcess."""
+    each_mib = settings.capacity_mib // settings.hosts
+
+    def command(control: str) -> Sequence[str]:
+        return host_command(
+            control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
+        )
+
+    return HostProcess(
+        name,
+        folder,
+        command,
+        ready,
+        lost,
+        left,
+        silence_s=settings.host_silence_s,
+        environment=environment,
+    )
+
+
 def host_command(
     control: str,
     name: str,
@@ -163,9 +226,9 @@ class HostProcess:
         name: str,
         folder: Path,
         command: Callable[[str], Sequence[str]],
-        ready: Callable[["HostProcess"], None] = lambda _: None,
-        lost: Callable[["HostProcess"], None] = lambda _: None,
-        left: Callable[[str, str, str], None] = lambda *_: None,
+        ready: OnHost = lambda _: None,
+        lost: OnHost = lambda _: None,
+        left: OnLeft = lambda *_: None,
         silence_s: float = 10.0,
         environment: Mapping[str, str] = {},
     ) -> None:
@@ -449,7 +512,7 @@ class HostProcess:
         await self._request("leave", timeout_s, model=model, address=address)
 
 
-async def started(host: HostProcess) -> HostProcess:
+async def started(host: SupervisedHost) -> SupervisedHost:
     """Start a host and return it when it is ready.
 
     RequestFailed when that takes longer than START_S; the host is stopped then.

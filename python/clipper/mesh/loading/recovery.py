@@ -6,7 +6,7 @@ import logging
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.loading.model_host import HostProcess
+from clipper.mesh.loading.model_host import SupervisedHost
 from clipper.mesh.registry import now_ms
 from clipper.mesh.transport.channel import RequestFailed
 
@@ -22,7 +22,7 @@ class Recovery:
         self._me, self._loader, self._isolation = me, loader, isolation
         self._tasks = tasks
 
-    def host_lost(self, host: HostProcess) -> None:
+    def host_lost(self, host: SupervisedHost) -> None:
         """Load the models of a dead host again; their claims stay, and waiting queries are served
         then.
 
@@ -41,7 +41,7 @@ class Recovery:
                     self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)
                 )
 
-    def acquit(self, id: str, host: HostProcess) -> None:
+    def acquit(self, id: str, host: SupervisedHost) -> None:
         """Move a model from its own host back to the shared one: it has ended no process for a
         while.
         """

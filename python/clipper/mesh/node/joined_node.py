@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.loading.model_host import START_S, HostProcess, host_command, started
+from clipper.mesh.loading.model_host import START_S, SupervisedHost, started
 from clipper.mesh.loading.recovery import Recovery
 from clipper.mesh.management.events import EventFeed
 from clipper.mesh.management.explain import Explainer
@@ -18,6 +18,7 @@ from clipper.mesh.management.models import ModelManagement
 from clipper.mesh.management.vmodels import VModelManagement
 from clipper.mesh.node.drain import Drain
 from clipper.mesh.node.peer_requests import PeerRequests
+from clipper.mesh.node.platform import NodePlatform
 from clipper.mesh.node.registry_watcher import RegistryWatcher
 from clipper.mesh.node.usage_reports import REPORT_S, UsageRecorder, UsageReporter
 from clipper.mesh.node_host import NodeHost
@@ -46,7 +47,8 @@ class JoinedNode:
     """Builds the parts of a node, each with the parts it needs.
 
     me, number: the id and the replica number of this node.  token: the secret that nodes of one
-    mesh share.  folder: for sockets.  Threads: the event loop; `stats` any.
+    mesh share.  folder: for sockets.  environment: the machine.  Threads: the event loop;
+    `stats` any.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class JoinedNode:
         log: DecisionLog,
         folder: Path,
         environment: Mapping[str, str],
+        platform: NodePlatform,
     ) -> None:
-        self._environment = environment
         self._settings, self._loop, self._folder = settings, loop, folder
+        self._environment, self._platform = environment, platform
         self.registry = registry
         self.hosts = [self._new_host(f"host-{n}") for n in range(settings.hosts)]
         self.isolation = Isolation(self._start_isolated_host, self._on_acquitted)
@@ -94,6 +97,7 @@ class JoinedNode:
             requests.answer,
             requests.on_event,
             self._peer_address,
+            platform.network,
         )
         self.election = Election(me, registry, loop, lambda: self.switcher.wake())
         self.registration = Registration(
@@ -105,6 +109,7 @@ class JoinedNode:
             loop,
             lambda: (host.address, self.peers.address),
             started_ms,
+            platform.network,
         )
         self.constraints = ConstraintsFile(settings.constraints)
         self.copies = CopyLocator(
@@ -120,6 +125,7 @@ class JoinedNode:
             router.get,
             lambda route, seconds: host.close(route.resolved, seconds),
             lambda: self.constraints.constraints,
+            platform.rng,
         )
         self.view = StateView(
             self.registration, registry, self.loader, lambda: self.constraints.constraints
@@ -249,38 +255,29 @@ class JoinedNode:
 
     # -- model hosts
 
-    def _new_host(self, name: str) -> HostProcess:
-        settings = self._settings
-        each_mib = settings.capacity_mib // settings.hosts
-
-        def command(control: str) -> Sequence[str]:
-            return host_command(
-                control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
-            )
-
-        return HostProcess(
+    def _new_host(self, name: str) -> SupervisedHost:
+        return self._platform.new_host(
             name,
             self._folder,
-            command,
+            self._settings,
+            self._environment,
             self._on_host_ready,
             self._on_host_lost,
             lambda model, address, why: self.loader.left(model, address),
-            silence_s=settings.host_silence_s,
-            environment=self._environment,
         )
 
-    def _on_host_ready(self, host: HostProcess) -> None:
+    def _on_host_ready(self, host: SupervisedHost) -> None:
         types = ", ".join(host.types)
         _log.info("the model host %s is ready (pid %d): %s", host.name, host.pid, types)
 
-    def _on_host_lost(self, host: HostProcess) -> None:
+    def _on_host_lost(self, host: SupervisedHost) -> None:
         if not self._loop.stopping:
             self._recovery.host_lost(host)
 
-    async def _start_isolated_host(self, name: str) -> HostProcess:
+    async def _start_isolated_host(self, name: str) -> SupervisedHost:
         return await started(self._new_host(name))
 
-    def _on_acquitted(self, id: str, host: HostProcess) -> None:
+    def _on_acquitted(self, id: str, host: SupervisedHost) -> None:
         if not self._loop.stopping:
             self._recovery.acquit(id, host)
 

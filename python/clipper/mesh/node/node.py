@@ -27,9 +27,9 @@ from clipper.mesh.facade import (
 from clipper.mesh.management.vmodels import VModelRequest
 from clipper.mesh.node.deferred_join import DeferredJoin
 from clipper.mesh.node.joined_node import JoinedNode
+from clipper.mesh.node.platform import NodePlatform
 from clipper.mesh.node.registry_watcher import alias_of
 from clipper.mesh.node_host import NodeHost
-from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.lookups import Lookups
@@ -52,8 +52,9 @@ def _never() -> bool:
 class MeshNode:
     """A node of the mesh. The operations are described in `clipper.mesh.facade`.
 
-    environment: variables of its model hosts, besides its own. Threads: any, except the node's own
-    thread `clipper-mesh`, which may not wait for itself.
+    environment: variables of its model hosts, besides its own. platform: what it runs on; None:
+    threads, sockets and processes of this machine. Threads: any, except the node's own thread
+    `clipper-mesh`, which may not wait for itself.
     """
 
     def __init__(
@@ -63,20 +64,23 @@ class MeshNode:
         host: NodeHost,
         folder: Path,
         environment: Mapping[str, str] = {},
+        platform: NodePlatform | None = None,
     ) -> None:
         self._environment = environment
+        self._platform = platform = platform or NodePlatform()
         self._settings, self._store, self._host, self._folder = settings, store, host, folder
         self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._number = 0  # no other node has had it; 0: not known yet
         self._started_ms = now_ms()
-        self._loop = NodeLoop()
+        self._loop = platform.new_loop()
         self._log = DecisionLog()
-        self._lookups = Lookups(self._find_in_store)
+        self._lookups = Lookups(self._find_in_store, platform.lookup_pool)
         self.router = ModelRouter(
             host.resolve,
             self._find_record,
             self._on_miss,
             host.batching,
+            platform.rng,
             replaced=self._on_replaced,
             look_up=self._look_up,
             is_failing=self._is_failing,
@@ -148,6 +152,7 @@ class MeshNode:
                 self._log,
                 self._folder,
                 self._environment,
+                self._platform,
             )
             undo.push_async_callback(joined.stop_hosts)
             await joined.start_hosts(self._leaves)

@@ -8,7 +8,7 @@ the store has answered: until then the name counts as unknown there. Other threa
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 LOOKUPS_MAX: Final = 64  # names looked up or queued; further ones count as unknown
@@ -20,12 +20,13 @@ LOOP_WAIT_S: Final = 0.05
 class Lookups:
     """Looks names up, each once at a time. Threads: any.
 
-    find: looks a name up in the store and adds what it finds to the router.
+    find: looks a name up in the store and adds what it finds to the router. pool: of one
+    thread; None: its own.
     """
 
-    def __init__(self, find: Callable[[str], None]) -> None:
+    def __init__(self, find: Callable[[str], None], pool: Executor | None = None) -> None:
         self._find = find
-        self._pool = ThreadPoolExecutor(1, "clipper-mesh-lookup")
+        self._pool = pool or ThreadPoolExecutor(1, "clipper-mesh-lookup")
         self._guard = threading.Lock()
         self._pending: dict[str, Future[None]] = {}
         self._closed = False

@@ -15,6 +15,7 @@ from clipper.mesh.records import Instance
 from clipper.mesh.registry import Registry, is_taken, now_ms
 from clipper.mesh.tasks.election import Election
 from clipper.mesh.transport.channel import is_gone
+from clipper.mesh.transport.network import SOCKETS, Network
 from clipper.settings.mesh import MeshSettings
 from clipper.types import VERSION
 
@@ -41,10 +42,11 @@ class Registration:
         loop: NodeLoop,
         addresses: Callable[[], tuple[str, str]],
         started_ms: int,
+        network: Network = SOCKETS,
     ) -> None:
         self._settings, self._registry, self._loader = settings, registry, loader
         self._usage, self._election, self._loop = usage, election, loop
-        self._addresses, self._started_ms = addresses, started_ms
+        self._addresses, self._started_ms, self._network = addresses, started_ms, network
         self._published: tuple[Instance, int] | None = None  # the record, and when it was written
 
     @property
@@ -113,7 +115,7 @@ class Registration:
             other = await self._loop.run_blocking(self._registry.living, self.record())
             if other is None:
                 return
-            if await is_gone(other.peers):
+            if await is_gone(other.peers, self._network):
                 await self._loop.run_blocking(self._registry.bury, other)
                 return
             if loop.time() > until:

@@ -11,15 +11,13 @@ import contextlib
 import hmac
 import itertools
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgpack
 
-from clipper.serving.models.address import Listener, listen
+from clipper.mesh.transport.network import SOCKETS, Network
 
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0
@@ -76,7 +74,7 @@ class PeerChannel:
         self.hello = hello or {}
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Message]] = {}
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], None] = {}  # in the order of their starts
         self._runner: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
 
@@ -154,8 +152,8 @@ class PeerChannel:
             if len(self._serving) >= REQUESTS_MAX:
                 raise ValueError(f"more than {REQUESTS_MAX} requests at once")
             task = asyncio.get_running_loop().create_task(self._answer(message))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._serving[task] = None
+            task.add_done_callback(lambda one: self._serving.pop(one, None))
         else:
             answer = self._pending.get(int(message.get("n", 0)))
             if answer is not None and not answer.done():
@@ -196,18 +194,13 @@ async def read(reader: asyncio.StreamReader) -> Message:
     return message
 
 
-async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChannel:
-    """Connect to `unix:/path` or `tcp:host:port` and say hello; the channel then runs by itself.
-
-    ConnectionLost.
-    """
+async def dial(
+    address: str, hello: Message, serve: Serve = _refuse, network: Network = SOCKETS
+) -> PeerChannel:
+    """Connect to an address and say hello; the channel then runs by itself. ConnectionLost."""
     try:
         async with asyncio.timeout(HELLO_S):
-            if address.startswith("unix:"):
-                reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
-            else:
-                host, _, port = address.removeprefix("tcp:").removeprefix("//").rpartition(":")
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            reader, writer = await network.connect(address)
     except (OSError, TimeoutError, ValueError) as error:
         raise ConnectionLost(f"cannot reach {address}: {error or type(error).__name__}") from None
     channel = PeerChannel(reader, writer, serve)
@@ -216,15 +209,11 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChan
     return channel
 
 
-async def is_gone(address: str) -> bool:
+async def is_gone(address: str, network: Network = SOCKETS) -> bool:
     """Return whether the connection to an address is refused, so surely nobody listens there."""
     try:
         async with asyncio.timeout(HELLO_S):
-            if address.startswith("unix:"):
-                _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
-            else:
-                host, _, port = address.removeprefix("tcp:").removeprefix("//").rpartition(":")
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await network.connect(address)
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except (OSError, TimeoutError, ValueError):
@@ -238,6 +227,7 @@ class ChannelServer:
 
     address: `unix:/path`, `tcp:host:port`, or empty: a socket `name` in the directory. serve,
     on_event: see PeerChannel. on_accept: called with each accepted channel before it runs.
+    network: on which it listens.
     """
 
     def __init__(
@@ -250,26 +240,21 @@ class ChannelServer:
         serve: Serve = _refuse,
         on_event: OnEvent = _ignore,
         on_accept: Callable[[PeerChannel], None] = lambda _: None,
+        network: Network = SOCKETS,
     ) -> None:
-        address = f"unix:{directory / name}.sock" if not address else address.replace("tcp:", "", 1)
-        self._listener: Listener = listen(address, directory)
+        self._listening = network.listen(address, directory, name)
         self._token, self._serve, self._on_event = token.encode(), serve, on_event
         self._on_accept = on_accept
-        self._server: asyncio.Server | None = None
-        self._channels: set[PeerChannel] = set()
+        self._channels: dict[PeerChannel, None] = {}
 
     @property
     def address(self) -> str:
         """The address that callers connect to."""
-        return self._listener.connect
+        return self._listening.address
 
     async def open(self) -> Self:
         """Start to accept connections."""
-        path = self._listener.path
-        family = socket.AF_UNIX if path else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM, fileno=os.dup(self._listener.fd))
-        start = asyncio.start_unix_server if path else asyncio.start_server
-        self._server = await start(self._greet, sock=sock)
+        await self._listening.open(self._greet)
         return self
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -285,18 +270,16 @@ class ChannelServer:
             writer.close()
             return
         channel = PeerChannel(reader, writer, self._serve, self._on_event, hello)
-        self._channels.add(channel)
+        self._channels[channel] = None
         self._on_accept(channel)
         try:
             await channel.run()
         finally:
-            self._channels.discard(channel)
+            self._channels.pop(channel, None)
 
     def close(self) -> None:
         """Close the socket and all channels."""
-        if self._server is not None:
-            self._server.close()
+        self._listening.stop()
         for channel in tuple(self._channels):
             channel.close()
-        self._listener.remove()
-        os.close(self._listener.fd)
+        self._listening.remove()

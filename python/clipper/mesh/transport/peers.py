@@ -21,13 +21,14 @@ from clipper.mesh.transport.channel import (
     Serve,
     dial,
 )
+from clipper.mesh.transport.network import SOCKETS, Network
 
 
 class Peers:
     """Requests and events to other nodes, by instance id.
 
     serve: answers their requests. on_event: called with their events. address_of: returns the
-    address of an instance; empty if unknown.
+    address of an instance; empty if unknown. network: that connects the nodes.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class Peers:
         serve: Serve,
         on_event: OnEvent,
         address_of: Callable[[str], str],
+        network: Network = SOCKETS,
     ) -> None:
         self._me, self._token, self._address_of = me, token, address_of
+        self._network = network
         self._server = ChannelServer(
-            address, token, folder, "peers", serve=serve, on_event=on_event
+            address, token, folder, "peers", serve=serve, on_event=on_event, network=network
         )
         self._channels: dict[str, PeerChannel] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -92,6 +95,8 @@ class Peers:
             if not address:
                 raise ConnectionLost(f"instance {instance!r} is not there")
             channel = self._channels[instance] = await dial(
-                address, {"token": self._token, "instance": self._me}
+                address,
+                {"token": self._token, "instance": self._me},
+                network=self._network,
             )
             return channel

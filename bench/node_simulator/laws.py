@@ -1,0 +1,371 @@
+"""What must hold in a simulated mesh, looked at from outside: in the store, in hosts, at queries.
+
+No check calls a decision of the mesh, so a wrong decision is noticed. Laws about time count only
+time in which the store could be reached by all, and wait long enough for the mesh to act.
+"""
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from bench.node_simulator.virtual_time import Life
+from clipper.mesh.records import MODELS, VMODELS, Failure, MeshModel, VModel
+from clipper.store import Delete, Op, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.node_simulator.servers import Query
+    from bench.node_simulator.world import SimulatedNode, World
+
+LOOK_S: Final = 1.0
+ROUNDS: Final = 2  # of the reaper or janitor, in which what is due must have been done
+HOT: Final = 3.0  # times the rate of one copy, at which another must come
+ROOM: Final = 0.25  # of its memory that is free: another node could have taken it
+SWITCH_LOADS: Final = 12  # times the limit of a load, in which a name has switched or failed to
+SEEN_WRONG: Final = 0.5  # of its memory, by which a node's record may be wrong for a while
+ARTIFACT_FAILURES: Final = 4  # of one model at once: two are believed, a third is on its way
+LATE_S: Final = 0.002
+CALM_S: Final = 30.0  # after a fault, in which a further copy may have its reason
+MISSED_S: Final = 5.0  # in which a claim without a copy is given up or loaded again
+
+
+class Laws:
+    """Checks what must hold, and reports what does not to the world. Threads: one."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._models: dict[str, MeshModel] = {}
+        self._vmodels: dict[str, VModel] = {}
+        self._due: Counter[tuple[str, str]] = Counter()
+        self._asked: dict[str, deque[float]] = {}
+        self._failed: dict[tuple[str, str], float] = {}
+        self._disturbed_s = -CALM_S
+        self._free: dict[str, deque[int]] = {}  # memory of each node, at the last looks
+        world.loop.call_later(LOOK_S, self._look)
+
+    # -- what the world tells
+
+    def asked(self, name: str) -> None:
+        """Note a query, of a model or of what a v-model stands for."""
+        vmodel = self._vmodels.get(name)
+        for id in {name} if vmodel is None else {vmodel.active, vmodel.target}:
+            self._asked.setdefault(id, deque(maxlen=2048)).append(self._world.loop.time())
+
+    def disturbed(self) -> None:
+        """Note a fault after which a further copy may have its reason."""
+        self._disturbed_s = self._world.loop.time()
+
+    def load_failed(self, node: str, id: str) -> None:
+        """Note a load that has failed by its artifact."""
+        self._failed[node, id] = self._world.loop.time()
+
+    def ended(self, query: "Query") -> None:
+        """Check that a query has ended by its deadline."""
+        late_s = query.ended_s - query.deadline_s if query.deadline_s else 0.0
+        self._world.check(late_s <= LATE_S, f"{query.name} ended {late_s:.3f} s late")
+
+    def drained(self, one: "SimulatedNode") -> None:
+        """Check a graceful stop: models used lately that only this node held are elsewhere."""
+        world = self._world
+        others = [i for i in world.instances().values() if i.id != one.name and not i.stopping]
+        if not others or world.store.away or world.store.cut or world.split or world.corrupt:
+            return
+        calm = not self._recent(CALM_S / 3) and world.slow == 1.0
+        if not calm or min(i.free_bytes / i.capacity_bytes for i in others) < ROOM:
+            return
+        alive, now = {i.id for i in others}, world.loop.time()
+        held = {id for host in one.hosts for id in host.resident}
+        # uses of the last moment are not reported yet
+        used = {id for id in held if any(2 < now - at < 30 for at in self._asked.get(id, ()))}
+        models = world.models()
+        alone = [id for id in sorted(used) if id in models and not alive & {*models[id].copies}]
+        world.check(not alone, f"{one.name} has left, and nobody has {alone[:5]}, which it held")
+
+    # -- each transaction
+
+    def written(self, life: "Life | None", ops: "Sequence[Op]") -> None:
+        """Check the changes of a transaction."""
+        models = {}
+        for op in ops:
+            if not isinstance(op, Put | Delete):
+                continue
+            if op.key.startswith(MODELS):
+                id = op.key.removeprefix(MODELS)
+                before = self._models.get(id)
+                if isinstance(op, Delete):
+                    self._models.pop(id, None)
+                    continue
+                after = self._models[id] = models[id] = msgspec.json.decode(
+                    op.value, type=MeshModel
+                )
+                if life is not None and before is not None:
+                    self._changed(life, before, after)
+        for op in ops:
+            if isinstance(op, Put) and op.key.startswith(VMODELS):
+                vmodel = msgspec.json.decode(op.value, type=VModel)
+                known = self._vmodels.get(vmodel.id)
+                self._vmodels[vmodel.id] = vmodel
+                if known is not None and known.active != vmodel.active:
+                    self._switched(known, vmodel)
+
+    def _alive(self, model: MeshModel) -> list[str]:
+        instances = self._world.instances()
+        return [i for i in model.copies if i in instances]
+
+    def _changed(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
+        me = life.name
+        if me in after.copies and me not in before.copies:
+            self._claimed(life, before, after)
+        if me in before.copies and me not in after.copies:
+            self._given_up(life, before, after)
+
+    def _claimed(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
+        world, me, id = self._world, life.name, after.id
+        failure = before.failures.get(me)
+        now_ms = world.now_ms + life.clock_ms
+        if failure is not None and not any(one.life.clock_ms for one in world.nodes.values()):
+            left_ms = failure.time_ms + self._block_ms(failure) - now_ms
+            world.check(left_ms <= 0, f"{me} tries {id} again {left_ms} ms too early")
+        node = world.nodes[me].node
+        is_held = node is None or id in node.joined.loader.held
+        if after.copies[me].loaded_ms and not is_held:
+            world.check(False, f"{me} holds {id} without a claim")
+        alive = self._alive(after)
+        world.check(
+            len(alive) <= self._copies_max(after),
+            f"{id} has copies in {alive}, and nothing asks for more than {self._copies_max(after)}",
+        )
+        if not before.copies and not failure:
+            self._placed(me, after)
+
+    def _copies_max(self, model: MeshModel) -> int:
+        """Return how many copies a model may have for known reasons."""
+        world = self._world
+        least = max(1, model.policy.copies_min)
+        recently = world.loop.time() - self._disturbed_s < CALM_S
+        is_busy = self._was_busy(model)
+        is_target = any(model.id in (v.active, v.target) for v in self._vmodels.values())
+        is_regular = world.loop.time() > 6 * 60
+        if recently or is_busy or is_target or is_regular:
+            return len(world.nodes)
+        return least + sum(i.stopping for i in world.instances().values())
+
+    def _was_busy(self, model: MeshModel) -> bool:
+        """Return whether some round of rates, of the last ones, may have seen many queries."""
+        settings, now = self._world.plan.settings, self._world.loop.time()
+        asked = [at for at in self._asked.get(model.id, ()) if now - at < 4 * settings.rate_s + 2]
+        many = max(2, int(0.6 * settings.rate_per_copy * settings.rate_s / 60))
+        return any(
+            last - first < settings.rate_s + 1
+            for first, last in zip(asked, asked[many - 1 :], strict=False)
+        )
+
+    def _placed(self, me: str, after: MeshModel) -> None:
+        """Check where a first copy goes: not to a full node while others are nearly empty."""
+        world, instances = self._world, self._world.instances()
+        if world.loop.time() - self._disturbed_s < CALM_S or after.failures or world.store.cut:
+            return
+        mine = instances.get(me)
+        size = after.size_bytes or world.plan.typical_bytes
+        node = world.nodes[me].node
+        if mine is None or node is None or mine.free_bytes >= size:
+            return
+        cache = node.joined.loader.cache
+        if cache.capacity_bytes - cache.used_bytes >= size:
+            return
+        if max(self._free.get(me, (size,))) >= size:
+            return  # not full for long: the load may have waited for others
+        empty = [
+            i.id
+            for i in instances.values()
+            if i.id != me
+            and not i.stopping
+            and not world.nodes[i.id].leaving
+            and i.free_bytes > max(4 * size, ROOM * i.capacity_bytes)
+        ]
+        world.check(not empty, f"{after.id} goes to {me}, which is full, and {empty} are not")
+
+    def _given_up(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
+        world, me, id = self._world, life.name, after.id
+        if not before.copies[me].loaded_ms:
+            if self._failed.pop((me, id), None) is not None:
+                world.check(me in after.failures, f"nothing says that {me} failed to load {id}")
+            return
+        if me in after.failures or world.nodes[me].leaving:
+            return
+        one = world.nodes[me]
+        host_died = not all(host.is_ready.is_set() for host in one.hosts)
+        again = one.node is not None and one.node.joined.loader.is_loading(id)
+        world.check(
+            not after.policy.pinned or host_died or again or self._recent(CALM_S),
+            f"{me} gives up {id}, which is pinned",
+        )
+        if one.node is None or id not in one.node.joined.loader.held:
+            return  # it makes room
+        rest = [i for i in self._alive(after) if after.copies[i].loaded_ms]
+        world.check(bool(rest), f"the last copy of {id} was given up as a spare one")
+        rate, most = self.rate(after), HOT * world.plan.settings.rate_per_copy
+        world.check(
+            rate <= most * max(len(rest), 1),
+            f"a copy of {id} was given up at {rate:.0f} queries a minute",
+        )
+        if not self._recent(CALM_S):
+            world.check(
+                min(i.free_bytes / i.capacity_bytes for i in world.instances().values()) < ROOM,
+                f"a copy of {id} was given up while there is memory",
+            )
+
+    def _recent(self, seconds: float) -> bool:
+        return self._world.loop.time() - self._disturbed_s < seconds
+
+    def _switched(self, before: VModel, after: VModel) -> None:
+        """Check that a switch loses no query: the target is loaded if the active model was."""
+        old, new = self._models.get(before.active), self._models.get(after.active)
+        if old is None or new is None or after.force or after.active == before.previous:
+            return
+        had = [i for i in self._alive(old) if old.copies[i].loaded_ms]
+        has = [i for i in self._alive(new) if new.copies[i].loaded_ms]
+        self._world.check(
+            not had or bool(has), f"{after.id} switches to {new.id}, which is not loaded"
+        )
+
+    def _block_ms(self, failure: Failure) -> int:
+        longest = self._world.plan.settings.failure_s * 1000
+        if failure.fault == "artifact":
+            return int(longest)
+        return int(min(longest, longest / 60 * 2 ** (failure.count - 1)))
+
+    def rate(self, model: MeshModel, seconds: float = 0.0) -> float:
+        """Return the queries a minute, over three rounds of rates."""
+        window_s = seconds or 3 * self._world.plan.settings.rate_s
+        asked, now = self._asked.get(model.id, ()), self._world.loop.time()
+        return sum(now - at < window_s for at in asked) * 60 / window_s
+
+    # -- looked at each second
+
+    def _look(self) -> None:
+        world = self._world
+        clocks = any(one.life.clock_ms for one in world.nodes.values())
+        if not (world.store.away or world.store.cut or world.split or clocks) and world.instances():
+            self._look_at_models()
+            self._look_at_names()
+            self._look_at_nodes()
+        world.loop.call_later(LOOK_S, self._look)
+
+    def _hold(self, law: str, whom: str, holds: bool, within_s: float, what: str) -> None:
+        if holds:
+            self._due.pop((law, whom), None)
+            return
+        self._due[law, whom] += 1
+        self._world.check(
+            self._due[law, whom] * LOOK_S <= within_s,
+            f"{what} for {self._due[law, whom] * LOOK_S:g} s",
+        )
+
+    def _look_at_models(self) -> None:
+        world, settings, now_ms = self._world, self._world.plan.settings, self._world.now_ms
+        instances = world.instances()
+        round_s = ROUNDS * settings.reaper_s + 2 * settings.lease_s + 2
+        for id, model in world.models().items():
+            gone = [i for i in model.copies if i not in instances]
+            what = f"{id} is said to be in {gone}, which are gone,"
+            self._hold("dead", id, not gone, round_s, what)
+            stale = [
+                i
+                for i, f in model.failures.items()
+                if now_ms - f.time_ms > 1000 * settings.failure_s
+            ]
+            what = f"failures of {id} in {stale} are kept"
+            self._hold("failures", id, not stale, round_s, what)
+            blamed = sum(
+                now_ms - f.time_ms < 1000 * settings.failure_s for f in model.failures.values()
+            )
+            world.check(
+                blamed < ARTIFACT_FAILURES, f"{blamed} nodes have tried {id}, which has failed"
+            )
+            loaded = [i for i, c in model.copies.items() if c.loaded_ms and i in instances]
+            others = [i for i in instances.values() if i.id not in loaded and not i.stopping]
+            rate = self.rate(model)
+            enough = rate < HOT * settings.rate_per_copy or len(loaded) != 1 or not others
+            what = f"{id} has one copy at {rate:.0f} queries a minute"
+            self._hold("rate", id, enough, 10 * settings.rate_s, what)
+            alive = [i for i in model.copies if i in instances]
+            room = [
+                i.id
+                for i in instances.values()
+                if i.id not in alive
+                and not i.stopping
+                and i.free_bytes > max(2 * world.size_of(id), ROOM * i.capacity_bytes)
+            ]
+            kept = len(alive) >= model.policy.copies_min or not room or bool(model.failures)
+            what = f"{id} has {len(alive)} of {model.policy.copies_min} copies"
+            within_s = (1 + ROUNDS) * settings.reaper_s + 2 * settings.lease_s
+            self._hold("policy", id, kept, within_s, what)
+
+    def _look_at_names(self) -> None:
+        world = self._world
+        for vmodel in world.vmodels().values():
+            ready = vmodel.active == vmodel.target or vmodel.failed or vmodel.share
+            whom = f"{vmodel.id} {vmodel.target}"
+            within_s = SWITCH_LOADS * world.plan.settings.load_s
+            what = f"{vmodel.id} is on its way to {vmodel.target}"
+            self._hold("switch", whom, bool(ready), within_s, what)
+
+    def _look_at_nodes(self) -> None:
+        world, settings = self._world, self._world.plan.settings
+        models = world.models().values()
+        for id, told in world.instances().items():
+            node = world.nodes[id].node
+            self._free.setdefault(id, deque(maxlen=4)).append(told.free_bytes)
+            if node is None or not world.nodes[id].ready:
+                continue
+            if not self._recent(CALM_S):
+                here = {held for host in world.nodes[id].hosts for held in host.resident}
+                loading = node.joined.loader.is_loading
+                missed = [m.id for m in models if id in m.loaded and m.id not in here]
+                for model in missed:
+                    what = f"{model} is said to be loaded in {id}, where it is not,"
+                    self._hold("held", f"{id} {model}", loading(model), MISSED_S, what)
+                for law, whom in [key for key in self._due if key[0] == "held"]:
+                    if whom.startswith(f"{id} ") and whom.partition(" ")[2] not in missed:
+                        del self._due[law, whom]
+            differs = abs(told.used_bytes - node.joined.loader.cache.used_bytes)
+            known = differs < SEEN_WRONG * max(told.capacity_bytes, 1)
+            what = f"the record of {id} is wrong by {differs} bytes"
+            self._hold("record", id, known, 20 * settings.publish_s, what)
+
+    # -- at the end
+
+    def agree(self) -> None:
+        """Check that store, memory and hosts agree."""
+        world = self._world
+        instances = world.instances()
+        models = world.models()
+        for one in world.nodes.values():
+            world.check(one.ready and one.name in instances, f"{one.name} is not in the mesh")
+            if not one.ready or one.node is None:
+                continue
+            loader = one.node.joined.loader
+            here = {id for host in one.hosts for id in host.resident}
+            said = {id for id, m in models.items() if one.name in m.loaded}
+            world.check(
+                here == said,
+                f"{one.name} holds {sorted(here - said)[:5]} untold, and has not"
+                f" {sorted(said - here)[:5]}",
+            )
+            world.check(
+                here == {*loader.held},
+                f"{one.name} thinks that it holds {sorted({*loader.held} ^ here)[:5]}",
+            )
+            used = sum(world.size_of(id) for id in here)
+            world.check(
+                used <= loader.cache.capacity_bytes,
+                f"{one.name} holds {used} bytes, and has {loader.cache.capacity_bytes}",
+            )
+            pinned = [id for id, m in models.items() if m.policy.pinned and not m.copies]
+            world.check(not pinned, f"{pinned} are pinned and not loaded")
+        for model in models.values():
+            gone = [i for i in model.copies if i not in instances]
+            world.check(not gone, f"{model.id} is said to be in {gone}, which are gone")
