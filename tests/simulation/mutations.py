@@ -108,6 +108,8 @@ def _unlimited(was: Any) -> Callable[..., Any]:
     return lambda self, instance: not self.why_not(instance)
 
 
+# not found by worlds of the mesh's own nodes yet: other parts of a node repair what these leave
+MISSED_BY_NODES = frozenset({"what the dead held stays", "the janitor does nothing"})
 MUTATIONS = (
     Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 4),
