@@ -387,9 +387,15 @@ class RedisStore(Store):
     def close(self) -> None:
         """Close the connections; the watches end."""
         self._closed = True
+        if os.getpid() != self._pid:
+            return
         self._reader.close()
-        if os.getpid() == self._pid:
+        self._redis.close()
+        for _ in range(100):  # its connection may have been made anew meanwhile
+            if self._reader.has_ended(0.02):
+                break
             self._redis.close()
+        self._redis.close()
 
 
 def redacted_url(url: str) -> str:

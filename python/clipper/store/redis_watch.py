@@ -148,6 +148,13 @@ class ChangeReader:
         with self.changed:
             self.changed.notify_all()
 
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread after `close`; return False on timeout."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
 
 class RedisWatch:
     """A watch on a prefix. Threads: any may close it; one reads it.
