@@ -373,18 +373,18 @@ cdef class Engine:
         return self.state.events_fd
 
     def events(self):
-        """What the loop has to tell: (EngineEvent, conn, model, Status, data) tuples, oldest first.
-        One reader."""
+        """Return what the loop reports, oldest first: (EngineEvent, conn, model, Status, data)
+        tuples. One reader."""
         cdef u64 word
         cdef PendingEvent* item
-        cdef list told = []
+        cdef list events = []
         eventfd_drain(self.state.events_fd)
         while self.state.events.pop(&word):
             item = <PendingEvent*> word
-            told.append((EngineEvent(item.kind), item.conn, item.model, StatusName(item.status),
-                         PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
+            events.append((EngineEvent(item.kind), item.conn, item.model, StatusName(item.status),
+                           PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
             free(item)
-        return told
+        return events
 
     # -- time and bytes: for a simulator or a test; the IO loop uses the same from below
 

@@ -342,7 +342,7 @@ cdef class LabelSteps:
         return number
 
     cdef _apply(self, held, str context, plan, heard, label, answer, number):
-        cdef object state, found = None, key
+        cdef object state, found = None
         cdef dict applied = held.applied
         if <u64> applied.get(self.node, 0) >= <u64> number:
             return

@@ -342,13 +342,13 @@ cdef class Context:
     def learn(self, cnp.ndarray rows, x, rewards, u64 turn, double weight=1.0):
         """New rows after one observation. rewards: f64[k], NaN where unknown; turn: the number of
         the observation."""
-        cdef cnp.ndarray features = self._features(x), told = _doubles(rewards, "rewards")
+        cdef cnp.ndarray features = self._features(x), given = _doubles(rewards, "rewards")
         cdef u32 d = <u32> features.shape[0], i, k = <u32> self._checked(rows, d).shape[0]
-        if told.ndim != 1 or told.shape[0] != k or not weight >= 0:
+        if given.ndim != 1 or given.shape[0] != k or not weight >= 0:
             raise_for(BAD_INPUT, f"rewards must be f64[{k}], weight at least 0")
         cdef cnp.ndarray after = <cnp.ndarray> cnp.PyArray_NewCopy(rows, cnp.NPY_CORDER)
         cdef double* row = <double*> cnp.PyArray_DATA(after)
-        cdef const double* reward = <double*> cnp.PyArray_DATA(told)
+        cdef const double* reward = <double*> cnp.PyArray_DATA(given)
         with nogil:
             for i in range(k):
                 context_learn(&self.state, row + i * context_columns(d), d,
@@ -431,13 +431,13 @@ cdef class Blend:
         a model that was not heard; label: f64[n]. Where nobody was heard, or numbers overflow, they
         are as before."""
         cdef u32 k = self._models(rows)
-        cdef cnp.ndarray z = self._elements(outputs, k), told = _doubles(label, "labels")
-        if (told.ndim != 1 or told.shape[0] != z.shape[0] or not np.isfinite(told).all()
+        cdef cnp.ndarray z = self._elements(outputs, k), given = _doubles(label, "labels")
+        if (given.ndim != 1 or given.shape[0] != z.shape[0] or not np.isfinite(given).all()
             or not weight > 0):
             raise_for(BAD_INPUT, f"labels must be f64[{z.shape[0]}], finite, weight above 0")
         if np.isnan(z[0, :k]).all():
             return rows
-        z[:, k] = told
+        z[:, k] = given
         cdef cnp.ndarray after = <cnp.ndarray> cnp.PyArray_NewCopy(rows, cnp.NPY_CORDER)
         with nogil:
             blend_learn(<double*> cnp.PyArray_DATA(after), k, self.ridge, self.discount,

@@ -98,7 +98,7 @@ cdef i64 _apply_variable(ShardLoopState* s, const ChangedPart* part, const u8* a
 cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
     """False: a part does not fit."""
     cdef const u8* end = at + h.payload_bytes
-    cdef const u64* told = <const u64*> at
+    cdef const u64* pushes = <const u64*> at
     cdef const ChangedPart* part
     cdef u64 i
     cdef i64 whole
@@ -118,7 +118,7 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
             return False
         at += whole
     for i in range(h.worker):
-        s.log.mark(told[2 * i], told[2 * i + 1])
+        s.log.mark(pushes[2 * i], pushes[2 * i + 1])
     s.model.store(h.model, relaxed)
     return at == end
 

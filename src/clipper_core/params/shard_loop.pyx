@@ -673,13 +673,13 @@ cdef class ShardLoop:
         self.state.log.guard.unlock()
 
     def changed(self, u32 number, u64 most=1 << 63):
-        """What follower `number` has not been told: (position, {table: ids i64[n], each once},
+        """Return what follower `number` has not been sent: (position, {table: ids i64[n], each once},
         [(worker, sequence)]); None when it fell too far behind, and must begin anew. Tell
         `acknowledge` the position when it has these rows. most: of ids, and the rest of the last
         push among them."""
         cdef Follower* one = self._follower(number)
         cdef vector[vector[i64]] ids
-        cdef vector[u64] told
+        cdef vector[u64] pushes
         cdef u64 position = 0
         cdef bint lost, gathered = True
         cdef size_t i
@@ -687,7 +687,7 @@ cdef class ShardLoop:
             self.state.log.guard.lock()
             lost = one.lost or not one.on
             if not lost:
-                gathered = self.state.log.gather(one[0], ids, told, most)
+                gathered = self.state.log.gather(one[0], ids, pushes, most)
                 position = one.taken
             self.state.log.guard.unlock()
         if lost:
@@ -695,7 +695,7 @@ cdef class ShardLoop:
         if not gathered:
             raise_for(NO_MEMORY, f"what follower {number} has not been told")
         tables = {i: each_once(_array(ids[i])) for i in range(ids.size()) if ids[i].size()}
-        return position, tables, [(told[i], told[i + 1]) for i in range(0, told.size(), 2)]
+        return position, tables, [(pushes[i], pushes[i + 1]) for i in range(0, pushes.size(), 2)]
 
     def acknowledge(self, u32 number, u64 position):
         """Follower `number` has all changes up to `position`."""
@@ -706,7 +706,7 @@ cdef class ShardLoop:
         self.state.log.guard.unlock()
 
     def sleep_at(self, u32 number, int fd):
-        """Return whether follower `number` has been told all. Then the eventfd `fd` is written at
+        """Return whether follower `number` has been sent all. Then the eventfd `fd` is written at
         the next change, once; -1 for none any more. For one follower that reads on a thread of its
         own."""
         cdef Follower* one = self._follower(number)

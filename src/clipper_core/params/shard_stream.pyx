@@ -124,24 +124,24 @@ cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
 
 
 cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts,
-                    u64 told, u8 flags) noexcept nogil:
+                    u64 pushes, u8 flags) noexcept nogil:
     """Over the room that was left for it, `at` bytes from the front."""
     cdef ShardHead asked, head
     memset(&asked, 0, sizeof(asked))
     head = shard_answer(asked, SHARD_CHANGES, s.epoch.load(relaxed), s.model.load(relaxed))
-    head.rows, head.sequence, head.worker, head.flags = parts, position, told, flags
+    head.rows, head.sequence, head.worker, head.flags = parts, position, pushes, flags
     head.payload_bytes = <u32> (c.output.size() - at - HEAD_BYTES)
     memcpy(<void*> (c.output.at() + at), &head, HEAD_BYTES)
 
 
 cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]]& ids,
-                       const vector[u64]& told, u64 position, bint exact) noexcept nogil:
+                       const vector[u64]& pushes, u64 position, bint exact) noexcept nogil:
     cdef u8[64] room
     cdef u64 at = c.output.size(), parts = 0
     cdef u32 table
     memset(room, 0, sizeof(room))
     c.output.put(room, HEAD_BYTES)
-    c.output.put(told.data(), 8 * told.size())
+    c.output.put(pushes.data(), 8 * pushes.size())
     for table in range(<u32> ids.size()):
         if table == DENSE_TABLE:
             parts += _put_variables(s, c, ids[table])
@@ -153,7 +153,7 @@ cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]
     if c.output.size() - at > s.frame_bytes_max:
         c.output.lost = True                    # it is closed, and asks again as one that was away
     if not c.output.lost:
-        _put_head(s, c, at, position, <u32> parts, told.size() // 2, EXACT if exact else 0)
+        _put_head(s, c, at, position, <u32> parts, pushes.size() // 2, EXACT if exact else 0)
 
 
 cdef void _put_end(ShardLoopState* s, ShardConnection* c) noexcept nogil:
@@ -170,7 +170,7 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     cdef Follower* one = &s.log.followers[number]
     cdef ShardConnection* c
     cdef vector[vector[i64]] ids
-    cdef vector[u64] told
+    cdef vector[u64] pushes
     cdef bint quiet, over, gathered = True, exact = True
     cdef u64 position = 0
     if not one.streams:
@@ -186,13 +186,13 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on
     if not over:
-        gathered = s.log.gather(one[0], ids, told, IDS_MAX)
+        gathered = s.log.gather(one[0], ids, pushes, IDS_MAX)
         position, exact = one.taken, one.taken == s.log.position()
     s.log.guard.unlock()
     if over:
         _put_end(s, c)
     elif gathered:
-        _put_changes(s, c, ids, told, position, exact)
+        _put_changes(s, c, ids, pushes, position, exact)
     else:
         c.output.lost = True
     s.still.unlock()

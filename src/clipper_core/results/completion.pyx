@@ -182,15 +182,15 @@ cdef void completion_notify(CompletionState* d, CompletionState* home, u64 slot_
 
 cdef u32 _notify(CompletionState* home, u64 slot_id, u32 boxes) noexcept nogil:
     """-> which mailboxes have news now."""
-    cdef u32 i, told = 0
+    cdef u32 i, mask = 0
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and home.boxes[i] != NULL:
             if home.has_peers:
                 mailbox_put_beside(home.boxes[i][0], home.boxes[i].ids[0], slot_id)
             else:
                 mailbox_put(home.boxes[i][0], home.boxes[i].ids[0], slot_id)
-            told |= <u32> 1 << i
-    return told
+            mask |= <u32> 1 << i
+    return mask
 
 
 cdef void _flush_peers(CompletionState* d) noexcept nogil:
