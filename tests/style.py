@@ -63,7 +63,25 @@ COINED = {
     "run_away": "run_blocking",
     "kept": "cached, stored",
     "meshed": "mesh model",
+    "tell": "notify, report, send",
+    "tells": "notify, report, send",
+    "telling": "progress, notification",
+    "say": "print, send, log",
+    "says": "summary, text",
+    "said": "reply, message, text",
+    "ask": "request, query, call",
+    "asks": "requests, queries, calls",
+    "hear": "receive, read, handle",
+    "heard": "received, arrived",
+    "lessons": "feedback updates",
+    "untaught": "pending feedback",
+    "look": "check, read, scan",
+    "looks": "checks, readings",
+    "looked": "checked, read",
+    "looking": "checking",
+    "doors": "servers, connections",
 }
+BODY_ONLY = {"ask", "asks"}  # fine as a method of a request; not as a name of data
 ALLOWED_BASES = re.compile(
     r"(?:Store|Deployer|Policy|Decider|Runtime|Protocol|Struct|Enum|IntEnum|StrEnum|IntFlag|Flag|NamedTuple|TypedDict"
     r"|Exception|Error|Generic|ABC|object|Model|Adapter)$"
@@ -105,6 +123,15 @@ def words(name: str) -> set[str]:
     return {spaced, *spaced.split("_")}
 
 
+def named(node: ast.AST) -> str:
+    """The argument, variable or attribute that a node names anew; empty if it names none."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) else ""
+
+
 def statements(tree: ast.Module) -> int:
     """Statements of a file; docstrings are not counted."""
     return sum(
@@ -131,7 +158,7 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
     for node, name, public in definitions(tree):
         line = getattr(node, "lineno", 1)
         last = name.rpartition(".")[2]
-        for word in words(path.stem if name == "module" else last) & COINED.keys():
+        for word in words(path.stem if name == "module" else last) & COINED.keys() - BODY_ONLY:
             yield "coined word", line, f"{name}: {word} -> {COINED[word]}"
         if public and not is_stub(node) and not (last.startswith("__") and last.endswith("__")):
             yield "public#", line, name
@@ -154,6 +181,8 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "Any":
             yield "Any", node.lineno, ""
+        for word in words(named(node)) & COINED.keys():
+            yield "coined name", node.lineno, f"{named(node)}: {word} -> {COINED[word]}"  # type: ignore[attr-defined]
 
 
 def classes() -> dict[str, list[str]]:
@@ -217,6 +246,7 @@ def main() -> int:
         "no docstring",
         "weak beginning",
         "coined word",
+        "coined name",
         "Any",
         "long line",
         "large class",

@@ -5,6 +5,7 @@ Each test lists what breaks its rule, with the place and what to do instead.
 """
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -440,6 +441,99 @@ def test_no_path_of_one_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# -- what tests replace
+
+SOURCES = (PACKAGE.parent, CORE.parent, SDK.parent, ROOT)  # where the modules lie
+OURS = ("clipper", "clipper_core", "clipper_container", "bench", "tests")
+
+
+def module_file(name: str) -> Path | None:
+    """The file of one of our modules: .pyi of a compiled one."""
+    for source in SOURCES:
+        path = source.joinpath(*name.split("."))
+        for file in (path / "__init__.py", path.with_suffix(".py"), path.with_suffix(".pyi")):
+            if file.is_file():
+                return file
+    return None
+
+
+def bound_names(body: list[ast.stmt]) -> set[str]:
+    """Names that the statements of a module or class bind, attributes of `self` included."""
+    found = set()
+    for node in (each for statement in body for each in ast.walk(statement)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+    return found
+
+
+@functools.cache
+def module_names(file: Path) -> tuple[ast.Module, set[str]]:
+    tree = ast.parse(file.read_text())
+    return tree, bound_names(tree.body)
+
+
+def is_missing(dotted: str) -> bool:
+    """Whether a dotted name of ours leads to a module or class without that attribute."""
+    parts = dotted.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if (file := module_file(".".join(parts[:end]))) is None:
+            continue
+        name, *inner = parts[end:]
+        if module_file(".".join(parts[: end + 1])) is not None:
+            return False
+        tree, names = module_names(file)
+        if name not in names:
+            return True
+        kind = next((c for c in tree.body if isinstance(c, ast.ClassDef) and c.name == name), None)
+        return bool(kind and inner and not kind.bases) and inner[0] not in bound_names(kind.body)
+    return parts[0] in OURS
+
+
+def replaced_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of what `setattr` replaces: by its full name, or as an attribute of
+    something imported from us."""
+    imported = {
+        alias.asname or alias.name: (
+            f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if isinstance(node, ast.Import) or (node.module and not node.level)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and dotted(node.func).endswith(".setattr")):
+            continue
+        first, *others = node.args
+        if isinstance(first, ast.Constant):
+            name = str(first.value)
+        elif others and isinstance(others[0], ast.Constant):
+            head, dot, rest = dotted(first).partition(".")
+            name = f"{imported.get(head, '?')}{dot}{rest}.{others[0].value!s}"
+        else:
+            continue
+        if name.split(".")[0] in OURS and "?" not in name:
+            yield node.lineno, name
+
+
+def test_what_tests_replace_exists() -> None:
+    tests = [path for path in CODE if path.suffix == ".py" and "tests" in path.parts]
+    wrong = [
+        f"{at(path, line)}: {name} does not exist (renamed?)"
+        for path in tests
+        if ".setattr(" in (text := path.read_text())
+        for line, name in replaced_names(ast.parse(text))
+        if is_missing(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 # -- the rules notice what they are for
 
 
@@ -492,3 +586,18 @@ def test_a_banned_call_is_seen() -> None:
         "print",
     ]
     assert not list(banned_calls(PACKAGE / "cli" / "shell.py", ast.parse("print(1)")))
+
+
+def test_a_name_that_is_replaced_and_does_not_exist_is_seen() -> None:
+    source = (
+        "from clipper.store import redis\nfrom clipper.mesh.registry import Registry\n"
+        "m.setattr(redis, 'RedisStore', 1)\nm.setattr(redis, 'NoStore', 1)\n"
+        "m.setattr('clipper.mesh.registry.NONE', 1)\nm.setattr(Registry, 'register', 1)\n"
+        "m.setattr(Registry, 'no_method', 1)\nm.setattr('sys.argv', [])\n"
+    )
+    seen = [name for _, name in replaced_names(ast.parse(source)) if is_missing(name)]
+    assert seen == [
+        "clipper.store.redis.NoStore",
+        "clipper.mesh.registry.NONE",
+        "clipper.mesh.registry.Registry.no_method",
+    ]

@@ -152,7 +152,7 @@ def _empty_replies(target: Target) -> Iterator[None]:
         MemoryContainer(target.containers, target.token, "hostile", input="f64[1]") as container,
         dial(target) as line,
     ):
-        container.say_hello()
+        container.send_hello()
         container.socket.settimeout(PATIENCE_S)
         for dims in shapes:
             tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [time.monotonic()]}
@@ -288,7 +288,7 @@ def failing_replica(target: Target, until: float) -> int:
             contextlib.suppress(OSError),
             MemoryContainer(*hello, input="f64[4]", replica=1) as container,
         ):
-            container.say_hello()
+            container.send_hello()
             container.socket.settimeout(PATIENCE_S)
             while time.monotonic() < until:
                 count += _fail_one(container, text)

@@ -228,15 +228,17 @@ def test_the_oldest_feedback_gives_way(capsys):
 def test_an_accuracy_that_is_none_is_not_sent(wrong, capsys):
     model = Counting()
     lessons = FeedbackQueue(model, "m", 1 << 20, 0.0)
-    assert lessons.news() == []
+    assert lessons.changed_accuracy() == []
     model.said = 0.5
     lessons.add(payload(1))
     lessons.run_one()
-    assert struct.unpack("<QQd", lessons.news()[1]) == (2, 0, 0.5)
+    assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (2, 0, 0.5)
     model.said = wrong
     lessons.add(payload(1))
     lessons.run_one()
-    assert struct.unpack("<QQd", lessons.news()[1]) == (4, 0, 0.5), "the last that was one"
+    assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (4, 0, 0.5), (
+        "the last that was one"
+    )
     assert "accuracy()" in capsys.readouterr().err
 
 

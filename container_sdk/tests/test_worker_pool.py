@@ -68,7 +68,7 @@ def test_quick_work_is_done_by_one_thread_in_the_order_it_came() -> None:
 def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clipper_container.host.worker_pool.LOOK_S", 1000.0)
+    monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 1000.0)
     mail, gate, who = Mail(), threading.Event(), []
     with crew_of(mail) as crew:
 
@@ -100,14 +100,14 @@ def test_of_work_that_was_thought_quick_the_lead_is_taken_away() -> None:
 
 
 def test_it_looks_again_after_it_has_looked_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipper_container.host.worker_pool.QUIET_LOOKS", 0)
-    monkeypatch.setattr("clipper_container.host.worker_pool.LOOK_S", 0.001)
+    monkeypatch.setattr("clipper_container.host.worker_pool.QUIET_CHECKS", 0)
+    monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 0.001)
     mail, gate = Mail(), threading.Event()
     with crew_of(mail) as crew:
         for _ in range(5):
             assert done_of(mail).wait(PATIENCE_S)
             pause = threading.Event()
-            while crew._looked:
+            while crew._checked_s:
                 pause.wait(0.001)
             done = done_of(mail, lambda: gate.wait(PATIENCE_S) and None)
             assert done.wait(PATIENCE_S)

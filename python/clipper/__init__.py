@@ -96,7 +96,7 @@ def __dir__() -> list[str]:
 
 
 def start(
-    config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: Any
+    config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: object
 ) -> "ClipperServer":
     """Start a server in this process.
 

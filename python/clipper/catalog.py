@@ -286,8 +286,10 @@ class Catalog:
             ops: list[Op] = [put_scale(retired)]
             for name, links in broken.items():
                 app = view.applications[name]
-                kept = tuple(link for link in app.models if link not in links)
-                ops.append(Put(app_key(name), encode(msgspec.structs.replace(app, models=kept))))
+                links_left = tuple(link for link in app.models if link not in links)
+                ops.append(
+                    Put(app_key(name), encode(msgspec.structs.replace(app, models=links_left)))
+                )
             return ops, retired
 
         return self._change("retire", change)
@@ -325,7 +327,7 @@ class Catalog:
         models: Sequence[VersionedModel | str] = (),
         *,
         slo_ms: float = 20.0,
-        default: Any = None,
+        default: object = None,
         input: InputType | str | None = None,
         policy: str = "ensemble",
         confidence_min: float = 0.0,
@@ -562,7 +564,7 @@ class Catalog:
             stamp = [(record.key, record.revision) for record in records]
             self.view = view = view_of(records, revision)
             if stamp != self._stamp:
-                self._tell(view)
+                self._notify(view)
             self._stamp = stamp
         return view
 
@@ -570,9 +572,9 @@ class Catalog:
         """Call all listeners once more with what is known: something beside the catalog has
         changed."""
         with self._refreshing:
-            self._tell(self.view)
+            self._notify(self.view)
 
-    def _tell(self, view: View) -> None:
+    def _notify(self, view: View) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(view)
@@ -625,7 +627,7 @@ class Catalog:
         self.close()
 
 
-def plain(default: Any) -> Any:
+def plain(default: object) -> Any:
     """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested)
     lists of these, or a dict of these by name; numpy's scalars and arrays become these.
     InvalidInput for anything else."""

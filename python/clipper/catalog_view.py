@@ -165,7 +165,7 @@ def put_scale(model: Model) -> Put:
     )
 
 
-def _wrap(value: Any) -> Any:
+def _wrap(value: object) -> object:
     if isinstance(value, list):
         return [_wrap(item) for item in value]
     if isinstance(value, dict):
@@ -177,7 +177,7 @@ def _wrap(value: Any) -> Any:
     return value
 
 
-def _unwrap(value: Any) -> Any:
+def _unwrap(value: object) -> object:
     if isinstance(value, list):
         return [_unwrap(item) for item in value]
     if isinstance(value, dict) and "dict" in value:

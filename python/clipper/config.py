@@ -298,7 +298,7 @@ class _EnvText(str):
     """A value from the environment: text, whatever it is to become."""
 
 
-def _from_keywords(keywords: Mapping[str, Any]) -> _Leaves:
+def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
     leaves: _Leaves = {}
     for name, value in keywords.items():
         if value is None:
@@ -332,7 +332,7 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
         yield _shorthand(at, table)
 
 
-def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
+def _shorthand(at: _Path, value: object) -> tuple[_Path, Any]:
     """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for
     `http.address`, `mesh = true` for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
     if at == ("mesh",) and isinstance(value, bool):
@@ -431,7 +431,7 @@ def _build(
     return kind(**values)
 
 
-def _convert(kind: type[msgspec.Struct], key: str, value: Any, where: str) -> Any:
+def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) -> Any:
     type_, meta = _typed(kind, key)
     given = value
     if isinstance(value, _EnvText):
@@ -447,7 +447,7 @@ def _convert(kind: type[msgspec.Struct], key: str, value: Any, where: str) -> An
         raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
 
 
-def _read_env(text: str, type_: Any) -> Any:
+def _read_env(text: str, type_: object) -> Any:
     if type_ is Any:
         try:
             return msgspec.json.decode(str(text))
@@ -458,7 +458,7 @@ def _read_env(text: str, type_: Any) -> Any:
     return str(text)
 
 
-def _columns_in(value: Any) -> Any:
+def _columns_in(value: object) -> Any:
     """Of an entry of a table within a model's or an application's own."""
     if not isinstance(value, _EnvText):
         return value
@@ -499,7 +499,7 @@ def _type_name(type_: Any) -> str:
     return names.get(type_, "a list of strings")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(str(value)) if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -13,7 +13,7 @@ from clipper.types import Batching
 
 def schema() -> dict[str, Any]:
     """Draft 2020-12; as strict as `config.load` about keys, types and ranges."""
-    sections: dict[str, Any] = {}
+    sections: dict[str, object] = {}
     for name, kind in tables().items():
         section, _, any_name = name.partition(".")
         table = _table(kind)
@@ -29,7 +29,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _table(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _table(kind: type[msgspec.Struct]) -> dict[str, object]:
     hints = get_type_hints(kind, include_extras=True)
     keys = {
         field.name: _key(default_of(field), *get_args(hints[field.name]))
@@ -38,9 +38,9 @@ def _table(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
-def _key(default: Any, type_: Any, meta: msgspec.Meta) -> dict[str, Any]:
+def _key(default: object, type_: object, meta: msgspec.Meta) -> dict[str, object]:
     if type_ is Batching:
-        found: dict[str, Any] = {"anyOf": [_table(Batching), _modes()]}
+        found: dict[str, object] = {"anyOf": [_table(Batching), _modes()]}
     else:
         bounds = {"minimum": meta.ge, "maximum": meta.le}
         found = {
@@ -52,7 +52,7 @@ def _key(default: Any, type_: Any, meta: msgspec.Meta) -> dict[str, Any]:
     return {**found, "description": f"{meta.description or ''}{f', in {unit}' if unit else ''}"}
 
 
-def _modes() -> dict[str, Any]:
+def _modes() -> dict[str, object]:
     return {"enum": list(get_args(get_type_hints(Batching)["mode"]))}
 
 

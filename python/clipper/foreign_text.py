@@ -21,8 +21,8 @@ def last_line(text: str) -> str:
     the container's own log (`clipper logs`).
     """
     text = text.strip()
-    begin = text.rfind("\n") + 1
-    line = _PATH.sub(r"\1", text[begin : begin + 4 * LINE_CHARS_MAX])
+    start = text.rfind("\n") + 1
+    line = _PATH.sub(r"\1", text[start : start + 4 * LINE_CHARS_MAX])
     line = _ADDRESS.sub("0x...", line) or "no reason given"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)[
         :LINE_CHARS_MAX

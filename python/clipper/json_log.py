@@ -9,7 +9,6 @@ import json
 import logging
 import threading
 from datetime import UTC, datetime
-from typing import Any
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -18,7 +17,7 @@ class JsonLines(logging.Formatter):
     """Threads: any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,

@@ -132,7 +132,7 @@ def types_of(
     return input, output
 
 
-def grouped(group: type[_G], given: _G | None, keywords: dict[str, Any]) -> _G:
+def grouped(group: type[_G], given: _G | None, keywords: dict[str, object]) -> _G:
     """Return a group of options, from the group itself or from single keywords.
 
     Takes the keywords of the group out of `keywords`. A keyword that is None counts as not given.

@@ -58,7 +58,7 @@ from clipper.serving.models.batch_cost import check_batching, storable
 from clipper.serving.models.cache import Cache
 from clipper.serving.models.engine_memory import EngineMemory
 from clipper.serving.models.engines import Engines
-from clipper.serving.models.reads import said_of
+from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.running_models import RunningModels
 from clipper.serving.models.scaling import replica_bounds
 from clipper.serving.query.application import ApplicationHandle
@@ -391,7 +391,7 @@ class ClipperServer:
         outputs: Mapping[str, str] | None = None,
         schema: str | Schema | None = None,
         resources: Resources | None = None,
-        batching: str | Mapping[str, Any] | Batching | None = None,
+        batching: str | Mapping[str, object] | Batching | None = None,
         environment: Environment | None = None,
         table_access: TableAccess | None = None,
         cache: bool = True,
@@ -399,7 +399,7 @@ class ClipperServer:
         finite: bool = False,
         retry_singly: bool = False,
         row_by_row: bool = False,
-        warmup: Any = None,
+        warmup: object = None,
         wait: bool = True,
         promote: bool = True,
         **options: Unpack[DeployOptions],
@@ -442,7 +442,7 @@ class ClipperServer:
         TypeConflict (a table exists with other settings), ShardAway. Threads: any.
         """
         self._check_open()
-        keywords: dict[str, Any] = dict(options)
+        keywords: dict[str, object] = dict(options)
         placement = grouped(Resources, resources, keywords)
         packages = grouped(Environment, environment, keywords)
         parameters = grouped(TableAccess, table_access, keywords)
@@ -485,7 +485,7 @@ class ClipperServer:
             "requirements": lines_of(packages.requirements),
             "python": packages.python,
             "tables": dict(parameters.tables or {}),
-            "reads": said_of(name, parameters.reads) if parameters.reads is not None else {},
+            "reads": declaration_of(name, parameters.reads) if parameters.reads is not None else {},
             "tolerance": float(parameters.tolerance),
             **placing(
                 deployer,
@@ -594,7 +594,7 @@ class ClipperServer:
 
     def schedule_predictions(
         self,
-        inputs: Any,
+        inputs: object,
         application: str | None = None,
         models: Sequence[str | VersionedModel] = (),
         *,

@@ -131,9 +131,10 @@ def _locked(folder: Path) -> int:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             holder = os.pread(fd, 32, 0).decode().strip()
         os.close(fd)
-        who = f"process {holder}" if holder else "another server"
+        holder_name = f"process {holder}" if holder else "another server"
         raise AlreadyExists(
-            f"the state folder {folder} is in use by {who}.", hint="Stop it, or choose another."
+            f"the state folder {folder} is in use by {holder_name}.",
+            hint="Stop it, or choose another.",
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

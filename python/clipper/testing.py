@@ -57,7 +57,7 @@ class MemoryContainer:
 
     # -- frame by frame
 
-    def say_hello(self) -> tuple[wire.Kind, str]:
+    def send_hello(self) -> tuple[wire.Kind, str]:
         """Say HELLO; -> WELCOME; or REFUSE and the server's reason."""
         self.send(*wire.control_frame(wire.Kind.HELLO, wire.pack_map(self.hello)))
         header, payload = self.read()
@@ -117,7 +117,7 @@ class MemoryContainer:
     def serve(self, predict: Callable[[Any], Any]) -> Self:
         """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until
         close()."""
-        kind, why = self.say_hello()
+        kind, why = self.send_hello()
         if kind is not wire.Kind.WELCOME:
             raise ConnectionError(why)
         self._thread = threading.Thread(
@@ -129,7 +129,7 @@ class MemoryContainer:
     def _run(self, predict: Callable[[Any], Any]) -> None:
         try:
             while True:
-                if not self._hears():
+                if not self._handle():
                     self.beat()
                     continue
                 header, payload = self._frame()
@@ -139,7 +139,7 @@ class MemoryContainer:
         except OSError:
             return
 
-    def _hears(self) -> bool:
+    def _handle(self) -> bool:
         """Whether there is more to read, or the end; False when there is nothing in time for a
         beat."""
         self.socket.settimeout(_BEAT_S)

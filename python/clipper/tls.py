@@ -17,7 +17,7 @@ from clipper.errors import ConfigError
 from clipper.settings.http import TlsFiles
 
 _log = logging.getLogger(__name__)
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_PEM_START, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 class Pem(NamedTuple):
@@ -157,8 +157,8 @@ def ends_s(cert: str, key: str) -> int:
 
 def first_of(pem: str) -> str:
     """The first certificate of a chain. ValueError when there is none."""
-    begin = pem.index(_BEGIN)
-    return pem[begin : pem.index(_END, begin) + len(_END)]
+    start = pem.index(_PEM_START)
+    return pem[start : pem.index(_END, start) + len(_END)]
 
 
 def fingerprint_of(pem: str) -> str:

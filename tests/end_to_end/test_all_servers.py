@@ -23,7 +23,7 @@ TOKEN = "token-of-all-servers"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_servers, "LOOK_S", 0.05)
+    monkeypatch.setattr(all_servers, "CHECK_S", 0.05)
 
 
 def server(port: int = 0) -> clipper.ClipperServer:

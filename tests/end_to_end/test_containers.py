@@ -190,7 +190,7 @@ def test_a_hello_that_is_refused(server, memory, fields, why):
         container.hello = {
             key: value for key, value in container.hello.items() if value is not None
         }
-        kind, text = container.say_hello()
+        kind, text = container.send_hello()
         assert kind is Kind.REFUSE
         assert why in text
         with pytest.raises(OSError, match=r"closed|reset"):
@@ -199,19 +199,19 @@ def test_a_hello_that_is_refused(server, memory, fields, why):
 
 
 def test_unknown_keys_of_a_hello_are_ignored(memory):
-    assert memory(input="f64[4]", colour="blue").say_hello()[0] is Kind.WELCOME
+    assert memory(input="f64[4]", colour="blue").send_hello()[0] is Kind.WELCOME
 
 
 def test_two_containers_that_disagree(server, memory, deploy):
     first = memory(input="f64[4]").serve(total)
     name = first.hello["name"]
-    kind, why = memory(name, input="f64[5]").say_hello()
+    kind, why = memory(name, input="f64[5]").send_hello()
     assert kind is Kind.REFUSE
     assert f"'{name}:1' is registered with input f64[4], this container takes f64[5]" in why
-    assert memory(name, input="f64[4]", replica=1).say_hello()[0] is Kind.WELCOME
+    assert memory(name, input="f64[4]", replica=1).send_hello()[0] is Kind.WELCOME
     model = deploy(total, input="f64[4]", output="f64")
     short = model.name.partition(":")[0]
-    kind, why = memory(short, input="f64[4]", output="str").say_hello()
+    kind, why = memory(short, input="f64[4]", output="str").send_hello()
     assert (kind, "registered with output f64" in why) == (Kind.REFUSE, True)
 
 
@@ -219,7 +219,7 @@ def test_a_retired_model_stays_retired(server, memory):
     container = memory(input="f64[4]").serve(total)
     name = container.hello["name"]
     server.retire(name)
-    kind, why = memory(name, input="f64[4]").say_hello()
+    kind, why = memory(name, input="f64[4]").send_hello()
     assert kind is Kind.REFUSE
     assert "was retired" in why
 
@@ -261,7 +261,7 @@ def test_a_batch_limit_of_the_container_is_kept(server, memory):
 @pytest.mark.parametrize("count", [1, 2, 4, 100])
 def test_a_reply_with_another_count_ends_its_batch(server, memory, count):
     container = memory(input="f64[4]")
-    container.say_hello()
+    container.send_hello()
     model = server.model(container.hello["name"])
     future = model.predict_many(np.arange(12.0).reshape(3, 4))
     seen = 0
@@ -278,7 +278,7 @@ def test_a_reply_with_another_count_ends_its_batch(server, memory, count):
 
 def test_a_reply_to_an_old_batch_is_dropped_and_to_a_future_one_closes(server, memory):
     container = memory(input="f64[4]")
-    container.say_hello()
+    container.send_hello()
     model = server.model(container.hello["name"])
     future = model.predict(ROW)
     batch, _ = container.read_batch()
@@ -297,7 +297,7 @@ def test_a_reply_to_an_old_batch_is_dropped_and_to_a_future_one_closes(server, m
 
 def test_a_failure_names_the_models_own_words(server, memory):
     container = memory(input="f64[4]")
-    container.say_hello()
+    container.send_hello()
     future = server.model(container.hello["name"]).predict(ROW)
     container.fail(
         container.read_batch()[0], "Traceback (most recent call last):\n\x1b[31mValueError: \0 evil"

@@ -154,7 +154,7 @@ def test_frames_that_are_none_from_a_container_that_was_let_in(server, serving, 
     with MemoryContainer(
         server.address, server.token, f"turncoat-{list(HEADERS).index(what)}", input="f64[4]"
     ) as turncoat:
-        turncoat.say_hello()
+        turncoat.send_hello()
         server.model(turncoat.hello["name"]).predict(ROW, slo_ms=100)
         assert turncoat.read_batch()[0] == 1
         turncoat.socket.settimeout(8)
@@ -186,7 +186,7 @@ def test_hellos_of_all_kinds(server, serving):
 
 def test_a_second_hello(server, serving):
     with MemoryContainer(server.address, server.token, "twice", input="f64[4]") as container:
-        container.say_hello()
+        container.send_hello()
         send(container.socket, hello(server, name="twice"))
         assert closed(container.socket)
 
@@ -197,7 +197,7 @@ def test_bit_flips_in_replies(server, serving):
     rng = random.Random(2)
     for round in range(60):
         with MemoryContainer(server.address, server.token, "flips", input="f64[4]") as container:
-            container.say_hello()
+            container.send_hello()
             model = server.model("flips")
             future = model.predict(rng.random() + ROW, slo_ms=10_000)
             batch, _ = container.read_batch()
@@ -218,7 +218,7 @@ def test_truncated_replies(server, serving):
             container = stack.enter_context(
                 MemoryContainer(server.address, server.token, "cut", input="f64[4]")
             )
-            container.say_hello()
+            container.send_hello()
             future = server.model("cut").predict(ROW + cut, slo_ms=300)
             batch, _ = container.read_batch()
             front = wire.encode_header(
@@ -271,7 +271,7 @@ def test_a_container_that_floods(server, serving):
         with MemoryContainer(
             server.address, server.token, f"flood-{i}", input="f64[4]"
         ) as container:
-            container.say_hello()
+            container.send_hello()
             beats = b"".join(wire.control_frame(wire.Kind.HEARTBEAT)) * 500
             while not stop.is_set():
                 send(container.socket, beats)
@@ -292,7 +292,7 @@ def test_a_container_that_does_not_read(server, serving):
     """What it has not taken is bounded; its rows end by their deadline; the others do not wait for
     it."""
     with MemoryContainer(server.address, server.token, "deaf", input="f64[10000]") as container:
-        container.say_hello()
+        container.send_hello()
         model = server.model("deaf")
         futures = [model.predict(np.full(10_000, float(i)), slo_ms=300) for i in range(300)]
         for i in range(50):

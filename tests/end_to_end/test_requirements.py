@@ -260,7 +260,8 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(
         " Environments\n"
     )
     code += "def say(text): print(text, flush=True)\n"
-    code += f"Environments(Path({str(folder)!r}), {offline!r}).build(('odd-size==1.0',), say=say)"
+    code += f"environments = Environments(Path({str(folder)!r}), {offline!r})\n"
+    code += "environments.build(('odd-size==1.0',), on_progress=say)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()  # pip is at work

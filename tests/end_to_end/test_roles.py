@@ -44,7 +44,7 @@ def test_a_stuck_observer_delays_nobody(role):
     with clipper.start(heartbeat_ms=60_000, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "stuck", input="f64[2]") as container:
-            container.say_hello()
+            container.send_hello()
             wait_until(lambda: "stuck:1" in server.stats()["models"])
             handle = server.app("a", ["main", "stuck"], roles={"stuck": role}, slo_ms=60_000)
             for i in range(400):
@@ -67,7 +67,7 @@ def test_an_observer_whose_queue_is_full_delays_nobody(deploy, names):
     with clipper.start(limits={"queue_rows_max": 16}, heartbeat_ms=100, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "full", input="f64[2]") as container:
-            container.say_hello()
+            container.send_hello()
             wait_until(lambda: "full:1" in server.stats()["models"])
             flood = [server.model("full").predict(row(i), slo_ms=SLO_MS) for i in range(100, 600)]
             handle = server.app("a", ["main", "full"], roles={"full": "canary"}, slo_ms=SLO_MS)

@@ -17,7 +17,13 @@ import grpc
 
 import clipper
 from clipper.errors import ConfigError, InvalidInput, UnknownModel
-from clipper.frontend.inference.multi_model import IDS_MAX, ModelIds, ask_each, ids_in, those_known
+from clipper.frontend.inference.multi_model import (
+    IDS_MAX,
+    ModelIds,
+    ids_in,
+    submit_each,
+    those_known,
+)
 from clipper.frontend.protocols import message
 from clipper.mesh.data_plane import DataPlane
 from clipper.mesh.splice import inject
@@ -159,7 +165,7 @@ def test_if_one_cannot_be_asked_those_before_it_are_given_up() -> None:
 
     asking = Asking()
     with pytest.raises(InvalidInput):
-        ask_each([lambda: asking, fails])
+        submit_each([lambda: asking, fails])
     assert [future.cancelled for future in asking.futures] == [1, 1]
 
 

@@ -29,7 +29,7 @@ from tests.fuzz.targets import TARGETS, quiet
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 HANG_S = 30.0
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _HEAD = struct.Struct("<QI")  # inputs so far, bytes of the one that is being run
 _PAGE_BYTES = 1 << 14
 
@@ -91,7 +91,7 @@ def _end_of(child: "subprocess.Popen[bytes]", page: mmap.mmap) -> str:
     count, since = 0, time.monotonic()
     while True:
         try:
-            code = child.wait(_LOOK_S)
+            code = child.wait(_CHECK_S)
             return "" if code == 0 else f"ended with {code}"
         except subprocess.TimeoutExpired:
             now = _HEAD.unpack_from(page)[0]

@@ -86,8 +86,8 @@ class _RebasedWatch:
         )
 
     @property
-    def heard_s(self) -> float:
-        return self._watch.heard_s
+    def contact_s(self) -> float:
+        return self._watch.contact_s
 
     @property
     def closed(self) -> bool:

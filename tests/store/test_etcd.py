@@ -179,7 +179,7 @@ def test_a_quiet_watch_is_not_given_up(etcd_store: Store, monkeypatch: pytest.Mo
     watch = etcd_store.watch("")
     assert watch.next(20) is not None
     heard: list[float] = []
-    wait_until(lambda: (watch.next(0.03), heard.append(watch.heard_s))[1] or len(set(heard)) > 5)  # type: ignore[attr-defined]
+    wait_until(lambda: (watch.next(0.03), heard.append(watch.contact_s))[1] or len(set(heard)) > 5)  # type: ignore[attr-defined]
     call = watch._call  # type: ignore[attr-defined]
     etcd_store.put("a", b"1")
     event = watch.next(20)

@@ -239,7 +239,7 @@ def test_no_more_is_read_than_the_models_take(
     with clipper.testing.MemoryContainer(
         server.address, server.token, "held", input="f64[3]"
     ) as container:
-        container.say_hello()
+        container.send_hello()
         server.app("held-app", models=["held"], slo_ms=60_000)
         for i in range(100):
             client.xadd(names["source"], {"input": f"[{i},0,0]"})
@@ -422,7 +422,7 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
     with clipper.testing.MemoryContainer(
         server.address, server.token, "slow", input="f64[3]"
     ) as container:
-        container.say_hello()
+        container.send_hello()
         server.app("slow-app", models=["slow"], slo_ms=60_000)
         client.xadd(names["source"], {"input": "[1,2,3]"})
         with server.stream("slow-app", redis_server.url, **names) as one:

@@ -194,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_host(verbs)
     _add_fork_server(verbs)
-    _add_looks(verbs)
+    _add_inspection(verbs)
     return top
 
 
@@ -276,7 +276,7 @@ def _add_host(verbs: _Verbs) -> None:
     )
 
 
-def _add_looks(verbs: _Verbs) -> None:
+def _add_inspection(verbs: _Verbs) -> None:
     """Add the verbs that do not serve."""
     check = verbs.add_parser(
         "check",
@@ -312,10 +312,10 @@ def limit_threads(threads: int | None) -> None:
     """Set the thread limits of BLAS, OpenMP and similar libraries. Must run before numpy is
     imported.
     """
-    asked = threads if threads is not None else int(os.environ.get("CLIPPER_THREADS", "0"))
+    threads_max = threads if threads is not None else int(os.environ.get("CLIPPER_THREADS", "0"))
     for name in _THREAD_LIMITS:
-        if asked > 0:
-            os.environ[name] = str(asked)
+        if threads_max > 0:
+            os.environ[name] = str(threads_max)
         else:
             os.environ.setdefault(name, "1")
 
@@ -362,9 +362,9 @@ def _token(path: str | None, env: str | None) -> str:
     """Return the token from a file or an environment variable, and remove it from the
     environment. Raises: OSError.
     """
-    told = os.environ.pop(env or "CLIPPER_TOKEN", "")
+    token = os.environ.pop(env or "CLIPPER_TOKEN", "")
     if path is None:
-        return told
+        return token
     with open(path, encoding="utf-8") as file:
         return file.read().strip()
 
@@ -394,7 +394,7 @@ def _fork_server(arguments: argparse.Namespace) -> int:
         os.close(null)
         pid, safe_path = os.getpid(), sys.flags.safe_path
 
-        def replica(asked: Message, fds: Sequence[int]) -> int:
+        def replica(request: Message, fds: Sequence[int]) -> int:
             return become(fds, lambda words: main(words, frozenset(sys.modules)), pid, safe_path)
 
         return ReplicaForkServer(connection, replica, Imports()).run()

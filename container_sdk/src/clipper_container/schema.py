@@ -665,7 +665,7 @@ def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _by_column(table: Any) -> Any:
+def _by_column(table: Any) -> object:
     """Return a table of pandas, polars or Arrow as a dict of arrays; anything else as it is."""
     if isinstance(table, Mapping):
         return table

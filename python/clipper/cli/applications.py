@@ -173,7 +173,7 @@ def app_set(
     default: str | None,
     output_tensor: str | None,
     dry_run: bool,
-    **settings: Any,
+    **settings: object,
 ) -> None:
     """Make application NAME, or change what is given of it; the rest stays.
 

@@ -21,11 +21,11 @@ _EXIT_INTERRUPTED = 130
 _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
-_UNANSWERED, _LOOKED_BACK = 5, 100_000  # clipper.load.measurement.QueryOutcome, of the last so many
+_UNANSWERED, _RECENT = 5, 100_000  # clipper.load.measurement.QueryOutcome, of the last so many
 _CHANNELS_MAX = 8  # gRPC channels; each carries many calls at once
 
 
-def seconds_of(_: Any, __: Any, text: str) -> float:
+def seconds_of(_: object, __: object, text: str) -> float:
     """Parse a duration: 10s, 500ms, 2m; a plain number is seconds."""
     number = text.rstrip("ms")
     with contextlib.suppress(ValueError, KeyError):
@@ -35,7 +35,7 @@ def seconds_of(_: Any, __: Any, text: str) -> float:
     raise click.BadParameter(f"{text!r} is no time from 1ms to 60m. Write 10s, 500ms or 2m.")
 
 
-def _rates(_: Any, __: Any, text: str | None) -> list[float]:
+def _rates(_: object, __: object, text: str | None) -> list[float]:
     try:
         rates = [float(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -160,9 +160,9 @@ def bench(
     plan = RunPlan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
     target, where = _target(command, record, text, cached, connections, grpc, address, key, seed)
     verdict = ""
-    with _progress(plan, quiet=command.as_json) as tell:
+    with _progress(plan, quiet=command.as_json) as on_progress:
         if search:
-            found = search_rate(target, plan, rate, _RATE_MAX, tell)
+            found = search_rate(target, plan, rate, _RATE_MAX, on_progress)
             steps = sorted(found.steps, key=lambda step: step.rate)
             keeps = (
                 f"{found.rate:.0f} queries a second keep"
@@ -171,7 +171,7 @@ def bench(
             )
             verdict = f"{keeps} p99 within {plan.slo_ms:g} ms; {found.why}."
         else:
-            steps = sweep(target, plan, rates or [rate], tell)
+            steps = sweep(target, plan, rates or [rate], on_progress)
     summary: dict[str, Any] = {
         "application": application,
         "to": where,
@@ -284,7 +284,7 @@ def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
                 rate = measured.rate
                 bar.reset(task, description=f"{rate:.0f} a second")
             sent = measured.total
-            waiting = measured.outcomes.count(_UNANSWERED, -_LOOKED_BACK)
+            waiting = measured.outcomes.count(_UNANSWERED, -_RECENT)
             bar.update(
                 task,
                 completed=min(elapsed_s, plan.seconds),
@@ -311,7 +311,11 @@ def _report(steps: "list[Measurement]", plan: "RunPlan", where: str, verdict: st
 
 
 def _write(
-    path: str, application: str, steps: "list[Measurement]", said: list[str], where: dict[str, str]
+    path: str,
+    application: str,
+    steps: "list[Measurement]",
+    advice: list[str],
+    where: dict[str, str],
 ) -> None:
     from clipper.load import page
 
@@ -319,7 +323,7 @@ def _write(
     text = page.page(
         f"clipper bench {application}",
         command_line(),
-        [*said, *page.remarks(steps)],
+        [*advice, *page.remarks(steps)],
         rows,
         page.charts_of(steps),
         where,

@@ -146,13 +146,13 @@ def up(
     ]
     words += [word for label in labels for word in ("--label", label)]
     words += ["--capacity-mib", str(capacity_mib)] if capacity_mib else []
-    asked = RayCluster(
+    ray_cluster = RayCluster(
         mesh=mesh, words=tuple(words), resources=dict(map(_amount, resources)), **given
     )
     stopping = threading.Event()
     ray = join_ray(address)
     on_first_signal(stopping)  # after Ray installed its handlers
-    actors = {**actors_of(ray, mesh), **bring_up(ray, asked)}
+    actors = {**actors_of(ray, mesh), **bring_up(ray, ray_cluster)}
     try:
         _table(wait_ready(ray, actors, within_s, stopping))
         if address == _LOCAL:

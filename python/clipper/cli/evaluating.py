@@ -66,9 +66,9 @@ def evaluate(
         raise InvalidInput(
             "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."
         )
-    place, begin = Path(state.removeprefix("sqlite:")), since_of(since, wall_time_us() / 1e6)
+    place, start = Path(state.removeprefix("sqlite:")), since_of(since, wall_time_us() / 1e6)
     folder_of = place if place.is_dir() else place.parent
-    found = [evaluate_journal(folder_of, application, policy, last, begin) for policy in policies]
+    found = [evaluate_journal(folder_of, application, policy, last, start) for policy in policies]
     if as_json:
         named = zip(policies, found, strict=True)
         rows = [{**msgspec.to_builtins(each), "policy": policy} for policy, each in named]

@@ -47,7 +47,7 @@ def stats(command: ServerCommand) -> None:
     \b
     clipper stats -o json
     """
-    said = command.server.stats()
+    stats_now = command.server.stats()
     models_ = [("MODEL", "REPLICAS", "QUEUED", "P50 ms", "P99 ms")] + [
         (
             name,
@@ -55,7 +55,7 @@ def stats(command: ServerCommand) -> None:
             row.get("queued", 0),
             *_quantiles(row.get("latency_us")),
         )
-        for name, row in said["models"].items()
+        for name, row in stats_now["models"].items()
     ]
     apps_ = [("APPLICATION", "QUERIES", "OK", "DEFAULTS")] + [
         (
@@ -64,14 +64,14 @@ def stats(command: ServerCommand) -> None:
             row["answers"].get("ok", 0),
             _total(row["answers"].get("default", {})),
         )
-        for name, row in said["applications"].items()
+        for name, row in stats_now["applications"].items()
     ]
     command.show(
-        said, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}"
+        stats_now, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}"
     )
 
 
-def _quantiles(histogram: Any) -> tuple[str, str]:
+def _quantiles(histogram: object) -> tuple[str, str]:
     found = histogram if isinstance(histogram, dict) else {}
     low, high = (f"{found[key] / 1000:.2f}" if key in found else "-" for key in ("p50", "p99"))
     return low, high

@@ -53,9 +53,9 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
         click.echo(image.dockerfile, nl=False)
         return
     image.write(folder)
-    said = {"folder": str(folder), "image": image.name, "files": sorted(image.files)}
+    summary = {"folder": str(folder), "image": image.name, "files": sorted(image.files)}
     command.show(
-        said,
+        summary,
         lambda: (
             f"wrote {len(image.files)} files to {folder}\nbuild it: docker build -t {image.name}"
             f" {folder}"
@@ -129,7 +129,9 @@ def compose(
 
     with _shipment(command, file, redis, base) as shipment:
         files = write_compose(shipment, folder)
-    _say(command, folder, files, f"docker compose --project-directory {folder} up --build")
+    _print_next_steps(
+        command, folder, files, f"docker compose --project-directory {folder} up --build"
+    )
 
 
 @click.command("k8s", short_help="All that runs, for Kubernetes.")
@@ -259,7 +261,7 @@ def kubernetes(
                 "--shards goes without --mesh, --redis and --base: shards run no models"
             )
         files = _shards(folder, file, shards, export=name, **given)
-        _say(command, folder, files, _PUSH.format(folder))
+        _print_next_steps(command, folder, files, _PUSH.format(folder))
         return
     if store is not None:
         if file or redis or base:
@@ -277,7 +279,7 @@ def kubernetes(
             name=name,
         )
         files = write_mesh(shipped, folder)
-        _say(command, folder, files, _PUSH.format(folder))
+        _print_next_steps(command, folder, files, _PUSH.format(folder))
         return
     with _shipment(command, file, redis, base, pulls=True) as found:
         shipment = replace(found, store=shared, redis=found.redis and not shared)
@@ -287,7 +289,7 @@ def kubernetes(
             f"docker build -t {image.name} {folder}/models/{name}"
             for name, (_, image) in shipment.models.items()
         ]
-    _say(
+    _print_next_steps(
         command,
         folder,
         files,
@@ -343,7 +345,7 @@ def chart(
         ]
     then = [*built, f"docker build {folder}/images/server"]
     then.append(f"push them, then: helm upgrade --install NAME {folder}")
-    _say(command, folder, files, "\n".join(then))
+    _print_next_steps(command, folder, files, "\n".join(then))
 
 
 def _shards(
@@ -356,7 +358,7 @@ def _shards(
     return write_params(ParamsShipment(load(file, params=wanted).params, **more), folder)
 
 
-def _say(command: ServerCommand, folder: Path, files: list[str], then: str) -> None:
+def _print_next_steps(command: ServerCommand, folder: Path, files: list[str], then: str) -> None:
     command.show(
         {"folder": str(folder), "files": files},
         lambda: f"wrote {len(files)} files to {folder}\n{then}",

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -166,12 +166,12 @@ def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> N
     \b
     clipper mesh unregister m1
     """
-    door = command.server.mesh
+    mesh_client = command.server.mesh
     for id in ids:
-        door.unregister(id, dry_run=dry_run)
-    said = f"{_would(dry_run)}{{}} is not known any more"
+        mesh_client.unregister(id, dry_run=dry_run)
+    text = f"{_would(dry_run)}{{}} is not known any more"
     command.show(
-        {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(said.format, ids))
+        {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(text.format, ids))
     )
 
 
@@ -333,7 +333,7 @@ def watch(command: ServerCommand, prefix: str) -> None:
     """
     with _until_interrupted():
         for event in command.server.mesh.watch(prefix):
-            click.echo(_json(event) if command.as_json else _said(event))
+            click.echo(_json(event) if command.as_json else _change_text(event))
             sys.stdout.flush()
 
 
@@ -573,7 +573,7 @@ def _target(found: "VModelStatus") -> str:
     )
 
 
-def _said(event: "MeshEvent") -> str:
+def _change_text(event: "MeshEvent") -> str:
     """Format an event as one line."""
     from clipper.mesh.records import Instance, MeshModel
 
@@ -606,7 +606,7 @@ def _said(event: "MeshEvent") -> str:
 
 def _show_table(
     command: ServerCommand,
-    found: Sequence[Any],
+    found: Sequence[object],
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     empty: str,
@@ -643,13 +643,13 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str)
     console.print(table)
 
 
-def _print_json(found: Any) -> None:
+def _print_json(found: object) -> None:
     import msgspec
 
     click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
 
 
-def _json(found: Any) -> str:
+def _json(found: object) -> str:
     import msgspec
 
     return msgspec.json.encode(found).decode()

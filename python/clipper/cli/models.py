@@ -14,7 +14,7 @@ from clipper.cli.server_command import ServerCommand, bounds, dry, with_server
 from clipper.errors import ClipperError
 from clipper.schema import InvalidTensor, Schema
 
-_TELL_S = 0.5
+_PROGRESS_S = 0.5
 
 
 @click.command(short_help="Start a model, or a new version of one.")
@@ -151,7 +151,7 @@ def deploy(
     """
     if (target is None) == (program is None):
         raise click.UsageError("Give TARGET, or a program by --command.")
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "replicas": bounds(replicas),
         "promote": not behind,
         "wait": not no_wait,
@@ -172,7 +172,9 @@ def deploy(
     places = [str(Path(place).absolute()) for place in code] or home_of(target or "")
     settings |= {"code": places} if places else {}
     with (
-        _telling(command, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext()
+        _progress(command, name)
+        if sys.stderr.isatty() and not dry_run
+        else contextlib.nullcontext()
     ):
         change = command.server.deploy(name, target, dry_run=dry_run, **settings)
     command.show_change(change)
@@ -189,7 +191,7 @@ def _sides(schema: str, input: str) -> dict[str, str]:
     return {"input": found.input, "output": found.output}
 
 
-def _rows(text: str) -> list[Any]:
+def _rows(text: str) -> list[object]:
     """Parse rows of a warm-up, given as JSON."""
     try:
         rows = json.loads(text)
@@ -229,13 +231,16 @@ def _columns(text: str) -> tuple[str, list[int]]:
 
 
 @contextlib.contextmanager
-def _telling(command: ServerCommand, name: str) -> Iterator[None]:
+def _progress(command: ServerCommand, name: str) -> Iterator[None]:
     """Show the progress of a deployment on stderr: pulling, packing, building environment,
     starting, loading, warm.
     """
     over = threading.Event()
     teller = threading.Thread(
-        target=_tell, args=(command.server, name, over), name="clipper-teller", daemon=True
+        target=_print_progress,
+        args=(command.server, name, over),
+        name="clipper-teller",
+        daemon=True,
     )
     teller.start()
     try:
@@ -245,15 +250,15 @@ def _telling(command: ServerCommand, name: str) -> Iterator[None]:
         teller.join()
 
 
-def _tell(server: Any, name: str, over: threading.Event) -> None:
-    said = ""
-    while not over.wait(_TELL_S):
+def _print_progress(server: Any, name: str, over: threading.Event) -> None:
+    shown = ""
+    while not over.wait(_PROGRESS_S):
         with contextlib.suppress(ClipperError):
             stages = server.stages(name)
             latest = stages[-1] if stages else {"stage": "", "detail": ""}
             text = " ".join(word for word in (latest["stage"], latest["detail"][:100]) if word)
-            if text and text != said:
-                said = text
+            if text and text != shown:
+                shown = text
                 click.echo(f"deploying {name}: {text}", err=True)
 
 

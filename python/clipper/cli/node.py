@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clipper.mesh.node.node import MeshNode
     from clipper.server import ClipperServer
 
-_LOOK_S: Final = 0.1
-_SAY_EACH_S: Final = 1.0
+_CHECK_S: Final = 0.1
+_PROGRESS_S: Final = 1.0
 _PATIENT_S: Final = 5.0
 _RETRY_S: Final = 2.0
 _EXIT_GIVEN_UP: Final = 1
@@ -224,20 +224,20 @@ def _reachable(config: "Config") -> "Config":
 def _ready(mesh: "MeshNode", stopping: threading.Event) -> bool:
     """Until this node is in the registry with the types that it loads; False when it is to end
     before, or has given up."""
-    began = said = time.monotonic()
-    told = ""
+    began = printed_s = time.monotonic()
+    shown = ""
     while awaits := mesh.awaits or _lacks(mesh):
         if mesh.given_up:
             click.echo(f"not ready: it awaits {awaits}.")
             return False
-        if mesh.awaits and awaits != told:
-            told = awaits
+        if mesh.awaits and awaits != shown:
+            shown = awaits
             click.echo(f"not ready: it awaits {awaits}. It is tried again.")
-        if stopping.wait(_LOOK_S):
+        if stopping.wait(_CHECK_S):
             return False
-        if time.monotonic() - said > _PATIENT_S:
-            said = time.monotonic()
-            click.echo(f"not ready after {said - began:.0f} s: it awaits {awaits}")
+        if time.monotonic() - printed_s > _PATIENT_S:
+            printed_s = time.monotonic()
+            click.echo(f"not ready after {printed_s - began:.0f} s: it awaits {awaits}")
     return True
 
 
@@ -247,13 +247,13 @@ def _lacks(mesh: "MeshNode") -> str:
 
 
 def _drain(mesh: "MeshFacade", drain_s: float) -> None:
-    """Tell how it goes: what has moved, at most once a second, and what it came to."""
-    said = 0.0
+    """Print the progress of the drain, at most once a second, and its result."""
+    printed_s = 0.0
 
     def progress(now: "MigrationProgress") -> None:
-        nonlocal said
-        if time.monotonic() - said > _SAY_EACH_S:
-            said = time.monotonic()
+        nonlocal printed_s
+        if time.monotonic() - printed_s > _PROGRESS_S:
+            printed_s = time.monotonic()
             click.echo(f"leaving: {_moved(now)}")
 
     click.echo(

@@ -54,8 +54,8 @@ def _folder(given: Path | None) -> Path:
     return given if given is not None else Path(load(file if file.exists() else None).params.folder)
 
 
-def _show(said: Any, as_json: bool, text: str) -> None:
-    click.echo(json.dumps(said, indent=2) if as_json else text)
+def _show(result: object, as_json: bool, text: str) -> None:
+    click.echo(json.dumps(result, indent=2) if as_json else text)
 
 
 def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
@@ -373,9 +373,9 @@ def alter(
     """
     from clipper.cli import params_tables
 
-    said = params_tables.alter(_folder(folder), table, settings, rows_max, evicts, expire_s)
-    text = ", ".join(f"{key} {value}" for key, value in said.items() if key != "name")
-    _show(said, as_json, f"{table}: {text}")
+    result = params_tables.alter(_folder(folder), table, settings, rows_max, evicts, expire_s)
+    text = ", ".join(f"{key} {value}" for key, value in result.items() if key != "name")
+    _show(result, as_json, f"{table}: {text}")
 
 
 @params.command(short_help="Remove rows of a table.")
@@ -463,8 +463,12 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
 
     place = _folder(folder)
     addresses, token = addresses_in(place)
-    said = snapshot_all(addresses, token, place, whole=whole)
-    _show(said, as_json, f"snapshot {said['number']}: {said['rows']} rows, {said['nbytes']} bytes")
+    result = snapshot_all(addresses, token, place, whole=whole)
+    _show(
+        result,
+        as_json,
+        f"snapshot {result['number']}: {result['rows']} rows, {result['nbytes']} bytes",
+    )
 
 
 @params.command(short_help="Go back to a snapshot.")
@@ -489,11 +493,11 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
     from clipper.params.local.local_set import restore as restored
 
     place = _folder(folder)
-    said = restored(place, source or place, number)
+    result = restored(place, source or place, number)
     _show(
-        {"number": said},
+        {"number": result},
         as_json,
-        f"snapshot {said} is what is read at the next start: clipper params up --folder {place}",
+        f"snapshot {result} is what is read at the next start: clipper params up --folder {place}",
     )
 
 
@@ -510,11 +514,11 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     from clipper.params import Client
 
     with Client(_folder(folder)) as client:
-        begun = client.begin_anew()
+        result = client.begin_anew()
     _show(
-        {"begun": begun},
+        {"begun": result},
         as_json,
-        f"shards that start empty: {', '.join(map(str, begun)) or 'none'}",
+        f"shards that start empty: {', '.join(map(str, result)) or 'none'}",
     )
 
 
@@ -535,12 +539,12 @@ def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
     from clipper.params.local.local_set import reshard as resharded
 
     place = _folder(folder)
-    said = resharded(place, shards)
+    result = resharded(place, shards)
     text = (
-        f"{shards} shards will read snapshot {said}: clipper params up --folder {place} --shards"
+        f"{shards} shards will read snapshot {result}: clipper params up --folder {place} --shards"
         f" {shards}"
     )
-    _show({"shards": shards, "number": said}, as_json, text)
+    _show({"shards": shards, "number": result}, as_json, text)
 
 
 @params.command(short_help="End the set that `clipper params up` began.")
@@ -572,8 +576,8 @@ def down(
     if engine:
         from clipper.cli.params_on_ray import down_on_ray
 
-        said = down_on_ray(_folder(folder).absolute(), name, ray_address)
-        _show(list(said.values()), as_json, f"ended {len(said)} shards on Ray")
+        result = down_on_ray(_folder(folder).absolute(), name, ray_address)
+        _show(list(result.values()), as_json, f"ended {len(result)} shards on Ray")
         return
     from clipper.params.local.local_set import supervisor_of
 

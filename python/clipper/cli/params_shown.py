@@ -72,7 +72,7 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
                     f"{took:.2f} s",
                 )
             )
-    said = [
+    cells = [
         _aligned(lines),
         *(f"shard {one['shard']} is away: {one['away']}" for one in shards if "away" in one),
         *(
@@ -84,19 +84,19 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
     for one in sets[-5:]:
         state = "complete" if one["complete"] else "not of all shards"
         size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
-        said.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
-    return "\n".join(said)
+        cells.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
+    return "\n".join(cells)
 
 
 def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> str:
     """Return rates between two readings. share: of the rows pulled and pushed of all shards."""
-    lives = {
+    is_alive = {
         one["shard"]: one["pid"] for one in after if "away" not in one
     }  # a shard that restarted empty counts from zero
     known = {
         one["shard"]: one
         for one in before
-        if "away" not in one and lives.get(one["shard"]) == one["pid"]
+        if "away" not in one and is_alive.get(one["shard"]) == one["pid"]
     }
     work = {
         one["shard"]: _more(one, known.get(one["shard"], {}), "pulled", "applied")

@@ -118,7 +118,7 @@ def profile(
         )
     line = measuring.fit_latency(points)
     found = measuring.advice(model, points, slo_ms, rate or 0.0) if slo_ms else None
-    said = {
+    result = {
         "model": model,
         "how": how,
         "points": [
@@ -127,7 +127,7 @@ def profile(
         "line": dataclasses.asdict(line),
         "advice": dataclasses.asdict(found) if found else None,
     }
-    command.show(said, lambda: _report(points, line, how, found.said if found else ""))
+    command.show(result, lambda: _report(points, line, how, found.said if found else ""))
     sentences = [how, f"p50 = {line}", *([found.said] if found else [])]
     if html_:
         write_text(html_, _page(model, points, line, slo_ms, sentences))
@@ -172,9 +172,16 @@ def _points(
         )
     else:
         places = places or tuple(home_of(target))
-    with _progress() as tell:
+    with _progress() as on_progress:
         found = measuring.profile(
-            target, "" if type_ == "any" else type_, text, most, places, seconds, tell, slo_ms
+            target,
+            "" if type_ == "any" else type_,
+            text,
+            most,
+            places,
+            seconds,
+            on_progress,
+            slo_ms,
         )
     return (
         found,
@@ -241,7 +248,7 @@ def _report(points: "list[Point]", line: "LatencyFit", how: str, advice: str) ->
 
 
 def _page(
-    model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None, said: list[str]
+    model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None, advice: list[str]
 ) -> str:
     from clipper.load.chart import Axis, Chart, Series
     from clipper.load.machine import machine
@@ -271,7 +278,7 @@ def _page(
         [rates],
     )
     return page(
-        f"clipper profile {model}", command_line(), said, _rows(points), [chart, more], machine()
+        f"clipper profile {model}", command_line(), advice, _rows(points), [chart, more], machine()
     )
 
 

@@ -24,13 +24,13 @@ def predict(
     """
     text = sys.stdin.read() if input == "-" else input
     given = {key: value for key, value in (("user", user), ("slo_ms", slo_ms)) if value is not None}
-    said = command.server.predict_plainly(application, read_json(text, "the input"), **given)
-    why = f"default: {said['reason']}" if said["default"] else f"by {','.join(said['models'])}"
+    reply = command.server.predict_plainly(application, read_json(text, "the input"), **given)
+    why = f"default: {reply['reason']}" if reply["default"] else f"by {','.join(reply['models'])}"
     command.show(
-        said,
+        reply,
         lambda: (
-            f"{json.dumps(said['output'])}\t{why} in {said['latency_us'] / 1000:.2f} ms, id"
-            f" {said['id']}"
+            f"{json.dumps(reply['output'])}\t{why} in {reply['latency_us'] / 1000:.2f} ms, id"
+            f" {reply['id']}"
         ),
     )
 

@@ -78,7 +78,7 @@ def start(
     \b
     clipper rollout start svm:2 --app digits --stages 5,50,100 --guard "p99<20ms, error<1%"
     """
-    settings: dict[str, Any] = {"hold": hold, "guard": guard, "error_rate": error_rate}
+    settings: dict[str, object] = {"hold": hold, "guard": guard, "error_rate": error_rate}
     settings |= {"canary": canary} if canary else {}
     settings |= {"stages": stages} if stages else {}
     command.show_change(command.server.rollout(application, model, dry_run=dry_run, **settings))

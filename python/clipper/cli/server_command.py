@@ -11,7 +11,7 @@ import click
 from clipper.errors import InvalidInput
 
 
-def _connected(url: str | None, token: str | None, ca: str | None) -> Any:
+def _connected(url: str | None, token: str | None, ca: str | None) -> object:
     """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only
     one."""
     from clipper.config import load
@@ -36,11 +36,11 @@ class ServerCommand:
         """Return a client of the server. Raises: NoServer."""
         return _connected(self._url, self._token, self._ca)
 
-    def show(self, value: Any, text: Callable[[], str]) -> None:
+    def show(self, value: object, text: Callable[[], str]) -> None:
         """Print a value as JSON, or as the given text."""
         click.echo(json.dumps(value, indent=2) if self.as_json else text())
 
-    def show_change(self, change: dict[str, Any]) -> None:
+    def show_change(self, change: dict[str, object]) -> None:
         """Print what a command changed, or would change."""
         self.show(change, lambda: "\n".join(_change_lines(change)))
 
@@ -48,13 +48,13 @@ class ServerCommand:
 def with_server(verb: Callable[..., None]) -> Callable[..., None]:
     """Add --url, --token, --ca and -o to a command, which receives a ServerCommand."""
 
-    def asked(
-        url: str | None, token: str | None, ca: str | None, output: str, **words: Any
+    def with_connection(
+        url: str | None, token: str | None, ca: str | None, output: str, **words: object
     ) -> None:
         verb(ServerCommand(url, token, ca, output), **words)
 
-    asked.__doc__, asked.__name__ = verb.__doc__, verb.__name__
-    asked.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
+    with_connection.__doc__, with_connection.__name__ = verb.__doc__, verb.__name__
+    with_connection.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option(
             "-o",
@@ -79,8 +79,8 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
             help="Where it is managed.  [CLIPPER_URL; else the one that runs here]",
         ),
     ):
-        asked = option(asked)
-    return asked
+        with_connection = option(with_connection)
+    return with_connection
 
 
 dry = click.option(
@@ -108,7 +108,7 @@ def _change_lines(change: dict[str, Any]) -> Iterable[str]:
             )
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Shorten a text to a number of characters."""
     if (
         isinstance(value, list)

@@ -13,7 +13,7 @@ from clipper.cli.server_command import ServerCommand, table, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
 
 EXIT_INTERRUPTED = 130
-_LOOK_S = 0.3
+_CHECK_S = 0.3
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
 _STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
 
@@ -117,7 +117,7 @@ def _follow(command: ServerCommand, model: str, replica: int | None) -> None:
     while True:
         try:
             found = command.server.follow(model, after)
-            _tell(gone, command, "the server is back")
+            _print_status(gone, command, "the server is back")
             gone, seen, after = False, True, found["after"] or after
             for one in found["replicas"]:
                 if replica in (None, one["replica"]):
@@ -125,22 +125,22 @@ def _follow(command: ServerCommand, model: str, replica: int | None) -> None:
         except (NoServer, UnknownModel) as error:
             if not seen:
                 raise
-            _tell(not gone, command, f"{error.message} Waiting for it; Ctrl-C ends this.")
+            _print_status(not gone, command, f"{error.message} Waiting for it; Ctrl-C ends this.")
             gone = True
         except ClipperError:  # the server is closing
             if not seen:
                 raise
-        time.sleep(_LOOK_S)
+        time.sleep(_CHECK_S)
 
 
-def _tell(wanted: bool, command: ServerCommand, text: str) -> None:
+def _print_status(wanted: bool, command: ServerCommand, text: str) -> None:
     if wanted:
         click.secho(f"-- {text}", dim=True, err=True)
 
 
 def _print(command: ServerCommand, container: str, one: dict[str, Any]) -> None:
     if one["lost"]:
-        _tell(
+        _print_status(
             True,
             command,
             f"{container}: {one['lost']} lines are lost: they came faster than they were read",

@@ -132,7 +132,7 @@ def _print_frame(command: ServerCommand, watched: "ServerReadings", where: str) 
     console.print(screen(watched, where, console.width, keys=False))
 
 
-def _plain(watched: "ServerReadings") -> dict[str, Any]:
+def _plain(watched: "ServerReadings") -> dict[str, object]:
     return {key: watched.about.get(key) for key in ("version", "pid", "state", "started_us")}
 
 

@@ -57,8 +57,8 @@ def spark(values: Sequence[float], width: int, top: float = 0.0) -> str:
 
 def _head(watched: ServerReadings, where: str, paused: bool) -> Text:
     about = watched.about
-    said = f"{about.get('version', '')} · {where} · state {about.get('state', '?')}"
-    line = Text.assemble((" clipper ", "bold"), (said, "dim"))
+    title = f"{about.get('version', '')} · {where} · state {about.get('state', '?')}"
+    line = Text.assemble((" clipper ", "bold"), (title, "dim"))
     if "started_us" in about and watched.rows:
         line.append(f" · up {_span(watched.rows[-1]['t'] - about['started_us'] / 1e6)}", "dim")
     if watched.restarts:

@@ -62,7 +62,7 @@ class ServerReadings:
 
     def _application(
         self, name: str, record: Mapping[str, Any], rows: list[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         mine = [(row.get("apps", {}).get(name, {}), row["dt"]) for row in rows]
         now, dt = mine[-1] if mine else ({}, 1.0)
         us = now.get("us", [])

@@ -14,7 +14,7 @@ import click
 from clipper.errors import ClipperError
 
 DEFAULT_FILE = "clipper.toml"
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _SWITCH_S = 0.001
 _Stamp = tuple[int, int] | None  # modification time and size of a file
 
@@ -177,10 +177,10 @@ def _follow(
     stopping: threading.Event,
 ) -> None:
     """Watch the file and apply a change once it has been stable for one interval."""
-    from clipper.manage.declared import declare_again, left, said_by_both
+    from clipper.manage.declared import declare_again, declared_twice, left
 
     known, last = config, seen
-    while not stopping.wait(_LOOK_S):
+    while not stopping.wait(_CHECK_S):
         before, last = last, _stamp(path)
         if last is None or last == seen or last != before:
             continue
@@ -191,7 +191,7 @@ def _follow(
                 "nothing to do"
             ]:
                 click.echo(f"{path}: {line}")
-            known, config = said_by_both(known, new), new
+            known, config = declared_twice(known, new), new
         except ClipperError as error:
             click.echo(f"{path} has changed, and is not used: {error}", err=True)
 

@@ -103,7 +103,7 @@ _MAKERS: dict[str, Callable[[], Any]] = {
 # -- wrong labels
 
 
-def spoilable(estimator: Any, flag: Path) -> Model:
+def spoilable(estimator: object, flag: Path) -> Model:
     """Wrap the estimator so that it returns the next digit while the file `flag` exists."""
     place = str(flag)
 
@@ -116,13 +116,13 @@ def spoilable(estimator: Any, flag: Path) -> Model:
             self.inner = EstimatorModel(estimator)
 
         def predict_batch(self, inputs: Any) -> Any:
-            said = self.inner.predict_batch(inputs)
+            outputs = self.inner.predict_batch(inputs)
             if not os.path.exists(place):
-                return said
+                return outputs
             return (
-                Scored((said.outputs + 1) % 10, said.confidence)
-                if isinstance(said, Scored)
-                else (said + 1) % 10
+                Scored((outputs.outputs + 1) % 10, outputs.confidence)
+                if isinstance(outputs, Scored)
+                else (outputs + 1) % 10
             )
 
     return Spoilable()

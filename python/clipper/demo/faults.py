@@ -122,11 +122,11 @@ class FaultInjector:
         unnoticed = serves and replica is not None and replica["pid"] == fault.pid
         if unnoticed and (fault.kind == "killed" or at in self._frozen):
             return False
-        is_news = fault.gone_s < 0 and not unnoticed
-        if is_news:
+        is_new = fault.gone_s < 0 and not unnoticed
+        if is_new:
             fault.gone_s = time.monotonic() - fault.at_s
         if not serves or at in self._frozen:
-            return is_news
+            return is_new
         answered, partial, defaults = self._before.pop(at)
         fault.back_s = time.monotonic() - fault.at_s
         fault.queries = self._outcomes.answered - answered

@@ -43,8 +43,8 @@ def screen(
     rate: float,
     elapsed_s: float,
     events: Sequence[Text],
-    lessons: Text,
-    shows_lessons: bool,
+    learning_plot: Text,
+    shows_learning: bool,
     height: int,
 ) -> RenderableType:
     """Draw the display; with fewer than `height` lines either the learning plot or the table of
@@ -55,11 +55,11 @@ def screen(
     )
     parts: list[RenderableType] = [Text(), head]
     both = height >= BOTH_LINES
-    if shows_lessons or both:
-        parts += [Text(), lessons, Text()] if both else [lessons]
-    if both or not shows_lessons:
+    if shows_learning or both:
+        parts += [Text(), learning_plot, Text()] if both else [learning_plot]
+    if both or not shows_learning:
         parts += [models(report.models), application(report.application), Text()]
-    shown = EVENTS_MAX if both or shows_lessons else EVENTS_MAX - 3
+    shown = EVENTS_MAX if both or shows_learning else EVENTS_MAX - 3
     recent = events[-shown:]
     parts += [Padding(event, (0, 1)) for event in recent] + [Text()] * (shown - len(recent))
     return Group(*parts, Text.assemble(" ", _KEYS))
@@ -86,7 +86,7 @@ def models(figures: Sequence[ModelFigures]) -> Table:
         table.add_row(
             Text(one.name, "bold"),
             Text.assemble(*(_DOTS.get(state, _OTHER) for state in one.replicas)),
-            f"{one.asked_per_s:.0f}/s",
+            f"{one.requested_per_s:.0f}/s",
             milliseconds(one.p50_ms),
             milliseconds(one.p99_ms),
             f"{one.batch_rows:.1f}" if one.batch_rows else "-",
@@ -102,12 +102,14 @@ def application(figures: ApplicationFigures) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, min_width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    met = Text(f"{share(figures.slo_met)} met", "green" if figures.slo_met >= 0.99 else "yellow")
+    in_time = Text(
+        f"{share(figures.slo_met)} met", "green" if figures.slo_met >= 0.99 else "yellow"
+    )
     server = f"p50 {milliseconds(figures.p50_ms)}, p99 {milliseconds(figures.p99_ms)}"
     wall = f"p50 {milliseconds(figures.wall_p50_ms)}, p99 {milliseconds(figures.wall_p99_ms)}"
     rows: list[tuple[str, str | Text]] = [
         ("answers", f"{figures.answers_per_s:.0f}/s, {figures.accuracy:.1%} of them right"),
-        (f"SLO {figures.slo_ms:g} ms", met),
+        (f"SLO {figures.slo_ms:g} ms", in_time),
         ("latency", Text.assemble(server, ("  in the server", "dim"))),
         ("", Text.assemble(wall, ("  for the caller, since it was due", "dim"))),
         ("default", _defaults(figures)),
@@ -137,8 +139,8 @@ def _state(figures: ModelFigures) -> Text:
         return Text(f"{figures.ready} of {figures.wanted}", "yellow")
     if not others:
         return Text("ready", "green")
-    said = _WORDS.get(others[0], others[0])
-    return Text(said if len(figures.replicas) == 1 else f"{len(others)} {said}", "yellow")
+    word = _WORDS.get(others[0], others[0])
+    return Text(word if len(figures.replicas) == 1 else f"{len(others)} {word}", "yellow")
 
 
 def event_line(at_s: float, what: str, text: str, style: str) -> Text:

@@ -40,7 +40,7 @@ class Outcomes:
     defaults: int = 0
     partial: int = 0
     correct: int = 0
-    met: int = 0
+    in_time: int = 0
     answer_us: "array[int]" = field(default_factory=lambda: array("I"))
     wall_us: "array[int]" = field(default_factory=lambda: array("I"))
     reasons: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class DemoLoad:
         self.outcomes = Outcomes()
         self._app = app
         self._digits = digits
-        self._met_us = round(slo_ms * 1000) + _GRACE_US
+        self._in_time_us = round(slo_ms * 1000) + _GRACE_US
         self._random = random.Random(seed)
         self._noise = np.random.default_rng(seed)
         self._recent: list[tuple[NDArray[np.float64], int]] = []
@@ -122,7 +122,7 @@ class DemoLoad:
             outcomes.reasons[answer.reason] += 1
             return
         outcomes.partial += bool(answer.missing)
-        outcomes.met += answer.latency_us <= self._met_us
+        outcomes.in_time += answer.latency_us <= self._in_time_us
         outcomes.correct += answer.output == digit
 
     def _next(self) -> tuple[NDArray[np.float64], int]:

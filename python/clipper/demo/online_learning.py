@@ -86,13 +86,13 @@ class OnlineLearning:
         self._random = np.random.default_rng(7)
         self._answers = dict.fromkeys(self.story.applications, 0)
         self._errors = dict.fromkeys(self.story.applications, 0)
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-demo-lessons", daemon=True)
 
     def start(self) -> None:
         """Start sending."""
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class OnlineLearning:
 
     def happened(self, text: str, model: str, mark: str) -> None:
         """Record an event."""
-        self.story.events.append(LearningEvent(time.monotonic() - self._begun, text, model, mark))
+        self.story.events.append(LearningEvent(time.monotonic() - self._started, text, model, mark))
 
     def favourite(self) -> str:
         """Return the model that the first application queries most."""
@@ -119,17 +119,17 @@ class OnlineLearning:
             self.failure = error
 
     def _send_feedback(self) -> None:
-        asked: list[_Query] = []
+        queries: list[_Query] = []
         due = 0.0
         self._sample()
         while not self._stopping.wait(_TICK_S):
-            self._tell(asked)
+            self._log_feedback(queries)
             due += self.rate * _TICK_S
-            asked = [self._ask() for _ in range(int(due))]
+            queries = [self._ask() for _ in range(int(due))]
             due -= int(due)
-            if time.monotonic() - self._begun >= self.story.samples[-1].at_s + SAMPLE_S:
+            if time.monotonic() - self._started >= self.story.samples[-1].at_s + SAMPLE_S:
                 self._sample()
-        self._tell(asked)
+        self._log_feedback(queries)
         self._sample()
 
     def _ask(self) -> _Query:
@@ -138,10 +138,10 @@ class OnlineLearning:
         scan = self._digits.held_x[at] + self._random.normal(0, 0.5, 64)
         return int(self._digits.held_y[at]), [app.predict(scan) for app in self._applications]
 
-    def _tell(self, asked: list[_Query]) -> None:
-        digits = [digit for digit, _ in asked]
+    def _log_feedback(self, queries: list[_Query]) -> None:
+        digits = [digit for digit, _ in queries]
         for at, app in enumerate(self._applications):
-            answers: list[Answer] = [futures[at].result() for _, futures in asked]
+            answers: list[Answer] = [futures[at].result() for _, futures in queries]
             self._answers[app.name] += len(answers)
             self._errors[app.name] += sum(
                 answer.output != digit for answer, digit in zip(answers, digits, strict=True)
@@ -153,5 +153,5 @@ class OnlineLearning:
             app.name: {model.partition(":")[0]: share for model, share in app.shares().items()}
             for app in self._applications
         }
-        now = time.monotonic() - self._begun
+        now = time.monotonic() - self._started
         self.story.samples.append(Sample(now, shares, self._answers.copy(), self._errors.copy()))

@@ -19,7 +19,7 @@ class Sample:
     defaults: int
     partial: int
     correct: int
-    met: int
+    in_time: int
     reasons: Counter[str]
     errors: Counter[str]
 
@@ -35,7 +35,7 @@ class Sample:
             o.defaults,
             o.partial,
             o.correct,
-            o.met,
+            o.in_time,
             o.reasons.copy(),
             o.errors.copy(),
         )
@@ -45,7 +45,7 @@ class Sample:
 class ModelFigures:
     """Figures of a model.
 
-    asked_per_s: queries per second. p50_ms, p99_ms: of evaluated predictions. batch_rows: mean
+    requested_per_s: queries per second. p50_ms, p99_ms: of evaluated predictions. batch_rows: mean
     batch size. limit: sum of the replicas' batch limits. cached: share answered from the cache or
     by joining. replicas: state of each: ready, suspect, starting, running, backoff, failed or
     stopped. wanted: target number of replicas.
@@ -53,7 +53,7 @@ class ModelFigures:
 
     name: str
     replicas: tuple[str, ...]
-    asked_per_s: float
+    requested_per_s: float
     p50_ms: float
     p99_ms: float
     batch_rows: float
@@ -71,9 +71,9 @@ class ModelFigures:
 class ApplicationFigures:
     """Figures of the application.
 
-    p50_ms, p99_ms: as the server counts; wall_: since the due time. slo_met: share of answers by a
-    model within the SLO. partial: answers without some model. accuracy: of answers that are not the
-    default.
+    p50_ms, p99_ms: as the server counts; wall_: since the due time. slo_met: share of answers by
+    a model within the SLO. partial: answers without some model. accuracy: of answers that are not
+    the default.
     """
 
     name: str
@@ -129,16 +129,16 @@ def _model(
     latency = now["latency_us"] - before["latency_us"] if before else now["latency_us"]
     rows = now["batch_rows"] - before["batch_rows"] if before else now["batch_rows"]
     ended = sum(now["ended"].values()) - (sum(before["ended"].values()) if before else 0)
-    asked = ended + grown("hits")
+    requested = ended + grown("hits")
     return ModelFigures(
         name=id_,
         replicas=tuple("suspect" if r.get("suspect") else str(r["state"]) for r in now["replicas"]),
-        asked_per_s=asked / seconds,
+        requested_per_s=requested / seconds,
         p50_ms=latency.quantile(0.5) / 1000 if latency.count else 0.0,
         p99_ms=latency.quantile(0.99) / 1000 if latency.count else 0.0,
         batch_rows=rows.mean if rows.count else 0.0,
         limit=sum(r.get("limit", 0) for r in now["replicas"]),
-        cached=(grown("hits") + grown("joined")) / asked if asked else 0.0,
+        cached=(grown("hits") + grown("joined")) / requested if requested else 0.0,
         wanted=now["wanted"],
     )
 
@@ -162,7 +162,7 @@ def _application(
         p99_ms=quantile(server_us, 0.99) / 1000,
         wall_p50_ms=quantile(wall_us, 0.5) / 1000,
         wall_p99_ms=quantile(wall_us, 0.99) / 1000,
-        slo_met=(after.met - before.met) / answered if answered else 0.0,
+        slo_met=(after.in_time - before.in_time) / answered if answered else 0.0,
         partial=after.partial - before.partial,
         defaults=defaults,
         default_reasons=dict((after.reasons - before.reasons).most_common()),

@@ -32,11 +32,11 @@ SECONDS_UNATTENDED = 10.0
 ACCURACY_MIN = 0.5  # a lower accuracy means that something is broken
 LEARNERS = ("exp3", "stacking")  # applications and policies
 LEARNERS_SLO_MS = 250.0
-LESSONS_RATE_MAX = 100.0
+FEEDBACK_RATE_MAX = 100.0
 _LINE_S = 1.0
 _TICK_S = 0.02
-_LOOK_S = 0.5
-_LOOKS = 6  # samples behind the live figures: the last 3 s
+_CHECK_S = 0.5
+_READINGS = 6  # samples behind the live figures: the last 3 s
 _RATE_STEP = 1.25
 _SWITCH_S = 0.0005  # so that drawing does not delay the load's thread by 5 ms
 
@@ -80,16 +80,16 @@ def run(options: DemoOptions) -> int:
             )
             for name in LEARNERS
         ]
-        lessons = OnlineLearning(
-            learners, list(digits.REPLICAS), scans, min(options.rate, LESSONS_RATE_MAX)
+        learning = OnlineLearning(
+            learners, list(digits.REPLICAS), scans, min(options.rate, FEEDBACK_RATE_MAX)
         )
         demo = Demo(
-            server, DemoLoad(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options
+            server, DemoLoad(app, scans, options.rate, SLO_MS), learning, spoiler, console, options
         )
         report = demo.go()
         if options.plot:
-            picture.draw(lessons.story, options.plot)
-        summary(console, report, demo.faults.all, lessons.story, options)
+            picture.draw(learning.story, options.plot)
+        summary(console, report, demo.faults.all, learning.story, options)
     return 0 if report.application.answered and report.application.accuracy >= ACCURACY_MIN else 1
 
 
@@ -166,21 +166,21 @@ class Demo:
         self,
         server: ClipperServer,
         load: DemoLoad,
-        lessons: OnlineLearning,
+        learning: OnlineLearning,
         spoiler: digits.Spoiler,
         console: Console,
         options: DemoOptions,
     ) -> None:
         self.faults = FaultInjector(server, load.outcomes)
-        self._lessons = lessons
+        self._learning = learning
         self._spoiler = spoiler
-        self._shows_lessons = True
+        self._shows_learning = True
         self._server = server
         self._load = load
         self._console = console
         self._seconds = options.seconds
         self._events: list[Text] = []
-        self._looks: deque[Sample] = deque(maxlen=_LOOKS + 1)
+        self._readings: deque[Sample] = deque(maxlen=_READINGS + 1)
         self._started = 0.0
         self._attended = sys.stdin.isatty() and console.is_terminal
 
@@ -191,11 +191,11 @@ class Demo:
         if self._seconds is None and not self._attended:
             self._seconds = SECONDS_UNATTENDED
         self._started = time.monotonic()
-        first = self._look()
+        first = self._read()
         switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         self._load.start()
-        self._lessons.start()
+        self._learning.start()
         try:
             if self._attended:
                 self._watch()
@@ -209,26 +209,26 @@ class Demo:
             pass
         finally:
             self._load.stop()
-            self._lessons.stop()
+            self._learning.stop()
             self.faults.end()
             sys.setswitchinterval(switch_s)
-        return self._between(first, self._look())
+        return self._between(first, self._read())
 
     def _play(self, seconds: float) -> None:
         """Without a user: spoil exp3's favourite model after a third of the time, mend it at
         half, and spoil the then favourite at three quarters.
         """
-        said_s = 0.0
+        printed_s = 0.0
         due_s = [seconds / 3, seconds / 2, seconds * 3 / 4]
         while (now := self._elapsed()) < seconds:
             time.sleep(_TICK_S)
             if due_s and now >= due_s[0]:
                 due_s.pop(0)
                 self._console.print(" ", self._spoil_or_mend(), sep="")
-            if now >= said_s + max(_LINE_S, seconds / 20):
-                said_s = now
+            if now >= printed_s + max(_LINE_S, seconds / 20):
+                printed_s = now
                 self._console.print(
-                    f" {live.clock(now)}  {plot.line(self._lessons.story)}", soft_wrap=True
+                    f" {live.clock(now)}  {plot.line(self._learning.story)}", soft_wrap=True
                 )
         self._console.print()
 
@@ -237,14 +237,14 @@ class Demo:
         spoiled = [model for model in digits.REPLICAS if self._spoiler.is_spoiled(model)]
         for model in spoiled:
             self._spoiler.mend(model)
-            self._lessons.happened(f"{model} is right again", model, "m")
+            self._learning.happened(f"{model} is right again", model, "m")
         if spoiled:
             return live.event_line(
                 self._elapsed(), spoiled[0], " gives right labels again", "green"
             )
-        model = self._lessons.favourite()
+        model = self._learning.favourite()
         self._spoiler.spoil(model)
-        self._lessons.happened(f"{model} gives wrong labels", model, "d")
+        self._learning.happened(f"{model} gives wrong labels", model, "d")
         return live.event_line(
             self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red"
         )
@@ -258,11 +258,11 @@ class Demo:
             while self._seconds is None or self._elapsed() < self._seconds:
                 if not self._handle_key(keys.pressed(_TICK_S)):
                     return
-                news = [live.happened(fault, self._elapsed()) for fault in self.faults.look()]
-                self._events += news
-                if news or self._elapsed() >= drawn + _LOOK_S:
+                happened = [live.happened(fault, self._elapsed()) for fault in self.faults.look()]
+                self._events += happened
+                if happened or self._elapsed() >= drawn + _CHECK_S:
                     drawn = self._elapsed()
-                    self._looks.append(self._look())
+                    self._readings.append(self._read())
                     display.update(self._screen(), refresh=True)
 
     def _handle_key(self, pressed: str) -> bool:
@@ -276,7 +276,7 @@ class Demo:
                 self._events.append(live.happened(fault, self._elapsed()) if fault else nothing)
                 if fault:
                     model = fault.container.partition(":")[0]
-                    self._lessons.happened(
+                    self._learning.happened(
                         f"{fault.container} {fault.kind}",
                         model,
                         "k" if fault.kind == "killed" else "s",
@@ -284,7 +284,7 @@ class Demo:
             elif key in "dD":
                 self._events.append(self._spoil_or_mend())
             elif key in "vV":
-                self._shows_lessons = not self._shows_lessons
+                self._shows_learning = not self._shows_learning
             elif key in "+=":
                 self._load.rate = min(self._load.rate * _RATE_STEP, RATE_MAX)
             elif key in "-_":
@@ -294,23 +294,23 @@ class Demo:
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def _look(self) -> Sample:
+    def _read(self) -> Sample:
         return Sample.take(self._elapsed(), self._server.stats(), self._load.outcomes)
 
     def _between(self, before: Sample, after: Sample) -> DemoReport:
         return between(before, after, self._load.outcomes, "digits", SLO_MS)
 
     def _screen(self) -> Any:
-        report = self._between(self._looks[0], self._looks[-1])
-        lessons = plot.shares_plot(self._lessons.story, self._elapsed())
+        report = self._between(self._readings[0], self._readings[-1])
+        learning_plot = plot.shares_plot(self._learning.story, self._elapsed())
         height = self._console.height
         return live.screen(
             report,
             round(self._load.rate),
             self._elapsed(),
             self._events,
-            lessons,
-            self._shows_lessons,
+            learning_plot,
+            self._shows_learning,
             height,
         )
 

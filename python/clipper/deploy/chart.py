@@ -209,8 +209,8 @@ def _template(*documents: Document) -> str:
 
 
 def _expression(found: re.Match[str]) -> str:
-    said = json.loads(f'"{found[1]}"')
-    return f"{{{{ {said} }}}}"
+    text = json.loads(f'"{found[1]}"')
+    return f"{{{{ {text} }}}}"
 
 
 def _if(condition: str, *documents: Document) -> str:
@@ -234,8 +234,8 @@ def _toml(shipment: Shipment) -> str:
 
 
 def _secret(part: str, lines: dict[str, str]) -> str:
-    told = "".join(f"  {key}: {value}\n" for key, value in lines.items())
-    return _SECRET % {"part": part, "lines": told}
+    data = "".join(f"  {key}: {value}\n" for key, value in lines.items())
+    return _SECRET % {"part": part, "lines": data}
 
 
 def _tokens(part: str, **keys: str) -> str:
@@ -351,8 +351,8 @@ def _shard_templates(shipment: ParamsShipment) -> dict[str, str]:
     found["priority.yaml"][0]["metadata"]["name"] = classed
     found["shards.yaml"][0]["spec"]["template"]["spec"]["priorityClassName"] = classed
     network = _if(".Values.networkPolicy.enabled", *found.pop("network.yaml"))
-    said = json.dumps(json.loads(shards_json(shipment, _TOKEN)))
-    head, tail = (json.dumps(part) for part in said.split(_TOKEN))
+    document = json.dumps(json.loads(shards_json(shipment, _TOKEN)))
+    head, tail = (json.dumps(part) for part in document.split(_TOKEN))
     token = (
         '(include "clipper.token" (dict "root" . "secret" (printf "%s-params-token" (include'
         ' "clipper.name" .)) "key" "token" "given" .Values.tokens.models))'
@@ -369,9 +369,9 @@ def _shards_secret(head: str, tail: str, token: str) -> str:
     it."""
     name = '(include "clipper.name" .)'
     parts = f"(replace {json.dumps(_RELEASE)} {name} {head})", "$token", tail
-    said = _secret("params", {SHARDS_FILE: f"{{{{ print {' '.join(parts)} | quote }}}}"})
-    kept = _secret("params-token", {"token": "{{ $token | quote }}"})
-    return f"{{{{- $token := {token} }}}}\n{said}---\n{kept}"
+    secret = _secret("params", {SHARDS_FILE: f"{{{{ print {' '.join(parts)} | quote }}}}"})
+    remaining = _secret("params-token", {"token": "{{ $token | quote }}"})
+    return f"{{{{- $token := {token} }}}}\n{secret}---\n{remaining}"
 
 
 def _container_of(deployed: Document) -> Document:

@@ -133,8 +133,8 @@ class Daemon:
     def _where(self) -> str:
         if self._settings.socket:
             return self._settings.socket
-        if told := os.environ.get("DOCKER_HOST" if self.kind == "docker" else "CONTAINER_HOST"):
-            return told
+        if url := os.environ.get("DOCKER_HOST" if self.kind == "docker" else "CONTAINER_HOST"):
+            return url
         mine = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
         if self.kind == "docker":
             usual = ["/var/run/docker.sock", f"{mine}/docker.sock"]
@@ -202,9 +202,9 @@ class Daemon:
     # -- images
 
     def image(
-        self, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]
+        self, spec: ContainerSpec, on_progress: Callable[[str], None], is_over: Callable[[], bool]
     ) -> str:
-        """Return the name of the model's image, building it if needed. say: receives the
+        """Return the name of the model's image, building it if needed. on_progress: receives the
         builder's lines.
         """
         assert spec.needs is not None
@@ -215,15 +215,15 @@ class Daemon:
             with self.doing("look for an image") as api:
                 if api.images(image.name, quiet=True):
                     return image.name
-            say(f"building image {image.name}")
-            self._build(image, spec, say, is_over)
+            on_progress(f"building image {image.name}")
+            self._build(image, spec, on_progress, is_over)
             return image.name
 
     def _build(
         self,
         image: Image,
         spec: ContainerSpec,
-        say: Callable[[str], None],
+        on_progress: Callable[[str], None],
         is_over: Callable[[], bool],
     ) -> None:
         until, last = time.monotonic() + self._settings.build_s, deque[str](maxlen=TAIL_LINES)
@@ -237,7 +237,7 @@ class Daemon:
             )
             watch.start()
             try:
-                error = _follow_build(stream, last, say)
+                error = _follow_build(stream, last, on_progress)
             finally:
                 followed.set()
                 watch.join()
@@ -427,20 +427,20 @@ def close_when(
             return
 
 
-def _follow_build(stream: Any, last: deque[str], say: Callable[[str], None]) -> str:
+def _follow_build(stream: Any, last: deque[str], on_progress: Callable[[str], None]) -> str:
     """Report each line of a build; return the error, if any."""
     for line in stream:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             continue
-        if "error" in said:
-            return str(said["error"])
+        if "error" in message:
+            return str(message["error"])
         text = str(
-            said.get("stream")
-            or " ".join(str(said[key]) for key in ("status", "id") if said.get(key))
+            message.get("stream")
+            or " ".join(str(message[key]) for key in ("status", "id") if message.get(key))
         )
-        if text.strip() and not said.get("progressDetail"):
+        if text.strip() and not message.get("progressDetail"):
             last.append(text.rstrip())
-            say(text.rstrip())
+            on_progress(text.rstrip())
     return ""

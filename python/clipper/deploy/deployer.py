@@ -110,10 +110,10 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
     )
 
 
-def threads_of(model: Model, asked: int) -> int:
+def threads_of(model: Model, threads: int) -> int:
     """Return the threads of each container of a model: as asked, else as its `cpus` say, else an
     equal share of the cores that this process may use."""
-    return asked or int(model.cpus) or max(1, cores() // max(1, model.replicas))
+    return threads or int(model.cpus) or max(1, cores() // max(1, model.replicas))
 
 
 class ReplicaState(StrEnum):

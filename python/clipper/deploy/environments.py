@@ -39,7 +39,7 @@ _BOUND: Final = (
     "run = runpy.run_path if what.endswith('.py') else runpy.run_module; "
     "run(what, run_name='__main__', **({} if what.endswith('.py') else {'alter_sys': True}))"
 )
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
@@ -133,10 +133,12 @@ class Environments:
         place = self.folder / key
         return str(place / "bin" / "python") if (place / _MARK).exists() else ""
 
-    def build(self, lines: Sequence[str], python: str = "", say: Say = lambda text: None) -> str:
+    def build(
+        self, lines: Sequence[str], python: str = "", on_progress: OnProgress = lambda text: None
+    ) -> str:
         """Create an environment if needed, or wait for another builder; return its interpreter.
 
-        say: receives pip's lines.
+        on_progress: receives pip's lines.
 
         Raises: DeployFailed with pip's last lines; InvalidInput; ShuttingDown after close().
         """
@@ -147,7 +149,7 @@ class Environments:
             place = self.folder / key
             shutil.rmtree(place, ignore_errors=True)
             try:
-                self._make(place, lines, self._python(python)[0], say, lock)
+                self._make(place, lines, self._python(python)[0], on_progress, lock)
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
@@ -167,11 +169,13 @@ class Environments:
         finally:
             os.close(lock)
 
-    def _make(self, place: Path, lines: Sequence[str], python: str, say: Say, lock: int) -> None:
+    def _make(
+        self, place: Path, lines: Sequence[str], python: str, on_progress: OnProgress, lock: int
+    ) -> None:
         until = time.monotonic() + self._build_s
         runner = _pip_for_others()  # not `pip --python`: its child pip would outlive this process
         make = ["venv", *(["--without-pip"] if runner else []), str(place)]
-        self._run(python, make, "making the environment failed", lines, say, until, lock)
+        self._run(python, make, "making the environment failed", lines, on_progress, until, lock)
         interpreter = str(place / "bin" / "python")
         wheel = wheel_into(place / "wheels")
         (place / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -184,7 +188,7 @@ class Environments:
             "-r",
             str(place / "requirements.txt"),
         ]
-        self._run(interpreter, pip, "pip install failed", lines, say, until, lock)
+        self._run(interpreter, pip, "pip install failed", lines, on_progress, until, lock)
 
     def _run(
         self,
@@ -192,7 +196,7 @@ class Environments:
         words: Sequence[str],
         failed: str,
         lines: Sequence[str],
-        say: Say,
+        on_progress: OnProgress,
         until: float,
         lock: int,
     ) -> None:
@@ -224,7 +228,7 @@ class Environments:
             for line in process.stdout or ():
                 if text := line.rstrip():
                     tail.append(text)
-                    say(text[:200])
+                    on_progress(text[:200])
             code = process.wait()
             watch.join()
         if self._closed.is_set():
@@ -236,9 +240,9 @@ class Environments:
                 else ""
             )
             quoted = " ".join(f"'{line}'" for line in lines)
-            said = "\n".join(f"  {line}" for line in tail)
+            output = "\n".join(f"  {line}" for line in tail)
             raise DeployFailed(
-                f"{failed} (exit {code}).{late} The last lines:\n{said}\n",
+                f"{failed} (exit {code}).{late} The last lines:\n{output}\n",
                 hint=(
                     f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An"
                     " index of your own: server.pip_args, PIP_INDEX_URL."
@@ -259,30 +263,30 @@ class Environments:
     def _python(self, wanted: str) -> tuple[str, str]:
         """Return the interpreter for "", "3.12" or a path, and an id of it."""
         if wanted not in self._pythons:
-            self._pythons[wanted] = self._look_for(wanted)
+            self._pythons[wanted] = self._find_installer(wanted)
         return self._pythons[wanted]
 
-    def _look_for(self, wanted: str) -> tuple[str, str]:
+    def _find_installer(self, wanted: str) -> tuple[str, str]:
         path = wanted or sys.executable
         if wanted and os.sep not in wanted:
             path = shutil.which(f"python{wanted}") or ""
-        ask = (
+        command = (
             "import sys; print(sys.version_info[:2] >= (3, 11), *sys.version_info[:3],"
             " sys.base_prefix)"
         )
-        said = ""
+        output = ""
         if path:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                said = subprocess.run(
-                    [path, "-I", "-c", ask], capture_output=True, text=True, timeout=20
+                output = subprocess.run(
+                    [path, "-I", "-c", command], capture_output=True, text=True, timeout=20
                 ).stdout.strip()
-        if not said:
+        if not output:
             hint = (
                 f"Install it (apt-get install python{wanted} python{wanted}-venv), or give the path"
                 " of an interpreter."
             )
             raise InvalidInput(f"no Python {wanted!r} runs here.", hint=hint)
-        recent, _, version = said.partition(" ")
+        recent, _, version = output.partition(" ")
         if recent != "True":
             raise InvalidInput(
                 f"Python {wanted!r} is older than 3.11.",

@@ -84,12 +84,12 @@ class _ForkServer:
     began_s: float
     used_s: float
     names: set[str] = field(default_factory=set)
-    asked: dict[int, tuple[ForkedStart, ContainerSpec, Mapping[str, str]]] = field(
+    requests: dict[int, tuple[ForkedStart, ContainerSpec, Mapping[str, str]]] = field(
         default_factory=dict
     )
     children: dict[int, ForkedStart] = field(default_factory=dict)
     refuses: str = ""  # why it forks no more
-    said: bytes = b""
+    output: bytes = b""
 
 
 class ForkServers:
@@ -126,16 +126,16 @@ class ForkServers:
         number = self._last_id
         if not self._send(found, {"id": number}, [start.output, start.control]):
             return "the fork server does not read its requests"
-        found.asked[number] = start, spec, environment
+        found.requests[number] = start, spec, environment
         found.used_s = time.monotonic()
         return ""
 
     def give_up(self, start: ForkedStart) -> None:
         """Forget a replica that a fork server was asked for, and use that fork server no more."""
         for one in [*self._all.values(), *self._retiring]:
-            for number, (asked, _, _) in [*one.asked.items()]:
-                if asked is start:
-                    del one.asked[number]
+            for number, (requested, _, _) in [*one.requests.items()]:
+                if requested is start:
+                    del one.requests[number]
                     self._retire(one, f"it did not answer within {ANSWER_S:g} s")
                     if not one.children:
                         one.process.kill()
@@ -143,7 +143,7 @@ class ForkServers:
     def forget(self, start: ForkedStart) -> None:
         """Forget a replica that was asked for and is stopped before it starts."""
         for one in [*self._all.values(), *self._retiring]:
-            one.asked = {n: each for n, each in one.asked.items() if each[0] is not start}
+            one.requests = {n: each for n, each in one.requests.items() if each[0] is not start}
 
     def start_plainly(self, spec: ContainerSpec, why: str) -> None:
         """Start the replicas of this model plainly from now on."""
@@ -217,7 +217,7 @@ class ForkServers:
         """Start a fork server. Raises: OSError."""
         words = [key.python, "-P", "-X", "faulthandler", "-m", "clipper_container", "fork-server"]
         words += ["--die-with-parent", str(os.getpid())]
-        kept = {k: v for k, v in environment.items() if not k.startswith("CLIPPER_")}
+        left = {k: v for k, v in environment.items() if not k.startswith("CLIPPER_")}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         with contextlib.ExitStack() as undo, theirs:
@@ -225,7 +225,7 @@ class ForkServers:
             undo.callback(os.close, read_fd)
             try:
                 process = subprocess.Popen(
-                    words, env=kept, stdin=theirs.fileno(), stdout=write_fd, stderr=write_fd
+                    words, env=left, stdin=theirs.fileno(), stdout=write_fd, stderr=write_fd
                 )
             finally:
                 os.close(write_fd)
@@ -265,40 +265,40 @@ class ForkServers:
                 return  # its pidfd tells the rest
             self._handle(one, json.loads(data), fds)
 
-    def _handle(self, one: _ForkServer, said: Message, fds: list[int]) -> None:
-        if "unsafe" in said:
-            self._unsafe(one, said["unsafe"], said["module"])
-        elif "error" in said:
-            again = one.asked.pop(said["id"], None)
-            self._retire(one, said["error"])
+    def _handle(self, one: _ForkServer, message: Message, fds: list[int]) -> None:
+        if "unsafe" in message:
+            self._unsafe(one, message["unsafe"], message["module"])
+        elif "error" in message:
+            again = one.requests.pop(message["id"], None)
+            self._retire(one, message["error"])
             if again is not None:
                 start, spec, environment = again
-                stale = said["error"].startswith("stale")
-                why = self.ask(spec, environment, start) if stale else said["error"]
+                stale = message["error"].startswith("stale")
+                why = self.ask(spec, environment, start) if stale else message["error"]
                 if why:
                     start.refused(why)
-        elif "code" in said:
-            child, one.used_s = one.children.pop(said["pid"], None), time.monotonic()
+        elif "code" in message:
+            child, one.used_s = one.children.pop(message["pid"], None), time.monotonic()
             if child is not None:
-                child.ended(said["code"])
+                child.ended(message["code"])
             self._close_if_empty(one)
-        elif "pid" in said:
-            known = one.asked.pop(said["id"], None)
+        elif "pid" in message:
+            known = one.requests.pop(message["id"], None)
             one.used_s = time.monotonic()
             if known is None:  # given up; its control socket is closed, so it ends by itself
                 for fd in fds:
                     os.close(fd)
                 return
-            one.children[said["pid"]] = known[0]
-            known[0].started(said["pid"], fds[0])
+            one.children[message["pid"]] = known[0]
+            known[0].started(message["pid"], fds[0])
 
     def _unsafe(self, one: _ForkServer, why: str, package: str) -> None:
         log.warning("fork server %d is used no more: %s", one.process.pid, why)
         if package:
             self._blamed[one.key.python, package] = why
-        asked, one.asked = [*one.asked.values()], {}
+        starts, one.requests = [*one.requests.values()], {}
         self._retire(one, why)
-        for start, _, _ in asked:
+        for start, _, _ in starts:
             start.refused(why)
 
     def _retire(self, one: _ForkServer, why: str) -> None:
@@ -310,7 +310,7 @@ class ForkServers:
         self._close_if_empty(one)
 
     def _close_if_empty(self, one: _ForkServer) -> None:
-        if one.refuses and not one.children and not one.asked:
+        if one.refuses and not one.children and not one.requests:
             with contextlib.suppress(OSError):
                 one.connection.shutdown(socket.SHUT_RDWR)  # it ends at the end of the stream
 
@@ -319,7 +319,7 @@ class ForkServers:
             data = os.read(one.log_fd, LOG_BYTES_MAX)
         except BlockingIOError:
             return
-        one.said = (one.said + data)[-LOG_BYTES_MAX:]
+        one.output = (one.output + data)[-LOG_BYTES_MAX:]
         if not data:
             self._unwatch(one.log_fd)
             one.log_fd = -1
@@ -338,12 +338,12 @@ class ForkServers:
         if one in self._retiring:
             self._retiring.remove(one)
         if not one.refuses:
-            said = one.said.decode("utf-8", "replace").strip()
-            log.warning("fork server %d ended (code %d) %s", one.process.pid, code, said)
+            output = one.output.decode("utf-8", "replace").strip()
+            log.warning("fork server %d ended (code %d) %s", one.process.pid, code, output)
             quick = time.monotonic() - one.began_s < QUICK_S
             self._failures[one.key] = self._failures.get(one.key, 0) + 1 if quick else 0
             _forget_old(self._failures)
-        for start, _, _ in one.asked.values():
+        for start, _, _ in one.requests.values():
             start.refused("the fork server ended")
         for child in one.children.values():
             child.ended(None)
@@ -353,7 +353,9 @@ class ForkServers:
     def next_due_s(self) -> float | None:
         """Return when `do_due` has something to do; None for never."""
         idle = [
-            one.used_s + IDLE_S for one in self._all.values() if not one.children and not one.asked
+            one.used_s + IDLE_S
+            for one in self._all.values()
+            if not one.children and not one.requests
         ]
         return min([*idle, *(at for at, _, _ in self._due)], default=None)
 
@@ -372,7 +374,7 @@ class ForkServers:
         idle = [
             one
             for one in self._all.values()
-            if not one.children and not one.asked and now - one.used_s >= idle_s
+            if not one.children and not one.requests and now - one.used_s >= idle_s
         ]
         for one in idle:
             self._retire(one, "it is idle")
@@ -405,13 +407,13 @@ def _packets(names: Sequence[str]) -> list[Sequence[str]]:
 
 def request(arguments: Sequence[str], environment: Mapping[str, str], title: str) -> bytes:
     """Return what a forked replica is told."""
-    said = {
+    message = {
         "arguments": [*arguments],
         "environment": {**environment},
         "folder": os.getcwd(),
         "title": title,
     }
-    return json.dumps(said).encode()
+    return json.dumps(message).encode()
 
 
 def _circumstances() -> tuple[object, ...]:

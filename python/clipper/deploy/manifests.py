@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clipper.deploy import sdk
 from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
@@ -251,7 +251,7 @@ def _typed(input: InputType) -> str:
     return "" if str(input) == "any" else str(input)
 
 
-def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def toml_table(at: tuple[str, ...], values: Mapping[str, object]) -> str:
     """Format a TOML table."""
     name = ".".join(
         part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at
@@ -398,7 +398,7 @@ def mine(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "clipper", "app.kubernetes.io/instance": name}
 
 
-def meta_of(name: str, part: str, **more: Any) -> Document:
+def meta_of(name: str, part: str, **more: object) -> Document:
     """Return the metadata of an object."""
     return {"name": name, "labels": {**mine(name), _PART: part}, **more}
 
@@ -439,7 +439,7 @@ _TOKEN_MOUNT: Final = {"name": "token", "mountPath": str(Path(TOKEN_FILE).parent
 TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
 
 
-def probe(action: Mapping[str, Any], period_s: int, failures: int) -> Document:
+def probe(action: Mapping[str, object], period_s: int, failures: int) -> Document:
     """Return a probe."""
     return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
@@ -457,11 +457,11 @@ def deployment(meta: Document, replicas: int | None, pod: Document, strategy: Do
     }
 
 
-def _labels_of(meta: Mapping[str, Any]) -> Document:
+def _labels_of(meta: Mapping[str, object]) -> Document:
     return {key: value for key, value in meta.items() if key in ("labels", "annotations")}
 
 
-def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> Document:
+def service(name: str, of: str, ports: Mapping[str, int], **more: object) -> Document:
     """Return a Service."""
     listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
     return {

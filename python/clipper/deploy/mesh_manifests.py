@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clipper.deploy import sdk
 from clipper.deploy.manifests import (
@@ -246,7 +246,7 @@ def _network(shipment: MeshShipment) -> Document:
     without TLS, from nodes only; management from pods that are labelled so.
     """
     among = [{"port": port, "protocol": "TCP"} for port in (PEERS_PORT, PORT)]
-    asked = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GRPC_PORT)]
+    ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GRPC_PORT)]
     nodes = {"podSelector": {"matchLabels": mine(shipment.node)}}
     admins = {"podSelector": {"matchLabels": {f"{shipment.name}/admin": "client"}}}
     managed = [{"port": ADMIN_PORT, "protocol": "TCP"}]
@@ -254,7 +254,7 @@ def _network(shipment: MeshShipment) -> Document:
         **nodes,
         "policyTypes": ["Ingress"],
         "ingress": [
-            {"ports": asked},
+            {"ports": ports},
             {"from": [nodes], "ports": among},
             {"from": [admins], "ports": managed},
         ],
@@ -304,7 +304,7 @@ def pressure_query(lru_age_s: int) -> str:
 
 
 def _adapter_rules(shipment: MeshShipment) -> str:
-    rule: Mapping[str, Any] = {
+    rule: Mapping[str, object] = {
         "seriesQuery": "clipper_mesh_lru_age_seconds",
         "name": {"as": METRIC},
         "resources": {"namespaced": False},

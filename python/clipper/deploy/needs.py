@@ -82,16 +82,18 @@ class Needs:
         """Return pip's lines for an environment: the user's, then missing imports of the
         adapter; without requirements all packages at the versions of packing time.
         """
-        asked = {_canonical(found[0]) for line in self.requirements if (found := _NAME.match(line))}
+        required = {
+            _canonical(found[0]) for line in self.requirements if (found := _NAME.match(line))
+        }
         lines = [*self.requirements]
         in_bucket = self.target.startswith(("s3://", "gs://"))
         for choices in (*_ADAPTERS.get(self.kind, ()), *((_BUCKETS,) if in_bucket else ())):
-            if asked.isdisjoint(choices):
+            if required.isdisjoint(choices):
                 name = next((name for name in choices if name in self.packages), choices[0])
                 lines.append(self._pinned(name))
-                asked.add(name)
+                required.add(name)
         if not self.requirements:
-            lines += [self._pinned(name) for name in self.packages if name not in asked]
+            lines += [self._pinned(name) for name in self.packages if name not in required]
         return tuple(lines)
 
     def _pinned(self, name: str) -> str:

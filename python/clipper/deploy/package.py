@@ -152,7 +152,7 @@ def _stored(
     return str(path.absolute()), sha256
 
 
-def input_of(thing: Any) -> str | None:
+def input_of(thing: object) -> str | None:
     """Return the type of one row ("f64[64]", or named columns) that an estimator, the object of a
     bound method, or a Model declares.
     """
@@ -170,7 +170,7 @@ def input_of(thing: Any) -> str | None:
     return None
 
 
-def tables_of(thing: Any) -> dict[str, Any]:
+def tables_of(thing: object) -> dict[str, Any]:
     """Return the tables that a Model declares."""
     declared = getattr(thing, "tables", None)
     return (
@@ -180,7 +180,7 @@ def tables_of(thing: Any) -> dict[str, Any]:
     )
 
 
-def _kind(thing: Any) -> str:
+def _kind(thing: object) -> str:
     if is_torch_module(thing) and not hasattr(thing, "predict_batch"):
         return "torch"
     if isinstance(thing, Model) or hasattr(thing, "predict_batch"):
@@ -238,7 +238,7 @@ def _directories(code: Sequence[str]) -> tuple[str, ...]:
 # -- packing by value
 
 
-def _content(thing: Any, kind: str, name: str) -> bytes:
+def _content(thing: object, kind: str, name: str) -> bytes:
     thing = _on_the_cpu(thing) if kind == "torch" else thing
     stream, modules = io.BytesIO(), set[str]()
     with _local_modules_by_value():
@@ -276,7 +276,7 @@ def _imports(modules: set[str]) -> list[str]:
     )[:IMPORTS_MAX]
 
 
-def _on_the_cpu(module: Any) -> Any:
+def _on_the_cpu(module: Any) -> object:
     """Move a module to the CPU; containers may lack the device."""
     parts = (*module.parameters(), *module.buffers())
     return (
@@ -291,7 +291,7 @@ class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream)
         self._modules = modules
 
-    def persistent_id(self, thing: Any) -> None:
+    def persistent_id(self, thing: object) -> None:
         if isinstance(thing, types.ModuleType):
             self._modules.add(thing.__name__)
         else:
@@ -303,7 +303,7 @@ class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
             self._modules.add(str(getattr(owner, "__module__", None) or ""))
 
 
-def _dumps(thing: Any) -> bytes:
+def _dumps(thing: object) -> bytes:
     stream = io.BytesIO()
     cloudpickle.dump(thing, stream)
     return stream.getvalue()
@@ -385,7 +385,7 @@ def _write(path: Path, content: bytes) -> None:
 # -- finding what cannot be pickled
 
 
-def _explain(thing: Any, error: Exception) -> PackagingError:
+def _explain(thing: object, error: Exception) -> PackagingError:
     name = getattr(thing, "__name__", None) or type(thing).__name__
     found = _culprit(thing, frozenset(), "")
     if found is None:
@@ -398,7 +398,7 @@ def _explain(thing: Any, error: Exception) -> PackagingError:
     )
 
 
-def _culprit(thing: Any, seen: frozenset[int], variable: str) -> _Place | None:
+def _culprit(thing: object, seen: frozenset[int], variable: str) -> _Place | None:
     """Return the innermost part of `thing` that cannot be pickled, and the name that holds it."""
     if id(thing) in seen or len(seen) > _SEARCH_DEPTH_MAX:
         return None
@@ -417,7 +417,7 @@ def _culprit(thing: Any, seen: frozenset[int], variable: str) -> _Place | None:
     return None
 
 
-def _is_portable(part: Any) -> bool:
+def _is_portable(part: object) -> bool:
     try:
         _dumps(part)
     except Exception:
@@ -425,7 +425,7 @@ def _is_portable(part: Any) -> bool:
     return True
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts(thing: object) -> Iterator[tuple[str, object]]:
     """Yield what `thing` refers to: variables of a function, object of a method, attributes,
     items.
     """
@@ -448,7 +448,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_instance(thing)
 
 
-def _parts_of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_instance(thing: Any) -> Iterator[tuple[str, object]]:
     yield from getattr(thing, "__dict__", {}).items()
     if not isinstance(thing, type) and inspect.isfunction(
         getattr(type(thing), "predict_batch", None)
@@ -456,7 +456,7 @@ def _parts_of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_function(type(thing).predict_batch)
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -476,7 +476,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def _place(thing: Any) -> str:
+def _place(thing: object) -> str:
     """Return "app.py:12", where a function or class is defined; "" if unknown."""
     function = thing.__func__ if inspect.ismethod(thing) else thing
     if inspect.isfunction(function):

@@ -140,13 +140,13 @@ def shards_json(shipment: ParamsShipment, token: str) -> str:
     patience_s = max(settings.recover_s, _RECOVER_S)
     here = {"token": "", "folder": _SET, "recover_s": patience_s, "grpc": _grpc(settings)}
     public = msgspec.to_builtins(msgspec.structs.replace(settings, **here))
-    said = {
+    document = {
         "addresses": shipment.addresses,
         "token": token,
         "settings": public,
         "grpc": shipment.grpc_addresses,
     }
-    return json.dumps(said, indent=1)
+    return json.dumps(document, indent=1)
 
 
 def _grpc(settings: ParamsSettings) -> str:

@@ -237,7 +237,7 @@ class ProcessDeployer:
     def _stop(self, replicas: Sequence[_Replica], grace_s: float | None) -> None:
         grace = self._policy.grace_s if grace_s is None else grace_s
         for replica in replicas:
-            self._hand_in(partial(self._ask_to_end, replica, grace))
+            self._hand_in(partial(self._request_end, replica, grace))
         if threading.current_thread() is self._thread:
             return
         with self._table.changed:
@@ -319,11 +319,11 @@ class ProcessDeployer:
         self._watch(handle.log_fd, partial(self._read_log, replica))
         self._watch(ours.fileno(), partial(self._read_report, replica))
         around = environment(replica.spec)
-        said = request(self._arguments(replica, "PARENT"), around, _title(replica))
+        message = request(self._arguments(replica, "PARENT"), around, _title(replica))
         handle.requested = ForkedStart(
             output,
             theirs.detach(),
-            partial(self._forked, replica, said),
+            partial(self._forked, replica, message),
             partial(self._refused, replica),
             partial(self._forked_code, replica),
         )
@@ -334,7 +334,7 @@ class ProcessDeployer:
             else OFF
             if not self._fork
             else "its arguments are too long for a fork server"
-            if len(said) > REQUEST_BYTES_MAX
+            if len(message) > REQUEST_BYTES_MAX
             else self._fork_servers.ask(replica.spec, around, handle.requested)
         )
         if why:
@@ -351,13 +351,13 @@ class ProcessDeployer:
         words = [*_program(replica.spec), *self._arguments(replica, str(self._pid))]
         return [*words, "--report-fd", str(report_fd)]
 
-    def _forked(self, replica: _Replica, said: bytes, pid: int, pid_fd: int) -> None:
+    def _forked(self, replica: _Replica, report: bytes, pid: int, pid_fd: int) -> None:
         """A fork server has forked the process, which waits to be told what to run."""
         handle = replica.handle
         self._close_request(replica)
         if handle.reports is not None:
             with contextlib.suppress(OSError):  # it has ended; its pidfd tells
-                handle.reports.send(said)
+                handle.reports.send(report)
         handle.pid, handle.pid_fd = pid, pid_fd
         self._watch(pid_fd, partial(self._forked_ended, replica))
         self._started(replica, "")
@@ -412,25 +412,25 @@ class ProcessDeployer:
             return
         try:
             data = reports.recv(_REPORT_BYTES_MAX)
-            said = json.loads(data) if data else None
+            report = json.loads(data) if data else None
         except BlockingIOError:
             return
         except (OSError, ValueError):
-            said = None
-        if not isinstance(said, dict):
+            report = None
+        if not isinstance(report, dict):
             self._end_reports(replica)
-        elif isinstance(rows := said.get("warming"), int):
+        elif isinstance(rows := report.get("warming"), int):
             warmup.began(rows)
-        elif "warm" in said:
+        elif "warm" in report:
             warmup.over()
-            if "modules" in said:
+            if "modules" in report:
                 self._fork_servers.learn(
-                    replica.spec, environment(replica.spec), said["modules"], said["packages"]
+                    replica.spec, environment(replica.spec), report["modules"], report["packages"]
                 )
-        elif "plain" in said:
-            self._fork_servers.start_plainly(replica.spec, str(said["plain"]))
+        elif "plain" in report:
+            self._fork_servers.start_plainly(replica.spec, str(report["plain"]))
             with self._table.changed:
-                replica.start = f"plain: {said['plain']}"
+                replica.start = f"plain: {report['plain']}"
 
     def _end_reports(self, replica: _Replica) -> None:
         if replica.handle.reports is not None:
@@ -551,7 +551,7 @@ class ProcessDeployer:
             replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s
         )
 
-    def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
+    def _request_end(self, replica: _Replica, grace_s: float) -> None:
         if replica.settled:
             return
         replica.handle.stopping = True

@@ -23,10 +23,10 @@ NODE: Final = (sys.executable, "-m", "clipper", "node")
 _LINES_MAX: Final = 200
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
 _STEADY_S: Final = 30.0  # after which an end is the first one again
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 _KILL_S: Final = 5.0
 _CALLS: Final = 4  # of one actor at once: it is asked how it does while it stops
-_SAID: Final = {
+_EVENT_KINDS: Final = {
     "queries come in at": "http",
     "queries come in over gRPC at": "grpc",
     "management at": "admin",
@@ -105,20 +105,20 @@ class NodeProcess:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self._hear(line.rstrip("\n"))
+                self._read_state(line.rstrip("\n"))
         code = process.wait()
         with self._lock:
             self._lines.append(f"it ended, exit code {code}")
             self._state = "starting"
 
-    def _hear(self, line: str) -> None:
+    def _read_state(self, line: str) -> None:
         with self._lock:
             self._lines.append(line)
             if line == "ready" and self._state == "starting":
                 self._state = "ready"
-            for said, what in _SAID.items():
-                if line.startswith(said):
-                    self._addresses[what] = line.removeprefix(said).strip().partition(",")[0]
+            for state, what in _EVENT_KINDS.items():
+                if line.startswith(state):
+                    self._addresses[what] = line.removeprefix(state).strip().partition(",")[0]
 
 
 def node_command(name: str, words: Sequence[str], program: Sequence[str] = NODE) -> list[str]:
@@ -240,14 +240,14 @@ def statuses(
     ray: Any, actors: Mapping[str, Any], within_s: float = 5.0
 ) -> dict[str, dict[str, Any]]:
     """Return the status of each actor; `waits for a place` if Ray has not placed it."""
-    asked = {name: actor.status.remote() for name, actor in actors.items()}
+    pending = {name: actor.status.remote() for name, actor in actors.items()}
     done, _ = (
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
-        if asked
+        ray.wait(list(pending.values()), num_returns=len(pending), timeout=within_s)
+        if pending
         else ([], [])
     )
     found = {}
-    for name, one in asked.items():
+    for name, one in pending.items():
         found[name] = {
             "name": name,
             "state": "waits for a place",
@@ -263,14 +263,14 @@ def statuses(
 
 def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, dict[str, Any]]:
     """Stop all actors at once; return their last statuses."""
-    asked = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
+    pending = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
     (
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=grace_s + 2 * _KILL_S)
-        if asked
+        ray.wait(list(pending.values()), num_returns=len(pending), timeout=grace_s + 2 * _KILL_S)
+        if pending
         else None
     )
     found = {}
-    for name, one in asked.items():
+    for name, one in pending.items():
         try:
             found[name] = ray.get(one, timeout=0)
         except ray.exceptions.RayError as error:
@@ -280,7 +280,7 @@ def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, 
 
 
 def wait_ready(
-    ray: Any, actors: Mapping[str, Any], within_s: float, stop: threading.Event
+    ray: object, actors: Mapping[str, object], within_s: float, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
     """Wait until all are ready or `stop` is set. Raises: NoServer on timeout."""
     until_s = time.monotonic() + within_s
@@ -290,13 +290,13 @@ def wait_ready(
         if not waiting or stop.is_set():
             return found
         if time.monotonic() > until_s:
-            told = "; ".join(
+            states = "; ".join(
                 f"{name} {found[name]['state']}{_last(found[name]['lines'])}" for name in waiting
             )
             raise NoServer(
-                f"{len(waiting)} of {len(found)} are not ready after {within_s:g} s: {told}"
+                f"{len(waiting)} of {len(found)} are not ready after {within_s:g} s: {states}"
             )
-        stop.wait(_LOOK_S)
+        stop.wait(_CHECK_S)
 
 
 def _last(lines: Sequence[str]) -> str:

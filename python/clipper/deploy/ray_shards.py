@@ -60,21 +60,21 @@ class RayShards:
         return [f"{self.name}-{number}" for number in range(self.shards)]
 
 
-def bring_up_shards(ray: Any, asked: RayShards) -> dict[str, Any]:
+def bring_up_shards(ray: Any, plan: RayShards) -> dict[str, Any]:
     """Create an actor for each shard that has none; return all by name.
 
     Raises: AlreadyExists if a set of this name runs with another folder.
     """
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Placed
 
-    before = shards_of(ray, asked.name)
+    before = shards_of(ray, plan.name)
     for one in statuses(ray, before).values():
-        if (folder := one.get("folder", asked.folder)) != asked.folder:
+        if (folder := one.get("folder", plan.folder)) != plan.folder:
             hint = "Give this one another --name, or end that one."
             raise AlreadyExists(
-                f"a set {asked.name!r} runs on this Ray cluster, of {folder}.", hint=hint
+                f"a set {plan.name!r} runs on this Ray cluster, of {folder}.", hint=hint
             )
-    group = _group(ray, asked, is_new=not before)
+    group = _group(ray, plan, is_new=not before)
     kind = ray.remote(RayShard)
     return {
         name: kind.options(
@@ -85,24 +85,22 @@ def bring_up_shards(ray: Any, asked: RayShards) -> dict[str, Any]:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=_CALLS,
-            num_cpus=asked.cpus,
-            resources=dict(asked.resources),
+            num_cpus=plan.cpus,
+            resources=dict(plan.resources),
             scheduling_strategy=Placed(placement_group=group, placement_group_bundle_index=number),
-        ).remote(name, asked.folder)
-        for number, name in enumerate(asked.names())
+        ).remote(name, plan.folder)
+        for number, name in enumerate(plan.names())
     }
 
 
-def _group(ray: Any, asked: RayShards, *, is_new: bool) -> Any:
+def _group(ray: Any, plan: RayShards, *, is_new: bool) -> object:
     """Return the placement group, which outlives this command."""
     if not is_new:
-        return ray.util.get_placement_group(asked.name)
-    remove_group(ray, asked.name)  # left by a set that was not taken down
-    bundles = [{"CPU": asked.cpus, **asked.resources} for _ in range(asked.shards)]
-    strategy = "STRICT_SPREAD" if asked.apart else "SPREAD"
-    return ray.util.placement_group(
-        bundles, strategy=strategy, name=asked.name, lifetime="detached"
-    )
+        return ray.util.get_placement_group(plan.name)
+    remove_group(ray, plan.name)  # left by a set that was not taken down
+    bundles = [{"CPU": plan.cpus, **plan.resources} for _ in range(plan.shards)]
+    strategy = "STRICT_SPREAD" if plan.apart else "SPREAD"
+    return ray.util.placement_group(bundles, strategy=strategy, name=plan.name, lifetime="detached")
 
 
 def remove_group(ray: Any, name: str) -> None:
@@ -114,6 +112,6 @@ def remove_group(ray: Any, name: str) -> None:
     ray.util.remove_placement_group(group)
 
 
-def shards_of(ray: Any, name: str) -> dict[str, Any]:
+def shards_of(ray: object, name: str) -> dict[str, Any]:
     """Return the actors of a set, by name."""
     return actors_of(ray, name, NAMESPACE)

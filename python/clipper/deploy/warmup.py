@@ -9,7 +9,7 @@ OFF = "off"
 WARMUP_BYTES_MAX = 64 << 10  # rows as JSON, which are passed on the command line
 
 
-def warmup_of(name: str, warmup: Any) -> str:
+def warmup_of(name: str, warmup: object) -> str:
     """Convert the `warmup` argument of model `name` to its stored form: "" for generated rows,
     "off", or rows as JSON.
 
@@ -41,7 +41,7 @@ def warmup_of(name: str, warmup: Any) -> str:
     return text
 
 
-def _plain(row: Any) -> Any:
+def _plain(row: Any) -> object:
     if isinstance(row, bytes | bytearray | memoryview):
         return bytes(row).decode("latin-1")
     return row.tolist() if hasattr(row, "tolist") else row

@@ -11,14 +11,14 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _TAKEN = re.compile(r"(?i:true|false|yes|no|on|off|null|y|n|nan|inf)")
 
 
-def to_yaml(*documents: Any) -> str:
+def to_yaml(*documents: object) -> str:
     """Format one or several documents of dicts with string keys, lists, str, bool, int, float
     and None.
     """
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 
-def _lines(value: Any) -> Iterator[str]:
+def _lines(value: object) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _entry(f"{_scalar(key)}:", item)
@@ -29,7 +29,7 @@ def _lines(value: Any) -> Iterator[str]:
         yield _scalar(value)
 
 
-def _entry(head: str, item: Any) -> Iterator[str]:
+def _entry(head: str, item: object) -> Iterator[str]:
     if not item or not isinstance(item, Mapping | Sequence) or isinstance(item, str):
         yield f"{head} {_scalar(item)}"
         return

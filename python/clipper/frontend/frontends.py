@@ -124,10 +124,12 @@ class Frontends:
             self._push.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
-            asked = self._access.require_key(
+            requires_key = self._access.require_key(
                 inflating(_finding(self.routes), settings.body_bytes_max)
             )
-            each.append(("address", settings.address, with_cors(settings.cors_origins, asked)))
+            each.append(
+                ("address", settings.address, with_cors(settings.cors_origins, requires_key))
+            )
         if settings.admin:
             managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
             each.append(

@@ -34,7 +34,7 @@ class Poster:
         timeout_s: float,
         tries_max: int,
         stopping: threading.Event,
-        tell: Callable[[str], None],
+        on_failure: Callable[[str], None],
         port: int = 80,
     ) -> None:
         """Parse the URL. Raises ConfigError."""
@@ -54,7 +54,7 @@ class Poster:
             timeout_s,
             tries_max,
             stopping,
-            tell,
+            on_failure,
         )
 
     def send(self, body: bytes) -> str:

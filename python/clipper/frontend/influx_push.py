@@ -39,7 +39,7 @@ class InfluxPush:
             settings.timeout_s,
             settings.tries_max,
             self._stopping,
-            self._tell,
+            self._log_failure,
             8086,
         )
         self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
@@ -66,7 +66,7 @@ class InfluxPush:
             except Exception:
                 _log.exception("pushing metrics failed")
 
-    def _tell(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         if why and not self._is_away:
             _log.warning("metrics do not reach %s: %s", self._settings.url.partition("?")[0], why)
         elif not why and self._is_away:

@@ -116,8 +116,8 @@ class Chart:
 
 
 class _Scale:
-    def __init__(self, axis: Axis, values: Sequence[float], begin: float, end: float) -> None:
-        self.axis, self._begin, self._end = axis, begin, end
+    def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
+        self.axis, self._begin, self._end = axis, start, end
         if axis.log:
             values = [value for value in values if value > 0] or [1.0]
         low = axis.least if axis.least is not None else min(values)

@@ -105,7 +105,7 @@ class GrpcTarget:
         try:
             request = self._requests[number % len(self._requests)]
             request += _salted(self._salt + number) if self._salt else b""
-            said = await call(request, metadata=self._metadata)
+            reply = await call(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             refused = any(
                 key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ()
@@ -117,9 +117,9 @@ class GrpcTarget:
             return
         outcome = (
             QueryOutcome.DEFAULT
-            if said.default
+            if reply.default
             else QueryOutcome.MISSING
-            if said.missing
+            if reply.missing
             else QueryOutcome.OK
         )
         self._finish(measured, number, outcome)

@@ -195,7 +195,7 @@ class HttpTarget:
         """Record the response to a query."""
         if status == 200:
             try:
-                said = _read(body)
+                reply = _read(body)
             except msgspec.MsgspecError:
                 self._finish(number, QueryOutcome.ERROR, "200 without the members of an answer")
                 return
@@ -203,9 +203,9 @@ class HttpTarget:
                 number,
                 (
                     QueryOutcome.DEFAULT
-                    if said.default
+                    if reply.default
                     else QueryOutcome.MISSING
-                    if said.missing
+                    if reply.missing
                     else QueryOutcome.OK
                 ),
             )
@@ -229,8 +229,8 @@ class HttpTarget:
 
 def _problem(body: bytes) -> str:
     try:
-        said = _read_problem(body)
-        return str(said.get("detail") or said.get("error") or "")[:200]
+        problem = _read_problem(body)
+        return str(problem.get("detail") or problem.get("error") or "")[:200]
     except msgspec.MsgspecError:
         return "(no reason given)"
 

@@ -44,7 +44,7 @@ def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
         ) from None
 
 
-def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[Any]:
+def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[object]:
     rng = np.random.default_rng(seed)
     first = make(rng)
     room = BYTES_MAX // (len(json.dumps(first)) + 64)
@@ -85,7 +85,7 @@ def _made_up_tensor(spec: TensorSpec, rng: np.random.Generator) -> Row:
     return values.tolist()
 
 
-def _of_file(path: Path) -> list[Any]:
+def _of_file(path: Path) -> list[object]:
     try:
         rows = list(_read(path))
     except OSError as error:
@@ -97,7 +97,7 @@ def _of_file(path: Path) -> list[Any]:
     return rows
 
 
-def _read(path: Path) -> Iterator[Any]:
+def _read(path: Path) -> Iterator[object]:
     if path.suffix == ".npy":
         yield from np.load(path, allow_pickle=False)[:ROWS_MAX].tolist()
     elif path.suffix == ".json":

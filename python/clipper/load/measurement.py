@@ -148,9 +148,9 @@ class Measurement:
         }
 
 
-def _between_ms(begun_s: "array[float]", ended_s: "array[float]") -> NDArray[np.float64]:
+def _between_ms(started_s: "array[float]", ended_s: "array[float]") -> NDArray[np.float64]:
     found: NDArray[np.float64] = (
-        np.array(ended_s, np.float64) * 1000 - np.array(begun_s, np.float64) * 1000
+        np.array(ended_s, np.float64) * 1000 - np.array(started_s, np.float64) * 1000
     )
     return found
 

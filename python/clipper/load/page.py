@@ -37,12 +37,12 @@ circle.c,span.c{fill:var(--c);color:var(--c)}circle.d,span.d{fill:var(--d);color
 def page(
     title: str,
     command: str,
-    said: Sequence[str],
+    advice: Sequence[str],
     table: Sequence[Sequence[str]],
     charts: Sequence[Chart],
     where: Mapping[str, str],
 ) -> str:
-    """Return the HTML. said: sentences above the figures. table: the first row is the header."""
+    """Return the HTML. advice: sentences above the figures. table: the first row is the header."""
     head, *rows = table
     cells = "".join(
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
@@ -55,7 +55,7 @@ def page(
     )
     facts = " · ".join(f"{key} {value}" for key, value in where.items())
     when = time.strftime("%Y-%m-%d %H:%M")
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in said)
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in advice)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
         f' content="width=device-width,initial-scale=1"><title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><pre>$'  # noqa: E501

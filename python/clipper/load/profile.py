@@ -73,13 +73,13 @@ OnProgress = Callable[[int, int, int], None]  # batch, turn, of so many
 
 
 def profile(
-    target: Any,
+    target: object,
     input: str,
     text: str,
     most: int,
     code: Sequence[str],
     seconds: float,
-    tell: OnProgress,
+    on_progress: OnProgress,
     slo_ms: float = 0.0,
 ) -> list[Point]:
     """Deploy `target` on a temporary server and measure it.
@@ -99,10 +99,12 @@ def profile(
         if type_.dtype == "any" and model.describe_input() != "any":
             type_ = InputType.parse(model.describe_input())
         rows = rows_of(text, type_)
-        return _measured(server, model, _repeated(rows, type_, most), most, seconds, tell, slo_ms)
+        return _measured(
+            server, model, _repeated(rows, type_, most), most, seconds, on_progress, slo_ms
+        )
 
 
-def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
+def _repeated(rows: Sequence[object], type_: InputType, most: int) -> Any:
     many = [rows[i % len(rows)] for i in range(most)]
     if type_.named is not None:
         return many
@@ -113,13 +115,21 @@ def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
 
 
 def _measured(
-    server: Any, model: Any, rows: Any, most: int, seconds: float, tell: OnProgress, slo_ms: float
+    server: Any,
+    model: Any,
+    rows: Any,
+    most: int,
+    seconds: float,
+    on_progress: OnProgress,
+    slo_ms: float,
 ) -> list[Point]:
     points: list[Point] = []
     size = 1
     try:
         while size <= most:
-            times = _times(server, model, rows[:size], seconds, functools.partial(tell, size))
+            times = _times(
+                server, model, rows[:size], seconds, functools.partial(on_progress, size)
+            )
             points.append(Point(size, quantile(times, 0.5), quantile(times, 0.99), len(times)))
             if points[-1].p50_ms > _TOO_LONG_S * 1000 or (
                 slo_ms and points[-1].p50_ms > 2 * slo_ms
@@ -133,7 +143,7 @@ def _measured(
 
 
 def _times(
-    server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[int, int], None]
+    server: Any, model: Any, rows: Any, seconds: float, on_progress: Callable[[int, int], None]
 ) -> Any:
     """Return the time of each turn in ms."""
     found: list[float] = []
@@ -154,7 +164,7 @@ def _times(
         took_us = then_us + (mean_us - then_us) * min(count, _EXACT)
         if turn >= 0:
             found.append(max(took_us, 1.0) / 1000)
-            tell(turn + 1, _TURNS_MAX)
+            on_progress(turn + 1, _TURNS_MAX)
     if not found:
         raise ClipperError(
             f"batches of {len(rows)} rows were never sent as one.",
@@ -228,22 +238,22 @@ def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0)
     """
     one = points[0]
     if one.p50_ms > slo_ms:
-        said = (
+        text = (
             f"{name} needs {one.p50_ms:.3g} ms for one row; the SLO is {slo_ms:g} ms, so every"
             " answer will be the default. Raise slo_ms, or lower the cost."
         )
-        return Advice(0, 0, said)
+        return Advice(0, 0, text)
     fitting = [point for point in points if 2 * point.p99_ms <= slo_ms]
     tight = "" if fitting else ", which fits into the SLO alone, but not behind another batch"
     best = max(fitting or [one], key=lambda point: point.rows_per_s)
     capacity = best.rows_per_s * _USED
     many = f"{capacity:.0f} rows a second a replica, at {_USED:.0%} of what it can"
-    said = f"for an SLO of {slo_ms:g} ms: batches of {best.batch}{tight}: {many}"
+    text = f"for an SLO of {slo_ms:g} ms: batches of {best.batch}{tight}: {many}"
     if not rate:
-        return Advice(best.batch, 1, f"{said}.")
+        return Advice(best.batch, 1, f"{text}.")
     replicas = max(1, math.ceil(rate / capacity))
     many = "replica" if replicas == 1 else "replicas"
-    return Advice(best.batch, replicas, f"{said}; {rate:g} rows a second need {replicas} {many}.")
+    return Advice(best.batch, replicas, f"{text}; {rate:g} rows a second need {replicas} {many}.")
 
 
 def bars(points: Sequence[Point], width: int = 40) -> list[str]:

@@ -57,7 +57,7 @@ OnProgress = Callable[[Measurement, float], None]  # what is so far, seconds sin
 MakeTarget = Callable[[], LoadTarget]
 
 
-def offer(target: MakeTarget, plan: RunPlan, rate: float, tell: OnProgress) -> Measurement:
+def offer(target: MakeTarget, plan: RunPlan, rate: float, on_progress: OnProgress) -> Measurement:
     """Run one rate. Ctrl-C ends it early with the results so far. Raises: NoServer,
     ClipperError, InvalidInput.
     """
@@ -69,16 +69,18 @@ def offer(target: MakeTarget, plan: RunPlan, rate: float, tell: OnProgress) -> M
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_offer(target(), plan, rate, tell))
+        return runner.run(_offer(target(), plan, rate, on_progress))
 
 
-async def _offer(target: LoadTarget, plan: RunPlan, rate: float, tell: OnProgress) -> Measurement:
+async def _offer(
+    target: LoadTarget, plan: RunPlan, rate: float, on_progress: OnProgress
+) -> Measurement:
     measured = Measurement(rate, plan.seconds, plan.slo_ms)
     stopping = asyncio.Event()
     with _interruptible(stopping):
         try:
             await target.open()
-            await _run(target, plan, measured, stopping, tell)
+            await _run(target, plan, measured, stopping, on_progress)
         finally:
             await target.close()
     return measured
@@ -89,7 +91,7 @@ async def _run(
     plan: RunPlan,
     measured: Measurement,
     stopping: asyncio.Event,
-    tell: OnProgress,
+    on_progress: OnProgress,
 ) -> None:
     times = (evenly if plan.steady else _by_chance(plan.seed))(measured.rate, plan.seconds)
     zero_s = time.perf_counter() + 0.01
@@ -99,7 +101,7 @@ async def _run(
     def send(due_s: float) -> None:
         target.ask(measured.sent(due_s - zero_s, time.perf_counter() - zero_s))
 
-    telling = asyncio.ensure_future(_telling(measured, zero_s, tell))
+    reporting = asyncio.ensure_future(_report_progress(measured, zero_s, on_progress))
     try:
         await send_on_time(iter((times + zero_s).tolist()), send, stopping)
         measured.cpu_s = time.process_time() - cpu_s
@@ -112,7 +114,7 @@ async def _run(
         ):
             await asyncio.sleep(0.005)
     finally:
-        telling.cancel()
+        reporting.cancel()
 
 
 def _by_chance(
@@ -121,10 +123,10 @@ def _by_chance(
     return lambda rate, seconds: arrivals(rate, seconds, seed)
 
 
-async def _telling(measured: Measurement, zero_s: float, tell: OnProgress) -> None:
+async def _report_progress(measured: Measurement, zero_s: float, on_progress: OnProgress) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        tell(measured, time.perf_counter() - zero_s)
+        on_progress(measured, time.perf_counter() - zero_s)
 
 
 @contextlib.contextmanager
@@ -150,14 +152,14 @@ def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
 
 
 def sweep(
-    target: MakeTarget, plan: RunPlan, rates: list[float], tell: OnProgress
+    target: MakeTarget, plan: RunPlan, rates: list[float], on_progress: OnProgress
 ) -> list[Measurement]:
     """Run several rates in turn. Ctrl-C also ends the remaining ones."""
     found: list[Measurement] = []
     for number, rate in enumerate(rates):
         if number:
             time.sleep(_PAUSE_S)
-        found.append(offer(target, plan, rate, tell))
+        found.append(offer(target, plan, rate, on_progress))
         if found[-1].interrupted:
             break
     return found
@@ -175,7 +177,7 @@ class RateSearch:
 
 
 def search_rate(
-    target: MakeTarget, plan: RunPlan, first: float, most: float, tell: OnProgress
+    target: MakeTarget, plan: RunPlan, first: float, most: float, on_progress: OnProgress
 ) -> RateSearch:
     """Find the highest rate, to 5 %, at which 99 % of queries get a model's answer within
     plan.slo_ms.
@@ -186,7 +188,7 @@ def search_rate(
 
     def measure(rate: float) -> Measurement:
         time.sleep(_PAUSE_S)
-        return offer(target, plan, rate, tell)
+        return offer(target, plan, rate, on_progress)
 
     return bisected(measure, plan.slo_ms, first, most)
 

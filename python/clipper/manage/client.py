@@ -213,12 +213,12 @@ class Client:
                 response = line.getresponse()
                 if response.status == 200:
                     return Stream(self.url, line, response)
-                status, said = response.status, response.read()
+                status, body = response.status, response.read()
         except BaseException:
             line.close()
             raise
         line.close()
-        raise _stream_refused(status, said, self.url)
+        raise _stream_refused(status, body, self.url)
 
     # -- the mesh
 
@@ -326,7 +326,7 @@ class Client:
         models: Sequence[str] | None = None,
         *,
         dry_run: bool = False,
-        **settings: Any,
+        **settings: object,
     ) -> dict[str, Any]:
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         members = settings if models is None else {**settings, "models": list(models)}
@@ -434,20 +434,22 @@ class Client:
 
     def predict(self, application: str, input: Any, **settings: Any) -> Answer:
         """One query, answered by its deadline; settings: user, context, slo_ms, salt."""
-        said = self.predict_plainly(application, input, **settings)
+        reply = self.predict_plainly(application, input, **settings)
         return Answer(
-            said["output"],
-            said["confidence"],
-            said["default"],
-            said["reason"],
-            _models(said["models"]),
-            _models(said["missing"]),
-            said["latency_us"],
-            said["id"],
-            said["agreement"],
+            reply["output"],
+            reply["confidence"],
+            reply["default"],
+            reply["reason"],
+            _models(reply["models"]),
+            _models(reply["missing"]),
+            reply["latency_us"],
+            reply["id"],
+            reply["agreement"],
         )
 
-    def predict_plainly(self, application: str, input: Any, **settings: Any) -> dict[str, Any]:
+    def predict_plainly(
+        self, application: str, input: object, **settings: object
+    ) -> dict[str, Any]:
         """The answer as the members of JSON: see docs/http.md."""
         return self._object(
             "POST",
@@ -465,24 +467,24 @@ class Client:
 
     # -- inside
 
-    def _change(self, path: str, dry_run: bool, members: dict[str, Any]) -> dict[str, Any]:
+    def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> dict[str, Any]:
         return self._object("POST", path + ("?dry_run=true" if dry_run else ""), members)
 
     def _list(self, member: str, path: str) -> list[Any]:
-        found: list[Any] = self._object("GET", path)[member]
+        found: list[object] = self._object("GET", path)[member]
         return found
 
     def _object(
         self,
         method: str,
         path: str,
-        members: dict[str, Any] | None = None,
+        members: dict[str, object] | None = None,
         body: bytes | None = None,
     ) -> dict[str, Any]:
         body = body if members is None else _body(members)
-        status, said = self._ask(method, path, body)
+        status, reply = self._ask(method, path, body)
         try:
-            found = msgspec.json.decode(said or b"{}")
+            found = msgspec.json.decode(reply or b"{}")
         except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):
@@ -593,7 +595,7 @@ def _models(names: list[str]) -> tuple[VersionedModel, ...]:
     return tuple(map(VersionedModel.parse, names))
 
 
-def _body(members: dict[str, Any]) -> bytes:
+def _body(members: dict[str, object]) -> bytes:
     try:
         return msgspec.json.encode(
             {name: _plain(value) for name, value in members.items()}, enc_hook=_plain
@@ -632,17 +634,17 @@ def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
             hint="Start it with http.dashboard = true, or see: clipper ps",
         )
     try:
-        said = msgspec.json.decode(text, type=dict[str, Any])
+        problem = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError:
-        said = {}
-    return _error(status, said, url)
+        problem = {}
+    return _error(status, problem, url)
 
 
-def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
-    slug = str(said.get("type", "")).rpartition(":")[2]
+def _error(status: int, problem: dict[str, object], url: str) -> ClipperError:
+    slug = str(problem.get("type", "")).rpartition(":")[2]
     message, hint = (
-        str(said.get("detail") or said.get("error") or f"status {status}"),
-        str(said.get("hint", "")),
+        str(problem.get("detail") or problem.get("error") or f"status {status}"),
+        str(problem.get("hint", "")),
     )
     if status in (401, 403) and slug != Forbidden.slug:
         return NotAllowed(

@@ -95,19 +95,19 @@ def declare_again(server: Server, old: Config, new: Config) -> list[str]:
 
     Returns a line for each thing done, and for each that cannot be done.
     """
-    said: list[str] = []
+    messages: list[str] = []
     with audit_context(_ACTOR, ""):
         for kind, names in (("model", new.models), ("application", new.apps)):
             for name in names:
                 try:
-                    said += (
+                    messages += (
                         _model(server, name, old, new)
                         if kind == "model"
                         else _application(server, name, old, new)
                     )
                 except ClipperError as error:
-                    said.append(f"{kind} {name} stays as it is: {error}")
-    return said
+                    messages.append(f"{kind} {name} stays as it is: {error}")
+    return messages
 
 
 def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _application(server: Server, name: str, old: Config, new: Config) -> Iterato
         yield f"application {name} is {'changed' if name in old.apps else 'made'}"
 
 
-def said_by_both(old: Config, new: Config) -> Config:
+def declared_twice(old: Config, new: Config) -> Config:
     """The new one, with what only the old one declares: a file that an editor has half written
     forgets nothing."""
     return msgspec.structs.replace(

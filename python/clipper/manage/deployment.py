@@ -70,7 +70,7 @@ from clipper.serving.models.running_models import (
     settle_input,
     settle_output,
 )
-from clipper.serving.models.scaling import Expected, Look, Scaling, replica_bounds
+from clipper.serving.models.scaling import Expected, Reading, Scaling, replica_bounds
 from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
@@ -139,9 +139,9 @@ class Deployment:
             online_learning=self.online_learning,
         )
         self._expected = Expected(self._expect, engines.now_us)
-        self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
+        self._scaling = Scaling(config.server, self._checks, self._follow, self._restart)
         self._followed: dict[VersionedModel, Model] = {}  # of the catalog, as they run here
-        self._looked_at = -1  # queries ever issued, when a look found no container with a batch
+        self._checked_at = -1  # queries ever issued, when a look found no container with a batch
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = Deployers(
             self._on_replica,
@@ -385,11 +385,11 @@ class Deployment:
         "any"."""
         if (core := self._running.get(model.id)) is not None and core.core.outputs is not None:
             return str(core.core.outputs)
-        told = (replica.hello.gives for replica in self.containers.of(model.id))
+        types = (replica.hello.gives for replica in self.containers.of(model.id))
         return (
             model.output
             if model.output != "any"
-            else next((gives for gives in told if gives), "any")
+            else next((gives for gives in types if gives), "any")
         )
 
     def _is_known(self, id_: VersionedModel) -> bool:
@@ -404,7 +404,7 @@ class Deployment:
     ) -> list[dict[str, Any]]:
         # by number and pid: two started elsewhere may have one number, and in containers of their
         # own one pid, too
-        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
+        rows: dict[tuple[int, int, int], dict[str, object]] = {}
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
@@ -548,7 +548,7 @@ class Deployment:
             for s in self._deployer.list()
             if s.state not in ("stopped", "failed")
         }
-        tables, secrets = self._told_of_tables(model)
+        tables, secrets = self._with_table_access(model)
         spec = dataclasses.replace(
             self._spec(model),
             python=python,
@@ -559,7 +559,7 @@ class Deployment:
             if (model.name, model.version, number) not in alive:
                 self._deployer.start(spec, number)
 
-    def _told_of_tables(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
+    def _with_table_access(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
         """A container's environment, and its secrets."""
         tables = self._parameters.served
         if tables is None:
@@ -649,22 +649,22 @@ class Deployment:
 
     # -- replicas come, go and are asked for
 
-    def _looks(self) -> dict[VersionedModel, Look]:
+    def _checks(self) -> dict[VersionedModel, Reading]:
         """What `Scaling` is shown: nothing, while no query has come and no container has a batch.
 
         With hundreds of containers each look costs milliseconds.
         """
         issued = sum(engine.completion.issued for engine in self._engines)
-        if issued == self._looked_at and not any(one.model.replicas_max for one in self._running):
+        if issued == self._checked_at and not any(one.model.replicas_max for one in self._running):
             return {}
         models = self.stats()
         busy = any(
             replica.get("in_flight") for row in models.values() for replica in row["replicas"]
         )
-        self._looked_at = -1 if busy else issued
+        self._checked_at = -1 if busy else issued
         running = [one.model for one in self._running if str(one.model.id) in models]
         return {
-            m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)])
+            m.id: Reading(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)])
             for m in running
         }
 
@@ -735,8 +735,10 @@ class Deployment:
         last = next((line for line in reversed(event.log_tail) if line.strip()), "")[
             :INCIDENT_CHARS_MAX
         ]
-        said = f"{event.detail}. Its last line: {_printable(last)}" if last else event.detail
-        _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, said, extra=about)
+        detail = f"{event.detail}. Its last line: {_printable(last)}" if last else event.detail
+        _log.log(
+            level, "container %s/%d %s %s", id_, event.replica, event.kind, detail, extra=about
+        )
         self.incidents.append(
             Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last)
         )
@@ -799,8 +801,10 @@ class Deployment:
 
 def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
     """As the model itself says: the mean of its replicas, each of which learns by itself."""
-    said = [replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None]
-    return sum(said) / len(said) if said else None
+    accuracies = [
+        replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None
+    ]
+    return sum(accuracies) / len(accuracies) if accuracies else None
 
 
 def _printable(text: str) -> str:

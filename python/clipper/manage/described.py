@@ -60,7 +60,7 @@ _POLICY: Schema = {
 
 def of_management() -> RouteTable:
     """Return the descriptions of the management routes."""
-    return {**_verbs(), **_applications(), **_moving(), **_asking(), **_looking()}
+    return {**_verbs(), **_applications(), **_moving(), **_query_routes(), **_read_routes()}
 
 
 def plain_document(*, management: bool) -> dict[str, Any]:
@@ -75,25 +75,25 @@ def _verbs() -> RouteTable:
     found: dict[tuple[str, str], RouteInfo] = {}
     for method, pattern, verb, names in VERBS:
         function = getattr(Operations, verb)
-        says, more = _said(function)
+        summary, more = _doc_parts(function)
         takes = {
             name: _argument(verb, name, type_)
             for name, type_ in arguments_of(function).items()
             if name not in names
         }
-        looks = method == "GET"
+        reads = method == "GET"
         found[method, pattern] = RouteInfo(
             id=_camel(verb) if names or "{}" not in pattern else verb,
-            says=says,
+            says=summary,
             more=more,
             tag=MANAGEMENT,
             names=tuple(_place(verb, name) for name in names),
-            query=takes if looks else {"dry_run": _DRY_RUN},
-            takes=None if looks else _object(takes, needed_by(function, names)),
+            query=takes if reads else {"dry_run": _DRY_RUN},
+            takes=None if reads else _object(takes, needed_by(function, names)),
             needs_body=bool(needed_by(function, names)),
             gives=_given(verb, function),
-            errors=(404,) if looks else (404, 409, 503),
-            headers={} if looks else {"Clipper-Actor": _ACTOR},
+            errors=(404,) if reads else (404, 409, 503),
+            headers={} if reads else {"Clipper-Actor": _ACTOR},
         )
     if ("GET", "/admin/models/{}") in found:
         about = found["GET", "/admin/models/{}"]
@@ -111,7 +111,7 @@ def _verbs() -> RouteTable:
     return found
 
 
-def _said(function: Any) -> tuple[str, str]:
+def _doc_parts(function: object) -> tuple[str, str]:
     text = " ".join((inspect.getdoc(function) or "").split())
     first, _, rest = text.partition(". ")
     return (
@@ -128,7 +128,7 @@ def _place(verb: str, name: str) -> str:
     return ("exact_version" if verb == "promote" else "model_version") if name == "model" else name
 
 
-def _given(verb: str, function: Any) -> Any:
+def _given(verb: str, function: object) -> object:
     if verb in lists:
         return list_of(lists[verb], {"type": "string"} if verb == "logs" else {"type": "object"})
     return CHANGE if get_type_hints(function)["return"] is Change else {"type": "object"}
@@ -153,7 +153,7 @@ def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
     return {**found, "required": needed} if needed else found
 
 
-def _argument(verb: str, name: str, type_: Any) -> Schema:
+def _argument(verb: str, name: str, type_: object) -> Schema:
     return (
         _ARGUMENTS.get(f"{verb}.{name}")
         or _ARGUMENTS.get(name)
@@ -285,7 +285,7 @@ def _applications() -> RouteTable:
     body = _object({"models": {"type": ["array", "null"], "items": _MODEL}, **settings}, [])
 
     def about(
-        id: str, says: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any
+        id: str, summary: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any
     ) -> RouteInfo:
         more = {
             "needs_body": False,
@@ -293,7 +293,7 @@ def _applications() -> RouteTable:
             "errors": (404, 409, 503),
             **more,
         }
-        return RouteInfo(id=id, says=says, tag=MANAGEMENT, names=("name",), query=query, **more)
+        return RouteInfo(id=id, says=summary, tag=MANAGEMENT, names=("name",), query=query, **more)
 
     record: Schema = {
         "type": "object",
@@ -345,16 +345,16 @@ def _moving() -> RouteTable:
 _EXPORTED: Schema = {"type": "object"}
 
 
-def _asking() -> RouteTable:
+def _query_routes() -> RouteTable:
     """As the query listener has it."""
-    asked = of_applications()
+    routes = of_applications()
     return {
-        ("POST", f"/admin/applications/{{}}/{verb}"): asked["POST", f"/api/{{}}/{verb}"]
+        ("POST", f"/admin/applications/{{}}/{verb}"): routes["POST", f"/api/{{}}/{verb}"]
         for verb in ("predict", "feedback")
     }
 
 
-def _looking() -> RouteTable:
+def _read_routes() -> RouteTable:
     """The dashboard's."""
     settings = _object({"settings": {"type": "array", "items": {"type": "object"}}}, ["settings"])
     text: Schema = {"type": "string"}

@@ -30,7 +30,7 @@ class CatalogFollower:
 
     def start(self) -> None:
         """Start the thread; it follows at once what has changed since the catalog was read."""
-        self._end = self._catalog.on_change(self._heard)
+        self._end = self._catalog.on_change(self._on_change)
         self._changed.set()
         self._thread.start()
 
@@ -42,7 +42,7 @@ class CatalogFollower:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _heard(self, view: View) -> None:
+    def _on_change(self, view: View) -> None:
         self._changed.set()
 
     def _run(self) -> None:

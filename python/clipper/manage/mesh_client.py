@@ -39,11 +39,11 @@ class MeshClient:
     @property
     def instance(self) -> str:
         """The id of the node that answers."""
-        return str(self._said("GET", "/v1/mesh")["instance"])
+        return str(self._decoded("GET", "/v1/mesh")["instance"])
 
     def stats(self) -> dict[str, Any]:
         """Its counters and gauges."""
-        found: dict[str, Any] = self._said("GET", "/v1/mesh")["stats"]
+        found: dict[str, Any] = self._decoded("GET", "/v1/mesh")["stats"]
         return found
 
     # -- models
@@ -82,7 +82,7 @@ class MeshClient:
 
     def unregister(self, id: str, *, dry_run: bool = False) -> None:
         """Forget a model; absent: no error. StillLinked while a v-model names it."""
-        self._said("DELETE", _model(id) + _rehearsed(dry_run))
+        self._decoded("DELETE", _model(id) + _rehearsed(dry_run))
 
     def status(self, id: str) -> ModelStatus:
         """NOT_FOUND is a status here and no error."""
@@ -143,7 +143,9 @@ class MeshClient:
 
     def delete_vmodel(self, id: str, owner: str = "", *, dry_run: bool = False) -> None:
         """Absent: no error. Forbidden when it is another owner's."""
-        self._said("DELETE", _vmodel(id) + _query(owner=owner, dry_run="true" if dry_run else ""))
+        self._decoded(
+            "DELETE", _vmodel(id) + _query(owner=owner, dry_run="true" if dry_run else "")
+        )
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         """NOT_FOUND when absent, or another owner's."""
@@ -164,7 +166,9 @@ class MeshClient:
 
     def instances(self) -> list[Instance]:
         """Return the live nodes, by id."""
-        return msgspec.convert(self._said("GET", "/v1/mesh/instances")["instances"], list[Instance])
+        return msgspec.convert(
+            self._decoded("GET", "/v1/mesh/instances")["instances"], list[Instance]
+        )
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
@@ -176,17 +180,17 @@ class MeshClient:
         with _known():
             stream = self._client.events("/v1/mesh/watch" + _query(prefix=prefix))
         try:
-            for _, said in stream:
+            for _, message in stream:
                 if stop():
                     return
-                yield event_of(said)
+                yield event_of(message)
         finally:
             stream.close()
 
     # -- inside
 
-    def _said(
-        self, method: str, path: str, members: dict[str, Any] | None = None
+    def _decoded(
+        self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, Any]:
         with _known():
             return self._client.ask(method, path, members)
@@ -194,10 +198,10 @@ class MeshClient:
     def _ask(
         self, kind: type[_T], method: str, path: str, members: dict[str, Any] | None = None
     ) -> _T:
-        return msgspec.convert(self._said(method, path, members), kind)
+        return msgspec.convert(self._decoded(method, path, members), kind)
 
     def _listed(self, member: str, kind: type[_T], prefix: str, after: str, limit: int) -> list[_T]:
-        found = self._said(
+        found = self._decoded(
             "GET", f"/v1/mesh/{member}{_query(prefix=prefix, after=after, limit=limit)}"
         )
         return [msgspec.convert(one, kind) for one in found[member]]
@@ -221,11 +225,13 @@ def _known() -> Iterator[None]:
         raise NoServer("that server is no node of a mesh.", hint=hint) from None
 
 
-def event_of(said: dict[str, Any]) -> MeshEvent:
+def event_of(message: dict[str, Any]) -> MeshEvent:
     """An event as the stream has it."""
-    record = said.get("record")
-    kept = msgspec.convert(record, _RECORDS[said["of"]]) if record is not None else None
-    return MeshEvent(said["kind"], said["of"], said["id"], said["revision"], kept)
+    record = message.get("record")
+    given_values = msgspec.convert(record, _RECORDS[message["of"]]) if record is not None else None
+    return MeshEvent(
+        message["kind"], message["of"], message["id"], message["revision"], given_values
+    )
 
 
 def _model(id: str) -> str:
@@ -246,6 +252,6 @@ def _rehearsed(dry_run: bool) -> str:
     return "?dry_run=true" if dry_run else ""
 
 
-def _query(**given: Any) -> str:
-    kept = {name: value for name, value in given.items() if value != ""}
-    return f"?{urllib.parse.urlencode(kept)}" if kept else ""
+def _query(**given: object) -> str:
+    given_values = {name: value for name, value in given.items() if value != ""}
+    return f"?{urllib.parse.urlencode(given_values)}" if given_values else ""

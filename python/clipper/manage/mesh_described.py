@@ -63,9 +63,9 @@ class Counts(msgspec.Struct, frozen=True):
     stats: dict[str, Any]
 
 
-def _about(id: str, says: str, more: str = "", **rest: Any) -> RouteInfo:
+def _about(id: str, summary: str, more: str = "", **rest: Any) -> RouteInfo:
     names = ("name",) if rest.pop("named", True) else ()
-    return RouteInfo(id=id, says=says, more=more, tag=MESH, names=names, **rest)
+    return RouteInfo(id=id, says=summary, more=more, tag=MESH, names=names, **rest)
 
 
 def of_mesh(

@@ -148,11 +148,11 @@ class MeshManagement:
 
     def register(self, request: HttpRequest) -> HttpResponse:
         """Handle the registration of a model."""
-        asked = read_json(_REGISTERING, request.body or b"{}")
-        if asked.sync and not asked.load_now:
+        body = read_json(_REGISTERING, request.body or b"{}")
+        if body.sync and not body.load_now:
             raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
-        with self._waiting(asked.sync), _changing(request):
-            return answer_json(self._mesh.register(request.params[0], **_fields(asked)))
+        with self._waiting(body.sync), _changing(request):
+            return answer_json(self._mesh.register(request.params[0], **_fields(body)))
 
     def unregister(self, request: HttpRequest) -> HttpResponse:
         """Handle the removal of a model."""
@@ -162,22 +162,22 @@ class MeshManagement:
 
     def load(self, request: HttpRequest) -> HttpResponse:
         """Handle a request to load a model."""
-        asked = read_json(_LOADING, request.body or b"{}")
-        with self._waiting(asked.sync):
+        body = read_json(_LOADING, request.body or b"{}")
+        with self._waiting(body.sync):
             return answer_json(
-                self._mesh.ensure_loaded(request.params[0], sync=asked.sync, used_ms=asked.used_ms)
+                self._mesh.ensure_loaded(request.params[0], sync=body.sync, used_ms=body.used_ms)
             )
 
     def set_vmodel(self, request: HttpRequest) -> HttpResponse:
         """Handle a change of a v-model."""
-        asked = read_json(_SETTING, request.body or b"{}")
-        with self._waiting(asked.sync), _changing(request):
-            return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(asked)))
+        body = read_json(_SETTING, request.body or b"{}")
+        with self._waiting(body.sync), _changing(request):
+            return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(body)))
 
     def delete_vmodel(self, request: HttpRequest) -> HttpResponse:
         """Handle the removal of a v-model."""
-        with _changing(request, owner=str) as asked:
-            self._mesh.delete_vmodel(request.params[0], asked.get("owner", ""))
+        with _changing(request, owner=str) as query:
+            self._mesh.delete_vmodel(request.params[0], query.get("owner", ""))
         return HttpResponse(204, b"")
 
     def rollback_vmodel(self, request: HttpRequest) -> HttpResponse:
@@ -202,15 +202,15 @@ class MeshManagement:
 
 
 @contextlib.contextmanager
-def _changing(request: HttpRequest, **takes: Any) -> Iterator[dict[str, Any]]:
+def _changing(request: HttpRequest, **takes: object) -> Iterator[dict[str, Any]]:
     """A change by who asks, or its rehearsal. Gives the parameters of the query."""
-    asked = read_query(request, {"dry_run": bool, **takes})
-    with audit_context(actor_of(request), "", dry=asked.get("dry_run", False)):
-        yield asked
+    query = read_query(request, {"dry_run": bool, **takes})
+    with audit_context(actor_of(request), "", dry=query.get("dry_run", False)):
+        yield query
 
 
-def _fields(asked: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(asked, name) for name in asked.__struct_fields__}
+def _fields(values: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in values.__struct_fields__}
 
 
 _S = TypeVar("_S", ModelStatus, VModelStatus)
@@ -228,9 +228,9 @@ def _found(status: _S) -> _S:
 def _page(
     kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: HttpRequest
 ) -> HttpResponse:
-    asked = read_query(request, {"prefix": str, "after": str, "limit": int})
-    limit = asked.get("limit", 1000)
+    query = read_query(request, {"prefix": str, "after": str, "limit": int})
+    limit = query.get("limit", 1000)
     if not 1 <= limit <= LIST_MAX:
         raise InvalidInput(f"limit={limit}: 1 to {LIST_MAX}.")
-    found = listing(asked.get("prefix", ""), asked.get("after", ""), limit)
+    found = listing(query.get("prefix", ""), query.get("after", ""), limit)
     return answer_json(kind(found, found[-1].id if len(found) == limit else ""))

@@ -25,7 +25,7 @@ STALLED_S: Final = (
     30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
 )
 HEARTBEAT_S: Final = 10.0
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -45,10 +45,10 @@ class Watchers:
                 503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),)
             )
         return StreamedResponse(
-            lambda body: self._begin(body, prefix), CONTENT_TYPE, HEADERS, endless=True
+            lambda body: self._start(body, prefix), CONTENT_TYPE, HEADERS, endless=True
         )
 
-    def _begin(self, body: StreamedBody, prefix: str) -> None:
+    def _start(self, body: StreamedBody, prefix: str) -> None:
         watcher = Watcher(
             body, lambda stop: self._mesh.watch(prefix, stop=stop), self._open.discard
         )
@@ -115,7 +115,7 @@ class Watcher:
     def _send(self, data: bytes) -> None:
         """Once there is room. Cuts off who leaves none."""
         give_up_s = time.monotonic() + STALLED_S
-        while not self._room.wait(_LOOK_S):
+        while not self._room.wait(_CHECK_S):
             if self._is_over():
                 return
             if time.monotonic() > give_up_s:

@@ -26,7 +26,7 @@ from clipper.manage.moving import Place, State, applications_of, bring, exported
 from clipper.manage.moving import read as read_state
 from clipper.manage.overview import followed, processes
 from clipper.manage.parameters import check_read
-from clipper.manage.rolling import Rolling, tell
+from clipper.manage.rolling import Rolling, log_change
 from clipper.manage.rollout import (
     ERROR_RATE,
     GUARD,
@@ -37,7 +37,7 @@ from clipper.manage.rollout import (
     stages_of,
 )
 from clipper.serving.models.batch_cost import check_batching
-from clipper.serving.models.reads import said_of
+from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
@@ -140,13 +140,13 @@ class Operations:
     def application_stats(self, name: str) -> dict[str, Any]:
         """The part of `stats` that is about one application. UnknownApplication."""
         self._server.catalog.application(name)
-        found: dict[str, Any] = self._server.stats()["applications"].get(name, {})
+        found: dict[str, object] = self._server.stats()["applications"].get(name, {})
         return found
 
     def model_stats(self, model: str) -> dict[str, Any]:
         """The part that is about `svm:3`, or the latest `svm`. UnknownModel."""
         id_ = self._server.catalog.view.model(model).id
-        found: dict[str, Any] = self._server.stats()["models"].get(str(id_), {})
+        found: dict[str, object] = self._server.stats()["models"].get(str(id_), {})
         return found
 
     def stages(self, name: str) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ class Operations:
         stats = self._server.stats()["models"]
         return [self._model_row(model, stats.get(str(model.id), {})) for model in found]
 
-    def _model_row(self, model: Model, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _model_row(self, model: Model, row: Mapping[str, object]) -> dict[str, object]:
         view = self._server.catalog.view
         return {
             **record_of(model),
@@ -225,11 +225,11 @@ class Operations:
         replicas: int | tuple[int, int] = 1,
         input: str = "",
         output: str = "any",
-        batching: str | dict[str, Any] | None = None,
+        batching: str | dict[str, object] | None = None,
         cache: bool = True,
         finite: bool = False,
         retry_singly: bool = False,
-        warmup: bool | list[Any] | None = None,
+        warmup: bool | list[object] | None = None,
         row_by_row: bool = False,
         code: tuple[str, ...] = (),
         requirements: tuple[str, ...] = (),
@@ -262,7 +262,7 @@ class Operations:
                 raise InvalidInput(f"deploy of {name!r}: give a model or a command.")
             check_permitted(command, self._server.config.server.commands)
             thing = command_of(name, command, folder)
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "output": output,
             "replicas": replicas,
             "batching": batching,
@@ -343,7 +343,7 @@ class Operations:
             least,
             target=target,
             replicas_max=most,
-            reads=said_of(name, settings["reads"]) if settings["reads"] else {},
+            reads=declaration_of(name, settings["reads"]) if settings["reads"] else {},
             tolerance=settings["tolerance"],
         )
         check_read(record, has_tables=bool(config.server.params))
@@ -414,7 +414,7 @@ class Operations:
         self,
         name: str,
         models: tuple[str, ...] | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> Change:
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         known = name in self._server.catalog.view.applications
@@ -558,7 +558,7 @@ class Operations:
         with self._linking, self._doing(f"rollout {verb}") as change:
             new = self._server.catalog.move_rollout(f"rollout {verb}", application, move)
         if change.changed and not self.dry_run:
-            tell(new)
+            log_change(new)
         already = "" if change.changed else " already"
         change.said = f"the rollout of {new.model} in {application} is {new.state}{already}"
         return change
@@ -596,7 +596,7 @@ class Operations:
 
 def record_of(record: msgspec.Struct) -> dict[str, Any]:
     """Return a model's record as plain data."""
-    found: dict[str, Any] = msgspec.to_builtins(record)
+    found: dict[str, object] = msgspec.to_builtins(record)
     found.pop("schema", None)
     return found
 

@@ -54,7 +54,7 @@ def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, s
 
 def _row(
     server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     replicas: list[dict[str, Any]] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id
     state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
@@ -95,9 +95,9 @@ def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: 
         ("suspect", "not responding"),
         ("ejected", "failing"),
     )
-    for state, said in named:
+    for state, text in named:
         if state in states:
-            return said
+            return text
     if stage == "failed":
         return "failed"
     if has >= wanted:
@@ -113,7 +113,7 @@ def _pid_here(replica: Mapping[str, Any]) -> int:
     return pid if pid > 1 else 0
 
 
-def _rss(replica: Mapping[str, Any]) -> int:
+def _rss(replica: Mapping[str, object]) -> int:
     pid = _pid_here(replica)
     return resident_bytes(pid) if pid else 0
 
@@ -150,32 +150,35 @@ def _trouble(
                 one.get("restart_count", 0),
             ),
         )
-        said = _said_last(server, model, int(worst["number"]))
+        last_line = _last_log_line(server, model, int(worst["number"]))
         exits = worst.get("detail") or f"restarted {worst.get('restart_count', 0)} times"
-        return f"{said} ({exits})" if said else str(exits), f"clipper logs {model.id}"
+        return f"{last_line} ({exits})" if last_line else str(exits), f"clipper logs {model.id}"
     if state == "failed":
-        return _said_last(server, model, 0) or "it did not come up", f"clipper logs {model.id}"
+        return _last_log_line(server, model, 0) or "it did not come up", f"clipper logs {model.id}"
     ejected = [one for one in replicas if one.get("ejected")]
     if ejected:
         worst = max(ejected, key=lambda one: int(one["failures"]))
-        said = _said_last(server, model, int(worst["number"]), errors_only=True)
+        last_line = _last_log_line(server, model, int(worst["number"]), errors_only=True)
         why = f"replica {worst['number']} is ejected: its model failed {worst['failures']} batches"
         return (
-            f"{why}{': ' + said if said else ''}",
+            f"{why}{': ' + last_line if last_line else ''}",
             f"clipper logs {model.id} --replica {worst['number']}",
         )
     failed = sum(row.get("ended", {}).get(kind, 0) for kind in ("MODEL_ERROR", "BAD_OUTPUT"))
     if failed:
         numbers = [int(one["number"]) for one in replicas if "restart_count" in one]
-        said = next(
+        last_line = next(
             (
                 text
                 for number in numbers
-                if (text := _said_last(server, model, number, errors_only=True))
+                if (text := _last_log_line(server, model, number, errors_only=True))
             ),
             "",
         )
-        return f"{failed} queries failed{': ' + said if said else ''}", f"clipper logs {model.id}"
+        return (
+            f"{failed} queries failed{': ' + last_line if last_line else ''}",
+            f"clipper logs {model.id}",
+        )
     one_us = one_row_us(replicas)
     tight = [app for app in apps if one_us > app.slo_ms * 1000]
     if tight:
@@ -194,7 +197,7 @@ def one_row_us(replicas: Sequence[Mapping[str, Any]]) -> float:
     return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
 
 
-def _said_last(server: Server, model: Model, number: int, errors_only: bool = False) -> str:
+def _last_log_line(server: Server, model: Model, number: int, errors_only: bool = False) -> str:
     """The last line that looks like an error, else the last one."""
     try:
         lines = [line.strip() for line in server.logs(model.id, number) if line.strip()]

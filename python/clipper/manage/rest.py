@@ -172,11 +172,11 @@ class Management:
 
 def actor_of(request: HttpRequest) -> str:
     """Return who acts, for the history."""
-    said = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
-    return request.actor or (said if said.isprintable() and said else "http")
+    actor = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
+    return request.actor or (actor if actor.isprintable() and actor else "http")
 
 
-def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
+def arguments_of(verb: Callable[..., object]) -> dict[str, Any]:
     """The types of what a verb takes, by name."""
     hints = get_type_hints(verb)
     return {
@@ -186,7 +186,7 @@ def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def needed_by(verb: Callable[..., Any], names: tuple[str, ...]) -> list[str]:
+def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
     """Return the arguments that a verb requires and the path does not name."""
     parameters = inspect.signature(verb).parameters.values()
     return [
@@ -196,7 +196,7 @@ def needed_by(verb: Callable[..., Any], names: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _over_the_wire(type_: Any) -> Any:
+def _over_the_wire(type_: object) -> Any:
     """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
     return (
         Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
@@ -204,7 +204,7 @@ def _over_the_wire(type_: Any) -> Any:
 
 
 def read_members(
-    request: HttpRequest, takes: dict[str, Any], names: tuple[str, ...]
+    request: HttpRequest, takes: dict[str, object], names: tuple[str, ...]
 ) -> dict[str, Any]:
     """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks,
     or of another type."""
@@ -216,7 +216,7 @@ def read_members(
 
 
 def _converted(
-    name: str, value: Any, takes: dict[str, Any], names: tuple[str, ...], strict: bool = True
+    name: str, value: object, takes: dict[str, object], names: tuple[str, ...], strict: bool = True
 ) -> Any:
     known = [other for other in takes if other not in names]
     if name not in known:
@@ -238,7 +238,7 @@ def _flags(
     return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}
 
 
-def read_query(request: HttpRequest, takes: dict[str, Any]) -> dict[str, Any]:
+def read_query(request: HttpRequest, takes: dict[str, object]) -> dict[str, Any]:
     """The parameters of the query, of the types that `takes` names. InvalidInput for another
     one."""
     return _flags(request, takes)
@@ -258,7 +258,7 @@ def _settings(request: HttpRequest) -> dict[str, Any]:
     return settings
 
 
-def _models_of(settings: dict[str, Any]) -> tuple[str, ...] | None:
+def _models_of(settings: dict[str, object]) -> tuple[str, ...] | None:
     """Taken out of `settings`. None leaves the links as they are; a new application begins with
     none."""
     models = settings.pop("models", None)

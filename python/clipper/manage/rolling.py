@@ -23,7 +23,7 @@ from clipper.serving.rollout.guards import Counts, Figures
 from clipper.store.history import audit_context
 from clipper.types import VersionedModel
 
-LOOK_S: Final = 0.2
+CHECK_S: Final = 0.2
 _log = logging.getLogger(__name__)
 _NOTHING: Final = Figures(Counts(), Counts())
 
@@ -52,8 +52,8 @@ class Rolling:
 
     def start(self) -> None:
         """Start the thread."""
-        self._end = self._catalog.on_change(self._heard)
-        self._heard(self._catalog.view)
+        self._end = self._catalog.on_change(self._on_change)
+        self._on_change(self._catalog.view)
         self._thread.start()
 
     def stop(self) -> None:
@@ -65,7 +65,7 @@ class Rolling:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _heard(self, view: View) -> None:
+    def _on_change(self, view: View) -> None:
         with self._changed:
             names = {_name(rollout) for rollout in view.rollouts.values() if rollout.is_open}
             self._open, self._connected = bool(names), self._connected & names
@@ -75,7 +75,7 @@ class Rolling:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait(LOOK_S if self._open else None)
+                self._changed.wait(CHECK_S if self._open else None)
                 if self._closing:
                     return
                 if not self._open:
@@ -112,7 +112,7 @@ class Rolling:
                 lambda now: moved(now, step) if _same(now, rollout) else now,
             )
         if not _same(new, rollout):
-            tell(new)
+            log_change(new)
 
     # -- looking in
 
@@ -137,7 +137,7 @@ class Rolling:
     def status(self, rollout: Rollout) -> dict[str, Any]:
         """The record, how far it is, and what it waits for."""
         step, stage = self.step(rollout), self._resolver.stage(rollout.application)
-        row: dict[str, Any] = msgspec.to_builtins(rollout)
+        row: dict[str, object] = msgspec.to_builtins(rollout)
         row.pop("schema", None)
         row |= {key: str(getattr(rollout, key)) for key in ("model", "link", "control")}
         row |= {"share": rollout.share, "guards": [], "new": None, "before": None}
@@ -169,18 +169,18 @@ def why_gone(view: View, rollout: Rollout) -> str:
     if app is None or rollout.link not in app.models:
         return f"{rollout.application} does not ask '{rollout.link}' any more"
     try:
-        asks = view.model(rollout.link).id
+        model_id = view.model(rollout.link).id
         view.model(rollout.model)
         return (
-            f"'{rollout.link}' is {asks} now"
-            if asks != rollout.control
+            f"'{rollout.link}' is {model_id} now"
+            if model_id != rollout.control
             else f"{rollout.model} is out of service"
         )
     except ClipperError as error:
         return error.message.rstrip(".")
 
 
-def tell(rollout: Rollout) -> None:
+def log_change(rollout: Rollout) -> None:
     """The log, of a move."""
     level = logging.WARNING if rollout.state in ("reverted", "aborted") else logging.INFO
     what = (

@@ -73,9 +73,9 @@ def decide(
         return Step(
             "stay", "; ".join(waiting) or "the new version has answered nothing yet", verdicts
         )
-    said = "; ".join(verdict.said for verdict in verdicts) or f"{figures.new.answers} answers"
+    reason = "; ".join(verdict.said for verdict in verdicts) or f"{figures.new.answers} answers"
     last = rollout.stage == len(rollout.stages) - 1
-    return Step("promote" if last else "advance", said, verdicts)
+    return Step("promote" if last else "advance", reason, verdicts)
 
 
 def verdicts_of(rollout: Rollout, guards: Sequence[Guard], figures: Figures) -> tuple[Verdict, ...]:
@@ -99,7 +99,9 @@ def moved(rollout: Rollout, step: Step) -> Rollout:
 # -- what a person writes
 
 
-def stages_of(canary: str | float | None, stages: str | Sequence[Any] | None) -> tuple[float, ...]:
+def stages_of(
+    canary: str | float | None, stages: str | Sequence[object] | None
+) -> tuple[float, ...]:
     """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05).
     Without stages, those of STAGES above the first."""
     first = () if canary is None else (_share(canary),)
@@ -111,9 +113,9 @@ def stages_of(canary: str | float | None, stages: str | Sequence[Any] | None) ->
         each = tuple(_share(part) for part in parts)
     found = first + (each[1:] if first and each and each[0] == first[0] else each)
     if not 1 <= len(found) <= _STAGES_MAX or any(one >= other for one, other in pairwise(found)):
-        said = ", ".join(f"{share:.4g}" for share in found) or "none"
+        shares = ", ".join(f"{share:.4g}" for share in found) or "none"
         raise InvalidInput(
-            f"stages of a rollout grow, and are at most {_STAGES_MAX}; these: {said}.",
+            f"stages of a rollout grow, and are at most {_STAGES_MAX}; these: {shares}.",
             hint="Write 5,25,50,100.",
         )
     return found

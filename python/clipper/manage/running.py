@@ -52,13 +52,13 @@ def running() -> list[Running]:
             if (
                 path.stat().st_uid == os.getuid()
                 and path.parent.stat().st_uid == os.getuid()
-                and _lives(path.parent)
+                and _is_alive(path.parent)
             ):
                 found.append(msgspec.json.decode(path.read_bytes(), type=Running))
     return sorted(found, key=lambda one: one.pid)
 
 
-def _lives(folder: Path) -> bool:
+def _is_alive(folder: Path) -> bool:
     fd = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -51,7 +51,7 @@ class Stream:
             raise NoServer(f"{self._url} ended the stream.")
         return line
 
-    def _decoded(self, data: bytes) -> Any:
+    def _decoded(self, data: bytes) -> object:
         try:
             return msgspec.json.decode(data)
         except msgspec.DecodeError:

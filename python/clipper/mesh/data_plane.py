@@ -25,7 +25,7 @@ from clipper.errors import ConfigError, InvalidInput
 from clipper.mesh.splice import extract, field_path, inject
 
 _log = logging.getLogger(__name__)
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _METHODS_MAX: Final = 1000
 
 
@@ -80,7 +80,7 @@ class DataPlane:
 
     def __init__(self, path: str, now_s: Callable[[], float]) -> None:
         """Read the table. ConfigError when the file is missing or invalid."""
-        self._path, self._now_s, self._looked_s = Path(path), now_s, now_s()
+        self._path, self._now_s, self._checked_s = Path(path), now_s, now_s()
         try:
             self._stamp = self._stat()
             self._table = parse(self._path.read_bytes())
@@ -92,9 +92,9 @@ class DataPlane:
     def of(self, method: str) -> Method | None:
         """Return the configuration of `package.Service/Name`; None: it is not forwarded."""
         now_s = self._now_s()
-        if now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            self._look()
+        if now_s - self._checked_s >= _CHECK_S:
+            self._checked_s = now_s
+            self._check()
         found = self._table.rpc_configs.get(method)
         return found if found is not None else OTHER if self._table.allow_other_rpcs else None
 
@@ -102,7 +102,7 @@ class DataPlane:
         found = os.stat(self._path)
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             stamp = self._stat()
             if stamp == self._stamp:

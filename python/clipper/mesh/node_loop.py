@@ -138,7 +138,7 @@ class ThreadedNodeLoop:
             if not self._stopping:
                 raise
 
-    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+    def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop after a delay."""
         self._loop.call_later(seconds, function, *args)
 

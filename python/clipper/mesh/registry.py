@@ -269,8 +269,8 @@ class Registry:
                 known = _same(decode(record.value, MeshModel), model)
                 if not vmodels.is_unnamed(known):
                     return known
-                if (kept := self._keep(record, known)) is not None:
-                    return kept
+                if (stored := self._keep(record, known)) is not None:
+                    return stored
                 continue
             if len(self.models) >= self.settings.models_max:
                 hint = "Raise mesh.models_max, or unregister some."
@@ -324,11 +324,12 @@ class Registry:
 
         None: the record has changed meanwhile.
         """
-        kept = msgspec.structs.replace(known, auto_delete=False)
+        stored = msgspec.structs.replace(known, auto_delete=False)
         same = Compare(record.key, record.revision)
         return (
-            kept
-            if history.is_dry_run() or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok
+            stored
+            if history.is_dry_run()
+            or self.store.txn((same,), (Put(record.key, encode(stored)),)).ok
             else None
         )
 
@@ -480,14 +481,16 @@ def _is_newest(store: Store, key: str, revision: int) -> bool:
     return found is not None and found.revision == revision
 
 
-def _same(known: MeshModel, asked: MeshModel) -> MeshModel:
-    differs = [name for name in _SAME if getattr(known, name) != getattr(asked, name)]
+def _same(known: MeshModel, given: MeshModel) -> MeshModel:
+    differs = [name for name in _SAME if getattr(known, name) != getattr(given, name)]
     if differs:
-        said = ", ".join(
-            f"{name} {getattr(known, name)!r}, not {getattr(asked, name)!r}" for name in differs
+        differences = ", ".join(
+            f"{name} {getattr(known, name)!r}, not {getattr(given, name)!r}" for name in differs
         )
         hint = "Register it under another id, or unregister this one first."
-        raise AlreadyExists(f"model {known.id!r} is registered with {said}."[:1000], hint=hint)
+        raise AlreadyExists(
+            f"model {known.id!r} is registered with {differences}."[:1000], hint=hint
+        )
     return known
 
 

@@ -389,7 +389,7 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
 
 def dashboard() -> dict[str, Any]:
     """Return the dashboard in the format that Grafana 9 and later import."""
-    panels: list[dict[str, Any]] = []
+    panels: list[dict[str, object]] = []
     top = 0
     for row, of_row in _PANELS.items():
         panels.append(
@@ -445,8 +445,8 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 
 def _panel(
     title: str, unit: str, queries: tuple[tuple[str, str], ...], place: dict[str, int]
-) -> dict[str, Any]:
-    targets: list[dict[str, Any]] = [
+) -> dict[str, object]:
+    targets: list[dict[str, object]] = [
         {
             "refId": chr(ord("A") + i),
             "expr": expression,
@@ -460,7 +460,7 @@ def _panel(
     return {**about, "fieldConfig": field, "targets": targets}
 
 
-def _choice(label: str, metric: str) -> dict[str, Any]:
+def _choice(label: str, metric: str) -> dict[str, object]:
     query = f"label_values({metric}, {label})"
     return {
         "name": label,

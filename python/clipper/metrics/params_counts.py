@@ -16,7 +16,7 @@ _OF_SHARD: Final = (
     ("resident_bytes", "clipper_params_resident_bytes"),
     ("variables", "clipper_params_variables"),
 )
-_OF_DOOR: Final = (
+_OF_CONNECTIONS: Final = (
     ("epoch", "clipper_params_epoch"),
     ("version", "clipper_params_version"),
     ("connections", "clipper_params_connections"),
@@ -64,7 +64,7 @@ class ParamsMetrics:
 def _of_shard(stats: Stats, name: str, into: Samples) -> None:
     for key, family in _OF_SHARD:
         into.add(family, int(stats[key]), name)
-    for key, family in _OF_DOOR:
+    for key, family in _OF_CONNECTIONS:
         into.add(family, stats["door"][key], name)
     into.add("clipper_params_pushes_total", stats["model_pushes"], name)
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)

@@ -216,9 +216,9 @@ def params_tls(settings: ParamsSettings) -> TlsFiles | None:
 def with_absolute_paths(settings: ParamsSettings) -> ParamsSettings:
     """Return the settings with absolute paths of files, for shards that start elsewhere."""
     files = ("grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
-    said = {file: getattr(settings, file) for file in files}
+    given = {file: getattr(settings, file) for file in files}
     return msgspec.structs.replace(
-        settings, **{file: os.path.abspath(path) for file, path in said.items() if path}
+        settings, **{file: os.path.abspath(path) for file, path in given.items() if path}
     )
 
 

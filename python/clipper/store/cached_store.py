@@ -26,7 +26,7 @@ from clipper.store.store import Compare, Event, Op, Record, Store, TxnResult, Wa
 
 COPIED: Final = "catalog/"
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
-HEARD_S: Final = 5.0  # period of updating the copy's time stamp
+CONTACT_S: Final = 5.0  # period of updating the copy's time stamp
 _log = logging.getLogger(__name__)
 
 
@@ -90,8 +90,8 @@ class CachedStore(Store):
         self._thread.start()
 
     def _away(self) -> StoreError:
-        said = self._trouble.message if self._trouble else ""
-        why = said.rstrip(".").rpartition(". ")[2].rpartition(": ")[2]
+        cause = self._trouble.message if self._trouble else ""
+        why = cause.rstrip(".").rpartition(". ")[2].rpartition(": ")[2]
         meanwhile = "Nothing is served from it until it is there"
         if self._copy_read is not None:
             meanwhile = (
@@ -141,7 +141,7 @@ class CachedStore(Store):
             self._try()
         while was_away and not self._stop.is_set() and not self._run_waiting():
             self._stop.wait(pause_s)
-        while not self._stop.wait(HEARD_S):
+        while not self._stop.wait(CONTACT_S):
             with contextlib.suppress(StoreError):
                 self._mark()
 
@@ -303,8 +303,8 @@ class _LateWatch:
         return self._watch.next(timeout_s)
 
     @property
-    def heard_s(self) -> float:
-        return self._watch.heard_s if self._watch is not None else float("-inf")
+    def contact_s(self) -> float:
+        return self._watch.contact_s if self._watch is not None else float("-inf")
 
     @property
     def closed(self) -> bool:

@@ -85,7 +85,7 @@ class Candidate:
             )
         return Compare(self._key, self.epoch, "created_revision")
 
-    def on_change(self, callback: Callable[[bool], Any]) -> None:
+    def on_change(self, callback: Callable[[bool], object]) -> None:
         """Call `callback` with `is_leader` whenever it changes; at once if this candidate leads.
 
         The loss of a lease by the clock alone is reported when the store answers again, so check

@@ -83,7 +83,7 @@ class EtcdChannel:
                 raise
         raise error
 
-    def _authenticated(self, at: int, name: str, request: Any, patience_s: float) -> Any:
+    def _authenticated(self, at: int, name: str, request: object, patience_s: float) -> Any:
         try:
             return self._call(at, name, request, patience_s)
         except grpc.RpcError as problem:

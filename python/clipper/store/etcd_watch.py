@@ -69,7 +69,7 @@ class EtcdWatch:
         self._pending_since_s = float(
             "inf"
         )  # since when a notification is pending; infinite if none is
-        self.heard_s = monotonic()
+        self.contact_s = monotonic()
         self._requests = _Requests()
         self._call: Any = None
         self._changed = threading.Condition()
@@ -108,7 +108,7 @@ class EtcdWatch:
                 hint="Check whether etcd hangs.",
             )
             self._cancel()
-        elif self._pending_since_s == float("inf") and now_s - self.heard_s > SILENCE_S:
+        elif self._pending_since_s == float("inf") and now_s - self.contact_s > SILENCE_S:
             self._pending_since_s = now_s
             self._requests.put(message("WatchRequest")(progress_request={}))
 
@@ -140,7 +140,7 @@ class EtcdWatch:
     def _run(self) -> None:
         pause_s = _PAUSE_S_MIN
         while not self._stop.is_set():
-            at, heard_s = self._channel.at, self.heard_s
+            at, contact_s = self._channel.at, self.contact_s
             try:
                 self._follow(at)
             except grpc.RpcError as problem:
@@ -151,7 +151,7 @@ class EtcdWatch:
                 self._stop.set()
             else:
                 continue  # it restarts at another revision
-            if self.heard_s != heard_s:
+            if self.contact_s != contact_s:
                 pause_s = _PAUSE_S_MIN
             self._channel.leave(at)
             self._channel.forget_token()  # an expired token may be the reason
@@ -201,7 +201,7 @@ class EtcdWatch:
             self._sync_at, self._sync_revision = self._newest(self._cursor)
         events = [self._event(event) for event in answer.events]
         with self._changed:
-            self.heard_s, self._pending_since_s = monotonic(), float("inf")
+            self.contact_s, self._pending_since_s = monotonic(), float("inf")
             if events:
                 self._cursor = events[-1].revision
                 self._ready.extend(events)
@@ -241,7 +241,7 @@ class EtcdWatch:
         with self._changed:
             self._cursor = self._sync_at = self._sync_revision = revision
             self._ready.append(Event("RESET", revision))
-            self.heard_s, self._pending_since_s = monotonic(), float("inf")
+            self.contact_s, self._pending_since_s = monotonic(), float("inf")
             self._sync()
             self._changed.notify_all()
 

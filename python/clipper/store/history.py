@@ -86,8 +86,8 @@ def audit_context(actor: str, verb: str, *, dry: bool = False) -> Iterator[Audit
 
 def is_dry_run() -> bool:
     """Return True if changes of this thread are only checked."""
-    who = _acting.get()
-    return who is not None and who.dry
+    context = _acting.get()
+    return context is not None and context.dry
 
 
 class MeshEntryNumbers:
@@ -134,12 +134,16 @@ def enter(
     ops: the change.  records: the records before it, by key.  prefix: of the keys; omitted in the
     entry.  under: where entries are kept; `MESH` for those of the mesh.
     """
-    who = _acting.get() or AuditContext(default_actor(), verb)
+    context = _acting.get() or AuditContext(default_actor(), verb)
     entry = HistoryEntry(
-        number, time_us, who.actor, who.verb or verb, tuple(_changed(ops, records, prefix))
+        number, time_us, context.actor, context.verb or verb, tuple(_changed(ops, records, prefix))
     )
-    who.entries.append(entry)
-    return None if who.dry else Put(f"{under}{number % ENTRIES_MAX:04}", msgspec.json.encode(entry))
+    context.entries.append(entry)
+    return (
+        None
+        if context.dry
+        else Put(f"{under}{number % ENTRIES_MAX:04}", msgspec.json.encode(entry))
+    )
 
 
 def _changed(ops: Sequence[Op], records: Mapping[str, Record], prefix: str) -> Iterator[Changed]:
@@ -179,5 +183,5 @@ def _read(store: Store, under: str) -> Iterator[HistoryEntry]:
 
 def plain(entry: HistoryEntry) -> dict[str, Any]:
     """Return an entry as builtins (dicts, lists, strings and numbers)."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(entry))
+    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(entry))
     return found

@@ -220,7 +220,7 @@ class _MemoryWatch:
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
-        self.heard_s = store.threads.now_s()
+        self.contact_s = store.threads.now_s()
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         give_up = None if timeout_s is None else self._store.threads.now_s() + timeout_s
@@ -243,7 +243,7 @@ class _MemoryWatch:
         return None if left == _NEVER else max(left, 0.0)
 
     def _collect(self) -> None:
-        self.heard_s = self._store.threads.now_s()
+        self.contact_s = self._store.threads.now_s()
         if self._ready:
             return
         store = self._store

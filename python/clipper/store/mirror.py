@@ -78,7 +78,7 @@ class Mirror(Mapping[str, T]):
         self._records: dict[str, Record] = {}
         self._decoded: dict[str, tuple[Record, T | None]] = {}
         self._revision = -1
-        self._heard_s = float("-inf")
+        self._contact_s = float("-inf")
         self._trouble: StoreError | None = None
         self._threads = threads = store.threads
         self._changed = threads.condition()
@@ -161,7 +161,7 @@ class Mirror(Mapping[str, T]):
         """Seconds since the store last answered, normally below 2; infinite before the first
         listing.
         """
-        return self._threads.now_s() - self._heard_s
+        return self._threads.now_s() - self._contact_s
 
     @property
     def trouble(self) -> StoreError | None:
@@ -177,7 +177,7 @@ class Mirror(Mapping[str, T]):
             self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
             return bool(predicate(self))
 
-    def on_change(self, callback: Callable[[list[KeyChange[T]]], Any]) -> None:
+    def on_change(self, callback: Callable[[list[KeyChange[T]]], object]) -> None:
         """Call `callback` with the changes on the mirror's thread, after they are visible here.
 
         Its exceptions are logged.
@@ -210,7 +210,7 @@ class Mirror(Mapping[str, T]):
             event = watch.next(POLL_S)
             if event is None and watch.closed:
                 return False
-            self._heard(watch.heard_s)
+            self._on_contact(watch.contact_s)
             batch = []
             while event is not None and event.kind != "RESET":
                 batch.append(event)
@@ -238,11 +238,11 @@ class Mirror(Mapping[str, T]):
             self._watch = None
             raise
 
-    def _heard(self, at_s: float) -> None:
+    def _on_contact(self, at_s: float) -> None:
         """Record the time of the store's last answer; a timeout is no answer."""
-        if at_s <= self._heard_s:
+        if at_s <= self._contact_s:
             return
-        self._heard_s = at_s
+        self._contact_s = at_s
         if self._trouble is not None:
             self._trouble = None
             _log.info("the mirror of %r is up to date again", self._prefix)
@@ -261,7 +261,7 @@ class Mirror(Mapping[str, T]):
             for key in old.keys() - fresh.keys():
                 self._decoded.pop(self._prefix + key, None)
             self._changed.notify_all()
-        self._heard(self._threads.now_s())
+        self._on_contact(self._threads.now_s())
         return old
 
     def _differences(self, old: dict[str, Record]) -> list[KeyChange[T]]:

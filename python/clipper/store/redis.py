@@ -57,7 +57,7 @@ PATIENCE_S: Final = 5.0  # timeout of a command
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
 
-_BEGIN = """
+_START = """
 local p, most = ARGV[1], tonumber(ARGV[2])
 local function plain(n) return string.format('%.0f', n) end
 local function current() return tonumber(redis.call('GET', p .. 'revision') or '0') end
@@ -102,7 +102,7 @@ end
 """
 
 _TXN = (
-    _BEGIN
+    _START
     + """
 local t = cmsgpack.unpack(ARGV[3])
 local fields = {revision = 2, created_revision = 3, version = 4}
@@ -161,10 +161,10 @@ return {ok and 1 or 0, revision, found}
 """
 )
 
-_GET = _BEGIN + "return load(ARGV[3])"
+_GET = _START + "return load(ARGV[3])"
 
 _RANGE = (
-    _BEGIN
+    _START
     + """
 local out = {}
 for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[3], ARGV[4])) do
@@ -175,7 +175,7 @@ return {current(), out}
 )
 
 _EVENTS = (
-    _BEGIN
+    _START
     + """
 local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[3] .. '-18446744073709551615', '+')
 local known = redis.call('MGET', p .. 'forgotten', p .. 'revision')
@@ -186,7 +186,7 @@ return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events}
 )
 
 _RENEW = (
-    _BEGIN
+    _START
     + """
 local ms = ARGV[4]
 if ms then
@@ -201,7 +201,7 @@ return tonumber(ms)
 """
 )
 
-_REVOKE = _BEGIN + "finish(ARGV[3])"
+_REVOKE = _START + "finish(ARGV[3])"
 
 
 class RedisStore(Store):

@@ -70,7 +70,7 @@ class ChangeReader:
         self.events_max = events_max
         self.changed = threading.Condition(threading.RLock())
         self.closed = False
-        self.heard_s = monotonic()
+        self.contact_s = monotonic()
         self._watches: weakref.WeakSet[RedisWatch] = weakref.WeakSet()
         self._cursor = 0  # changes up to this revision were handed to the watches
         self._due_s = 0.0
@@ -82,7 +82,7 @@ class ChangeReader:
         """Hand a watch what it has not seen, and from then on what changes. Raises StoreError."""
         with self.changed:
             found = self._stream.changes(watch.cursor)
-            self.heard_s = monotonic()
+            self.contact_s = monotonic()
             watch.take(found)
             if not self._watches:
                 self._cursor = found.revision
@@ -125,14 +125,14 @@ class ChangeReader:
         left_s = self._due_s - monotonic()
         if left_s > 0:
             waited = self._stream.wait(cursor, self._granted, min(left_s, self._block_s))
-            self.heard_s = now = monotonic()
+            self.contact_s = now = monotonic()
             if waited.granted is not None:
                 self._granted, ttl_ms = waited.granted
                 self._due_s = min(self._due_s, now + ttl_ms / 1000)
             if not waited.has_changes and waited.revision >= cursor and now < self._due_s:
                 return
         found = self._stream.changes(cursor)
-        self.heard_s = now = monotonic()
+        self.contact_s = now = monotonic()
         due_s = found.due_ms / 1000 + 0.001 if found.due_ms >= 0 else DUE_S_MAX
         with self.changed:
             self._due_s = now + min(due_s, DUE_S_MAX)
@@ -217,9 +217,9 @@ class RedisWatch:
         return None
 
     @property
-    def heard_s(self) -> float:
+    def contact_s(self) -> float:
         """Time at which the server last answered."""
-        return max(self._since_s, self._reader.heard_s if self._has_joined else self._since_s)
+        return max(self._since_s, self._reader.contact_s if self._has_joined else self._since_s)
 
     @property
     def closed(self) -> bool:

@@ -530,7 +530,7 @@ class _SqliteWatch:
         self._prefix = prefix
         self._cursor = cursor
         self._seen = -1  # SQLite's data_version at the last poll
-        self.heard_s = time.monotonic()
+        self.contact_s = time.monotonic()
         self._lease_end_s = 0.0  # end of the next lease, as of that poll
         self._synced = False
         self._ready: deque[Event] = deque()
@@ -557,7 +557,7 @@ class _SqliteWatch:
                 self._store._expire()
                 self._lease_end_s = self._store._next_end_s()
             version = self._store._data_version()
-            self.heard_s = time.monotonic()
+            self.contact_s = time.monotonic()
             if version == self._seen:
                 return
             self._lease_end_s = self._store._next_end_s()

@@ -126,7 +126,7 @@ class Watch(Protocol):
     """A stream of events in order. Threads: any may close it; one reads it."""
 
     @property
-    def heard_s(self) -> float:
+    def contact_s(self) -> float:
         """Time (time.monotonic()) at which the store last answered this watch, even without an
         event.
 

@@ -40,7 +40,7 @@ def routes(
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return ModelRouter(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
+    return ModelRouter(make, find, told, Batching(), rng, lookup=looked.append), missed, looked
 
 
 def test_a_miss_is_told_once_until_it_was_served() -> None:
@@ -138,7 +138,7 @@ def test_name_is_looked_up_once_at_a_time_and_an_event_loop_waits_for_one_that_h
 
     async def ask() -> None:
         for n in range(3 * LOOKUPS_MAX):
-            found.look_up(f"n{n % (2 * LOOKUPS_MAX)}")
+            found.lookup(f"n{n % (2 * LOOKUPS_MAX)}")
 
     asyncio.run(ask())  # it would take 48 s
     assert len(found._pending) == LOOKUPS_MAX
@@ -146,7 +146,7 @@ def test_name_is_looked_up_once_at_a_time_and_an_event_loop_waits_for_one_that_h
     wait_until(lambda: not found._pending)
     assert asked == [f"n{n}" for n in range(LOOKUPS_MAX)]
     found.close()
-    found.look_up("late")
+    found.lookup("late")
     assert not found._pending
 
 
@@ -155,7 +155,7 @@ def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
     found = Lookups(known.append)
 
     async def ask() -> list[str]:
-        found.look_up("a")
+        found.lookup("a")
         return list(known)
 
     assert asyncio.run(ask()) == ["a"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.serving.models.reads import IDS_MAX, check_reads, ids_of, said_of
+from clipper.serving.models.reads import IDS_MAX, check_reads, declaration_of, ids_of
 from clipper.types import InputType, Model, Similar
 
 
@@ -17,7 +17,7 @@ def everything(x: Any) -> dict[str, Any]:
 
 
 def told(reads: Any, x: Any) -> dict[str, list[int]] | None:
-    found = ids_of(said_of("m", reads))(x)
+    found = ids_of(declaration_of("m", reads))(x)
     return None if found is None else {table: ids.tolist() for table, ids in found.items()}
 
 
@@ -49,7 +49,7 @@ def test_rows_of_an_input(reads: Any, x: Any, ids: dict[str, list[int]] | None) 
 
 def test_functions_without_a_name_are_told_from_one_another() -> None:
     each: list[Callable[[Any], Any]] = [lambda x, n=n: {"t": [n]} for n in range(3)]
-    said = [said_of("m", one) for one in each]
+    said = [declaration_of("m", one) for one in each]
     assert [ids_of(one)(0)["t"].tolist() for one in said] == [[0], [1], [2]]  # type: ignore[index]
 
 
@@ -58,7 +58,7 @@ def test_functions_without_a_name_are_told_from_one_another() -> None:
 )
 def test_what_is_no_reading_is_refused(reads: Any) -> None:
     with pytest.raises(InvalidInput, match="reads is"):
-        said_of("m", reads)
+        declaration_of("m", reads)
 
 
 @pytest.mark.parametrize("reads", ["no.such:f", "math:nothing", "math:pi", "math:<lambda>#17"])

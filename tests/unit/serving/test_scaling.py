@@ -11,7 +11,7 @@ from clipper.errors import InvalidInput
 from clipper.serving.models.scaling import (
     Expected,
     Load,
-    Look,
+    Reading,
     Rule,
     Scaling,
     StuckWatch,
@@ -238,7 +238,7 @@ def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
 
 def test_looks_scale_and_restart() -> None:
     done: list[Any] = []
-    shown = {M: Look(1, 3, stats(0, 0, ready()))}
+    shown = {M: Reading(1, 3, stats(0, 0, ready()))}
     settings = ServerSettings(stuck_s=1.0, scale_up_after_ms=500)
     scaling = Scaling(
         settings,
@@ -248,12 +248,12 @@ def test_looks_scale_and_restart() -> None:
     )
     assert scaling.wanted(M, 7) == 7
     for i in range(10):
-        shown[M] = Look(1, 3, stats(100 * i, 100 * i, ready(suspect=i > 2, in_flight=1)))
+        shown[M] = Reading(1, 3, stats(100 * i, 100 * i, ready(suspect=i > 2, in_flight=1)))
         scaling.look(10.0 + 0.2 * i)
     assert [entry[:2] for entry in done] == [(M, 2), (M, 0)]
     assert "50% lost" in done[0][2]
     assert scaling.wanted(M, 7) == 2
-    shown[M] = Look(0, 0, stats())
+    shown[M] = Reading(0, 0, stats())
     scaling.look(20.0)
     assert scaling.wanted(M, 7) == 7, "a fixed number is followed no more"
 

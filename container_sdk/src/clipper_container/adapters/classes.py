@@ -9,7 +9,7 @@ import numpy as np
 from clipper_container.model import Scored
 
 
-def labelled(scores: Any, labels: Any, confidence: bool) -> Any:
+def labelled(scores: object, labels: object, confidence: bool) -> Any:
     """Return the label of each row, with its probability as confidence if asked for.
 
     scores: (n,) of the second of two classes, or (n, classes). labels: the classes in order; None:
@@ -20,5 +20,5 @@ def labelled(scores: Any, labels: Any, confidence: bool) -> Any:
         best, sure = (scores > 0.5).astype(np.intp), np.maximum(scores, 1 - scores)
     else:
         best, sure = np.argmax(scores, axis=1), np.max(scores, axis=1)
-    outputs: Any = best if labels is None else np.take(np.asarray(labels), best)
+    outputs: object = best if labels is None else np.take(np.asarray(labels), best)
     return Scored(outputs, sure) if confidence else outputs

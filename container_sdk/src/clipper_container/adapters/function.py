@@ -72,7 +72,7 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
             f"target {target!r} is neither module:attribute nor the path of a model: {known}"
         )
     _prepend(os.getcwd(), last=True)
-    thing: Any = importlib.import_module(module)
+    thing: object = importlib.import_module(module)
     for name in attribute.split("."):
         try:
             thing = getattr(thing, name)
@@ -145,7 +145,7 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
     return skops.load(content, tuple(about.get("trusted", ())))
 
 
-def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, Any] = {}) -> Any:
+def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, object] = {}) -> Any:
     """Load a file of a kind of files.KINDS, or `packed`. about: as in the first line of a packed
     file.
 
@@ -184,7 +184,7 @@ def _load_file(path: str, sha256: str) -> Any:
     return thing
 
 
-def _others(about: Mapping[str, Any]) -> str:
+def _others(about: Mapping[str, object]) -> str:
     """Describe packages whose version differs from when the model was packed, and how to pin
     them; "" if none.
     """
@@ -195,9 +195,9 @@ def _others(about: Mapping[str, Any]) -> str:
             now = importlib.metadata.version(name)
             if now.split(".")[:2] != str(then).split(".")[:2]:
                 found.append((name, str(then), now))
-    told = ", ".join(f"{name} {then} (here: {now})" for name, then, now in found)
+    differences = ", ".join(f"{name} {then} (here: {now})" for name, then, now in found)
     lines = ", ".join(f'"{name}=={then}"' for name, then, _ in found)
-    return f"{told}. The same versions: deploy with requirements=[{lines}]" if found else ""
+    return f"{differences}. The same versions: deploy with requirements=[{lines}]" if found else ""
 
 
 def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:

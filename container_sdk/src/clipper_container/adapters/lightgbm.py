@@ -53,9 +53,9 @@ def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
     categories = getattr(booster, "pandas_categorical", None) or []
     if not categories:
         return {}
-    told = booster.dump_model(num_iteration=1)["feature_infos"]
+    feature_infos = booster.dump_model(num_iteration=1)["feature_infos"]
     names = booster.feature_name()
-    with_values = [name for name in names if told.get(name, {}).get("values")]
+    with_values = [name for name in names if feature_infos.get(name, {}).get("values")]
     if len(with_values) != len(categories):
         return {}
     types = dict(zip(with_values, map(type_of, categories), strict=True))

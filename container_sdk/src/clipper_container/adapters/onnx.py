@@ -213,7 +213,7 @@ def _row_type(
     return (f"{ours}[*]" if len(dims) == 1 else "any"), dtype, None, batch_max
 
 
-def _largest(scores: Any, n: int) -> Any:
+def _largest(scores: object, n: int) -> Any:
     """Return the largest probability of each row; None if `scores` are not probabilities."""
     if (
         isinstance(scores, list)

@@ -70,7 +70,7 @@ def _about(key: str) -> dict[str, Any]:
     return about
 
 
-def _loaded(thing: Any, confidence: bool = True) -> Loaded:
+def _loaded(thing: object, confidence: bool = True) -> Loaded:
     try:
         model = as_model(thing, confidence)
     except TypeError as error:

@@ -54,14 +54,14 @@ class EstimatorModel(Model):
         return Scored(outputs, np.max(probabilities, axis=1))
 
 
-def knows_probabilities(estimator: Any) -> bool:
+def knows_probabilities(estimator: object) -> bool:
     """Return True if the estimator has predict_proba() and one list of classes."""
     return hasattr(estimator, "predict_proba") and isinstance(
         getattr(estimator, "classes_", None), np.ndarray
     )
 
 
-def _predict_is_argmax(estimator: Any) -> bool:
+def _predict_is_argmax(estimator: object) -> bool:
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     return (

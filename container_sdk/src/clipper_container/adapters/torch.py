@@ -64,8 +64,10 @@ class TorchModel(Model):
         self._name = self.needs[0]
         floats = (part.dtype for part in module.parameters() if part.is_floating_point())
         self._dtype = next(floats, None)
-        said = getattr(module, "input", "")
-        self.input = input or (said if isinstance(said, str | Mapping) and said else "any")
+        input_type = getattr(module, "input", "")
+        self.input = input or (
+            input_type if isinstance(input_type, str | Mapping) and input_type else "any"
+        )
         self.batch_max = batch_max
 
     def check_input(self, named: bool) -> None:

@@ -35,8 +35,8 @@ class XgboostModel(Model):
         self._objective = str(learner["objective"]["name"])
         self._is_linear = learner["gradient_booster"]["name"] == "gblinear"
         booster.set_param({"nthread": int(os.environ.get("OMP_NUM_THREADS", "1"))})
-        said = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type")
-        self._classifies = labels is not None or said == "classifier"
+        estimator_type = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type")
+        self._classifies = labels is not None or estimator_type == "classifier"
         best = booster.attr("best_iteration")
         self._rounds = (0, int(best) + 1) if best is not None else (0, 0)
         self._booster, self._labels, self._confidence = booster, labels, confidence
@@ -60,7 +60,7 @@ class XgboostModel(Model):
         best = (found > 0 if self._objective == "binary:logitraw" else found).astype(np.intp)
         return best if self._labels is None else np.take(np.asarray(self._labels), best)
 
-    def _scores(self, rows: Any) -> Any:
+    def _scores(self, rows: object) -> Any:
         if not self._is_linear:
             return self._booster.inplace_predict(rows, iteration_range=self._rounds)
         import xgboost

@@ -70,37 +70,37 @@ class ReplicaForkServer:
                 )
                 if not data:
                     return 0
-                asked = json.loads(data)
-                if "imports" in asked:
-                    self._import(asked["imports"])
+                request = json.loads(data)
+                if "imports" in request:
+                    self._import(request["imports"])
                     continue
-                self._fork(asked, fds, poll)
+                self._fork(request, fds, poll)
 
-    def _say(self, fds: Sequence[int] = (), **said: object) -> None:
+    def _send(self, fds: Sequence[int] = (), **message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            socket.send_fds(self._connection, [json.dumps(said).encode()], [*fds])
+            socket.send_fds(self._connection, [json.dumps(message).encode()], [*fds])
 
     def _import(self, names: Sequence[str]) -> None:
         try:
             self._imports.add(names)
         except Unsafe as unsafe:
-            self._say(unsafe=str(unsafe), module=unsafe.module)
+            self._send(unsafe=str(unsafe), module=unsafe.module)
             return
         gc.collect()
         gc.freeze()  # keeps the pages of these objects shared with the children
-        self._say(ready=True, imports=len(self._imports))
+        self._send(ready=True, imports=len(self._imports))
 
-    def _fork(self, asked: Message, fds: list[int], poll: select.poll) -> None:
+    def _fork(self, request: Message, fds: list[int], poll: select.poll) -> None:
         """Fork a child, which does not return."""
         if why := self._imports.trouble():
-            self._refuse(asked, fds, why)
+            self._refuse(request, fds, why)
             return
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             pid = os.fork()
         except OSError as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            self._refuse(asked, fds, str(error))
+            self._refuse(request, fds, str(error))
             return
         if pid == 0:
             self._connection.close()
@@ -108,25 +108,25 @@ class ReplicaForkServer:
                 os.close(fd)
             signal.signal(signal.SIGTERM, self._on_sigterm)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _run_and_exit(lambda: self._become(asked, fds))
+            _run_and_exit(lambda: self._become(request, fds))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
         self._children[fd] = pid
         poll.register(fd, select.POLLIN)
         for one in fds:
             os.close(one)
-        self._say([fd], id=asked["id"], pid=pid)
+        self._send([fd], id=request["id"], pid=pid)
 
-    def _refuse(self, asked: Message, fds: Sequence[int], why: str) -> None:
+    def _refuse(self, request: Message, fds: Sequence[int], why: str) -> None:
         for one in fds:
             os.close(one)
-        self._say(id=asked["id"], error=why)
+        self._send(id=request["id"], error=why)
 
     def _reap(self, fd: int) -> None:
         pid = self._children.pop(fd)
         os.close(fd)
         _, status = os.waitpid(pid, 0)
-        self._say(pid=pid, code=os.waitstatus_to_exitcode(status))
+        self._send(pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
 def _run_and_exit(work: Callable[[], int]) -> NoReturn:

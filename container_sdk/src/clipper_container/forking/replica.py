@@ -39,21 +39,21 @@ def become(
     safe_path: whether sys.path lacks the working directory.
     """
     output, control = fds
-    asked = _request(control)
-    if asked is None:
+    request = _request(control)
+    if request is None:
         return 0  # the deployer has given up, or has ended
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     with contextlib.suppress(OSError):
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
         if safe_path:
             sys.path.insert(0, os.getcwd())
     reseed()
-    set_title(asked["title"])
-    words = [str(fork_server) if word == "PARENT" else word for word in asked["arguments"]]
+    set_title(request["title"])
+    words = [str(fork_server) if word == "PARENT" else word for word in request["arguments"]]
     sys.argv[1:] = words
     return run([*words, "--report-fd", str(control)])
 

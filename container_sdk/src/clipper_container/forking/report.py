@@ -27,11 +27,11 @@ class Reporter:
             self._socket = socket.socket(fileno=fd)
             self._socket.setblocking(False)
 
-    def say(self, **said: object) -> None:
+    def say(self, **message: object) -> None:
         """Send one report. A reader that has gone, or does not read, is ignored."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.send(json.dumps(said).encode())
+                self._socket.send(json.dumps(message).encode())
 
     def hand_on(self) -> int:
         """Return the descriptor, which the next program of this process inherits; -1 for none."""

@@ -75,7 +75,7 @@ class ControlRequest:
         """Return a field of type int. Raises: RequestFailed."""
         return int(self._of(name, default, int))
 
-    def _of(self, name: str, default: Any, kind: type) -> Any:
+    def _of(self, name: str, default: object, kind: type) -> Any:
         value = self._fields.get(name, default)
         if not isinstance(value, kind):
             raise RequestFailed("none", f"{name} must be {kind.__name__}, not {value!r:.60}")
@@ -255,16 +255,16 @@ class ModelHost:
         else:
             self._channel.send({"n": n, "ok": True, **answered})
 
-    def _answer(self, n: Any, future: Future[Any]) -> None:
+    def _answer(self, n: object, future: Future[object]) -> None:
         error = future.exception()
         if error is not None:
             self._refuse(n, error)
             return
         found = future.result()
-        told = found.describe() if isinstance(found, CachedModel) else found
-        self._channel.send({"n": n, "ok": True, **(told if isinstance(told, dict) else {})})
+        reply = found.describe() if isinstance(found, CachedModel) else found
+        self._channel.send({"n": n, "ok": True, **(reply if isinstance(reply, dict) else {})})
 
-    def _refuse(self, n: Any, error: BaseException) -> None:
+    def _refuse(self, n: object, error: BaseException) -> None:
         whose = error.whose if isinstance(error, RequestFailed) else "host"
         known = isinstance(error, (RequestFailed, ContainerRejected, Disconnected))
         self._channel.send(
@@ -396,8 +396,8 @@ def run(arguments: Namespace, token: str) -> int:
     stop.on_signals(
         signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
     )
-    asked = [runtime.capacity_bytes() for runtime in runtimes]
-    capacity = arguments.capacity_mib << 20 or max(asked) or memory_bytes() // 2
+    capacities = [runtime.capacity_bytes() for runtime in runtimes]
+    capacity = arguments.capacity_mib << 20 or max(capacities) or memory_bytes() // 2
     loading = arguments.loading_max or max(2, cores())
     gc.collect()
     # exempt start-up objects from garbage collection; models, which can be unloaded, come later

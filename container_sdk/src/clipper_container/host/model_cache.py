@@ -91,10 +91,10 @@ class CachedModel:
     def options(self, token: str = "", replica: int = 0) -> ContainerOptions:
         """Return the fields of the HELLO that a connection of this model sends."""
         assert self.loaded is not None
-        model, asked = self.loaded.model, self.artifact
-        input, output = _types(asked, model)
+        model, artifact = self.loaded.model, self.artifact
+        input, output = _types(artifact, model)
         return ContainerOptions(
-            name=asked.model,
+            name=artifact.model,
             replica=replica,
             input=input,
             output=output,

@@ -110,10 +110,10 @@ class ServerConnection:
         "gate",
         "gone",
         "goodbye_sent",
-        "heard",
         "leave_requested",
         "lock",
         "options",
+        "received_s",
         "sending",
         "sock",
         "spoke",
@@ -144,7 +144,7 @@ class ServerConnection:
         self.backoff: Backoff | None = None  # set after a failed attempt
         self.welcomed: Future[None] = Future()
         self.gone: Future[str] = Future()
-        self.heard = self.spoke = 0.0
+        self.received_s = self.spoke = 0.0
 
     @property
     def key(self) -> tuple[str, str]:

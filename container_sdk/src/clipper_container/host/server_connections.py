@@ -159,12 +159,12 @@ class ServerConnections:
         if state is ConnectionState.WAITING:
             self._finish(connection, "asked to leave")
         elif state is ConnectionState.SERVING and not busy:
-            self._run_blocking(lambda: self._say_goodbye(connection))
+            self._run_blocking(lambda: self._send_goodbye(connection))
         elif state is not ConnectionState.SERVING:
             connection.shutdown()
         self._timers.after(LEAVE_S, connection.shutdown)
 
-    def _say_goodbye(self, connection: ServerConnection) -> None:
+    def _send_goodbye(self, connection: ServerConnection) -> None:
         with connection.lock:
             if connection.goodbye_sent:
                 return
@@ -309,18 +309,18 @@ class ServerConnections:
             connection.answers.evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
         )
         with connection.lock:
-            connection.welcome, connection.state, connection.heard = (
+            connection.welcome, connection.state, connection.received_s = (
                 welcome,
                 ConnectionState.SERVING,
                 time.monotonic(),
             )
-            connection.backoff, asked = None, connection.leave_requested
+            connection.backoff, is_leaving = None, connection.leave_requested
         if not welcome.quiet:
             self._beat_for(connection, welcome)
         if connection.welcomed.set_running_or_notify_cancel():
             connection.welcomed.set_result(None)
-        if asked:
-            self._say_goodbye(connection)
+        if is_leaving:
+            self._send_goodbye(connection)
         return ""
 
     def _serve(self, connection: ServerConnection, inbox: Inbox) -> str:
@@ -334,17 +334,17 @@ class ServerConnections:
         try:
             if not inbox.open(connection.sock, connection.welcome.payload_bytes_max):
                 return ""
-            connection.heard, over = time.monotonic(), ""
+            connection.received_s, over = time.monotonic(), ""
             while not over and inbox.next_frame():
                 over = self._handle_frame(connection, inbox, connection.welcome.payload_bytes_max)
-            connection.gate.took(connection.spoke - connection.heard)
+            connection.gate.took(connection.spoke - connection.received_s)
             return over
         finally:
             with connection.lock:
                 connection.busy = False
-                asked = connection.leave_requested
-            if asked:
-                self._say_goodbye(connection)
+                is_leaving = connection.leave_requested
+            if is_leaving:
+                self._send_goodbye(connection)
 
     def _handle_frame(self, connection: ServerConnection, inbox: Inbox, limit: int) -> str:
         """Handle one frame. Nothing that is a view of the buffer may outlive this call."""
@@ -354,7 +354,7 @@ class ServerConnections:
             assert connection.answers is not None
             connection.send(connection.answers.to(header, open_rows(header, payload, limit)))
         elif header.kind == Kind.GOODBYE:
-            self._say_goodbye(connection)
+            self._send_goodbye(connection)
             return "the server said goodbye"
         elif header.kind != Kind.HEARTBEAT:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
@@ -404,7 +404,7 @@ class ServerConnections:
         now = time.monotonic()
         if connection not in self._with_heartbeats:
             return
-        if now - connection.heard > SILENCE_HEARTBEATS * every_s and not connection.busy:
+        if now - connection.received_s > SILENCE_HEARTBEATS * every_s and not connection.busy:
             connection.shutdown()
             return
         if now - connection.spoke >= every_s:

@@ -24,10 +24,10 @@ from clipper_container.host.server_connection import Inbox
 from clipper_container.host.timers import Timers
 
 THREADS_MAX = 64
-LOOK_S = (
+CHECK_S = (
     0.01  # between two looks at the leader, while there is work; so long may quick work be slow
 )
-QUIET_LOOKS = 100  # checks without work after which the timer stops
+QUIET_CHECKS = 100  # checks without work after which the timer stops
 _NOBODY = 0
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class WorkerPool(Generic[_T]):
         self._threads: list[threading.Thread] = []
         self._turns = 0  # items started, by any leader
         self._at_work = False  # the leader is running an item
-        self._looked = False  # the timer that checks the leader is active
+        self._checked_s = False  # the timer that checks the leader is active
         self._stopping = False
         self._start_thread()
 
@@ -105,9 +105,9 @@ class WorkerPool(Generic[_T]):
             return
         self._turns += 1
         self._at_work = True
-        if not self._looked:
-            self._looked = True
-            self._look_later(self._turns, 0)
+        if not self._checked_s:
+            self._checked_s = True
+            self._check_later(self._turns, 0)
         try:
             item = self._ready.popleft()
         except IndexError:  # another leader took it
@@ -127,20 +127,20 @@ class WorkerPool(Generic[_T]):
 
     # -- the check for items that take unexpectedly long
 
-    def _look_later(self, turns: int, quiet: int) -> None:
-        self._timers.after(LOOK_S, lambda: self._look(turns, quiet))
+    def _check_later(self, turns: int, quiet: int) -> None:
+        self._timers.after(CHECK_S, lambda: self._check(turns, quiet))
 
-    def _look(self, before: int, quiet: int) -> None:
+    def _check(self, before: int, quiet: int) -> None:
         leader, turns = self._leader, self._turns
         if self._at_work and turns == before:
             self._take_from(leader)
         quiet = 0 if turns != before or self._at_work else quiet + 1
-        if quiet > QUIET_LOOKS:
+        if quiet > QUIET_CHECKS:
             # clear the flag, then compare: a leader counts first and checks the flag second,
             # so one of the two sees the other
-            self._looked = False
+            self._checked_s = False
             if self._turns == turns:
                 return
-            self._looked = True
+            self._checked_s = True
         if not self._stopping:
-            self._look_later(turns, quiet)
+            self._check_later(turns, quiet)

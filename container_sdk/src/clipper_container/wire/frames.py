@@ -574,7 +574,7 @@ def check_payload(header: Header, payload: Any) -> None:
         raise BadFrame("payload damaged (its CRC differs)")
 
 
-def pack_map(fields: dict[str, Any]) -> bytes:
+def pack_map(fields: dict[str, object]) -> bytes:
     """Encode a msgpack map."""
     packed: bytes = msgpack.packb(fields)
     return packed

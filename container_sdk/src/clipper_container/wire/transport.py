@@ -207,7 +207,7 @@ class FrameConnection:
         self._spins = (
             len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
         )
-        self._spin_score, self._spells = 0, 0
+        self._spin_score, self._spin_count = 0, 0
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(stop, select.POLLIN)
@@ -295,8 +295,8 @@ class FrameConnection:
         Only with a second core and while it pays: a success raises the score, a failure lowers it,
         and below zero only one message in SPIN_TRIAL is polled for.
         """
-        self._spells += 1
-        if not self._spins or (self._spin_score < 0 and self._spells % SPIN_TRIAL):
+        self._spin_count += 1
+        if not self._spins or (self._spin_score < 0 and self._spin_count % SPIN_TRIAL):
             return False
         until = time.perf_counter_ns() + SPIN_NS
         while not self._stop.requested:
@@ -330,15 +330,15 @@ class FrameConnection:
 
     def _receive_with(self, room: memoryview, flags: int, descriptors: list[int]) -> int:
         """Receive bytes and the descriptors that came with them."""
-        count, messages, said, _ = self._sock.recvmsg_into(
+        count, messages, message_flags, _ = self._sock.recvmsg_into(
             [room], _DESCRIPTORS_BYTES, flags | _CLOEXEC
         )
-        if not messages and not said & _TRUNCATED:
+        if not messages and not message_flags & _TRUNCATED:
             return count
         for level, kind, data in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors += array.array("i", data[: len(data) // 4 * 4])
-        if said & _TRUNCATED or len(descriptors) > _DESCRIPTORS_MAX:
+        if message_flags & _TRUNCATED or len(descriptors) > _DESCRIPTORS_MAX:
             raise BadFrame("more descriptors than frames that need one")
         return count
 
@@ -399,9 +399,14 @@ class Heart:
     """
 
     def __init__(
-        self, connection: FrameConnection, every_s: float, beat: Any, news: Any = None
+        self, connection: FrameConnection, every_s: float, beat: Any, on_change: Any = None
     ) -> None:
-        self._connection, self._every_s, self._beat, self._news = connection, every_s, beat, news
+        self._connection, self._every_s, self._beat, self._on_change = (
+            connection,
+            every_s,
+            beat,
+            on_change,
+        )
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-heart", daemon=True)
         self._thread.start()
@@ -411,7 +416,7 @@ class Heart:
             max(0.0, self._connection.last_sent + self._every_s - time.monotonic())
         ):
             try:
-                if self._news is not None and (pieces := self._news()):
+                if self._on_change is not None and (pieces := self._on_change()):
                     self._connection.send(pieces)
                 if time.monotonic() - self._connection.last_sent >= self._every_s:
                     self._beat()

@@ -20,7 +20,7 @@ from clipper_container.wire.transport import Backoff, Stopping, StopSwitch, pars
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
 from clipper_container.worker.serve import serve
 
-LOOK_S = 2.0  # between two look-ups of the names
+CHECK_S = 2.0  # between two look-ups of the names
 SERVERS_MAX = 1024
 JOIN_S = 30.0  # for batches that are being answered when a stop is requested
 
@@ -80,7 +80,7 @@ class AllServers:
             while True:
                 self._listed = self._resolve(self._addresses) or self._listed
                 self._look()
-                self._stop.wait(LOOK_S)
+                self._stop.wait(CHECK_S)
                 self._stop.drain()
         except Stopping:
             until = time.monotonic() + JOIN_S

@@ -21,13 +21,15 @@ DECLARED_ENV = "CLIPPER_TABLES_DECLARED"
 
 def declared(model: Model) -> dict[str, Any]:
     """Return the tables declared by the class and at deployment. Raises: LoadError."""
-    said = getattr(_owner(model), "tables", None)
-    of_class = {str(name): spec for name, spec in said.items()} if isinstance(said, Mapping) else {}
+    tables = getattr(_owner(model), "tables", None)
+    of_class = (
+        {str(name): spec for name, spec in tables.items()} if isinstance(tables, Mapping) else {}
+    )
     try:
-        told = json.loads(os.environ.get(DECLARED_ENV) or "{}")
+        declared_elsewhere = json.loads(os.environ.get(DECLARED_ENV) or "{}")
     except ValueError as error:
         raise LoadError(f"{DECLARED_ENV} is not JSON: {error}") from None
-    return {**of_class, **told}
+    return {**of_class, **declared_elsewhere}
 
 
 def give_tables(model: Model) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Evaluator:
     work: WorkRecord | None = None
     turn: threading.Lock | None = None
 
-    def run(self, inputs: Any, n: int, *sessions: Any) -> tuple[Rows, int]:
+    def run(self, inputs: object, n: int, *sessions: object) -> tuple[Rows, int]:
         """Predict `n` rows; return the reply's rows and the microseconds taken.
 
         sessions: u64 (n,), for a model that takes them.
@@ -72,7 +72,7 @@ class Evaluator:
             n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1))
         )
 
-    def _whole(self, given: tuple[Any, ...], n: int) -> Rows:
+    def _whole(self, given: tuple[object, ...], n: int) -> Rows:
         missing = -n % self.pad if self.pad else 0
         if missing:
             return first_rows(
@@ -80,7 +80,7 @@ class Evaluator:
             )
         return to_rows(self.model.predict_batch(*given), n, self.name)
 
-    def _padded(self, inputs: Any, n: int, missing: int) -> Any:
+    def _padded(self, inputs: Any, n: int, missing: int) -> object:
         if isinstance(inputs, list):
             return inputs + inputs[-1:] * missing
         padded = np.empty((n + missing, *inputs.shape[1:]), inputs.dtype)
@@ -99,7 +99,7 @@ class Evaluator:
         except Exception as error:
             raise PredictionFailed(user_traceback(error)) from None
 
-    def _each(self, n: int, predict: Callable[[int], Any]) -> Rows:
+    def _each(self, n: int, predict: Callable[[int], object]) -> Rows:
         """Predict each row alone and mark those that fail. Raises: PredictionFailed when all
         fail.
         """
@@ -119,9 +119,9 @@ class Evaluator:
         return spread(rows, failed, _bounded("\n".join(texts))) if texts else rows
 
 
-def _only(rows: Rows) -> Any:
+def _only(rows: Rows) -> object:
     """Return the single row of `rows` as a value."""
-    value: Any = rows.data if rows.lengths is not None else rows.data[0]
+    value: object = rows.data if rows.lengths is not None else rows.data[0]
     if rows.dtype >= 13:
         raw = rows.data.tobytes()
         value = raw.decode() if rows.dtype == 13 else raw
@@ -133,7 +133,7 @@ def _only(rows: Rows) -> Any:
     )
 
 
-def _merged(values: list[Any], name: str) -> Rows:
+def _merged(values: list[object], name: str) -> Rows:
     if not any(isinstance(value, Scored) for value in values):
         return to_rows(values, len(values), name)
     scored = [value if isinstance(value, Scored) else Scored(value) for value in values]

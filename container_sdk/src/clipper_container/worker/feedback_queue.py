@@ -34,7 +34,7 @@ FEEDBACK_FRAMES_MAX = 256
 class FeedbackQueue:
     """Queue of feedback frames for one model.
 
-    Threads: the serving thread; `news` may be called from one other.
+    Threads: the serving thread; `changed_accuracy` may be called from one other.
     """
 
     def __init__(self, model: Model, name: str, payload_bytes_max: int, every_s: float) -> None:
@@ -47,10 +47,10 @@ class FeedbackQueue:
         )
         self._waiting: deque[tuple[Rows, Rows]] = deque()
         self._troubles: dict[str, int] = {}
-        self._asked_s = 0.0
+        self._accuracy_read_s = 0.0
         self._accuracy: float | None = None
-        self._said = pack_accuracy(0, 0, None)
-        self._ask()
+        self._last_accuracy = pack_accuracy(0, 0, None)
+        self._read_accuracy()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -77,21 +77,23 @@ class FeedbackQueue:
             self._complain(
                 "correct", f"correct() failed on {inputs.n} rows:\n{user_traceback(error)}"
             )
-        if not self._waiting or time.monotonic() >= self._asked_s + self._every_s:
-            self._ask()
+        if not self._waiting or time.monotonic() >= self._accuracy_read_s + self._every_s:
+            self._read_accuracy()
 
-    def _ask(self) -> None:
-        self._asked_s = time.monotonic()
+    def _read_accuracy(self) -> None:
+        self._accuracy_read_s = time.monotonic()
         try:
-            said = self._model.accuracy()
+            accuracy = self._model.accuracy()
         except Exception as error:
             self._complain("accuracy", f"accuracy() failed:\n{user_traceback(error)}")
             return
-        if said is None or (isinstance(said, int | float | np.number) and 0 <= said <= 1):
-            self._accuracy = None if said is None else float(said)
+        if accuracy is None or (
+            isinstance(accuracy, int | float | np.number) and 0 <= accuracy <= 1
+        ):
+            self._accuracy = None if accuracy is None else float(accuracy)
         else:
             self._complain(
-                "range", f"accuracy() returned {said!r}; return a number from 0 to 1, or None"
+                "range", f"accuracy() returned {accuracy!r}; return a number from 0 to 1, or None"
             )
 
     def _complain(self, what: str, text: str) -> None:
@@ -104,14 +106,14 @@ class FeedbackQueue:
                 f"model '{self._name}': {text}\n({count} times so far)", file=sys.stderr, flush=True
             )
 
-    def news(self) -> list[bytes]:
+    def changed_accuracy(self) -> list[bytes]:
         """Return an ACCURACY frame in pieces if something changed since the last one, else
         nothing.
         """
         payload = pack_accuracy(self.learned, self.failed, self._accuracy)
-        if payload == self._said:
+        if payload == self._last_accuracy:
             return []
-        self._said = payload
+        self._last_accuracy = payload
         return control_frame(Kind.ACCURACY, payload)
 
 

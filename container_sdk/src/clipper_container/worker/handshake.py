@@ -106,11 +106,11 @@ class Welcome:
         ):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        told = (
+        reason = (
             bool(fields.get(key, False))
             for key in ("crc", "shared", "accuracy", "qualifiers", "quiet")
         )
-        return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
+        return cls(heartbeat_ms / 1000, payload_bytes_max, *reason)
 
 
 def welcome_of(header: Header, payload: Bytes) -> Welcome:

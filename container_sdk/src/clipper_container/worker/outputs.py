@@ -33,7 +33,7 @@ class WrongCount(InvalidOutput):
         )
 
 
-def to_rows(returned: Any, n: int, name: str) -> Rows:
+def to_rows(returned: object, n: int, name: str) -> Rows:
     """Convert what `predict_batch` returned for a batch of `n` rows.
 
     returned: ndarray (n, ...) of numbers or strings; a list of n numbers, strs, bytes or arrays (of
@@ -57,7 +57,7 @@ def to_rows(returned: Any, n: int, name: str) -> Rows:
     return _list(list(values), name)
 
 
-def _values(returned: Any, n: int, name: str) -> Any:
+def _values(returned: object, n: int, name: str) -> Any:
     """Return `returned` as an ndarray of at least one dimension, or as a list."""
     if isinstance(returned, (list, tuple)):
         return returned
@@ -88,7 +88,7 @@ def _values(returned: Any, n: int, name: str) -> Any:
     return array
 
 
-def as_array(value: Any) -> NDArray[Any] | None:
+def as_array(value: object) -> NDArray[Any] | None:
     """Convert a pandas, polars, torch, jax or similar object to an ndarray; None if it is not
     one.
     """
@@ -134,7 +134,7 @@ def _array(values: NDArray[Any], name: str) -> Rows:
     return Rows(dtype, n, np.ascontiguousarray(values, native))
 
 
-def _list(values: list[Any], name: str) -> Rows:
+def _list(values: list[object], name: str) -> Rows:
     first = values[0]
     if isinstance(first, str):
         return _joined(DType.STR, [_text(value, i, name) for i, value in enumerate(values)])
@@ -145,13 +145,13 @@ def _list(values: list[Any], name: str) -> Rows:
     return _arrays(values, name)
 
 
-def _text(value: Any, i: int, name: str) -> bytes:
+def _text(value: object, i: int, name: str) -> bytes:
     if not isinstance(value, str):
         raise _mixed(name, "a str", i, value)
     return value.encode("utf-8", "replace")
 
 
-def _blob(value: Any, i: int, name: str) -> bytes:
+def _blob(value: object, i: int, name: str) -> bytes:
     if not isinstance(value, _BYTES):
         raise _mixed(name, "bytes", i, value)
     return bytes(value)
@@ -162,7 +162,7 @@ def _joined(dtype: DType, values: list[bytes]) -> Rows:
     return Rows(dtype, len(values), np.frombuffer(b"".join(values), np.uint8), lengths)
 
 
-def _numbers(values: list[Any], name: str) -> NDArray[Any]:
+def _numbers(values: list[object], name: str) -> NDArray[Any]:
     for i, value in enumerate(values):
         if not isinstance(value, _SCALARS):
             raise _mixed(name, "a number", i, value)
@@ -177,7 +177,7 @@ def _numbers(values: list[Any], name: str) -> NDArray[Any]:
     return array
 
 
-def _arrays(values: list[Any], name: str) -> Rows:
+def _arrays(values: list[object], name: str) -> Rows:
     arrays = [_one_array(value, i, name) for i, value in enumerate(values)]
     if all(array.shape == arrays[0].shape for array in arrays):
         return _array(np.stack(arrays), name)
@@ -194,7 +194,7 @@ def _arrays(values: list[Any], name: str) -> Rows:
     return Rows(rows.dtype, len(arrays), rows.data, lengths)
 
 
-def _one_array(value: Any, i: int, name: str) -> NDArray[Any]:
+def _one_array(value: object, i: int, name: str) -> NDArray[Any]:
     try:
         array = np.asarray(value) if isinstance(value, (list, tuple)) else as_array(value)
     except ValueError as error:
@@ -209,18 +209,18 @@ def _one_array(value: Any, i: int, name: str) -> NDArray[Any]:
     return array
 
 
-def _mixed(name: str, first: str, i: int, value: Any) -> InvalidOutput:
+def _mixed(name: str, first: str, i: int, value: object) -> InvalidOutput:
     return InvalidOutput(
         f"model '{name}' returned {first} for row 0 and {_a(value)} for row {i}; all outputs are of"
         " one kind."
     )
 
 
-def _a(value: Any) -> str:
+def _a(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
+def _confidence(values: object, n: int, name: str) -> NDArray[np.float32]:
     try:
         confidence = np.ascontiguousarray(values, np.float32)
     except (TypeError, ValueError) as error:
@@ -235,23 +235,23 @@ def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
     return confidence
 
 
-def _qualifiers(values: Any, n: int, name: str) -> list[bytes] | None:
+def _qualifiers(values: object, n: int, name: str) -> list[bytes] | None:
     """Return a msgpack map per row, b"" for a row without; None when no row has any."""
     if not isinstance(values, (list, tuple)) or len(values) != n:
-        said = (
+        got = (
             f"{len(values)} of them"
             if isinstance(values, (list, tuple))
             else f"a {type(values).__name__}"
         )
         raise InvalidOutput(
-            f"model '{name}' got a batch of {n} and returned as qualifiers {said}; return a list,"
-            " one dict per row."
+            f"model '{name}' got a batch of {n} and returned as qualifiers {got};"
+            " return a list, one dict per row."
         )
     packed = [_packed(value, i, name) for i, value in enumerate(values)]
     return packed if any(packed) else None
 
 
-def _packed(value: Any, i: int, name: str) -> bytes:
+def _packed(value: object, i: int, name: str) -> bytes:
     if not value and (value is None or isinstance(value, dict)):
         return b""
     if not isinstance(value, dict):
@@ -316,8 +316,8 @@ def spread(rows: Rows, failed: NDArray[np.bool_], text: str) -> Rows:
         spreaded.confidence = np.zeros(n, np.float32)
         spreaded.confidence[good] = rows.confidence
     if rows.qualifiers is not None:
-        said = iter(rows.qualifiers)
-        spreaded.qualifiers = [b"" if bad else next(said) for bad in failed]
+        qualifiers = iter(rows.qualifiers)
+        spreaded.qualifiers = [b"" if bad else next(qualifiers) for bad in failed]
     return spreaded
 
 

@@ -24,7 +24,7 @@ class PipelinedModel(Protocol):
     that comes while another is computed begins at once, and not only after the other.
     """
 
-    def submit(self, inputs: Any) -> Any:
+    def submit(self, inputs: object) -> Any:
         """Begin a batch; return what collect() takes."""
 
     def collect(self, batch: Any) -> Any:
@@ -36,7 +36,7 @@ class _UnderWay:
     header: Header
     rows: Rows
     batch: Any  # None: submit() failed
-    begun_ns: int
+    started_ns: int
 
 
 class BatchPipeline:
@@ -86,7 +86,7 @@ class BatchPipeline:
         except Exception:
             return self._replies.to(first.header, first.rows)
         now_ns = time.perf_counter_ns()
-        took_us = (now_ns - max(first.begun_ns, self._ended_ns)) // 1000
+        took_us = (now_ns - max(first.started_ns, self._ended_ns)) // 1000
         self._ended_ns = now_ns
         return self._replies.encode(first.header, outputs, took_us)
 

@@ -57,7 +57,7 @@ from clipper_container.worker.named_tensors import with_tensors
 from clipper_container.worker.pipeline import is_pipelined, pipeline_of
 from clipper_container.worker.replies import BatchReplies, evaluate
 
-SAY_AGAIN_S = 30.0
+ANNOUNCE_AGAIN_S = 30.0
 _SHARED = int(Flag.SHARED)
 
 
@@ -90,30 +90,35 @@ def serve(
     evaluator = evaluator_of(model, options)
     if turn is not None:
         evaluator.turn = turn
-    backoff, say = Backoff(), _Announcer(options.name)
+    backoff, announcer = Backoff(), _Announcer(options.name)
     signs = (lambda: _touch(alive)) if alive else _nothing
     sharing = address.startswith("unix:") and can_share() and not is_pipelined(evaluator)
     try:
         while True:
             try:
                 _serve_once(
-                    evaluator, address, options, stop, (backoff.reset, say.reset, signs), sharing
+                    evaluator,
+                    address,
+                    options,
+                    stop,
+                    (backoff.reset, announcer.reset, signs),
+                    sharing,
                 )
                 return
             except CannotShare as error:
                 sharing = False
-                say(f"{address}: {error}; continuing without shared memory")
+                announcer(f"{address}: {error}; continuing without shared memory")
             except (Disconnected, BadFrame, OSError) as error:
                 if not is_wanted():
                     return
-                say(f"{address}: {error}; reconnecting")
+                announcer(f"{address}: {error}; reconnecting")
                 stop.wait(backoff.next_s())
     except Stopping:
         return
 
 
 class _Announcer:
-    """Prints connection errors to stderr; the same error at most once in SAY_AGAIN_S."""
+    """Prints connection errors to stderr; the same error at most once in ANNOUNCE_AGAIN_S."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -124,7 +129,7 @@ class _Announcer:
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
-        if text != self._last or now - self._when > SAY_AGAIN_S:
+        if text != self._last or now - self._when > ANNOUNCE_AGAIN_S:
             print(f"model '{self._name}': {text}", file=sys.stderr, flush=True)
             self._last, self._when = text, now
 
@@ -201,9 +206,9 @@ class _Version2:
         """
         connection = self._connection
 
-        def news() -> Any:
+        def changed_accuracy() -> Any:
             signs()
-            return self._feedback.news() if self._welcome.accuracy else None
+            return self._feedback.changed_accuracy() if self._welcome.accuracy else None
 
         heart = None
         if not self._welcome.quiet:
@@ -211,7 +216,7 @@ class _Version2:
                 connection,
                 self._welcome.heartbeat_s,
                 lambda: connection.send(control_frame(Kind.HEARTBEAT)),
-                news,
+                changed_accuracy,
             )
         try:
             while self._handle_frame():
@@ -266,7 +271,7 @@ class _Version2:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return True
 
-    def _reply_to(self, header: Header, payload: Bytes) -> list[Any]:
+    def _reply_to(self, header: Header, payload: Bytes) -> list[object]:
         """Return the frame that answers a batch. After it is sent the server may overwrite the
         rows.
         """

@@ -53,26 +53,26 @@ class WarmUp:
 def warm_up(
     evaluator: Evaluator,
     input: str,
-    said: str,
+    setting: str,
     batch_max: int,
     announce: Callable[[int], None] = lambda rows: None,
 ) -> WarmUp:
     """Run the batches.
 
-    input: type of one row. said: "" to generate rows of that type, "off", or rows as JSON.
+    input: type of one row. setting: "" to generate rows of that type, "off", or rows as JSON.
     batch_max: most rows of a batch, 0 for no limit. announce: called with the rows of a batch
     before the first of each size.
 
     A model that fails here is ready all the same; the reason is printed to stderr.
     """
-    if said == OFF:
+    if setting == OFF:
         return WarmUp()
     try:
-        rows = given_rows(json.loads(said), input) if said else _made_up(input)
+        rows = given_rows(json.loads(setting), input) if setting else _made_up(input)
     except (ValueError, TypeError) as error:
         _warn(evaluator.name, f"the warm-up rows cannot be read as {input}: {error}")
         return WarmUp()
-    if rows is None or not (said or _is_harmless(evaluator)):
+    if rows is None or not (setting or _is_harmless(evaluator)):
         return WarmUp()
     try:
         with _interrupted_after(LIMIT_S):
@@ -81,7 +81,7 @@ def warm_up(
         _warn(evaluator.name, f"the warm-up took longer than {LIMIT_S:g} s and was interrupted")
         return WarmUp()
     except PredictionFailed as failure:
-        whose = "" if said else "made-up "
+        whose = "" if setting else "made-up "
         _warn(
             evaluator.name,
             f"it failed on {whose}rows of type {input}, and serves without a warm-up. Give rows "
@@ -104,7 +104,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise _TooLong
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -211,7 +211,7 @@ def _made_up_records(tensors: Tensors) -> Array | list[bytes] | None:
     return tensors.pack_many(values)
 
 
-def given_rows(rows: Any, input: str) -> Any:
+def given_rows(rows: object, input: str) -> Any:
     """Convert the user's rows, read from JSON, to the input type. Raises: ValueError, TypeError."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("a list of rows is needed")

@@ -16,7 +16,7 @@ from clipper.errors import ConfigError, NotAllowed
 
 _log = logging.getLogger(__name__)
 _MARK = "sha256:"
-_BEGIN = "ck_"
+_START = "ck_"
 _SCHEME = b"bearer "
 
 
@@ -102,7 +102,7 @@ def _read(path: str, setting: str) -> dict[bytes, tuple[bytes, str]]:
 
 def new_key() -> str:
     """Return a new random key."""
-    return _BEGIN + secrets.token_urlsafe(32)
+    return _START + secrets.token_urlsafe(32)
 
 
 def line_of(name: str, key: str) -> str:

@@ -54,7 +54,7 @@ def with_cors(origins: Sequence[str], handle: Handle) -> Handle:
     return wrapped
 
 
-def _with_headers(step: Callable[[], Any], request: HttpRequest, added: Headers) -> Any:
+def _with_headers(step: Callable[[], object], request: HttpRequest, added: Headers) -> Any:
     """Call `step`, and add headers to its response. Errors become responses here, like in the
     connection."""
     try:

@@ -15,7 +15,7 @@ from clipper.settings.http import TlsFiles
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _PROBES = b"/v2/health/"
 Handle = Callable[[HttpRequest], HandlerResult]
 
@@ -62,7 +62,7 @@ class CredentialFiles:
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(_CHECK_S):
             self.look()
 
     def look(self) -> None:

@@ -66,5 +66,5 @@ def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Ht
 
 def _is_of_the_page(request: HttpRequest) -> bool:
     path = request.path
-    asks_for_html = b"text/html" in request.headers.get(b"accept", b"")
-    return path == _PAGE or path.startswith(_PAGE + b"/") or (path == b"/" and asks_for_html)
+    accepts_html = b"text/html" in request.headers.get(b"accept", b"")
+    return path == _PAGE or path.startswith(_PAGE + b"/") or (path == b"/" and accepts_html)

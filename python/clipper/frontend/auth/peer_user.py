@@ -60,7 +60,7 @@ def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
     return int(user) if state == _ESTABLISHED and inode else None
 
 
-def is_own_user(client: tuple[Any, ...], server: tuple[Any, ...]) -> bool:
+def is_own_user(client: tuple[object, ...], server: tuple[object, ...]) -> bool:
     """Return whether the client is a process of this process's user, or of root."""
     return user_of(client, server) in (os.geteuid(), 0)
 

@@ -107,12 +107,12 @@ class ApplicationService:
             request_id(request.request_id) or call.request_id,
         )
         call.start_query()
-        asked = [
+        queries = [
             predict(resolved, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
         ]
-        call.end_query(resolved, asked)
-        await self._calls.done(asked)
-        return message("clipper.v1.PredictManyReply")(replies=_replies(asked, resolved))
+        call.end_query(resolved, queries)
+        await self._calls.done(queries)
+        return message("clipper.v1.PredictManyReply")(replies=_replies(queries, resolved))
 
     async def predict_stream(
         self, requests: AsyncIterator[Message], call: GrpcCall
@@ -174,7 +174,7 @@ def row_of(value: Message, taken: InputType | Tensors, name: str) -> Any:
     return _unnamed(value, kind, taken, name)
 
 
-def _record_of(value: Message, tensors: Tensors, name: str) -> Any:
+def _record_of(value: Message, tensors: Tensors, name: str) -> object:
     """Return the values of named tensors, in the tensors' own types where these are known."""
     if value.WhichOneof("kind") != "record":
         return _unnamed(value, value.WhichOneof("kind"), InputType("any"), name)
@@ -185,7 +185,7 @@ def _record_of(value: Message, tensors: Tensors, name: str) -> Any:
     }
 
 
-def _tensor_of(value: Message, spec: TensorSpec, name: str) -> Any:
+def _tensor_of(value: Message, spec: TensorSpec, name: str) -> object:
     """Return a Value as a tensor. Raises InvalidInput for one that does not fit."""
     kind = value.WhichOneof("kind")
     if kind in (None, "json", "record"):
@@ -202,18 +202,18 @@ def _tensor_of(value: Message, spec: TensorSpec, name: str) -> Any:
         return spec.array(_unnamed(value, kind, InputType("any"), name))
     found = np.array(value.numbers.values)
     with np.errstate(invalid="ignore", over="ignore"):
-        cast = found.astype(spec.numpy)
-    if spec.numpy.kind in "iub" and not (cast == found).all():
+        values = found.astype(spec.numpy)
+    if spec.numpy.kind in "iub" and not (values == found).all():
         raise InvalidInput(f"tensor {spec.name!r}: expected {spec.type}, got other numbers.")
-    is_flat = FREE not in spec.shape and cast.size == math.prod(spec.shape)
-    return spec.array(cast.reshape(spec.shape) if is_flat else cast)
+    is_flat = FREE not in spec.shape and values.size == math.prod(spec.shape)
+    return spec.array(values.reshape(spec.shape) if is_flat else values)
 
 
-def _unnamed(value: Message, kind: str, type_: InputType, name: str) -> Any:
+def _unnamed(value: Message, kind: str, type_: InputType, name: str) -> object:
     if kind == "tensor":
         return _array_of(value.tensor, name)
     if kind == "numbers":
-        plain: Any = value.numbers.values
+        plain: object = value.numbers.values
     elif kind == "text" or kind == "data" or type_.dtype in ("any", "str", "bytes"):
         return getattr(value, kind)
     else:
@@ -223,7 +223,7 @@ def _unnamed(value: Message, kind: str, type_: InputType, name: str) -> Any:
     return _numbers_of(plain, type_, name)
 
 
-def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
+def _numbers_of(plain: object, type_: InputType, name: str) -> object:
     """Convert float64 to the application's element type. Raises InvalidInput if integers would
     be rounded."""
     found = np.array(plain)
@@ -231,22 +231,22 @@ def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
         return found
     dtype = numpy_dtype(type_)
     with np.errstate(invalid="ignore", over="ignore"):
-        cast = found.astype(dtype)
-    if dtype.kind in "iub" and not (cast == found).all():
+        values = found.astype(dtype)
+    if dtype.kind in "iub" and not (values == found).all():
         raise InvalidInput(f"`{name}` has numbers that are no {type_.dtype}.")
     return (
-        cast.reshape(type_.shape)
-        if not type_.variable and cast.size == math.prod(type_.shape)
-        else cast
+        values.reshape(type_.shape)
+        if not type_.variable and values.size == math.prod(type_.shape)
+        else values
     )
 
 
-def _array_of(tensor: Message, name: str) -> Any:
+def _array_of(tensor: Message, name: str) -> object:
     shape = codec.checked_shape(name, tensor.datatype, tensor.shape, {})
     return codec.from_binary(name, tensor.datatype, shape, memoryview(tensor.data))
 
 
-def _label_of(value: Message) -> Any:
+def _label_of(value: Message) -> object:
     kind = value.WhichOneof("kind")
     if kind is None:
         return None
@@ -278,7 +278,7 @@ def _value_of(output: Message) -> Message:
     return _VALUE(json=to_json(output).decode())
 
 
-def _context(request: Message) -> Any:
+def _context(request: Message) -> object:
     return np.array(request.context) if request.context else None
 
 
@@ -301,9 +301,9 @@ def _prediction(future: Future, resolved: ResolvedApplication) -> Message:
         decided_by=answer.decided_by if answer.decided_by != "all" else "",
         set=[_value_of(label) for label in answer.set],
     )
-    for model, said in answer.qualifiers.items():
+    for model, qualifier in answer.qualifiers.items():
         values = made.qualifiers[_name_of(model)].values
-        for name, value in said.items():
+        for name, value in qualifier.items():
             values[name].CopyFrom(_value_of(value))
     return made
 

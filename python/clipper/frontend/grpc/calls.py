@@ -198,13 +198,13 @@ class GrpcDispatcher:
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
-            begin = functools.partial(self._admit, keys)
+            admit = functools.partial(self._admit, keys)
             read = decoder(message(method.input_type.full_name), method.client_streaming)
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
             found[method.name] = make(  # no deserializer: grpcio would report its errors as UNKNOWN
                 (self._streaming if method.server_streaming else self._calling)(
-                    each[method.name], read, begin, counts
+                    each[method.name], read, admit, counts
                 ),
                 response_serializer=message(method.output_type.full_name).SerializeToString,
             )
@@ -214,11 +214,11 @@ class GrpcDispatcher:
         self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
     ) -> Any:
         """Return the handler of a method whose request and reply are bytes."""
-        begin, counts = (
+        admit, counts = (
             functools.partial(self._admit, self._keys),
             self._counts.method(service, method, False),
         )
-        return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, begin, counts))
+        return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, admit, counts))
 
     def _admit(self, keys: ApiKeys | None, call: GrpcCall) -> None:
         """Admit a call. Raises NotAllowed, and Overloaded if there are too many calls."""
@@ -236,7 +236,7 @@ class GrpcDispatcher:
         self,
         handle: Any,
         read: Callable[[Any], Any],
-        begin: Callable[[GrpcCall], None],
+        admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
     ) -> Any:
         everything = self._counts
@@ -245,7 +245,7 @@ class GrpcDispatcher:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
-                begin(call)
+                admit(call)
                 reply = await handle(read(request), call)
                 code = "OK"
                 return reply
@@ -256,7 +256,7 @@ class GrpcDispatcher:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
                 if call.trace is not None and call.trace.sampled:
-                    self._tell(call, call.trace, counts, code)
+                    self._notify(call, call.trace, counts, code)
 
         return serve
 
@@ -264,7 +264,7 @@ class GrpcDispatcher:
         self,
         handle: Any,
         read: Callable[[Any], Any],
-        begin: Callable[[GrpcCall], None],
+        admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
     ) -> Any:
         everything = self._counts
@@ -273,7 +273,7 @@ class GrpcDispatcher:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
-                begin(call)
+                admit(call)
                 async for reply in handle(read(requests), call):
                     counts.messages += 1
                     yield reply
@@ -285,11 +285,11 @@ class GrpcDispatcher:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
                 if call.trace is not None and call.trace.sampled:
-                    self._tell(call, call.trace, counts, code)
+                    self._notify(call, call.trace, counts, code)
 
         return serve
 
-    def _tell(self, call: GrpcCall, trace: Trace, counts: MethodCounts, code: str) -> None:
+    def _notify(self, call: GrpcCall, trace: Trace, counts: MethodCounts, code: str) -> None:
         log_call(trace, f"{counts.service}/{counts.method}", code, call.began_ns)
         if self._exporter is not None:
             self._exporter.put(
@@ -346,7 +346,9 @@ async def _until(event: asyncio.Event, step: Any) -> None:
             each.cancel()
 
 
-def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _after(
+    first: Callable[[object], object], then: Callable[[object], object]
+) -> Callable[[object], object]:
     return lambda data: then(first(data))
 
 

@@ -16,7 +16,7 @@ from clipper.frontend.protocols import message, pool
 
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
@@ -39,17 +39,17 @@ class HealthService:
 
     async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
         """Yield the status, and again at each change."""
-        told = None
+        reported = None
         while not self._calls.closing.is_set():
             status = await self._calls.work(lambda: self._status(request.service))
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 yield self._response(status=status)
             try:
-                await asyncio.wait_for(self._calls.closing.wait(), _LOOK_S)
+                await asyncio.wait_for(self._calls.closing.wait(), _CHECK_S)
             except TimeoutError:
                 continue
-        if told != _NOT_SERVING:
+        if reported != _NOT_SERVING:
             yield self._response(status=_NOT_SERVING)
 
     def _status(self, service: str) -> int:
@@ -88,20 +88,20 @@ class ReflectionService:
 
 def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a ServerReflectionResponse to a request."""
-    asked = request.WhichOneof("message_request")
-    if asked == "list_services":
+    kind = request.WhichOneof("message_request")
+    if kind == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in services]}}
     finders: dict[str, Callable[[str], Any]] = {
         "file_by_filename": pool().FindFileByName,
         "file_containing_symbol": pool().FindFileContainingSymbol,
     }
-    if asked not in finders:
+    if kind not in finders:
         return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
     try:
-        file = finders[asked](getattr(request, asked))
+        file = finders[kind](getattr(request, kind))
     except KeyError:
         return _refusal(
-            grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here"
+            grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, kind)[:200]!r} here"
         )
     return {
         "file_descriptor_response": {

@@ -46,11 +46,11 @@ class InferenceService:
         }
         self.handlers = calls.handlers(SERVICE, each)
 
-    async def live(self, request: Any, call: GrpcCall) -> Any:
+    async def live(self, request: object, call: GrpcCall) -> Any:
         """Return that the process is alive."""
         return _response("ServerLive")(live=True)
 
-    async def ready(self, request: Any, call: GrpcCall) -> Any:
+    async def ready(self, request: object, call: GrpcCall) -> Any:
         """Return whether the server is ready."""
         return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
 
@@ -103,7 +103,7 @@ class InferenceService:
 
     # -- asking
 
-    async def infer(self, request: Any, call: GrpcCall) -> Any:
+    async def infer(self, request: object, call: GrpcCall) -> Any:
         """Answer an infer request."""
         return await self._infer(request, call, True)
 
@@ -111,36 +111,43 @@ class InferenceService:
         """Answer an infer request. until_deadline: the call's deadline is the query's SLO, not
         only a limit."""
         models = self._models
-        asked = protobuf_codec.decode(request)
+        request_in = protobuf_codec.decode(request)
 
-        def slo_us_of(target: InferenceTarget, rows: Any) -> int:
-            given_ms = timeout_ms(asked)
+        def slo_us_of(target: InferenceTarget, rows: object) -> int:
+            given_ms = timeout_ms(request_in)
             named_us = models.slo_us(target, rows, given_ms)
             return self._calls.slo_us(
                 call, None if until_deadline and given_ms is None else named_us, named_us
             )
 
         if (ids := ids_in(call.context.invocation_metadata() or ())) is not None:
-            return await self._infer_several(MultiModelRequest(models, ids, asked), slo_us_of, call)
+            return await self._infer_several(
+                MultiModelRequest(models, ids, request_in), slo_us_of, call
+            )
         target = models.target(request.model_name, request.model_version)
-        rows = models.rows(target, asked)
+        rows = models.rows(target, request_in)
         slo_us = slo_us_of(target, rows)
         if models.is_array(rows):
-            asking = await self._calls.work(
-                lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
+            pending = await self._calls.work(
+                lambda: models.ask(target, rows, request_in, slo_us, call.request_id, call.trace)
             )
         else:
-            asking = models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
-        await self._calls.done(asking.futures)
-        outputs, parameters = asking.inferred()
+            pending = models.ask(target, rows, request_in, slo_us, call.request_id, call.trace)
+        await self._calls.done(pending.futures)
+        outputs, parameters = pending.inferred()
         return protobuf_codec.encode(
-            target.name, target.answered_version, asked.id, outputs, parameters, asked.outputs
+            target.name,
+            target.answered_version,
+            request_in.id,
+            outputs,
+            parameters,
+            request_in.outputs,
         )
 
     async def _infer_several(
         self,
         several: MultiModelRequest,
-        slo_us_of: Callable[[InferenceTarget, Any], int],
+        slo_us_of: Callable[[InferenceTarget, object], int],
         call: GrpcCall,
     ) -> Any:
         if several.is_array:

@@ -84,7 +84,7 @@ class MeshService:
 
     async def register(self, request: Any, call: GrpcCall) -> Any:
         """Register a model."""
-        who = self.check_manages(call)
+        actor = self.check_manages(call)
         info = _info(request, "modelInfo")
         if request.sync and not request.loadNow:
             raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
@@ -95,13 +95,13 @@ class MeshService:
             "used_ms": request.lastUsedTime,
         }
         return _model_info(
-            await self._work(request.sync, _by(who, lambda: register(*about, **settings)))
+            await self._work(request.sync, _by(actor, lambda: register(*about, **settings)))
         )
 
     async def unregister(self, request: Any, call: GrpcCall) -> Any:
         """Remove a model."""
-        who = self.check_manages(call)
-        await self._calls.manage(_by(who, lambda: self._mesh.unregister(request.modelId)))
+        actor = self.check_manages(call)
+        await self._calls.manage(_by(actor, lambda: self._mesh.unregister(request.modelId)))
         return message("mmesh.UnregisterModelResponse")()
 
     async def status(self, request: Any, call: GrpcCall) -> Any:
@@ -156,7 +156,7 @@ class MeshService:
 
     async def set_vmodel(self, request: Any, call: GrpcCall) -> Any:
         """Create or change a v-model."""
-        who = self.check_manages(call)
+        actor = self.check_manages(call)
         info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
 
         def set_it() -> VModelStatus:
@@ -179,12 +179,12 @@ class MeshService:
             except StoreConflict as error:
                 raise _Unmet(error.message, hint=error.hint) from None
 
-        return await self._vmodel_info(await self._work(request.sync, _by(who, set_it)))
+        return await self._vmodel_info(await self._work(request.sync, _by(actor, set_it)))
 
     async def delete_vmodel(self, request: Any, call: GrpcCall) -> Any:
         """Delete a v-model. Another owner's is left as it is, without an error, as clients
         expect."""
-        who = self.check_manages(call)
+        actor = self.check_manages(call)
 
         def delete() -> None:
             try:
@@ -192,7 +192,7 @@ class MeshService:
             except Forbidden:
                 return
 
-        await self._calls.manage(_by(who, delete))
+        await self._calls.manage(_by(actor, delete))
         return message("mmesh.DeleteVModelResponse")()
 
     async def vmodel_status(self, request: Any, call: GrpcCall) -> Any:
@@ -202,7 +202,7 @@ class MeshService:
         )
         return await self._vmodel_info(found)
 
-    async def _vmodel_info(self, found: VModelStatus) -> Any:
+    async def _vmodel_info(self, found: VModelStatus) -> object:
         ids = (
             [found.active, *([found.target] if found.target != found.active else [])]
             if found.active or found.target
@@ -252,26 +252,26 @@ class MeshService:
                 "without a token, only the server's own user may manage the mesh over gRPC.",
                 hint=hint,
             )
-        said = str(call.metadata.get("clipper-actor", ""))[:128]
-        return name or (said if said.isprintable() and said else "grpc")
+        actor = str(call.metadata.get("clipper-actor", ""))[:128]
+        return name or (actor if actor.isprintable() and actor else "grpc")
 
 
-def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
-    """Wrap a function so that the history names `who` as the author of its changes."""
+def _by(actor: str, run: Callable[[], _T]) -> Callable[[], _T]:
+    """Wrap a function so that the history names `actor` as the author of its changes."""
 
     def act() -> _T:
-        with audit_context(who, ""):
+        with audit_context(actor, ""):
             return run()
 
     return act
 
 
-def _resolve(tell: Callable[[Any], None], what: Any) -> None:
+def _resolve(resolve: Callable[[Any], None], what: Any) -> None:
     with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller or the loop has gone
-        tell(what)
+        resolve(what)
 
 
-def _info(request: Any, field: str) -> Info:
+def _info(request: object, field: str) -> Info:
     info = getattr(request, field)
     if not info.type:
         raise InvalidInput(
@@ -280,7 +280,7 @@ def _info(request: Any, field: str) -> Info:
     return Info(info.path, info.type, info.key)
 
 
-def _model_info(status: ModelStatus) -> Any:
+def _model_info(status: ModelStatus) -> object:
     """A ModelStatusInfo."""
     info = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
     for copy in status.copies:

@@ -29,7 +29,7 @@ PIECES_MAX: Final = 2
 STALLED_S: Final = (
     30.0  # a client that reads nothing for so long is disconnected, and must start again
 )
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 _log = logging.getLogger(__name__)
 _EVENT, _REPLY = message("clipper.v1.MeshEvent"), message("clipper.v1.WatchReply")
 _KINDS: Final = {
@@ -80,7 +80,7 @@ class MeshWatchService:
             watcher.leave()
             closing.cancel()
 
-    def _cut_off(self, context: Any, task: "asyncio.Task[Any] | None") -> None:
+    def _cut_off(self, context: object, task: "asyncio.Task[Any] | None") -> None:
         """End a call that is blocked in a write: cancel its task, and send the reason when there
         is room."""
         if task is not None:
@@ -131,7 +131,7 @@ class MeshWatchCall:
         self._taken = piece is not None
         return piece
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, *_: object) -> None:
         """End the call."""
         if not self._left:
             self._left = True
@@ -168,7 +168,7 @@ class MeshWatchCall:
         disconnected."""
         give_up_s = time.monotonic() + STALLED_S
         while not self._left:
-            if self._room.acquire(timeout=_LOOK_S):
+            if self._room.acquire(timeout=_CHECK_S):
                 return True
             if time.monotonic() > give_up_s:
                 _log.info("a watcher of the mesh was cut off: it took nothing for %g s", STALLED_S)
@@ -176,7 +176,7 @@ class MeshWatchCall:
                 return False
         return False
 
-    def _post(self, act: Callable[..., object], *words: Any) -> None:
+    def _post(self, act: Callable[..., object], *words: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(act, *words)
 

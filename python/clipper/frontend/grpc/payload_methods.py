@@ -13,7 +13,7 @@ from typing import Any, Final
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.inference.json_inputs import input_of
-from clipper.frontend.inference.multi_model import ModelIds, ask_each, ids_in, those_known
+from clipper.frontend.inference.multi_model import ModelIds, ids_in, submit_each, those_known
 from clipper.frontend.inference.operations import (
     InferenceOperations,
     InferenceTarget,
@@ -65,9 +65,11 @@ class PayloadMethods:
             raise InvalidInput(f"the call names no model: {where} would.")
         ids = ModelIds((found,), True) if ids is None else ids
         targets = [self._checked(target) for target in those_known(ids, self._models.target)]
-        asking = ask_each(partial(self._one, method, target, payload, call) for target in targets)
-        await self._calls.done([future for each in asking for future in each.futures])
-        by_name = {target.name: each for target, each in zip(targets, asking, strict=True)}
+        pending = submit_each(
+            partial(self._one, method, target, payload, call) for target in targets
+        )
+        await self._calls.done([future for each in pending for future in each.futures])
+        by_name = {target.name: each for target, each in zip(targets, pending, strict=True)}
         return b"".join(
             those_known(
                 ModelIds(tuple(t.name for t in targets), ids.required),
@@ -111,8 +113,8 @@ class PayloadMethods:
         )
 
 
-def _reply(name: str, asking: PendingInference) -> bytes:
-    output = answer_of(asking.futures[0], asking.resolved).output
+def _reply(name: str, pending: PendingInference) -> bytes:
+    output = answer_of(pending.futures[0], pending.resolved).output
     if isinstance(output, str):
         return output.encode()
     if isinstance(output, bytes | bytearray | memoryview):

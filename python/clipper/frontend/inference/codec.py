@@ -244,17 +244,17 @@ def _numbers(tensor: _Tensor, at: str) -> Values:
         ):
             raise InvalidInput(f"`{at}` holds what is no {tensor.datatype}.")
         with np.errstate(over="raise"):
-            cast = values.ravel().astype(dtype)
-        if dtype.kind in "iu" and not (cast == values.ravel()).all():
+            converted = values.ravel().astype(dtype)
+        if dtype.kind in "iu" and not (converted == values.ravel()).all():
             raise OverflowError("a value is too large")
-        return cast
+        return converted
     except (ValueError, OverflowError, FloatingPointError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(f"`{at}` is no {tensor.datatype} tensor: {error}.") from None
 
 
-def _flattened(values: Values) -> list[Any]:
+def _flattened(values: Values) -> list[object]:
     flat = values if isinstance(values, list) else [values]
     while any(isinstance(value, list) for value in flat):
         flat = [
@@ -360,7 +360,7 @@ def _strings_or_array(tensor: Tensor, type_: InputType) -> Values:
     return _texts(tensor, type_.dtype)
 
 
-def _texts(tensor: Tensor, dtype: str) -> list[Any]:
+def _texts(tensor: Tensor, dtype: str) -> list[object]:
     """Return the elements of a BYTES tensor as bytes or, for `str`, as str. Raises InvalidInput."""
     if dtype == "bytes":
         return [value.encode() if isinstance(value, str) else value for value in tensor.values]
@@ -443,20 +443,20 @@ class OutputTensor(NamedTuple):
     def described(self) -> tuple[dict[str, JsonValue], bytes]:
         """Return the tensor as the response's JSON has it, and its binary data. Raises
         BadOutput."""
-        said: dict[str, JsonValue] = {
+        metadata: dict[str, JsonValue] = {
             "name": self.name,
             "datatype": self.datatype,
             "shape": self.shape,
         }
         if not self.binary:
-            said["data"] = (
+            metadata["data"] = (
                 self.values.ravel().tolist()
                 if isinstance(self.values, np.ndarray)
                 else [_as_text(value) for value in self.values]
             )
-            return said, b""
+            return metadata, b""
         data = to_binary(self.values)
-        return {**said, "parameters": {"binary_data_size": len(data)}}, data
+        return {**metadata, "parameters": {"binary_data_size": len(data)}}, data
 
 
 def output_tensors(

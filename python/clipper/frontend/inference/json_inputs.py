@@ -160,7 +160,7 @@ def _plain(value: Row, spec: TensorSpec) -> Row:
 
 def _of_numbers(
     decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: JsonText, at: str
-) -> Any:
+) -> object:
     """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2."""
     try:
         return read_json(decoder, text, at)

@@ -104,14 +104,14 @@ def those_known(ids: ModelIds, of: Callable[[str], _T]) -> list[_T]:
     return found
 
 
-def ask_each(asks: Iterable[Callable[[], _A]]) -> list[_A]:
+def submit_each(submits: Iterable[Callable[[], _A]]) -> list[_A]:
     """Start all requests. If one cannot be started, the earlier ones are cancelled."""
     under_way: list[_A] = []
     try:
-        for ask in asks:
-            under_way.append(ask())
+        for submit in submits:
+            under_way.append(submit())
     except Exception:
-        for future in (future for asking in under_way for future in asking.futures):
+        for future in (future for pending in under_way for future in pending.futures):
             future.cancel()
         raise
     return under_way
@@ -125,13 +125,13 @@ class MultiModelRequest:
     """
 
     def __init__(
-        self, models: InferenceOperations, ids: ModelIds, asked: codec.InferRequest
+        self, models: InferenceOperations, ids: ModelIds, request: codec.InferRequest
     ) -> None:
         """Find the models and read the tensors. Raises UnknownModel, InvalidInput."""
-        self._models, self._ids, self._asked = models, ids, asked
+        self._models, self._ids, self._request = models, ids, request
         targets = those_known(ids, models.target)
-        self._found = [(target, models.rows(target, asked)) for target in targets]
-        self._asking: list[PendingInference] = []
+        self._found = [(target, models.rows(target, request)) for target in targets]
+        self._pending: list[PendingInference] = []
 
     @property
     def is_array(self) -> bool:
@@ -141,7 +141,7 @@ class MultiModelRequest:
     @property
     def futures(self) -> list[Future]:
         """The futures of all models."""
-        return [future for asking in self._asking for future in asking.futures]
+        return [future for pending in self._pending for future in pending.futures]
 
     def ask(
         self,
@@ -151,9 +151,11 @@ class MultiModelRequest:
     ) -> None:
         """Submit the queries. slo_us: returns the SLO of a target and its rows."""
         times = [slo_us(target, rows) for target, rows in self._found]
-        ask = self._models.ask
-        self._asking = ask_each(
-            lambda target=target, rows=rows, us=us: ask(target, rows, self._asked, us, id, trace)  # type: ignore[misc]
+        submit = self._models.ask
+        self._pending = submit_each(
+            lambda target=target, rows=rows, us=us: submit(
+                target, rows, self._request, us, id, trace
+            )  # type: ignore[misc]
             for (target, rows), us in zip(self._found, times, strict=True)
         )
 
@@ -161,8 +163,8 @@ class MultiModelRequest:
         """Return the results by model. A model that was removed in the meantime counts as
         unknown."""
         by_name = {
-            target.name: (target, asking)
-            for (target, _), asking in zip(self._found, self._asking, strict=True)
+            target.name: (target, pending)
+            for (target, _), pending in zip(self._found, self._pending, strict=True)
         }
         names = tuple(target.name for target, _ in self._found)
         return those_known(
@@ -181,10 +183,10 @@ class MultiModelRequest:
             one = protobuf_codec.encode(
                 target.name,
                 target.answered_version,
-                self._asked.id,
+                self._request.id,
                 outputs,
                 parameters,
-                self._asked.outputs,
+                self._request.outputs,
             )
             for tensor in one.outputs:
                 tensor.parameters["model_name"].string_param = target.name
@@ -198,16 +200,16 @@ class MultiModelRequest:
         """Return the response's bytes and the length of its JSON, like `codec.encode`."""
         tensors: list[tuple[dict[str, codec.JsonValue], bytes]] = []
         name = version = ""
-        said: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         for target, (outputs, parameters) in self._inferred():
-            name, version, said = target.name, target.answered_version, said | parameters
-            for one in codec.output_tensors(outputs, self._asked.binary, self._asked.outputs):
+            name, version, reply = target.name, target.answered_version, reply | parameters
+            for one in codec.output_tensors(outputs, self._request.binary, self._request.outputs):
                 tensor, data = one.described()
                 of_model = {"model_name": name, **tensor.get("parameters", {})}
                 tensors.append(({**tensor, "parameters": of_model}, data))
         head = {
             "model_name": name,
             **({"model_version": version} if version else {}),
-            "id": self._asked.id,
+            "id": self._request.id,
         }
-        return codec.joined({**head, **({"parameters": said} if said else {})}, tensors)
+        return codec.joined({**head, **({"parameters": reply} if reply else {})}, tensors)

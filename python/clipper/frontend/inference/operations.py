@@ -88,15 +88,15 @@ class PendingInference(msgspec.Struct):
         """Return the outputs and parameters of the response. Raises the queries' error."""
         if self.is_array:
             many = answers_of(self.futures[0], self.resolved)
-            said = (
+            qualifiers = (
                 {"default": True, "reason": "; ".join(many.reasons)}
                 if many.is_default.any()
                 else {}
             )
-            return InferenceResult(self._named(many.outputs), said)
+            return InferenceResult(self._named(many.outputs), qualifiers)
         answers = [answer_of(future, self.resolved) for future in self.futures]
         reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
-        parameters: dict[str, Any] = (
+        parameters: dict[str, object] = (
             {"default": True, "reason": "; ".join(reasons)} if reasons else {}
         )
         if len(answers) == 1:
@@ -140,10 +140,10 @@ class InferenceOperations:
             raise UnknownModel.named(
                 name[:200], {*view.applications, *(model.name for model in view.models())}
             )
-        asked = PredictionRequest(
+        prediction_request = PredictionRequest(
             None, candidate_models=(f"{name}:{version}" if version else name,)
         )
-        return InferenceTarget(self._node.resolve_request(asked), name, version)
+        return InferenceTarget(self._node.resolve_request(prediction_request), name, version)
 
     # -- about the server
 
@@ -281,15 +281,15 @@ class InferenceOperations:
 
     # -- asking
 
-    def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Rows:
+    def rows(self, target: InferenceTarget, request: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
-        _whole(asked, "priority", 0)
-        if asked.outputs:
-            self._check_outputs(target, asked.outputs)
+        _whole(request, "priority", 0)
+        if request.outputs:
+            self._check_outputs(target, request.outputs)
         type_ = input_of(target.resolved)
         if isinstance(type_, InputType):
-            return codec.rows_of(asked, type_)
-        return NamedRows(*codec.columns_of(asked, type_))
+            return codec.rows_of(request, type_)
+        return NamedRows(*codec.columns_of(request, type_))
 
     def _check_outputs(
         self, target: InferenceTarget, outputs: Sequence[codec.RequestedOutput]
@@ -326,29 +326,29 @@ class InferenceOperations:
         self,
         target: InferenceTarget,
         rows: Rows,
-        asked: codec.InferRequest,
+        request: codec.InferRequest,
         slo_us: int,
         id: str = "",
         trace: Trace | None = None,
     ) -> PendingInference:
         """Submit the queries of a request. id: of the request; `asked.id` is used if it is
         empty."""
-        resolved, user, salt = target.resolved, _user(asked), _whole(asked, "salt", 0)
-        context = _context(asked)
+        resolved, user, salt = target.resolved, _user(request), _whole(request, "salt", 0)
+        context = _context(request)
         if trace is not None:
             trace.start_query()
-        asking = self._ask(
+        pending = self._ask(
             resolved,
             rows,
             user,
             slo_us,
             salt,
             context,
-            id or (asked.id if fits_id(asked.id) else ""),
+            id or (request.id if fits_id(request.id) else ""),
         )
         if trace is not None:
-            trace.end_query(resolved.name, asking.futures)
-        return asking
+            trace.end_query(resolved.name, pending.futures)
+        return pending
 
     def _ask(
         self,
@@ -386,14 +386,14 @@ class InferenceOperations:
         )
 
 
-def timeout_ms(asked: codec.InferRequest) -> float | None:
+def timeout_ms(request: codec.InferRequest) -> float | None:
     """Return `parameters.timeout` (microseconds) in milliseconds; None if it is missing or 0."""
-    timeout_us = _whole(asked, "timeout", 0)
+    timeout_us = _whole(request, "timeout", 0)
     return timeout_us / 1000 if timeout_us else None
 
 
-def _whole(asked: codec.InferRequest, key: str, otherwise: int) -> int:
-    value = asked.parameters.get(key, otherwise)
+def _whole(request: codec.InferRequest, key: str, otherwise: int) -> int:
+    value = request.parameters.get(key, otherwise)
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -401,10 +401,10 @@ def _whole(asked: codec.InferRequest, key: str, otherwise: int) -> int:
     return value
 
 
-def _context(asked: codec.InferRequest) -> Any:
+def _context(request: codec.InferRequest) -> Any:
     """Return `parameters.context`: a list, or a string of JSON, as gRPC's parameters are no
     lists."""
-    context = asked.parameters.get("context")
+    context = request.parameters.get("context")
     if isinstance(context, str):
         try:
             context = msgspec.json.decode(context)
@@ -417,22 +417,22 @@ def _context(asked: codec.InferRequest) -> Any:
 
 def _beside(answer: Answer) -> dict[str, Any]:
     """Return further parts of an answer as parameters; nested values are strings of JSON."""
-    said: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     if answer.request_id:
-        said["request_id"] = answer.request_id
+        parameters["request_id"] = answer.request_id
     if answer.decided_by not in ("", "all"):
-        said["decided_by"] = answer.decided_by
+        parameters["decided_by"] = answer.decided_by
     if answer.set:
-        said["set"] = to_json(answer.set).decode()
+        parameters["set"] = to_json(answer.set).decode()
     if answer.qualifiers:
-        said["qualifiers"] = to_json(
+        parameters["qualifiers"] = to_json(
             {str(model): given for model, given in answer.qualifiers.items()}
         ).decode()
-    return said
+    return parameters
 
 
-def _user(asked: codec.InferRequest) -> str | None:
-    user = asked.parameters.get("user")
+def _user(request: codec.InferRequest) -> str | None:
+    user = request.parameters.get("user")
     if user is not None and not isinstance(user, str):
         raise InvalidInput("parameters.user is a string.")
     return user
@@ -456,12 +456,12 @@ def _config_type(datatype: str) -> str:
 
 def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
     answers = row["answers"]
-    told = {
+    metadata = {
         "queue": {"count": row["queries"], "ns": 0},
         "success": {"count": answers["ok"], "ns": 0},
         "fail": {"count": sum(answers["default"].values()), "ns": 0},
     }
-    return _statistics(name, _THE_VERSION, row["queries"], row["queries"], told)
+    return _statistics(name, _THE_VERSION, row["queries"], row["queries"], metadata)
 
 
 def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -469,7 +469,7 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
     evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
     latency = row["latency_us"]
     spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
-    told = {
+    metadata = {
         "success": {"count": evaluated + hits, "ns": spent_ns},
         "queue": {
             "count": evaluated + hits,
@@ -479,11 +479,11 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
         "cache_hit": {"count": hits, "ns": 0},
         "cache_miss": {"count": row["evaluated"], "ns": 0},
     }
-    return _statistics(name, version, row["evaluated"], row["batches"], told)
+    return _statistics(name, version, row["evaluated"], row["batches"], metadata)
 
 
 def _statistics(
-    name: str, version: str, inferences: int, executions: int, told: dict[str, Any]
+    name: str, version: str, inferences: int, executions: int, details: dict[str, Any]
 ) -> dict[str, Any]:
     keys = (
         "success",
@@ -501,5 +501,5 @@ def _statistics(
         "last_inference": 0,
         "inference_count": inferences,
         "execution_count": executions,
-        "inference_stats": {key: told.get(key, _NOTHING) for key in keys},
+        "inference_stats": {key: details.get(key, _NOTHING) for key in keys},
     }

@@ -1,7 +1,5 @@
 """The result of a query for a client: an answer, or the error that replaces it."""
 
-from typing import Any
-
 import numpy as np
 
 from clipper.errors import BadOutput, Cancelled, ClipperError, Overloaded
@@ -39,7 +37,7 @@ def answers_of(future: Future, resolved: ResolvedApplication) -> Answers:
 def _error(errors: list[Exception | None], reason: str) -> ClipperError:
     """Return the error that the client can act on. Its message is the answer's reason: one line,
     no paths."""
-    found: list[Any] = [error for error in errors if error is not None]
+    found: list[object] = [error for error in errors if error is not None]
     error = next((e for e in found if isinstance(e, Overloaded)), found[0] if found else None)
     message = f"{reason or 'no model was heard'}."
     if isinstance(error, Overloaded):

@@ -62,7 +62,7 @@ def decode(request: Any) -> codec.InferRequest:
     return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True, outputs)
 
 
-def _typed(tensor: Any, shape: tuple[int, ...]) -> Any:
+def _typed(tensor: Any, shape: tuple[int, ...]) -> object:
     name = tensor.name[:64]
     field = _FIELDS.get(tensor.datatype)
     if field is None:
@@ -100,8 +100,8 @@ def encode(
     model: str,
     version: str,
     id: str,
-    outputs: Any,
-    parameters: Mapping[str, Any],
+    outputs: object,
+    parameters: Mapping[str, object],
     wanted: Sequence[codec.RequestedOutput] = (),
 ) -> Any:
     """Return a ModelInferResponse.
@@ -122,7 +122,7 @@ def encode(
     return response
 
 
-def _choice_of(value: Any) -> str:
+def _choice_of(value: object) -> str:
     if isinstance(value, bool):
         return "bool_param"
     return {str: "string_param", int: "int64_param"}.get(type(value), "double_param")

@@ -170,7 +170,7 @@ class OpenApiDocument:
         found["default"] = self._bad("Refused")
         return found
 
-    def _good(self, about: RouteInfo, status: int, gives: Any) -> Schema:
+    def _good(self, about: RouteInfo, status: int, gives: object) -> Schema:
         found: Schema = {"description": http.HTTPStatus(status).phrase}
         if gives is not None:
             schema = {} if gives is msgspec.UNSET else self._schema_of(gives)
@@ -201,7 +201,7 @@ class OpenApiDocument:
                 self._problems[name]["headers"] = {"Retry-After": _RETRY_AFTER}
         return {"$ref": f"#/components/responses/{name}"}
 
-    def _schema_of(self, thing: Any) -> Schema:
+    def _schema_of(self, thing: object) -> Schema:
         if isinstance(thing, dict):
             return thing
         (schema,), components = msgspec.json.schema_components(
@@ -246,8 +246,8 @@ def named(pattern: str, names: Sequence[str]) -> str:
 
 
 def _parameter(where: str, name: str, schema: Schema) -> Schema:
-    kept = {key: value for key, value in schema.items() if key != "description"}
-    found = {"name": name, "in": where, "required": where == "path", "schema": kept}
+    used = {key: value for key, value in schema.items() if key != "description"}
+    found = {"name": name, "in": where, "required": where == "path", "schema": used}
     return {**found, "description": schema["description"]} if "description" in schema else found
 
 
@@ -303,7 +303,7 @@ def only(schema: Schema, *names: str, required: Sequence[str] = ()) -> Schema:
     }
 
 
-def list_of(member: str, item: Any, most: int | None = None) -> Schema:
+def list_of(member: str, item: object, most: int | None = None) -> Schema:
     """Return the schema of an object with one member, an array."""
     array: Schema = {
         "type": "array",
@@ -390,7 +390,7 @@ def example_of_input(type_: InputType | Tensors) -> Example:
         return "hello"
     if type_.dtype == "bytes":
         return "aGVsbG8="
-    found: Any = False if type_.dtype == "bool" else 0 if type_.dtype[0] in "iu" else 0.5
+    found: object = False if type_.dtype == "bool" else 0 if type_.dtype[0] in "iu" else 0.5
     return _repeated(found, (FREE,) if type_.variable else type_.shape)
 
 

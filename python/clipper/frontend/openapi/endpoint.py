@@ -152,14 +152,14 @@ class OpenApiEndpoint:
 
 def _of(request: HttpRequest) -> str:
     """Return the listener whose document is requested from management. Raises InvalidInput."""
-    asked = urllib.parse.parse_qs(
+    given = urllib.parse.parse_qs(
         request.query.decode("ascii", "replace"), keep_blank_values=True
     ).get("of", ["management"])[-1]
-    if asked not in OF:
+    if given not in OF:
         raise InvalidInput(
-            f"of={asked[:40]!r}{did_you_mean(asked, OF) or '.'}", hint=f"One of: {', '.join(OF)}."
+            f"of={given[:40]!r}{did_you_mean(given, OF) or '.'}", hint=f"One of: {', '.join(OF)}."
         )
-    return asked
+    return given
 
 
 def describe(

@@ -35,8 +35,8 @@ APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
     "server",
 )
 OF = ("management", "queries")
-_ASKED = (404, 429, 500, 503, 504)  # statuses of failed queries
-_LOOKED = (404,)
+_QUERY_ERRORS = (404, 429, 500, 503, 504)  # statuses of failed queries
+_READ_ERRORS = (404,)
 
 ABOUT = """Predictions from models in any framework, each by its own deadline.
 
@@ -354,8 +354,8 @@ def of_server() -> RouteTable:
     }
 
 
-def _page(id: str, says: str, media: str) -> RouteInfo:
-    return RouteInfo(id=id, says=says, tag=SERVER, gives={"type": "string"}, media=media)
+def _page(id: str, summary: str, media: str) -> RouteInfo:
+    return RouteInfo(id=id, says=summary, tag=SERVER, gives={"type": "string"}, media=media)
 
 
 def of_metrics() -> RouteTable:
@@ -388,7 +388,7 @@ def of_applications() -> RouteTable:
             tag=APPLICATIONS,
             names=("application",),
             gives=ApplicationInfo,
-            errors=_LOOKED,
+            errors=_READ_ERRORS,
         ),
         ("POST", "/api/{}/predict"): RouteInfo(
             id="predict",
@@ -397,7 +397,7 @@ def of_applications() -> RouteTable:
             names=("application",),
             takes=_one_of("Predict", "PredictMany"),
             gives=_one_of("PredictResponse", "PredictManyResponse"),
-            errors=_ASKED,
+            errors=_QUERY_ERRORS,
         ),
         ("POST", "/api/{}/predict/stream"): RouteInfo(
             id="predictStream",
@@ -408,7 +408,7 @@ def of_applications() -> RouteTable:
             takes=_one_of("Predict", "PredictMany"),
             gives={},
             media="text/event-stream",
-            errors=_LOOKED,
+            errors=_READ_ERRORS,
         ),
         ("POST", "/api/{}/feedback"): RouteInfo(
             id="tellFeedback",
@@ -427,7 +427,7 @@ def of_applications() -> RouteTable:
             names=("application",),
             takes=_OLD_PREDICT,
             gives={"type": "object"},
-            errors=_ASKED,
+            errors=_QUERY_ERRORS,
         ),
         ("POST", "/{}/update"): RouteInfo(
             id="updateAsBefore",
@@ -450,9 +450,9 @@ those of Problem, and last `done`, with how many there were of either. Comments 
 def of_protocol() -> RouteTable:
     """Describe the routes of the Open Inference Protocol."""
 
-    def about(id: str, says: str, names: tuple[str, ...] = (), **more: Any) -> RouteInfo:
-        errors = (*_LOOKED, *more.pop("errors", ())) if names else ()
-        return RouteInfo(id=id, says=says, tag=PROTOCOL, names=names, errors=errors, **more)
+    def about(id: str, summary: str, names: tuple[str, ...] = (), **more: Any) -> RouteInfo:
+        errors = (*_READ_ERRORS, *more.pop("errors", ())) if names else ()
+        return RouteInfo(id=id, says=summary, tag=PROTOCOL, names=names, errors=errors, **more)
 
     found: dict[tuple[str, str], RouteInfo] = {
         ("GET", "/v2"): about("readServer", "About the server", gives=_NAMED),
@@ -579,16 +579,16 @@ def body_schemas(
     columns = schema_of_columns(type_, limits.queries_max) if isinstance(type_, Tensors) else None
     if input.get("type") in ("array", "object"):
         input = into.schema(f"Input{suffix}", input)
-    asks = [
+    inputs = [
         into.schema(name + suffix, schema)
         for name, schema in predict_schemas(input, limits, columns).items()
     ]
-    tells = [
+    outputs = [
         into.schema(name + suffix, schema)
         for name, schema in feedback_schemas(input, limits).items()
     ]
-    many = {**list_of("feedback", {"oneOf": tells}), "additionalProperties": False}
-    return {"oneOf": asks}, {"oneOf": [*tells, into.schema(f"FeedbackMany{suffix}", many)]}
+    many = {**list_of("feedback", {"oneOf": outputs}), "additionalProperties": False}
+    return {"oneOf": inputs}, {"oneOf": [*outputs, into.schema(f"FeedbackMany{suffix}", many)]}
 
 
 def _feedback_link(app: DescribedApplication) -> Schema:
@@ -605,7 +605,7 @@ def describe_application(
     into: OpenApiDocument, app: DescribedApplication, limits: SchemaLimits
 ) -> Iterator[tuple[str, str, RouteInfo]]:
     """Yield (method, path, RouteInfo) of an application's own paths."""
-    asks, tells = body_schemas(into, app.input, limits, f".{app.name}")
+    inputs, outputs = body_schemas(into, app.input, limits, f".{app.name}")
     row = example_of_input(app.input)
     more = f"`{app.input}`"
     yield (
@@ -616,9 +616,9 @@ def describe_application(
             says=f"Ask {app.name}, once or often",
             tag=APPLICATIONS,
             more=more,
-            takes=asks,
+            takes=inputs,
             gives=_one_of("PredictResponse", "PredictManyResponse"),
-            errors=_ASKED,
+            errors=_QUERY_ERRORS,
             example={"input": row} if row is not None else None,
             links=_feedback_link(app) if app.learns else {},
         ),
@@ -631,10 +631,10 @@ def describe_application(
             says=f"The same, each answer of {app.name} when it is there",
             tag=APPLICATIONS,
             more=_EVENTS,
-            takes=asks,
+            takes=inputs,
             gives={},
             media="text/event-stream",
-            errors=_LOOKED,
+            errors=_READ_ERRORS,
             example={"inputs": [row, row]} if row is not None else None,
         ),
     )
@@ -648,7 +648,7 @@ def describe_application(
             says=f"Tell {app.name} what was right",
             tag=APPLICATIONS,
             more=more,
-            takes=tells,
+            takes=outputs,
             gives=_one_of("FeedbackResponse", "Counted"),
             errors=(404, 429, 503),
             example={"input": row, "score": 1} if row is not None else None,

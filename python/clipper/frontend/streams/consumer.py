@@ -21,7 +21,7 @@ from clipper.frontend.streams.consumer_group import (
 _log = logging.getLogger(__name__)
 _SETTLE_MAX: Final = 64  # outcomes per script call, during which Redis is blocked
 _READ_MAX: Final = 256
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 _T = TypeVar("_T")
 
 
@@ -73,7 +73,7 @@ class StreamConsumer(Generic[_T]):
         self._changed = threading.Condition()
         self._stopping = False
         self._give_up_s: float | None = None
-        self._said = ""
+        self._logged = ""
         self._counts = dict.fromkeys(
             ("read", "answered", "refused", "duplicates", "settled_elsewhere"), 0
         )
@@ -103,9 +103,9 @@ class StreamConsumer(Generic[_T]):
 
     def report(self, trouble: str) -> None:
         """Log the reason of a delay, once."""
-        if trouble != self._said:
+        if trouble != self._logged:
             _log.warning("stream %s waits: %s", self.name, trouble)
-            self._said = trouble
+            self._logged = trouble
 
     # -- life
 
@@ -126,7 +126,7 @@ class StreamConsumer(Generic[_T]):
                 self._give_up_s = time.monotonic() + drain_s
             self._stopping = True
             self._changed.notify_all()
-        self._worker.join(max(0.0, self._give_up_s - time.monotonic()) + _LOOK_S)
+        self._worker.join(max(0.0, self._give_up_s - time.monotonic()) + _CHECK_S)
         self._group.stop_waiting()
         self._worker.join()
         self._reader.join()
@@ -168,7 +168,7 @@ class StreamConsumer(Generic[_T]):
             except Exception:
                 _log.exception("stream %s: a fault; it goes on", self.name)
                 with self._changed:
-                    self._changed.wait(_LOOK_S)
+                    self._changed.wait(_CHECK_S)
 
     def _read_on(self) -> bool:
         if self._stopping:
@@ -177,7 +177,7 @@ class StreamConsumer(Generic[_T]):
         with self._changed:
             room = self._handler.room - len(self._mine)
             if room <= 0:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_CHECK_S)
                 return True
         for entry in self._group.read(min(room, _READ_MAX), self._mine):
             self._counts["read"] += 1
@@ -219,7 +219,7 @@ class StreamConsumer(Generic[_T]):
             while not self._queue:
                 if self._stopping and not self._reader.is_alive():
                     return False
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_CHECK_S)
         entries: list[str] = []
         outcomes: list[EntryOutcome] = []
         while self._queue and len(entries) < _SETTLE_MAX:

@@ -241,7 +241,7 @@ class ConsumerGroup:
         `until_s` (time.monotonic(); None: until the group is closed).
         """
         names = self.names
-        words: list[Any] = [names.group, names.answers_max, names.refused_max, names.ids_max]
+        words: list[object] = [names.group, names.answers_max, names.refused_max, names.ids_max]
         for outcome in outcomes:
             words += [outcome.entry, outcome.kind, outcome.id, len(outcome.fields), *outcome.fields]
         keys = [names.source, names.answers, names.refused, names.ids]

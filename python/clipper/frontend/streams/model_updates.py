@@ -329,7 +329,7 @@ class ModelUpdater:
             )
         return data
 
-    def _from_redis(self, fn: Any) -> Any:
+    def _from_redis(self, fn: object) -> Any:
         """Return `fn(redis)`.
 
         Raises PackagingError for a key that holds no bytes, ConnectionError if Redis is

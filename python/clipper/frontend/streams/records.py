@@ -130,7 +130,9 @@ def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
     if answer.qualifiers:
         flat += [
             "qualifiers",
-            msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()}),
+            msgspec.json.encode(
+                {str(model): qualifier for model, qualifier in answer.qualifiers.items()}
+            ),
         ]
     if answer.decided_by not in ("", "all"):
         flat += ["decided_by", answer.decided_by]
@@ -147,7 +149,7 @@ def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
     return flat
 
 
-def output_fields(output: Any, binary: bool = False) -> Flat:
+def output_fields(output: object, binary: bool = False) -> Flat:
     """Return an output as fields.
 
     It is JSON in `output`; bytes are in `data`, and so are arrays if `binary` is set, with `dtype`

@@ -47,7 +47,7 @@ class PendingRecord(msgspec.Struct, eq=False):
     future: Any
     until_s: float
     trouble: str = ""
-    asked_s: float = 0.0
+    sent_s: float = 0.0
 
 
 class RecentPredictions:
@@ -91,22 +91,22 @@ class RecordScorer:
 
     def accept(self, entry: StreamEntry) -> PendingRecord:
         """Submit a record. Raises InvalidInput."""
-        asked = PendingRecord(record_of(entry.fields), None, time.monotonic() + self._patience_s)
-        self._ask(asked)
-        return asked
+        pending = PendingRecord(record_of(entry.fields), None, time.monotonic() + self._patience_s)
+        self._ask(pending)
+        return pending
 
-    def _ask(self, asked: PendingRecord) -> None:
+    def _ask(self, pending: PendingRecord) -> None:
         """Submit the record. Raises InvalidInput; other errors are noted as the application's
         trouble."""
-        record, asked.asked_s = asked.record, time.monotonic()
+        record, pending.sent_s = pending.record, time.monotonic()
         try:
-            asked.future = self._app.predict(
+            pending.future = self._app.predict(
                 record.input, record.user, record.slo_ms, context=record.context, id=record.id
             )
         except InvalidInput:
             raise
         except ClipperError as error:
-            asked.future, asked.trouble = None, str(error)
+            pending.future, pending.trouble = None, str(error)
 
     def is_ready(self, item: PendingRecord) -> bool:
         return item.future is not None and item.future.done()
@@ -133,7 +133,7 @@ class RecordScorer:
             if consumer.is_stopping and (consumer.is_over or item.future is None):
                 return None
             consumer.pause(
-                max(0.0, item.asked_s + _AGAIN_S - time.monotonic())
+                max(0.0, item.sent_s + _AGAIN_S - time.monotonic())
             )  # no pause if the last attempt is long ago
             self._ask(item)
 
@@ -200,39 +200,41 @@ class FeedbackLearner:
                 consumer.report(str(error))
                 consumer.pause(10 * _AGAIN_S)
 
-    def _learn(self, told: StreamFeedback) -> None:
+    def _learn(self, feedback: StreamFeedback) -> None:
         """Record one feedback.
 
         Raises InvalidInput and UnknownPrediction, which are final; ClipperError and ConnectionError
         for failures that a retry may overcome.
         """
-        if told.id and self._is_known(told.id):
+        if feedback.id and self._is_known(feedback.id):
             return
         truth: dict[str, Any] = {
-            "label": told.label,
-            "correct": told.correct,
-            "score": told.score,
-            "weight": told.weight,
+            "label": feedback.label,
+            "correct": feedback.correct,
+            "score": feedback.score,
+            "weight": feedback.weight,
         }
-        if told.input is not None:
-            self._app.feedback(input=told.input, user=told.user, context=told.context, **truth)
+        if feedback.input is not None:
+            self._app.feedback(
+                input=feedback.input, user=feedback.user, context=feedback.context, **truth
+            )
             return
-        prediction = told.prediction or self._answered.get(told.id)
+        prediction = feedback.prediction or self._answered.get(feedback.id)
         if prediction:
             with contextlib.suppress(
                 UnknownPrediction
             ):  # a prediction of another server, or too old
                 self._app.feedback(prediction, **truth)
                 return
-        record = self._record(told.id) if told.id else None
+        record = self._record(feedback.id) if feedback.id else None
         if record is None:
             hint = "Give the `input` with the feedback."
             raise UnknownPrediction(
-                f"no record {told.id or told.prediction!r} is known any more.", hint=hint
+                f"no record {feedback.id or feedback.prediction!r} is known any more.", hint=hint
             )
-        context = record.context if told.context is None else told.context
+        context = record.context if feedback.context is None else feedback.context
         self._app.feedback(
-            input=record.input, user=told.user or record.user, context=context, **truth
+            input=record.input, user=feedback.user or record.user, context=context, **truth
         )
 
     def _is_known(self, id: str) -> bool:
@@ -302,11 +304,11 @@ class ScoringStream:
         self._learning: StreamConsumer[StreamFeedback] | None = None
         if answered is not None:
             source = settings.feedback
-            told = msgspec.structs.replace(
+            settings_shown = msgspec.structs.replace(
                 names, source=source, answers=source + ".learned", refused=source + ".refused"
             )
-            check_names(told)
-            group = ConsumerGroup(settings.url, told, consumer, settings.claim_s)
+            check_names(settings_shown)
+            group = ConsumerGroup(settings.url, settings_shown, consumer, settings.claim_s)
             learner = FeedbackLearner(app, group, names, answered)
             self._learning = StreamConsumer(
                 f"feedback-{app.name}", group, learner, settings.deliveries_max

@@ -46,7 +46,7 @@ class SpanExporter:
             exporting.timeout_s,
             settings.tries_max,
             self._stopping,
-            self._tell,
+            self._log_failure,
             4318,
         )
         self._spans = Spans(find)
@@ -55,12 +55,12 @@ class SpanExporter:
         self._thread = threading.Thread(target=self._run, name="clipper-otlp", daemon=True)
         self._is_away = False
 
-    def put(self, told: FinishedRequest) -> None:
+    def put(self, finished: FinishedRequest) -> None:
         """Queue a finished request."""
         if len(self._queue) >= self._settings.queue_max:
             self._counts["dropped"] += 1
             return
-        self._queue.append(told)
+        self._queue.append(finished)
         if len(self._queue) == self._settings.batch_max:
             self._more.set()
 
@@ -104,7 +104,7 @@ class SpanExporter:
         body = encode(self._spans.of(batch, shift_ns), self._exporting.attributes, self._version)
         self._counts[self._poster.send(body)] += len(batch)
 
-    def _tell(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         """Log the start and the end of an outage."""
         if why and not self._is_away:
             _log.warning("spans do not reach %s: %s", self._exporting.url, why)

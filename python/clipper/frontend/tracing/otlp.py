@@ -23,13 +23,13 @@ class SpanLink(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A span. begin_ns, end_ns: nanoseconds since the epoch. error: a short reason, or empty."""
+    """A span. start_ns, end_ns: nanoseconds since the epoch. error: a short reason, or empty."""
 
     trace_id: str
     span_id: str
     parent_id: str
     name: str
-    begin_ns: int
+    start_ns: int
     end_ns: int
     kind: int = INTERNAL
     attributes: Mapping[str, Attribute] = {}
@@ -53,7 +53,7 @@ def _span(span: Span) -> bytes:
         _text(3, span.state),
     ]
     parts += [_bytes(4, bytes.fromhex(span.parent_id)), _text(5, span.name), _whole(6, span.kind)]
-    parts += [_fixed64(7, span.begin_ns), _fixed64(8, span.end_ns), _attributes(9, span.attributes)]
+    parts += [_fixed64(7, span.start_ns), _fixed64(8, span.end_ns), _attributes(9, span.attributes)]
     for link in span.links:
         parts.append(
             _message(

@@ -10,7 +10,7 @@ The exporter's thread makes them, from the notes of the request and the state of
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clipper.clock import wall_time_us
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
@@ -98,20 +98,22 @@ class Spans:
 
     def __init__(self, find: Find) -> None:
         self._find = find
-        self._told: dict[Of, SpanLink] = {}  # the last batches with a span
+        self._finished: dict[Of, SpanLink] = {}  # the last batches with a span
 
     def of(self, requests: Sequence[FinishedRequest], shift_ns: int) -> list[Span]:
         """Return the spans of some requests. shift_ns: the result of epoch_ns."""
-        futures = [future for told in requests for ask in told.trace.asks for future in ask[3]]
+        futures = [
+            future for request in requests for query in request.trace.asks for future in query[3]
+        ]
         ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
         batches = self._find(ids) if ids else {}
         found: list[Span] = []
         links: dict[Of, list[SpanLink]] = {}
-        for told in requests:
-            found.append(_of_request(told, shift_ns))
-            for ask in told.trace.asks:
-                found.append(_of_select(told.trace, ask, shift_ns))
-                for id, model, span in _of_tasks(told.trace, ask, shift_ns):
+        for request in requests:
+            found.append(_of_request(request, shift_ns))
+            for query in request.trace.asks:
+                found.append(_of_select(request.trace, query, shift_ns))
+                for id, model, span in _of_tasks(request.trace, query, shift_ns):
                     found.append(span)
                     if (batch := batches.get(id)) is not None:
                         found += _of_batch(span, batch, self._link((model, batch)), shift_ns)
@@ -119,17 +121,19 @@ class Spans:
                             SpanLink(span.trace_id, span.span_id)
                         )
         found += [
-            self._batch(of, tasks, shift_ns) for of, tasks in links.items() if of not in self._told
+            self._batch(of, tasks, shift_ns)
+            for of, tasks in links.items()
+            if of not in self._finished
         ]
         for of in links:
-            self._told[of] = self._link(of)
-        while len(self._told) > _BATCHES_MAX:
-            del self._told[next(iter(self._told))]
+            self._finished[of] = self._link(of)
+        while len(self._finished) > _BATCHES_MAX:
+            del self._finished[next(iter(self._finished))]
         return found
 
     def _link(self, of: Of) -> SpanLink:
         """Return the ids of a batch's span, which are the same for each of its requests."""
-        known = self._told.get(of)
+        known = self._finished.get(of)
         if known is not None:
             return known
         digest = hashlib.blake2b(repr(of).encode(), digest_size=24, key=_OURS).hexdigest()
@@ -145,12 +149,12 @@ class Spans:
             "clipper.batch.rows": rows,
         }
         ours = self._link(of)
-        begin_ns, end_ns = sent_us * 1000 + shift_ns, ended_us * 1000 + shift_ns
+        start_ns, end_ns = sent_us * 1000 + shift_ns, ended_us * 1000 + shift_ns
         return Span(
             *ours,
             "",
             f"batch {model}",
-            begin_ns,
+            start_ns,
             end_ns,
             attributes=attributes,
             links=links[:_LINKS_MAX],
@@ -160,45 +164,45 @@ class Spans:
 def _of_batch(task: Span, batch: Batch, link: SpanLink, shift_ns: int) -> Iterator[Span]:
     """Return the spans below a task: its wait in the queue, the batch, and the work of the
     container."""
-    replica, rows, sent_us, begun_us, ended_us = batch
-    sent_ns, begun_ns, ended_ns = (us * 1000 + shift_ns for us in (sent_us, begun_us, ended_us))
+    replica, rows, sent_us, started_us, ended_us = batch
+    sent_ns, started_ns, ended_ns = (us * 1000 + shift_ns for us in (sent_us, started_us, ended_us))
     attributes: dict[str, Attribute] = {"clipper.replica": replica, "clipper.batch.rows": rows}
     state = task.state
     queue, sent, container = (
         (task.trace_id, new_id(64), parent) for parent in (task.span_id, task.span_id, "")
     )
-    yield Span(*queue, "queue", min(task.begin_ns, sent_ns), sent_ns, state=state)
+    yield Span(*queue, "queue", min(task.start_ns, sent_ns), sent_ns, state=state)
     yield Span(*sent, "batch", sent_ns, ended_ns, attributes=attributes, links=(link,), state=state)
     yield Span(
         container[0],
         container[1],
         sent[1],
         "container",
-        begun_ns,
+        started_ns,
         ended_ns,
         attributes=attributes,
         state=state,
     )
 
 
-def _of_request(told: FinishedRequest, shift_ns: int) -> Span:
-    trace = told.trace
+def _of_request(request: FinishedRequest, shift_ns: int) -> Span:
+    trace = request.trace
     return Span(
         trace.trace_id,
         trace.span_id,
         trace.parent_id,
-        told.name,
-        told.began_ns + shift_ns,
-        told.ended_ns + shift_ns,
+        request.name,
+        request.began_ns + shift_ns,
+        request.ended_ns + shift_ns,
         SERVER,
-        told.attributes,
-        error=told.error,
+        request.attributes,
+        error=request.error,
         state=trace.state.decode("ascii"),
     )
 
 
-def _of_select(trace: Trace, ask: TracedQuery, shift_ns: int) -> Span:
-    application, began_ns, asked_ns, futures = ask
+def _of_select(trace: Trace, query: TracedQuery, shift_ns: int) -> Span:
+    application, began_ns, selected_ns, futures = query
     models = sorted({name for future in futures for name in _models_of(future)})
     attributes: dict[str, Attribute] = {"clipper.models": models, "clipper.queries": len(futures)}
     if application:
@@ -209,16 +213,16 @@ def _of_select(trace: Trace, ask: TracedQuery, shift_ns: int) -> Span:
         trace.span_id,
         "select",
         began_ns + shift_ns,
-        asked_ns + shift_ns,
+        selected_ns + shift_ns,
         attributes=attributes,
         state=trace.state.decode("ascii"),
     )
 
 
-def _of_tasks(trace: Trace, ask: TracedQuery, shift_ns: int) -> Iterator[tuple[int, str, Span]]:
+def _of_tasks(trace: Trace, query: TracedQuery, shift_ns: int) -> Iterator[tuple[int, str, Span]]:
     """Return (id, model, span) of each task that has ended."""
     left = _MODELS_MAX
-    for future in ask[3]:
+    for future in query[3]:
         for i, model in enumerate(_models_of(future)[:left]):
             left -= 1
             status = future.status(i)
@@ -226,7 +230,7 @@ def _of_tasks(trace: Trace, ask: TracedQuery, shift_ns: int) -> Iterator[tuple[i
                 yield (
                     future.id + i,
                     model,
-                    _of_task(trace, future, i, model, status, ask[2] + shift_ns),
+                    _of_task(trace, future, i, model, status, query[2] + shift_ns),
                 )
 
 
@@ -257,6 +261,6 @@ def _of_task(
 
 def _models_of(future: Future) -> list[str]:
     """Return the models of a future's tasks, in order; an empty list for an array."""
-    extra: Any = future.extra
+    extra: object = future.extra
     models = getattr(extra, "models", ())
     return [str(model) for model in models] if len(models) == len(future) else []

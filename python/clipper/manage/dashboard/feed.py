@@ -83,18 +83,18 @@ class Feed:
     # -- reading
 
     def _run(self) -> None:
-        due_s, pause_s, is_told = time.monotonic(), self._period_s, False
+        due_s, pause_s, is_sent = time.monotonic(), self._period_s, False
         while not self._ending.wait(max(0.0, due_s - time.monotonic())):
             began_s = time.monotonic()
             try:
                 self.tick()
-                is_told = False
+                is_sent = False
             except (
                 ClipperError
             ) as error:  # it is closing, or the store is away: the next reading tries again
-                if not is_told:
+                if not is_sent:
                     _log.info("the dashboard has no reading: %s", error)
-                is_told = True
+                is_sent = True
             except Exception:
                 _log.exception("the dashboard has no reading")
             took_s = time.monotonic() - began_s
@@ -114,7 +114,7 @@ class Feed:
             messages.append(encode_event(about, name=b"about"))
         row = self._row(self._before, stats, shares, now_s, wall_s)
         self._note_slowest(wall_s)
-        more: dict[str, Any] = {
+        more: dict[str, object] = {
             "rollouts": sources.rollouts(),
             "troubles": sources.troubles(stats),
             "slowest": self._slowest,
@@ -179,11 +179,11 @@ class Feed:
     def join(self, body: StreamedBody, since_s: float) -> None:
         """A viewer who has seen the rows up to `since_s`. On the event loop."""
         with self._lock:
-            viewer = Viewer(body, self._beginning(since_s), self.leave)
+            viewer = Viewer(body, self._first_message(since_s), self.leave)
             self._viewers.add(viewer)
         viewer.pump()
 
-    def _beginning(self, since_s: float) -> Iterator[bytes]:
+    def _first_message(self, since_s: float) -> Iterator[bytes]:
         """Under the lock; what is handed out is a copy."""
         fine = [row for at_s, row in self._fine if at_s > since_s]
         coarse = [row for at_s, row in self._coarse if at_s > since_s]
@@ -217,10 +217,10 @@ class Viewer:
     """One page. Threads: the event loop's."""
 
     def __init__(
-        self, body: StreamedBody, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]
+        self, body: StreamedBody, first_message: Iterator[bytes], leave: Callable[["Viewer"], None]
     ) -> None:
         self.body = body
-        self._beginning: Iterator[bytes] | None = beginning
+        self._first_message: Iterator[bytes] | None = first_message
         self._leave = leave
         self._stalled = 0
         self._has_room = True
@@ -232,13 +232,13 @@ class Viewer:
         """There is room: for what is left of the past. Who has missed something since is sent away,
         to ask for it again."""
         self._has_room, self._stalled = True, 0
-        while self._beginning is not None and self._has_room:
-            data = next(self._beginning, None)
+        while self._first_message is not None and self._has_room:
+            data = next(self._first_message, None)
             if data is None:
-                self._beginning = None
+                self._first_message = None
             elif data:
                 self._has_room = self.body.write(data)
-        if self._beginning is None and self._has_missed:
+        if self._first_message is None and self._has_missed:
             self._leave(self)
             self.body.end()
 
@@ -246,7 +246,7 @@ class Viewer:
         """Send an event."""
         if self.body.ended or self.body.gone:
             self._leave(self)
-        elif self._has_room and self._beginning is None:
+        elif self._has_room and self._first_message is None:
             self._has_room = self.body.write(data)
         else:
             self._has_missed = True

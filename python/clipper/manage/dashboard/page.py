@@ -3,7 +3,7 @@ nothing; what they show needs the token, which the page asks for and sends as a 
 URL."""
 
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from clipper.config import Config
 from clipper.config_schema import settings_of
@@ -72,7 +72,7 @@ class Page:
         return StreamedResponse(begin, CONTENT_TYPE, HEADERS, endless=True)
 
     def configuration(self, request: HttpRequest) -> HandlerResult:
-        rows: list[dict[str, Any]] = settings_of(self._config)
+        rows: list[dict[str, object]] = settings_of(self._config)
         return answer_json({"settings": rows})
 
 

@@ -94,13 +94,14 @@ def of_application(
     p99 and the most.  fb: weight of feedback and how much of it was right.  models: [share, used,
     feedback, right] of each."""
     answers = after["answers"]
-    told = (before or {}).get("answers", {"default": {}, "feedback": {}})
+    previous = (before or {}).get("answers", {"default": {}, "feedback": {}})
     why = {
-        reason: _more(told["default"], answers["default"], reason) for reason in answers["default"]
+        reason: _more(previous["default"], answers["default"], reason)
+        for reason in answers["default"]
     }
     row: Row = {
         "q": _more(before, after, "queries"),
-        "ok": _more(told, answers, "ok"),
+        "ok": _more(previous, answers, "ok"),
         "why": _lean(why),
     }
     for reason, n in why.items():
@@ -108,7 +109,7 @@ def of_application(
     took = _since((before or {}).get("latency_us"), after["latency_us"])
     if took.count:
         row["us"] = [round(took.quantile(q)) for q in (0.5, 0.95, 0.99)] + [took.max]
-    row["fb"] = _mean_more(told["feedback"], answers["feedback"])
+    row["fb"] = _mean_more(previous["feedback"], answers["feedback"])
     known = (before or {}).get("models", {})
     row["models"] = {
         name: [
@@ -174,7 +175,7 @@ def now_of(stats: Stats) -> dict[str, Any]:
     return now | ({"params": shards_now(stats["shards"])} if "shards" in stats else {})
 
 
-def _model_now(row: Mapping[str, Any]) -> dict[str, Any]:
+def _model_now(row: Mapping[str, Any]) -> dict[str, object]:
     replicas = [_replica_now(one) for one in row["replicas"]]
     similar = {"similar": row["similar"]} if "similar" in row else {}
     return {
@@ -192,18 +193,18 @@ def _model_now(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _replica_now(one: Mapping[str, Any]) -> dict[str, Any]:
+def _replica_now(one: Mapping[str, Any]) -> dict[str, object]:
     found = {key: one[key] for key in _KEPT if key in one}
     if one.get("pid") and "restart_count" in one:
         found["rss"] = resident_bytes(one["pid"])
     return found
 
 
-def _application_now(row: Mapping[str, Any]) -> dict[str, Any]:
+def _application_now(row: Mapping[str, Any]) -> dict[str, object]:
     models = {}
     for name, counts in row["models"].items():
-        kept = ("role", "used", "feedback", "agreement", "missing", "observer")
-        models[name] = {key: counts[key] for key in kept if key in counts}
+        stored = ("role", "used", "feedback", "agreement", "missing", "observer")
+        models[name] = {key: counts[key] for key in stored if key in counts}
     found = {
         "models": models,
         "feedback": row["answers"]["feedback"],

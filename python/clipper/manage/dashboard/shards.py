@@ -44,9 +44,9 @@ def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
     }
     missed = sum(_more(was, one, "missed") for was, one in pairs)
     row: Row = {
-        "pulls": sum(_of_door(was, one, "pulls") for was, one in pairs),
+        "pulls": sum(_of_server(was, one, "pulls") for was, one in pairs),
         "pushes": sum(
-            _of_door(was, one, "pushes") + one["model_pushes"] - was.get("model_pushes", 0)
+            _of_server(was, one, "pushes") + one["model_pushes"] - was.get("model_pushes", 0)
             for was, one in pairs
         ),
         "hit": sum(pulled for pulled, _ in by.values()) - missed,
@@ -133,5 +133,5 @@ def _more(was: Stats, one: Stats, key: str) -> int:
     return max(0, _sum(one, key) - _sum(was, key))
 
 
-def _of_door(was: Stats, one: Stats, key: str) -> int:
+def _of_server(was: Stats, one: Stats, key: str) -> int:
     return int(one["door"][key] - was.get("door", {}).get(key, 0))

@@ -21,7 +21,7 @@ from clipper.types import Model
 
 EVENTS_MAX: Final = 100
 _VALUE_CHARS_MAX: Final = 80
-_LOOK_EACH_S: Final = 10.0
+_READ_EACH_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class ServerSources:
             "events": self._events(view.revision),
         }
 
-    def _model(self, model: Model) -> dict[str, Any]:
+    def _model(self, model: Model) -> dict[str, object]:
         view = self.node.catalog.view
         row = record_of(model)
         keep = (
@@ -105,13 +105,13 @@ class ServerSources:
             "applications": [app.name for app in view.linking(model)],
         }
 
-    def _events(self, revision: int) -> list[dict[str, Any]]:
+    def _events(self, revision: int) -> list[dict[str, object]]:
         """The last changes of the catalog and what happened to containers, the newest first. The
         store is read when there was a change, and now and then: others may share it."""
         now_s = time.monotonic()
         if revision != self._revision or now_s > self._due_s:
             self._entries = tuple(entry_row(entry) for entry in self.operations.history(EVENTS_MAX))
-            self._revision, self._due_s = revision, now_s + _LOOK_EACH_S
+            self._revision, self._due_s = revision, now_s + _READ_EACH_S
         incidents = [msgspec.to_builtins(incident) for incident in self.incidents()]
         return sorted([*self._entries, *incidents], key=lambda row: -int(row["time_us"]))[
             :EVENTS_MAX
@@ -127,7 +127,7 @@ def entry_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _changes(one: Mapping[str, Any]) -> list[str]:
+def _changes(one: Mapping[str, object]) -> list[str]:
     key, before, after = one["key"], one["before"], one["after"]
     if isinstance(before, dict) and isinstance(after, dict):
         differ = [
@@ -142,7 +142,7 @@ def _changes(one: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {'new' if before is None else 'gone' if after is None else 'changed'}"]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if (
         isinstance(value, list)
         and value

@@ -82,11 +82,13 @@ def completed(
         reported["input"] = input
     if model.output == "any" and output:
         reported["output"] = output
-    kept = {i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault == "host")}
+    remaining = {
+        i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault == "host")
+    }
     return changed(
         model,
         copies={**model.copies, me: Copy(copy.claimed_ms, max(now_ms, 1), size_bytes)},
-        failures=kept,
+        failures=remaining,
         size_bytes=size_bytes,
         **reported,
     )
@@ -147,8 +149,10 @@ def without_gone(
 
 def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> MeshModel:
     """Remove the failures that have expired."""
-    kept = {i: f for i, f in model.failures.items() if failures.forgotten_at(f, settings) > now_ms}
-    return model if len(kept) == len(model.failures) else changed(model, failures=kept)
+    remaining = {
+        i: f for i, f in model.failures.items() if failures.forgotten_at(f, settings) > now_ms
+    }
+    return model if len(remaining) == len(model.failures) else changed(model, failures=remaining)
 
 
 def changed(model: MeshModel, **fields: Any) -> MeshModel:

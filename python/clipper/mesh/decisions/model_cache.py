@@ -93,8 +93,8 @@ class ModelCache:
         self._heap: list[tuple[float, str]] = []
         self._ghosts: dict[str, float] = {}
         self._oldest = ""
-        self._lives = 0.0  # half-lives until `_lives_ms`
-        self._lives_ms = 0
+        self._half_lives = 0.0  # half-lives until `_half_lives_ms`
+        self._half_lives_ms = 0
         self._marks: list[tuple[int, float]] = []
 
     def __len__(self) -> int:
@@ -152,7 +152,7 @@ class ModelCache:
         """
         self.remove(model)
         self._pass(now_ms, 1)
-        weight = _sum(self._ghosts.pop(model, -math.inf), self._lives_at(used_ms))
+        weight = _sum(self._ghosts.pop(model, -math.inf), self._half_lives_at(used_ms))
         held = CachedModel(max(size_bytes, 1), used_ms, now_ms, pinned, loading, cost_ms, weight)
         self._models[model] = held
         self.used_bytes += held.size_bytes
@@ -191,7 +191,7 @@ class ModelCache:
         if held is None:
             return
         self._pass(now_ms, count)
-        weight = _sum(held.weight, self._lives + math.log2(count))
+        weight = _sum(held.weight, self._half_lives + math.log2(count))
         held.worth += weight - held.weight
         held.weight = weight
         if now_ms > held.used_ms:
@@ -253,15 +253,15 @@ class ModelCache:
 
     def _needed(self, chosen: list[str], spare_bytes: int, spare_count: int) -> list[str]:
         """Spare models whose eviction later, larger ones make unnecessary; worthiest first."""
-        kept = []
+        spared = []
         for model in reversed(chosen):
             size = self._models[model].size_bytes
             if size <= spare_bytes and spare_count > 0:
                 spare_bytes -= size
                 spare_count -= 1
             else:
-                kept.append(model)
-        return kept[::-1]
+                spared.append(model)
+        return spared[::-1]
 
     def _why_no_room(self, need: int, freed: int) -> str:
         pinned = sum(held.size_bytes for held in self._models.values() if held.pinned)
@@ -273,24 +273,24 @@ class ModelCache:
 
     def _pass(self, now_ms: int, uses: float) -> None:
         """Advance the time in half-lives, by uses and by the clock."""
-        elapsed = max(0, now_ms - self._lives_ms) if self._lives_ms else 0
-        self._lives += uses / (USES * max(len(self._models), FEW)) + elapsed / HALF_LIFE_MS
-        self._lives_ms = max(self._lives_ms, now_ms)
-        if not self._marks or self._lives - self._marks[-1][1] > 0.25:
-            self._marks.append((self._lives_ms, self._lives))
+        elapsed = max(0, now_ms - self._half_lives_ms) if self._half_lives_ms else 0
+        self._half_lives += uses / (USES * max(len(self._models), FEW)) + elapsed / HALF_LIFE_MS
+        self._half_lives_ms = max(self._half_lives_ms, now_ms)
+        if not self._marks or self._half_lives - self._marks[-1][1] > 0.25:
+            self._marks.append((self._half_lives_ms, self._half_lives))
             if len(self._marks) > MARKS:
                 del self._marks[: MARKS // 2]
 
-    def _lives_at(self, time_ms: int) -> float:
+    def _half_lives_at(self, time_ms: int) -> float:
         """Return the time in half-lives at a wall time."""
-        if time_ms >= self._lives_ms:
-            return self._lives
+        if time_ms >= self._half_lives_ms:
+            return self._half_lives
         after = bisect.bisect_right(self._marks, (time_ms, math.inf))
         if not after:
             first_ms, first = self._marks[0]
             return first - (first_ms - time_ms) / HALF_LIFE_MS
         (low_ms, low), *rest = self._marks[after - 1 : after + 1]
-        high_ms, high = rest[0] if rest else (self._lives_ms, self._lives)
+        high_ms, high = rest[0] if rest else (self._half_lives_ms, self._half_lives)
         return low + (high - low) * (time_ms - low_ms) / max(high_ms - low_ms, 1)
 
     def _queue(self, model: str, held: CachedModel) -> None:

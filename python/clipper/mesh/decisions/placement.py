@@ -129,10 +129,10 @@ class InstanceIndex(Sequence[Instance]):
 
     def put(self, instance: Instance) -> None:
         """Add or replace the record of an instance."""
-        looked_ms, before = self._replaced_ms, self._records.get(instance.id)
+        checked_ms, before = self._replaced_ms, self._records.get(instance.id)
         self.remove(instance.id)
         if before is not None and _generation(before) == _generation(instance):
-            self._replaced_ms = looked_ms
+            self._replaced_ms = checked_ms
         if before is None:
             self._replaced_ms = -1
         self._records[instance.id] = instance
@@ -387,9 +387,11 @@ def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
     since = max(0, wish.now_ms - wish.used_ms)
     times = next((times for within_ms, times in TOLERATED if since <= within_ms), math.inf)
     least = min(instance.rate for instance in found)
-    kept = [i for i in found if i.rate <= max(BUSY_RATE, times * least)]
-    turns = [(i.loading + i.queued) // max(i.loading_max, 1) for i in kept]
-    return [i for i, before in zip(kept, turns, strict=True) if before <= min(turns) + QUEUED_FEW]
+    eligible = [i for i in found if i.rate <= max(BUSY_RATE, times * least)]
+    turns = [(i.loading + i.queued) // max(i.loading_max, 1) for i in eligible]
+    return [
+        i for i, before in zip(eligible, turns, strict=True) if before <= min(turns) + QUEUED_FEW
+    ]
 
 
 def _reason(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:

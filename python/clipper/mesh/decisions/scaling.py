@@ -169,26 +169,26 @@ def _more(
     assumed_ms: float,
 ) -> CopyTarget:
     held, limit = len(alive_copies(model, cluster.alive)), limit_of(model, usage, settings)
-    begun_ms = max(copy.claimed_ms for copy in model.copies.values())
-    settling = now_ms - begun_ms < 2000 * settings.rate_s + 2 * assumed_ms
+    started_ms = max(copy.claimed_ms for copy in model.copies.values())
+    settling = now_ms - started_ms < 2000 * settings.rate_s + 2 * assumed_ms
     if held > loaded or (held > 1 and settling):
         return CopyTarget(held, "a copy has just begun to load")
     if usage.rate >= limit * loaded:
-        asked = math.ceil(usage.rate / limit + 1e-9)
+        wanted = math.ceil(usage.rate / limit + 1e-9)
         at_once = max(AT_ONCE, math.ceil(cluster.places / 3))
         return CopyTarget(
-            min(max(asked, held + 1), held + at_once),
+            min(max(wanted, held + 1), held + at_once),
             f"{usage.rate:.0f} queries a minute, {limit:.0f} a copy",
         )
     slo_ms = model.policy.slo_ms or settings.deadline_ms
     if usage.queue_ms > QUEUE_SHARE * slo_ms:
         busy = usage.rate / 60_000 * usage.service_ms / max(model.policy.concurrency, 1)
-        asked = max(held + 1, math.ceil(busy / BUSY_SHARE))
+        wanted = max(held + 1, math.ceil(busy / BUSY_SHARE))
         why = (
             f"rows wait {usage.queue_ms:.0f} ms for a free copy, and {slo_ms:.0f} ms are all they"
             " have"
         )
-        return CopyTarget(min(asked, held + AT_ONCE), why)
+        return CopyTarget(min(wanted, held + AT_ONCE), why)
     if (
         held == 1
         and usage.regular

@@ -302,11 +302,11 @@ def _degree(
     places: int,
 ) -> tuple[int, int]:
     """Return the copies that the target needs to match the active model, and those loaded."""
-    asked = max(len(loaded_copies(active, alive)) if active else 1, target.policy.copies_min, 1)
-    most = target.policy.copies_max or asked
+    wanted = max(len(loaded_copies(active, alive)) if active else 1, target.policy.copies_min, 1)
+    most = target.policy.copies_max or wanted
     if places:
         most = min(most, max(places - len(failures.blocked(target, now_ms, settings)), 1))
-    return min(asked, most), len(loaded_copies(target, alive))
+    return min(wanted, most), len(loaded_copies(target, alive))
 
 
 def resolve(vmodel: VModel, draw: float, is_loaded: Callable[[str], bool]) -> str:

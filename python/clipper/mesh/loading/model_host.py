@@ -37,10 +37,10 @@ START_S: Final = 60.0  # to import packages, connect, and be ready
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5.0
 LINES_MAX: Final = 200
 GRACE_S: Final = 3.0
-LOOK_S: Final = 0.5  # between two status requests
+CHECK_S: Final = 0.5  # between two status requests
 WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file of models at work
 PULL_S_MAX: Final = 86_400.0  # the host ends it before, at artifacts.pull_s
-_ASK_S: Final = 10.0  # beyond the host's own time limit of a request
+_REQUEST_S: Final = 10.0  # beyond the host's own time limit of a request
 _READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ class HostProcess:
     async def _until_over(self, closed: asyncio.Event, ended: asyncio.Event) -> None:
         """Wait until the process ends or must be replaced."""
         while not self._stopping and not (closed.is_set() or ended.is_set()):
-            await _first(closed, ended, timeout_s=LOOK_S)
+            await _first(closed, ended, timeout_s=CHECK_S)
             if self._stopping or closed.is_set() or ended.is_set():
                 return
             if why := await self._why_replaced():
@@ -434,7 +434,7 @@ class HostProcess:
         while not ended.is_set() and asyncio.get_running_loop().time() < until:
             try:
                 self.status = msgspec.convert(
-                    await self._request("status", _ASK_S), HostStatus, strict=False
+                    await self._request("status", _REQUEST_S), HostStatus, strict=False
                 )
             except (RequestFailed, msgspec.ValidationError) as failure:
                 _log.warning("the model host %s does not say how it is: %s", self.name, failure)
@@ -461,7 +461,7 @@ class HostProcess:
             raise ConnectionLost(f"the model host {self.name} is not there")
         return await self._channel.request(verb, timeout_s, **fields)
 
-    async def look(self, timeout_s: float = _ASK_S) -> HostStatus:
+    async def look(self, timeout_s: float = _REQUEST_S) -> HostStatus:
         """Ask for the status, without the list of models."""
         self.status = msgspec.convert(
             await self._request("status", timeout_s, brief=True), HostStatus, strict=False
@@ -470,18 +470,23 @@ class HostProcess:
 
     async def pull(self, model: MeshModel) -> Pulled:
         """Pull a model whose path is a URL. RequestFailed, ConnectionLost."""
-        asked = {"model": model.id, "type": model.type, "path": model.path, "sha256": model.sha256}
-        found = await self._request("pull", PULL_S_MAX, **asked)
+        request = {
+            "model": model.id,
+            "type": model.type,
+            "path": model.path,
+            "sha256": model.sha256,
+        }
+        found = await self._request("pull", PULL_S_MAX, **request)
         return msgspec.convert(found, Pulled, strict=False)
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         """Load a model. RequestFailed; HostDied when the process ends meanwhile."""
-        asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
-        asked |= {"input": model.input, "output": model.output}
+        request = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
+        request |= {"input": model.input, "output": model.output}
         over, channel = self._over, self._channel
         try:
             found = await self._request(
-                "load", timeout_s + _ASK_S, timeout_ms=int(timeout_s * 1000), **asked
+                "load", timeout_s + _REQUEST_S, timeout_ms=int(timeout_s * 1000), **request
             )
         except ConnectionLost as lost:
             if over is None or channel is None or not channel.closed.is_set():
@@ -496,16 +501,16 @@ class HostProcess:
 
     async def predict_size(self, model: MeshModel) -> int:
         """Return an estimate of the memory of a model, in bytes; 0 if unknown."""
-        asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
-        found = await self._request("predict_size", _ASK_S, **asked)
+        request = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
+        found = await self._request("predict_size", _REQUEST_S, **request)
         return int(found.get("size_bytes", 0))
 
     async def serve(
         self, model: str, address: str, token: str, replica: int, timeout_s: float
     ) -> None:
         """Make a loaded model connect to a server and serve it."""
-        asked = {"model": model, "address": address, "token": token, "replica": replica}
-        await self._request("serve", timeout_s + 1.0, timeout_ms=int(timeout_s * 1000), **asked)
+        request = {"model": model, "address": address, "token": token, "replica": replica}
+        await self._request("serve", timeout_s + 1.0, timeout_ms=int(timeout_s * 1000), **request)
 
     async def leave(self, model: str, address: str, timeout_s: float) -> None:
         """Make a loaded model leave a server."""

@@ -28,7 +28,7 @@ class EventFeed:
     def start(self, call: Callable[..., None]) -> None:
         """Subscribe to the registry. call: runs a function with arguments on one thread."""
 
-        def subscribe(kind: RecordKind, mirror: Mirror[Any]) -> None:
+        def subscribe(kind: RecordKind, mirror: Mirror[object]) -> None:
             mirror.on_change(lambda changes: call(self._publish, kind, changes))
 
         for kind, mirror in self._mirrors():
@@ -42,7 +42,7 @@ class EventFeed:
             ("instance", registry.instances),
         )
 
-    def _publish(self, kind: RecordKind, changes: list[KeyChange[Any]]) -> None:
+    def _publish(self, kind: RecordKind, changes: list[KeyChange[object]]) -> None:
         for watcher in tuple(self._watchers):
             for change in changes:
                 watcher(event_of(kind, change))

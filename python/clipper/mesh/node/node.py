@@ -82,7 +82,7 @@ class MeshNode:
             host.batching,
             platform.rng,
             replaced=self._on_replaced,
-            look_up=self._look_up,
+            lookup=self._lookup,
             is_failing=self._is_failing,
         )
         self._deferred = DeferredJoin(
@@ -251,12 +251,12 @@ class MeshNode:
         record = self._record(id)
         return record is not None and bool(record.failures)
 
-    def _look_up(self, id: str) -> None:
+    def _lookup(self, id: str) -> None:
         """Look up a name that the mirrors do not know in the store, unless that is silent."""
         if self._joined is None:
             self._deferred.check()
         elif self._joined.registry.models.stale_s < SILENT_S:
-            self._lookups.look_up(id)
+            self._lookups.lookup(id)
 
     def _find_in_store(self, id: str) -> None:
         registry = self.joined.registry

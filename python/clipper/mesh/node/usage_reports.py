@@ -54,7 +54,7 @@ class UsageReporter:
 
     async def report(self) -> None:
         """Report the queries since the last call."""
-        reports: dict[int, list[list[Any]]] = defaultdict(list)
+        reports: dict[int, list[list[object]]] = defaultdict(list)
         for route, queries in self._router.touched.take():
             if not route.type_known:
                 self._on_untyped(route)

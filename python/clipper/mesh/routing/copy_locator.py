@@ -27,7 +27,7 @@ from clipper.settings.mesh import MeshSettings
 
 ATTACH_S: Final = 2.0  # from a host's connection until the engine has attached it
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
-LOOK_S: Final = 0.02  # between looks at the registry while other instances load
+CHECK_S: Final = 0.02  # between looks at the registry while other instances load
 
 
 class CopyLocator:
@@ -224,9 +224,9 @@ class CopyLocator:
                     await self._loader.load(route.id, route.used_ms, waiting=True, copies=copies)
                 await self._loader.lend(route.id, address, token)
             else:
-                asked = {"model": route.id, "address": address, "token": token, "load": load}
+                request = {"model": route.id, "address": address, "token": token, "load": load}
                 await self._peers.ask(
-                    instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies
+                    instance, "lend", limit_s, **request, used_ms=route.used_ms, copies=copies
                 )
         except RequestFailed as failure:
             self._log.note(route.id, f"not by {instance}", failure.why)
@@ -272,7 +272,7 @@ class CopyLocator:
                     raise RequestFailed(failed.why, failed.fault)
                 is_claimed = len(alive_copies(record, alive)) >= copies
                 if is_claimed or not await self._load_once(record, used_ms, copies, tried):
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_S)
 
     async def _load_once(
         self, record: MeshModel, used_ms: int, copies: int, tried: set[str]
@@ -288,9 +288,9 @@ class CopyLocator:
             if choice.instance == self._loader.me:
                 await self._loader.load(record.id, used_ms, waiting=False, copies=copies)
             else:
-                asked = {"model": record.id, "used_ms": used_ms, "copies": copies}
+                request = {"model": record.id, "used_ms": used_ms, "copies": copies}
                 await self._peers.ask(
-                    choice.instance, "load", self._settings.load_s + 30.0, **asked
+                    choice.instance, "load", self._settings.load_s + 30.0, **request
                 )
         except RequestFailed as failure:
             self._log.note(record.id, f"not by {choice.instance}", failure.why)

@@ -36,7 +36,7 @@ class Lookups:
         """Start the thread before the first look-up."""
         self._pool.submit(lambda: None)
 
-    def look_up(self, name: str) -> None:
+    def lookup(self, name: str) -> None:
         """Start a look-up of a name, and wait for it.
 
         Waits at most WAIT_S; at most LOOP_WAIT_S in a thread with an event loop.

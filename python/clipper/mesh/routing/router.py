@@ -44,7 +44,7 @@ class Route:
     """One model as this node queries it.
 
     resolved: for queries while a copy serves it. cold: for queries while none does; one without a
-    deadline has the time of a load as well. used_ms: last use, wall clock. asked: queries since
+    deadline has the time of a load as well. used_ms: last use, wall clock. queries: queries since
     they were last counted. waited: those of them that came while no copy served. served: a replica
     is connected. miss_reported: the event loop knows that a query waits. listed: in `UsedRoutes`.
     lenders: numbers of the instances whose copies serve it. why: reason why none does. ended:
@@ -55,7 +55,6 @@ class Route:
     __slots__ = (
         "__weakref__",
         "_is_failing",
-        "asked",
         "cold",
         "core",
         "ended",
@@ -63,6 +62,7 @@ class Route:
         "lenders",
         "listed",
         "miss_reported",
+        "queries",
         "record",
         "resolved",
         "served",
@@ -81,7 +81,7 @@ class Route:
         self._is_failing = is_failing
         self.why = ""
         self.used_ms = 0
-        self.asked = self.waited = 0
+        self.queries = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
         self.served = self.miss_reported = self.listed = False
         self.successor: Route | None = None
@@ -114,7 +114,7 @@ class Route:
     def touch(self) -> None:
         """Count a query; report a miss if no copy serves the model."""
         self.used_ms = wall_time_us() // 1000
-        self.asked += 1
+        self.queries += 1
         if not self.listed:  # after counting: `take` clears the flag before it reads the count
             self.listed = True
             self.touched.routes.append(self)
@@ -140,9 +140,9 @@ class UsedRoutes:
         routes, self.routes = self.routes, []
         for route in routes:
             route.listed = False
-            asked, route.asked = route.asked, 0
-            if asked:
-                yield route, asked
+            count, route.queries = route.queries, 0
+            if count:
+                yield route, count
 
 
 class MeshModelHandle:
@@ -189,7 +189,7 @@ class ModelRouter:
     """Routes by name.
 
     make: (record, reason) -> the resolved applications of a loaded and an unloaded model; see
-    NodeHost. find_record: returns the record of an id known in memory. look_up: looks a name up in
+    NodeHost. find_record: returns the record of an id known in memory. lookup: looks a name up in
     the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
     called with a route that another one has replaced. is_failing: returns whether loads of a model
     failed lately.
@@ -203,11 +203,11 @@ class ModelRouter:
         batching: Batching,
         rng: Random | None = None,
         replaced: Callable[[Route], None] = lambda _: None,
-        look_up: Callable[[str], None] = lambda _: None,
+        lookup: Callable[[str], None] = lambda _: None,
         is_failing: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._make, self._find_record, self._batching = make, find_record, batching
-        self._replaced, self._look_up, self._is_failing = replaced, look_up, is_failing
+        self._replaced, self._lookup, self._is_failing = replaced, lookup, is_failing
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -254,7 +254,7 @@ class ModelRouter:
             known_s = self._absent.get(name)
             if known_s is not None and time.monotonic() - known_s < ABSENT_S:
                 return None
-            self._look_up(name)  # raises if this node has not joined its mesh
+            self._lookup(name)  # raises if this node has not joined its mesh
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()
             self._absent[name] = time.monotonic()

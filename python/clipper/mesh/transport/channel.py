@@ -106,7 +106,7 @@ class PeerChannel:
             )
         return dict(found)
 
-    def notify(self, **message: Any) -> None:
+    def notify(self, **message: object) -> None:
         """Send an event; ignored when the connection is closed."""
         if not self.closed.is_set():
             self.send(message)

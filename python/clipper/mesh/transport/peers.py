@@ -71,7 +71,7 @@ class Peers:
         channel = await self._to(instance)
         return await channel.request(verb, timeout_s, **fields)
 
-    async def notify(self, instance: str, **message: Any) -> None:
+    async def notify(self, instance: str, **message: object) -> None:
         """Send an event; ignored when the instance cannot be reached."""
         with contextlib.suppress(ConnectionLost):
             (await self._to(instance)).notify(**message)

@@ -116,7 +116,7 @@ def _listen_tcp(address: str) -> Listener:
 
 def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUse | ConfigError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return AddressInUse(f"{where} is taken{_by_whom(inode)}.", hint=hint)
+        return AddressInUse(f"{where} is taken{_holder_text(inode)}.", hint=hint)
     why = error.strerror if isinstance(error, OSError) and error.strerror else error
     return ConfigError(f"cannot listen on {where}: {why}.", hint="Correct server.address.")
 
@@ -128,7 +128,7 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
 def held_by(address: str) -> str:
     """` by process 4121 (python train.py)` that listens on the port of HOST:PORT, or nothing where
     we cannot see it."""
-    return _by_whom(_tcp_inode(address.rpartition(":")[2]))
+    return _holder_text(_tcp_inode(address.rpartition(":")[2]))
 
 
 def _tcp_inode(port: str) -> str:
@@ -158,7 +158,7 @@ def _rows(table: str) -> list[list[str]]:
         return []
 
 
-def _by_whom(inode: str) -> str:
+def _holder_text(inode: str) -> str:
     """` by process 4121 (python train.py)`, or nothing where we cannot see it."""
     for link in Path("/proc").glob("[0-9]*/fd/*") if inode else ():
         with contextlib.suppress(OSError):

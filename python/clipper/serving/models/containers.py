@@ -117,7 +117,7 @@ class Containers:
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory
-        self._teaching = online_learning or OnlineLearning()
+        self._online_learning = online_learning or OnlineLearning()
         self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
         self._replicas: dict[_Line, Replica] = {}
         self._by_model: dict[VersionedModel, dict[_Line, Replica]] = {}
@@ -130,7 +130,7 @@ class Containers:
 
     def start(self) -> None:
         """Start the control thread."""
-        self._teaching.open()
+        self._online_learning.open()
         self._thread.start()
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Containers:
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
-        self._teaching.close()
+        self._online_learning.close()
         os.close(self._wake)
 
     def of(self, model: VersionedModel) -> list[Replica]:
@@ -182,28 +182,28 @@ class Containers:
         for engine in self._engines:
             poll.register(engine.events_fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        poll.register(self._teaching.wake_fd, select.POLLIN)
+        poll.register(self._online_learning.wake_fd, select.POLLIN)
         while not self._stopping:
             ready = poll.poll()
-            if any(fd == self._teaching.wake_fd for fd, _ in ready):
+            if any(fd == self._online_learning.wake_fd for fd, _ in ready):
                 self._send_feedback()
             for engine in self._engines:
-                self._hear_all(engine)
+                self._handle_all(engine)
 
     def _send_feedback(self) -> None:
         try:
-            self._teaching.flush()
+            self._online_learning.flush()
         except Exception:  # feedback of one model must not stop the news of all
             _log.exception("feedback could not be handed on")
 
-    def _hear_all(self, engine: Engine) -> None:
+    def _handle_all(self, engine: Engine) -> None:
         for kind, conn, _, status, data in engine.events():
             try:
-                self._hear(engine, kind, conn, status, data)
+                self._handle(engine, kind, conn, status, data)
             except Exception:  # news of one container must not stop the news of all
                 _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
 
-    def _hear(
+    def _handle(
         self, engine: Engine, kind: EngineEvent, conn: int, status: Status, data: bytes
     ) -> None:
         if kind is EngineEvent.HELLO_RECEIVED:
@@ -244,7 +244,7 @@ class Containers:
 
     def _arrived(self, engine: Engine, conn: int) -> None:
         hello = self._greeted.pop((engine, conn))
-        self._teaching.came(engine, conn, hello)
+        self._online_learning.came(engine, conn, hello)
         with self._arrival:
             replica = self._replicas[engine, conn] = Replica(conn, hello, engine)
             self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
@@ -361,7 +361,7 @@ class Containers:
             self._arrival.notify_all()
         if replica is None:
             return
-        self._teaching.went(*line, replica.hello.id)
+        self._online_learning.went(*line, replica.hello.id)
         level = (
             logging.INFO
             if self.leaving or status in (Status.OK, Status.CLOSED)

@@ -76,7 +76,7 @@ class Engines:
     def snapshot(self) -> dict[str, Any]:
         """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
         with its `engine`."""
-        total: dict[str, Any] = {}
+        total: dict[str, object] = {}
         for number, engine in enumerate(self._all):
             one = engine.snapshot()
             one["models"] = [{"engine": number, **model} for model in one["models"]]
@@ -84,7 +84,7 @@ class Engines:
         return total
 
 
-def _sum(left: Any, right: Any) -> Any:
+def _sum(left: Any, right: Any) -> object:
     if isinstance(left, dict):
         return {key: _sum(left[key], right[key]) for key in left}
     return left + right
@@ -94,12 +94,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _count(asked: int) -> int:
-    if asked <= _cores():
-        return asked
+def _count(configured: int) -> int:
+    if configured <= _cores():
+        return configured
     _log.warning(
         "server.engines = %d, but there are %d cores for this process: %d are started",
-        asked,
+        configured,
         _cores(),
         _cores(),
     )

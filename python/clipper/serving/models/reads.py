@@ -17,7 +17,7 @@ from clipper.types import InputType, Model
 
 Ids = npt.NDArray[np.int64]
 IDS_MAX = 1024  # of one input
-Said = dict[str, tuple[int, ...]] | str
+Declared = dict[str, tuple[int, ...]] | str
 Reads = Callable[[Any], dict[str, Ids] | None]
 
 
@@ -41,7 +41,7 @@ _HINT = (
 )
 
 
-def said_of(name: str, reads: Any) -> Said:
+def declaration_of(name: str, reads: object) -> Declared:
     """Return `reads` as a model's record keeps it. Raises InvalidInput."""
     if callable(reads):
         return name_of(reads)
@@ -99,20 +99,20 @@ def beyond(input: InputType, column: int) -> bool:
     return input.dtype != "any" and not input.variable and column >= int(np.prod(input.shape))
 
 
-def ids_of(said: Said) -> Reads:
+def ids_of(declared: Declared) -> Reads:
     """Return a function from an input to the ids of the rows that its prediction depends on.
 
     That function returns None where it fails, or where the ids are too many. Raises InvalidInput
     when the user's function is not found.
     """
-    if isinstance(said, str):
-        function = function_named(said, "reads")
+    if isinstance(declared, str):
+        function = function_named(declared, "reads")
         return lambda x: _by_function(function, x)
-    columns = {table: np.array(at) for table, at in said.items()}
+    columns = {table: np.array(at) for table, at in declared.items()}
     return lambda x: _by_columns(columns, x)
 
 
-def _by_columns(columns: Mapping[str, npt.NDArray[np.intp]], x: Any) -> dict[str, Ids] | None:
+def _by_columns(columns: Mapping[str, npt.NDArray[np.intp]], x: object) -> dict[str, Ids] | None:
     flat = np.asarray(x).reshape(-1)
     try:
         found = {table: as_ids(flat[at]) for table, at in columns.items()}

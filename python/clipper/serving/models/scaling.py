@@ -169,7 +169,7 @@ class StuckWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Reading:
     """One model as `Scaling` is shown it: its bounds (0 and 0: fixed) and its row of
     `stats()["models"]`."""
 
@@ -188,7 +188,7 @@ class Scaling:
     def __init__(
         self,
         server: ServerSettings,
-        look: Callable[[], Mapping[VersionedModel, Look]],
+        look: Callable[[], Mapping[VersionedModel, Reading]],
         scale: Callable[[VersionedModel, int, str], None],
         restart: Callable[[VersionedModel, int, int], None],
     ) -> None:
@@ -198,7 +198,7 @@ class Scaling:
         self._stuck = StuckWatch(server.stuck_s)
         self._trends: dict[VersionedModel, Trend] = {}
         self._before: dict[VersionedModel, Mapping[str, Any]] = {}
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-scaling", daemon=True)
 
@@ -226,12 +226,12 @@ class Scaling:
 
     def look(self, now_s: float) -> None:
         """One look; the thread does nothing else."""
-        looks, span_s = self._look(), now_s - self._looked_s
-        self._looked_s = now_s
-        rows = [(model, row) for model, one in looks.items() for row in one.stats["replicas"]]
+        readings, span_s = self._look(), now_s - self._checked_s
+        self._checked_s = now_s
+        rows = [(model, row) for model, one in readings.items() for row in one.stats["replicas"]]
         for model, number, pid in self._stuck.look(rows, now_s):
             self._restart(model, number, pid)
-        followed = {model: one for model, one in looks.items() if one.most}
+        followed = {model: one for model, one in readings.items() if one.most}
         self._trends = {model: trend for model, trend in self._trends.items() if model in followed}
         for model, one in followed.items():
             before = self._before.get(model)
@@ -243,7 +243,7 @@ class Scaling:
         self._before = {model: one.stats for model, one in followed.items()}
 
     def _follow(
-        self, model: VersionedModel, trend: Trend, load: Load, one: Look, now_s: float
+        self, model: VersionedModel, trend: Trend, load: Load, one: Reading, now_s: float
     ) -> Trend:
         after = follow(trend, load, one.least, one.most, self._rule, now_s)
         if after.wanted != trend.wanted:
@@ -272,42 +272,42 @@ class Expected:
     ) -> None:
         self._expect, self._now_us = expect, now_us
         self._guard = threading.Lock()
-        self._begun_us: dict[tuple[VersionedModel, int], int] = {}
+        self._started_us: dict[tuple[VersionedModel, int], int] = {}
         self._load_us: dict[VersionedModel, int] = {}
         self._whens_us: dict[VersionedModel, dict[int, int]] = {}
 
     def starting(self, model: VersionedModel, number: int, pause_s: float = 0.0) -> None:
         """A process starts, after a pause."""
         with self._guard:
-            begins = self._now_us() + int(pause_s * 1e6)
-            self._begun_us[model, number] = begins
-            self._whens_us.setdefault(model, {})[number] = begins + int(
+            starts_us = self._now_us() + int(pause_s * 1e6)
+            self._started_us[model, number] = starts_us
+            self._whens_us.setdefault(model, {})[number] = starts_us + int(
                 self._SOONEST * self._load_us.get(model, 0)
             )
-            self._tell(model)
+            self._notify(model)
 
     def connected(self, model: VersionedModel, numbers: Iterable[int]) -> None:
         """These replicas are there."""
         with self._guard:
             for number in numbers:
-                begun = self._begun_us.pop((model, number), None)
-                if begun is not None:
-                    took = max(self._now_us() - begun, 0)
+                started_us = self._started_us.pop((model, number), None)
+                if started_us is not None:
+                    took = max(self._now_us() - started_us, 0)
                     self._load_us[model] = min(took, self._load_us.get(model, took))
 
     def failed(self, model: VersionedModel, number: int) -> None:
         """Record that a replica failed and is not started again."""
         with self._guard:
-            self._begun_us.pop((model, number), None)
+            self._started_us.pop((model, number), None)
             self._whens_us.setdefault(model, {})[number] = self.NEVER_US
-            self._tell(model)
+            self._notify(model)
 
     def stopped(self, model: VersionedModel, number: int) -> None:
         """Somebody wanted it so, and may want another."""
         with self._guard:
-            self._begun_us.pop((model, number), None)
+            self._started_us.pop((model, number), None)
             self._whens_us.get(model, {}).pop(number, None)
-            self._tell(model)
+            self._notify(model)
 
-    def _tell(self, model: VersionedModel) -> None:
+    def _notify(self, model: VersionedModel) -> None:
         self._expect(model, min(self._whens_us.get(model, {}).values(), default=0))

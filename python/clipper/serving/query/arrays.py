@@ -202,7 +202,7 @@ def _unusable(outputs: Any) -> NDArray[np.bool_]:
     )
 
 
-def _with_default(outputs: Any, is_default: NDArray[np.bool_], default: Any) -> Any:
+def _with_default(outputs: Any, is_default: NDArray[np.bool_], default: Any) -> object:
     """The application's default in the rows that need it; a list when it does not fit among the
     others."""
     if not is_default.any():
@@ -227,7 +227,7 @@ def _row_by_row(
 ) -> Combination:
     resolved, models = query.resolved, query.plan.models
     n = len(statuses[models[0]])
-    outputs: list[Any] = []
+    outputs: list[object] = []
     confidence, is_default = np.zeros(n), np.zeros(n, np.bool_)
     reasons: dict[str, int] = {}
     for i in range(n):
@@ -261,7 +261,7 @@ def _row_by_row(
     return _as_array(outputs), confidence, reasons, is_default
 
 
-def _as_array(outputs: list[Any]) -> Any:
+def _as_array(outputs: list[object]) -> object:
     """An ndarray of numbers of one shape, or the list itself."""
     if all(isinstance(output, int | float | np.number | np.ndarray) for output in outputs):
         try:

@@ -10,7 +10,7 @@ was decided. Source: the speculative serving document, "Distributed Speculative 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -56,13 +56,13 @@ class Collector:
     def start(
         self,
         application: str,
-        x: Any,
+        x: object,
         *,
         id: str = "",
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
-        context: Any = None,
+        context: object = None,
     ) -> str:
         """Start one query; -> its id, at once: `id`, or one made up. The other arguments are those
         of `app.predict`.

@@ -60,16 +60,16 @@ class Listener:
         call, future = self.call, self.future
         view = view_of(future, call, time.monotonic())
         try:
-            said = check_decision(call.speculation.own(self.state, view), view)
+            reason = check_decision(call.speculation.own(self.state, view), view)
         except Exception as error:  # the query waits for all its models then
             call.speculation.failures.failed("decide", error)
             self.failed = True
             return None
-        if isinstance(said, AnswerFrom):
-            mask = sum(1 << i for i, model in enumerate(view.models) if model in said.models)
+        if isinstance(reason, AnswerFrom):
+            mask = sum(1 << i for i, model in enumerate(view.models) if model in reason.models)
             future.rule(OWN_STEP, mask, round((time.monotonic() - call.started_s) * 1e6))
             return None
-        return None if said.until_ms is None else call.started_s + said.until_ms * 1e-3
+        return None if reason.until_ms is None else call.started_s + reason.until_ms * 1e-3
 
 
 def view_of(future: Future, call: "EnsembleCall", now_s: float) -> View:

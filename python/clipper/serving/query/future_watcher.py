@@ -28,18 +28,18 @@ class FutureWatcher:
         if self._mailbox is not None:
             loop.add_reader(self._mailbox.fd, self._drain)
 
-    def on_done(self, future: Future, told: DoneCallback) -> bool:
+    def on_done(self, future: Future, callback: DoneCallback) -> bool:
         """Call `told(future)` once it is done. Returns False, without a call, when it is done
         already.
         """
         if self._mailbox is not None:
-            return self._mailbox.add(future, told)
+            return self._mailbox.add(future, callback)
         if future.done():
             return False
         waiter = asyncio.ensure_future(_until_done(future), loop=self._loop)
         self._awaiting.add(waiter)
         waiter.add_done_callback(self._awaiting.discard)
-        waiter.add_done_callback(lambda _: _tell(future, told))
+        waiter.add_done_callback(lambda _: _notify(future, callback))
         return True
 
     def post(self, step: Callable[..., object], *args: object) -> None:
@@ -49,8 +49,8 @@ class FutureWatcher:
 
     def _drain(self) -> None:
         assert self._mailbox is not None
-        for future, told in self._mailbox.drain():
-            _tell(future, told)
+        for future, callback in self._mailbox.drain():
+            _notify(future, callback)
 
     def close(self) -> None:
         """Stop watching."""
@@ -66,8 +66,8 @@ async def _until_done(future: Future) -> None:
         return  # the future keeps what it ended with
 
 
-def _tell(future: Future, told: DoneCallback) -> None:
+def _notify(future: Future, callback: DoneCallback) -> None:
     try:
-        told(future)
+        callback(future)
     except Exception:
         _log.exception("what waited for %r raised", future)

@@ -25,7 +25,7 @@ _MEMORY = 10_000
 _ELEMENTS_MAX = 4096  # of an array that is averaged
 
 
-def check_missing(value: Any) -> str:
+def check_missing(value: object) -> str:
     """InvalidInput for what is not one of MISSING."""
     if value not in MISSING:
         guess = did_you_mean(str(value), MISSING) or "."
@@ -71,9 +71,12 @@ class Means:
 
 
 def combine(
-    policy: Policy, state: Any, means: Means | None, arrived: Mapping[VersionedModel, Prediction],
+    policy: Policy,
+    state: object,
+    means: Means | None,
+    arrived: Mapping[VersionedModel, Prediction],
     missing: Sequence[VersionedModel],
-) -> Combined:  # fmt: skip
+) -> Combined:
     """The policy's combination, with means in the place of numbers that are missing. means: None to
     do without."""
     found = policy.combine(state, arrived, missing)

@@ -26,7 +26,7 @@ from clipper.serving.feedback.window import FeedbackWindow
 from clipper.serving.query.dispatch import FORK_HINT
 from clipper.serving.query.missing_outputs import Means, combine
 from clipper.serving.query.named_outputs import chosen_outputs, only
-from clipper.serving.query.qualifiers import prediction_of, said_beside
+from clipper.serving.query.qualifiers import prediction_of, qualifiers_of
 from clipper.serving.query.stats import ApplicationStats
 from clipper.serving.rollout.decoys import Decoy
 from clipper.serving.rollout.roles import RoleAssignment
@@ -124,7 +124,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
         split = self.rollout.split
         return self.cores if split is None else split.cores
 
-    def context_of(self, user: str | None, context: Any) -> Any:
+    def context_of(self, user: str | None, context: object) -> Any:
         """Return the context of a query: its own, else the row of its user."""
         return self.rows(user) if context is None and user and self.rows is not None else context
 
@@ -169,7 +169,7 @@ def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplicat
 
 
 def plan_for(
-    resolved: ResolvedApplication, user: str | None, context: Any = None
+    resolved: ResolvedApplication, user: str | None, context: object = None
 ) -> tuple[Any, Plan]:
     """Return the user's policy state, and the models that the policy selects by it.
 
@@ -290,7 +290,7 @@ class FailedQuery(msgspec.Struct, frozen=True, eq=False):
 
 
 def _unasked(
-    resolved: ResolvedApplication, x: Any, slo_us: int, salt: int, reason: str, id: str
+    resolved: ResolvedApplication, x: object, slo_us: int, salt: int, reason: str, id: str
 ) -> Future:
     """The future of the default, at once: a query to one model, given up."""
     if resolved.rollout.stats is not None:
@@ -318,7 +318,7 @@ def default_answer(
     if resolved.rollout.side is not None:
         resolved.rollout.side.count(future.latency_us, True)
     id = f"{resolved.node}-{future.id:x}"
-    _tell_log(resolved, id, request_id, reason)
+    _log_outcome(resolved, id, request_id, reason)
     return Answer(
         resolved.default,
         0.0,
@@ -340,7 +340,9 @@ def finish(future: Future) -> Answer:
     query: QueryContext = future.extra
     resolved = query.resolved
     try:
-        outcome = _heard(future, query) if query.call is None else query.call.outcome(future, query)
+        outcome = (
+            _arrived(future, query) if query.call is None else query.call.outcome(future, query)
+        )
     except PolicyFailed as failure:
         return default_answer(future, resolved, failure.message, query.id)
     arrived, missing, combined, decided_by = outcome
@@ -363,7 +365,7 @@ def finish(future: Future) -> Answer:
             id, resolved.learner, query.user, query.plan, arrived, output, late
         )
     if reason:
-        _tell_log(resolved, id, query.id, reason)
+        _log_outcome(resolved, id, query.id, reason)
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.count(
             future, query.models, arrived, combined, reason, query.late, missing, decided_by
@@ -385,7 +387,7 @@ def finish(future: Future) -> Answer:
         set=combined.set,
         decided_by=decided_by,
         request_id=query.id,
-        qualifiers=said_beside(arrived),
+        qualifiers=qualifiers_of(arrived),
     )
 
 
@@ -401,7 +403,7 @@ def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
 Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]
 
 
-def _heard(future: Future, query: QueryContext) -> Outcome:
+def _arrived(future: Future, query: QueryContext) -> Outcome:
     """-> what arrived, who is missing, the policy's combination, and by which rule."""
     arrived: dict[VersionedModel, Prediction] = {}
     missing: list[VersionedModel] = []
@@ -429,7 +431,7 @@ def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
         )
 
 
-def _tell_log(resolved: ResolvedApplication, id: str, request_id: str, reason: str) -> None:
+def _log_outcome(resolved: ResolvedApplication, id: str, request_id: str, reason: str) -> None:
     """At level INFO, and not every one of a flood."""
     if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
         return

@@ -15,8 +15,12 @@ _DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualif
 
 def prediction_of(future: Future, i: int) -> Prediction:
     """Return the prediction of task `i`, which ended with OK."""
-    said = future.heard(i)
-    return Prediction(*said) if len(said) == 2 else Prediction(said[0], said[1], opened(said[2]))
+    prediction = future.heard(i)
+    return (
+        Prediction(*prediction)
+        if len(prediction) == 2
+        else Prediction(prediction[0], prediction[1], opened(prediction[2]))
+    )
 
 
 def opened(text: bytes) -> Qualifiers:
@@ -28,7 +32,7 @@ def opened(text: bytes) -> Qualifiers:
         return {}
 
 
-def said_beside(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
+def qualifiers_of(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
     """Return the qualifiers of the predictions that have some, by model."""
     return {
         model: prediction.qualifiers

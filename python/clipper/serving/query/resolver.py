@@ -245,7 +245,9 @@ class ApplicationResolver:
             if (found := counters.slowest.take())
         }
 
-    def _stats_of(self, resolved: ResolvedApplication, stats: ApplicationStats) -> dict[str, Any]:
+    def _stats_of(
+        self, resolved: ResolvedApplication, stats: ApplicationStats
+    ) -> dict[str, object]:
         speculation = resolved.speculation
         return {
             "policy": resolved.policy.name,
@@ -437,7 +439,7 @@ class ApplicationResolver:
         return resolved
 
 
-def _with_rollout(resolved: ResolvedApplication, **changes: Any) -> ResolvedApplication:
+def _with_rollout(resolved: ResolvedApplication, **changes: object) -> ResolvedApplication:
     """Return the application with changes of its rollout state."""
     rollout = msgspec.structs.replace(resolved.rollout, **changes)
     return msgspec.structs.replace(resolved, rollout=rollout)
@@ -459,7 +461,7 @@ def applies(view: View, rollout: Rollout) -> bool:
         return False
 
 
-def _decoy_stats(resolved: ResolvedApplication) -> dict[str, Any]:
+def _decoy_stats(resolved: ResolvedApplication) -> dict[str, object]:
     return (
         {"decoys": {decoy.name: decoy.stats() for decoy in resolved.rollout.decoys}}
         if resolved.rollout.decoys

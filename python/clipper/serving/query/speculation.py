@@ -51,7 +51,7 @@ from clipper_core.runtime.status import Status
 MODELS_MAX = 64  # of one query with a decider
 MEASURED_MIN = 100  # predictions before a 99th percentile, or a 95th, means anything
 HEDGE_MS_MIN = 1.0
-HEDGE_LOOK_S = 1.0  # how long a measured percentile is good for
+HEDGE_CHECK_S = 1.0  # how long a measured percentile is good for
 NEVER = -1  # a start: when the rule asks for it
 _ORDERS_MAX = 1024
 
@@ -145,14 +145,16 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
             refuse_fork(future, resolved)
         at, used, seen = verdict or (0, 0, 0)  # none: the query was given up
         seen |= used  # a ruling of Python's may be ahead of the core's own count by a moment
-        heard = [(i, model) for i, model in enumerate(self.models) if seen >> i & 1]
-        arrived = {model: prediction_of(future, i) for i, model in heard}
+        answered = [(i, model) for i, model in enumerate(self.models) if seen >> i & 1]
+        arrived = {model: prediction_of(future, i) for i, model in answered}
         if not arrived:
             refuse_fork(future, resolved)
         rule, name = self.speculation.decided(at)
-        all_heard = DecisionInputs(resolved.policy, query.state, query.plan, self.models, arrived)
+        inputs_of_all = DecisionInputs(
+            resolved.policy, query.state, query.plan, self.models, arrived
+        )
         combined = decided_answer(
-            rule, all_heard, [model for i, model in enumerate(self.models) if used >> i & 1]
+            rule, inputs_of_all, [model for i, model in enumerate(self.models) if used >> i & 1]
         )
         return arrived, self._missing(future, at, seen), combined, name if combined.used else ""
 
@@ -297,7 +299,7 @@ class Speculation:
             self, order, self._starts_us(order.models, slo_us), slo_us, time.monotonic()
         )
 
-    def _order_for(self, state: Any, plan: Plan, user: str | None) -> _Order:
+    def _order_for(self, state: object, plan: Plan, user: str | None) -> _Order:
         policy, chosen, first = self.policy, plan.models, self.steps[0].rule
         if first == "cascade":
             models: tuple[VersionedModel, ...] = self.links
@@ -307,7 +309,7 @@ class Speculation:
                 models = (*chosen, *(model for model in models if model not in chosen))
         named = self.named(self.schedule.models)
         if (
-            len(chosen) > 1 or chosen[0] not in self.links or not self._asks_more()
+            len(chosen) > 1 or chosen[0] not in self.links or not self._wants_more()
         ):  # not in them: a challenger
             models = tuple(model for model in models if model in chosen or model in named)
         models = (*models, *(model for model in (*chosen, *named) if model not in models))
@@ -318,7 +320,7 @@ class Speculation:
         cores = tuple([self._cores[model] for model in models])
         return _Order(state, chosen, models, cores, self._decider_for(models), weights)
 
-    def _asks_more(self) -> bool:
+    def _wants_more(self) -> bool:
         """Whether a rule has use for more models than one that the policy chose."""
         return self.own is not None or any(
             step.rule not in _OF_THE_PLAN and not (step.rule == "guaranteed_time" and step.models)
@@ -330,7 +332,7 @@ class Speculation:
         return tuple(model for model in self._cores if model.name in names or str(model) in names)
 
     def _decider_for(self, models: tuple[VersionedModel, ...]) -> Decider:
-        key: tuple[Any, ...] = (
+        key: tuple[object, ...] = (
             models if self.schedule.models else (len(models),)
         )  # else one bucket of hedges for all
         decider = self._deciders.get(key)
@@ -405,7 +407,7 @@ class Speculation:
                 if latency.count < MEASURED_MIN
                 else max(round(latency.quantile(0.95)), round(HEDGE_MS_MIN * 1000))
             )
-            self._hedge = (now + HEDGE_LOOK_S, after)
+            self._hedge = (now + HEDGE_CHECK_S, after)
         return after or max(slo_us // 2, round(HEDGE_MS_MIN * 1000))
 
 
@@ -445,11 +447,11 @@ def check_decider(application: str, text: str, links: Sequence[VersionedModel]) 
         if not any(name in (model.name, str(model)) for model in links):
             linked = [model.name for model in links]
             guess = did_you_mean(name, linked) or "."
-            said = (
+            reason = (
                 f"decider {text!r} names {name!r}, which application {application!r} does not"
                 f" link{guess}"
             )
-            raise DoesNotFit(said, hint=f"Linked: {', '.join(linked) or 'none'}.")
+            raise DoesNotFit(reason, hint=f"Linked: {', '.join(linked) or 'none'}.")
     for step in schedule.steps:
         if step.need > len(links):
             raise InvalidInput(
@@ -467,11 +469,11 @@ def check_times(application: str, schedule: Schedule, slo_ms: float) -> None:
                 "Times count from the query's arrival: give it more time by slo_ms, or the step"
                 " less."
             )
-            said = (
+            reason = (
                 f"{step} ends after the {slo_ms:g} ms of application {application!r}: no step after"
                 " it decides."
             )
-            raise InvalidInput(said, hint=hint)
+            raise InvalidInput(reason, hint=hint)
         if step.margin_ms >= slo_ms:
             raise InvalidInput(
                 f"margin_ms={step.margin_ms:g} of {step.name} leaves nothing of the {slo_ms:g} ms."
@@ -498,7 +500,7 @@ def check_guarantee(
         for model, core in cores.items()
         if not step.models or step.models[0] in (model.name, str(model))
     }
-    told = []
+    notes = []
     for model, core in floors.items():
         latency = measured(core)
         recent = latency - since[model] if model in since else latency
@@ -509,21 +511,21 @@ def check_guarantee(
             return
         since[model] = latency
         if latency.count < MEASURED_MIN:
-            told.append(
+            notes.append(
                 f"{model} has made {latency.count} predictions of the {MEASURED_MIN} that a"
                 " measurement takes"
             )
         else:
-            told.append(
+            notes.append(
                 f"{model} takes {latency.quantile(0.99) / 1000:.3g} ms (99th percentile of"
                 f" {latency.count})"
             )
     first = str(next(iter(floors)))
-    ask = f"server.model({first!r}).predict(x).result()"
-    hint = f"Measure: ask {ask} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
+    call = f"server.model({first!r}).predict(x).result()"
+    hint = f"Measure: ask {call} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
     raise InvalidInput(
         f"{step} of application {application!r}: nobody is known to answer within {by_ms:g} ms:"
-        f" {'; '.join(told)}.",
+        f" {'; '.join(notes)}.",
         hint=hint,
     )
 

@@ -40,7 +40,7 @@ _PAIRS_RATE, _PAIRS_BURST = (
     5_000.0,
 )  # of outputs compared: 1 us each, so half a per cent of a core
 _ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
-_TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at, other than labels
+_FEEDBACK_RATE, _FEEDBACK_BURST = 20_000.0, 20_000.0  # of feedbacks looked at, other than labels
 _MODELS_MAX = 16  # in the matrix
 _OVERLOAD = (Status.FULL, Status.DROPPED)
 
@@ -75,7 +75,7 @@ class ApplicationCounters:
         self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
         self._right = Mean()
         self._comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
-        self._telling = Bucket(_TOLD_RATE, _TOLD_BURST, clock())
+        self._feedback_tokens = Bucket(_FEEDBACK_RATE, _FEEDBACK_BURST, clock())
 
     def of(self, model: VersionedModel) -> _OfModel:
         """Return the counters of a model, made at first use."""
@@ -147,7 +147,7 @@ class ApplicationCounters:
     def of_locked(self, model: VersionedModel) -> _OfModel:
         return self._models.setdefault(model, _OfModel())
 
-    def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: Any) -> None:
+    def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: object) -> None:
         """Each model with the answer, and with the others, within the budget."""
         price = _ARRAY_PRICE if isinstance(answer, np.ndarray) else 1.0
         if not self._comparing.take(self.clock(), price * len(arrived) * (len(arrived) + 1) / 2):
@@ -168,10 +168,12 @@ class ApplicationCounters:
         """Count how right each model and the answer was. Returns False when the budget is used
         up.
         """
-        truth, heard = seen.truth, seen.predictions
-        if truth.score is None and self.on_label(heard, truth.label, seen.answer, seen.weight):
+        truth, predictions = seen.truth, seen.predictions
+        if truth.score is None and self.on_label(
+            predictions, truth.label, seen.answer, seen.weight
+        ):
             return True
-        if not self._telling.take(self.clock()):
+        if not self._feedback_tokens.take(self.clock()):
             return False
         lost = losses(seen)
         right = 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)

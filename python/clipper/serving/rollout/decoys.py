@@ -58,7 +58,7 @@ class _Saw(msgspec.Struct, array_like=True, tag="saw"):
     request_id: str = ""
 
 
-class _Said(msgspec.Struct, array_like=True, tag="said"):
+class _Reply(msgspec.Struct, array_like=True, tag="said"):
     id: str
     output: Any
     is_default: bool
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_DECODER = msgspec.msgpack.Decoder(_Saw | _Said, ext_hook=unpacked)
+_DECODER = msgspec.msgpack.Decoder(_Saw | _Reply, ext_hook=unpacked)
 
 
 class Decoy:
@@ -95,7 +95,7 @@ class Decoy:
         """
         return self.role.share >= 1.0 or (number * _SPREAD) % 1.0 < self.role.share
 
-    def saw(self, number: int, id: str, x: Any, user: str, request_id: str = "") -> None:
+    def saw(self, number: int, id: str, x: object, user: str, request_id: str = "") -> None:
         if not self.takes(number):
             return
         if self._bucket is not None and not self._bucket.take(self._clock()):
@@ -106,7 +106,7 @@ class Decoy:
     def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
         """Record the answer of a query; ignored for a query that was not recorded."""
         if self.takes(number):
-            self._writer.put(_Said(id, output, is_default))
+            self._writer.put(_Reply(id, output, is_default))
 
     def stats(self) -> dict[str, int]:
         """Return counters of the decoy."""
@@ -124,7 +124,7 @@ class Segments:
         self._used = 0
         self.written = self.dropped = self.over_budget = 0
 
-    def put(self, record: _Saw | _Said) -> None:
+    def put(self, record: _Saw | _Reply) -> None:
         try:
             body = _ENCODER.encode(record)
         except (
@@ -267,16 +267,16 @@ def segments_of(folder: Path) -> list[Path]:
 def read_folder(folder: Path) -> Iterator[Recorded]:
     """Answers come after their inputs, in the same segment or the next: two passes, and only ids of
     answers are held."""
-    answers: dict[str, _Said] = {}
+    answers: dict[str, _Reply] = {}
     for path in segments_of(folder):
-        answers |= {record.id: record for record in _records(path) if isinstance(record, _Said)}
+        answers |= {record.id: record for record in _records(path) if isinstance(record, _Reply)}
     for path in segments_of(folder):
         for record in _records(path):
             if isinstance(record, _Saw):
-                said = answers.get(record.id)
+                answer = answers.get(record.id)
                 more = (
-                    {"answer": said.output, "answered": True, "is_default": said.is_default}
-                    if said
+                    {"answer": answer.output, "answered": True, "is_default": answer.is_default}
+                    if answer
                     else {}
                 )
                 yield Recorded(
@@ -289,7 +289,7 @@ def read_folder(folder: Path) -> Iterator[Recorded]:
                 )
 
 
-def _records(path: Path) -> Iterator[_Saw | _Said]:
+def _records(path: Path) -> Iterator[_Saw | _Reply]:
     """Up to the first that is torn or damaged."""
     try:
         data = path.read_bytes()

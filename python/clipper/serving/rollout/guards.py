@@ -87,8 +87,8 @@ class Guard(msgspec.Struct, frozen=True):
         """error_rate: of each of its two tests."""
         if self.beside:
             return self._beside(figures, error_rate)
-        n, bad, most, said = self._bad(figures)
-        return Verdict(self.text, judged_share(n, bad, most, error_rate), said)
+        n, bad, most, text = self._bad(figures)
+        return Verdict(self.text, judged_share(n, bad, most, error_rate), text)
 
     def _bad(self, figures: Figures) -> tuple[float, float, float, str]:
         """-> observations, how many of them were bad, the share that may be, and in words."""
@@ -138,11 +138,11 @@ class Guard(msgspec.Struct, frozen=True):
                 "undecided",
                 f"{what}: {one[0]:g} observations, and {other[0]:g} of the version before",
             )
-        said = (
+        text = (
             f"{what}: {one[1] / one[0]:.1%} of {one[0]:g}, before {other[1] / other[0]:.1%} of"
             f" {other[0]:g}"
         )
-        return Verdict(self.text, judged_difference(one, other, self.limit, error_rate), said)
+        return Verdict(self.text, judged_difference(one, other, self.limit, error_rate), text)
 
 
 # -- reading

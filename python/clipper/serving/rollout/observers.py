@@ -216,38 +216,45 @@ class Watched:
             if len(self._pending) > PENDING_MAX:
                 self._pending.popleft()
                 self.unlooked += 1
-            self._look_at(3)  # more than come in, and some may have to wait for a stuck observer
+            self._compare_with(
+                3
+            )  # more than come in, and some may have to wait for a stuck observer
 
-    def _look_at(self, most: int) -> None:
+    def _compare_with(self, most: int) -> None:
         """Those that are complete; the others go to the back."""
         for _ in range(min(most, len(self._pending))):
             entry = self._pending.popleft()
             if all(future.done() for _, future in entry[2]):
-                self._look(*entry)
+                self._compare(*entry)
             else:
                 self._pending.append(entry)
 
-    def _look(self, arrived: Mapping[VersionedModel, Prediction], answer: Any, late: Late) -> None:
-        said = {
+    def _compare(
+        self, arrived: Mapping[VersionedModel, Prediction], answer: object, late: Late
+    ) -> None:
+        predictions = {
             model: future.output(0)
             for model, future in late
             if future.done() and future.status() is Status.OK
         }
-        for model, output in said.items():
+        for model, output in predictions.items():
             self._beside.setdefault(model, _Compared()).add(output, answer)
-        everybody = {**{model: prediction.output for model, prediction in arrived.items()}, **said}
-        for model in self.canaries & said.keys():
+        everybody = {
+            **{model: prediction.output for model, prediction in arrived.items()},
+            **predictions,
+        }
+        for model in self.canaries & predictions.keys():
             canary = self._canaries.setdefault(model, _Canary())
-            canary.drift.add(said[model])
+            canary.drift.add(predictions[model])
             for other, output in everybody.items():
                 if other != model:
-                    canary.others.setdefault(other, _Compared()).add(output, said[model])
+                    canary.others.setdefault(other, _Compared()).add(output, predictions[model])
 
     def compared(self, canary: VersionedModel, model: VersionedModel) -> tuple[int, int]:
         """Return how often this model and that canary both answered, and how often they agreed."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:
-                self._look_at(16)
+                self._compare_with(16)
         with self._lock:
             standard = self._canaries.get(canary)
             found = standard.others.get(model) if standard is not None else None
@@ -257,7 +264,7 @@ class Watched:
         """`observers`: beside the answer; `canaries`: their drift, and the others against them."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:  # a few at a time: answers are made meanwhile
-                self._look_at(16)
+                self._compare_with(16)
         with self._lock:
             found: dict[str, Any] = {}
             if self._beside:

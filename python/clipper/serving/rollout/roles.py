@@ -210,7 +210,7 @@ class RoleAssignment:
         self._challengers = tuple((end, *one) for end, one in zip(ends, challengers, strict=True))
         self._left = 1.0 - (ends[-1] if ends else 0.0)
 
-    def plan(self, policy: Policy, state: Any, query: Query) -> Plan:
+    def plan(self, policy: Policy, state: object, query: Query) -> Plan:
         """Return the models that a query calls.
 
         Its probabilities are those of the whole choice, so that what is learned from it is

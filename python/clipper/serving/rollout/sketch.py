@@ -147,7 +147,7 @@ def ks_distance(some: "np.ndarray[Any, Any]", others: "np.ndarray[Any, Any]") ->
     return float(np.abs(below[0] - below[1]).max())
 
 
-def _by_label(first: Sequence[Any], last: Sequence[Any]) -> tuple[list[int], list[int]]:
+def _by_label(first: Sequence[object], last: Sequence[object]) -> tuple[list[int], list[int]]:
     before, now = Counter(first), Counter(last)
     named = [label for label, _ in (before + now).most_common(_LABELS)]
     counts = [[seen[label] for label in named] for seen in (before, now)]

@@ -43,14 +43,22 @@ class SideStats:
     counted.
     """
 
-    __slots__ = ("_answers", "_defaults", "_guard", "_histogram", "_reward", "_slower", "_told")
+    __slots__ = (
+        "_answers",
+        "_defaults",
+        "_feedback_count",
+        "_guard",
+        "_histogram",
+        "_reward",
+        "_slower",
+    )
 
     def __init__(self, limits_us: Sequence[int]) -> None:
         self._answers, self._defaults = Counter(), Counter()
         self._slower = tuple([(limit, Counter()) for limit in sorted(set(limits_us))])
         self._histogram = LatencyHistogram()
         self._guard = threading.Lock()
-        self._told = self._reward = 0.0
+        self._feedback_count = self._reward = 0.0
 
     def count(self, latency_us: int, is_default: bool) -> None:
         """Count one answer."""
@@ -70,17 +78,17 @@ class SideStats:
     def reward(self, n: float, total: float) -> None:
         """Add n feedbacks with this sum of rewards, each 0 to 1."""
         with self._guard:
-            self._told += n
+            self._feedback_count += n
             self._reward += min(max(total, 0.0), n)
 
     def counts(self) -> Counts:
         """Return the counts so far."""
         with self._guard:
-            told, reward = self._told, self._reward
+            feedback_count, reward = self._feedback_count, self._reward
         answers, took = self._answers.value, self._histogram.snapshot()
         quantiles = (took.quantile(0.5), took.quantile(0.99)) if took.count else (None, None)
         slower = {limit: counter.value for limit, counter in self._slower}
-        return Counts(answers, self._defaults.value, slower, told, reward, *quantiles)
+        return Counts(answers, self._defaults.value, slower, feedback_count, reward, *quantiles)
 
 
 class RolloutObserver:

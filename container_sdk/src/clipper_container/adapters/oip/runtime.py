@@ -38,8 +38,8 @@ from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
 _LIVE_S: Final = 10.0
-_LOOK_S: Final = 0.05
-_LOOK_S_MAX: Final = 1.0
+_CHECK_S: Final = 0.05
+_CHECK_S_MAX: Final = 1.0
 _RATIO: Final = 1.25  # of what a model occupies to its files, where it cannot be measured
 _BYTES_MIN: Final = 4096
 _NOT_THERE = re.compile(
@@ -111,7 +111,7 @@ class Oip(Runtime):
         with self._places:
             left = self.places.clear()
             self.places.list()
-        waiting = _LOOK_S
+        waiting = _CHECK_S
         while True:
             try:
                 status = self.server.ask("GET", ready, within_s=2.0).status
@@ -125,12 +125,12 @@ class Oip(Runtime):
                     f"{self.server.url} is not ready after {self._start_s:g} s: {why}"
                 ) from None
             time.sleep(waiting)
-            waiting = min(_LOOK_S_MAX, waiting * 2)
+            waiting = min(_CHECK_S_MAX, waiting * 2)
         if self.type != "tfserving":
-            said = self.server.ask("GET", "/v2", within_s=self.answer_s).json()
-            self.binary = BINARY in (said.get("extensions") or [])
+            metadata = self.server.ask("GET", "/v2", within_s=self.answer_s).json()
+            self.binary = BINARY in (metadata.get("extensions") or [])
         for model in left:
-            self._tell_unload(model)
+            self._request_unload(model)
 
     # -- loading
 
@@ -141,7 +141,7 @@ class Oip(Runtime):
         with self._places:
             self.places.put(artifact)
         try:
-            self.tell_load(artifact.model)
+            self.request_load(artifact.model)
             signature = self._signature(artifact)
             occupied = self._memory() - before if before else 0
             size = (
@@ -182,9 +182,9 @@ class Oip(Runtime):
         if self.type in LISTS:
             with self._places:
                 self.places.remove(model)
-            self._tell_unload(model)
+            self._request_unload(model)
             return
-        self._tell_unload(model)
+        self._request_unload(model)
         with self._places:
             self.places.remove(model)
 
@@ -196,7 +196,7 @@ class Oip(Runtime):
                 self._forget(model)
                 self._late.discard(model)
 
-    def tell_load(self, model: str) -> None:
+    def request_load(self, model: str) -> None:
         """Load a model in the server; return once it can be queried.
 
         Raises: ArtifactError when the server cannot load it; Unreachable or TimeoutError when the
@@ -233,7 +233,7 @@ class Oip(Runtime):
 
     def _wait(self, model: str, until_s: float) -> None:
         """Wait until the model can be queried. Raises: TimeoutError."""
-        waiting = _LOOK_S / 4
+        waiting = _CHECK_S / 4
         while True:
             reply = self._state(model)
             if reply.status == 200:
@@ -244,7 +244,7 @@ class Oip(Runtime):
                     f" {reply.trouble}"
                 )
             time.sleep(waiting)
-            waiting = min(_LOOK_S_MAX / 4, waiting * 2)
+            waiting = min(_CHECK_S_MAX / 4, waiting * 2)
 
     def _state(self, model: str) -> HttpReply:
         """Return a reply with status 200 if the model can be queried. Raises: ArtifactError if
@@ -265,7 +265,7 @@ class Oip(Runtime):
                 )
         return HttpReply(503, {}, b'{"error": "no version is available yet"}')
 
-    def _tell_unload(self, model: str) -> None:
+    def _request_unload(self, model: str) -> None:
         try:
             if self.type in LISTS:
                 with self._reload_lock:
@@ -317,7 +317,7 @@ class OipModel(Model):
         """Load the model again after the server was restarted; once for all waiting batches."""
         with self._again:
             if self._loads == known:
-                self._runtime.tell_load(self._artifact.model)
+                self._runtime.request_load(self._artifact.model)
                 self._loads += 1
 
     def _send(self, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
