@@ -164,7 +164,7 @@ class _ClientWatch:
         self._server, self._watch, self._threads, self._rng = server, watch, threads, rng
         self._life = LIFE.get()
         self._ready: deque[Event] = deque()
-        self.heard_s = threads.now_s()
+        self.contact_s = threads.now_s()
 
     def changed(self) -> None:
         """Notice a change, a little later."""
@@ -182,7 +182,7 @@ class _ClientWatch:
                 return self._ready.popleft()
             reached = self._life is None or self._server.is_reached_by(self._life)
             if reached:
-                self.heard_s = self._threads.now_s()
+                self.contact_s = self._threads.now_s()
                 if self._is_new:
                     self._is_new = False
                     while (event := self._watch.next(0)) is not None:
@@ -196,7 +196,7 @@ class _ClientWatch:
             if reached:
                 quiet_s = max(left_s, QUIET_S)
                 if not self._condition.wait(quiet_s):
-                    self.heard_s = self._threads.now_s()
+                    self.contact_s = self._threads.now_s()
                     return None
             else:
                 self._threads.sleep(min(left_s, 0.1))
