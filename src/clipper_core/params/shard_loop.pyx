@@ -673,8 +673,8 @@ cdef class ShardLoop:
         self.state.log.guard.unlock()
 
     def changed(self, u32 number, u64 most=1 << 63):
-        """Return what follower `number` has not been sent: (position, {table: ids i64[n], each once},
-        [(worker, sequence)]); None when it fell too far behind, and must begin anew. Tell
+        """Return what follower `number` has not been sent: (position, {table: ids i64[n], each
+        once}, [(worker, sequence)]); None when it fell too far behind, and must begin anew. Tell
         `acknowledge` the position when it has these rows. most: of ids, and the rest of the last
         push among them."""
         cdef Follower* one = self._follower(number)
