@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 WORKS_WITH = VENV / "works-with"
 JDK = f"usr/lib/jvm/java-17-openjdk-{'arm64' if platform.machine() == 'aarch64' else 'amd64'}"
-PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
+# Python compiles what a test imports when it does so; most of what comes along is never imported.
+PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile")
 QUIET = ("--silent", "--no-audit", "--no-fund")
 
 # Packages that others depend on and that the programs run without: services, desktops, pages,

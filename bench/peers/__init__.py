@@ -47,7 +47,8 @@ class Peer:
     def install(self) -> None:
         """Errors: CalledProcessError, with what pip said."""
         subprocess.run([sys.executable, "-m", "venv", str(HOME / self.name)], check=True)
-        pip = [str(self.python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip = [str(self.python), "-m", "pip", "install", "-q"]
+        pip += ["--disable-pip-version-check", "--no-compile"]
         subprocess.run([*pip, *self.requirements, "scikit-learn>=1.4", "numpy>=2"], check=True)
         (HOME / self.name / ".installed").touch()
 
