@@ -16,6 +16,7 @@ def record_of(
 ) -> bytes | None: ...
 def is_plain(label: object) -> bool: ...
 def alike(label: object, heard: object) -> bool: ...
+
 @final
 class Mean:
     """A sum and how many it is of. Threads: one at a time."""
@@ -34,6 +35,7 @@ def count_right(
     counts: dict[Any, Any],
     right: Mean,
 ) -> bool: ...
+
 @final
 class LabelSteps:
     """Writes down a label and learns it, for a learner whose policy the core learns. Threads:
