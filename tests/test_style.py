@@ -13,9 +13,9 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
     "no docstring": 90,
-    "weak beginning": 5,
+    "weak beginning": 4,
     "coined word": 55,
-    "coined name": 412,
+    "coined name": 399,
     "Any": 1273,
     "large class": 0,
 }

@@ -1,4 +1,4 @@
-"""What must hold in a simulated mesh, looked at from outside: in the store, in hosts, at queries.
+"""Laws of a simulated mesh, checked from outside: in the store, in hosts, at queries.
 
 No check calls a decision of the mesh, so a wrong decision is noticed. Laws about time count only
 time in which the store could be reached by all, and wait long enough for the mesh to act.

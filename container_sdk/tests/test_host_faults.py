@@ -1,4 +1,4 @@
-"""What goes wrong in a host: loads that hang, models too big, batches that do not end; and what
+"""Faults of a host: loads that hang, models too big, batches that do not end; and what
 runs beside what."""
 
 from __future__ import annotations

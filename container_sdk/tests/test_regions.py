@@ -47,7 +47,7 @@ def keeper(inputs):
 
 
 class Memory:
-    """What a server shares."""
+    """Memory that a server shares."""
 
     def __init__(self, rows=ROWS, width=WIDTH, seals=SEALS):
         self.fd = os.memfd_create("clipper-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -58,7 +58,7 @@ class Memory:
     def put(self, first, values):
         os.pwrite(self.fd, np.ascontiguousarray(values, "<f4").tobytes(), first * self.row_bytes)
 
-    def told(self, number=3, rows=None, row_bytes=None):
+    def region_frame(self, number=3, rows=None, row_bytes=None):
         rows, row_bytes = rows or self.rows, row_bytes or self.row_bytes
         return fake.frame(REGION, struct.pack("<QQQ", number, rows, row_bytes))
 
@@ -97,7 +97,7 @@ def header_of(data):
 def regions(memory):
     memory.put(0, values(0, ROWS))
     made = Regions(1 << 20)
-    made.add(header_of(memory.told())[1], os.dup(memory.fd))
+    made.add(header_of(memory.region_frame())[1], os.dup(memory.fd))
     yield made
     made.close()
 
@@ -155,7 +155,7 @@ def test_a_damaged_run_is_noticed(regions):
 
 def test_more_than_a_payload_may_be_is_refused(memory):
     regions = Regions(10 * 4 * WIDTH)
-    regions.add(header_of(memory.told())[1], os.dup(memory.fd))
+    regions.add(header_of(memory.region_frame())[1], os.dup(memory.fd))
     regions.open(*header_of(predict((3, 0, 10))))
     with pytest.raises(FrameTooLarge):
         regions.open(*header_of(predict((3, 0, 11))))
@@ -175,7 +175,7 @@ def test_a_hostile_region_is_refused_and_its_descriptor_closed(regions, memory, 
 def test_memory_that_could_shrink_is_refused(regions):
     loose = Memory(seals=fcntl.F_SEAL_GROW)
     with pytest.raises(BadFrame, match="shrink"):
-        regions.add(header_of(loose.told(4))[1], loose.fd)
+        regions.add(header_of(loose.region_frame(4))[1], loose.fd)
 
 
 def test_what_is_no_memory_file_is_refused(regions):
@@ -187,11 +187,11 @@ def test_what_is_no_memory_file_is_refused(regions):
 
 def test_regions_are_told_once_and_are_bounded(regions, memory):
     with pytest.raises(BadFrame):
-        regions.add(header_of(memory.told(3))[1], os.dup(memory.fd))
+        regions.add(header_of(memory.region_frame(3))[1], os.dup(memory.fd))
     for number in range(100, 100 + REGIONS_MAX - 1):
-        regions.add(header_of(memory.told(number))[1], os.dup(memory.fd))
+        regions.add(header_of(memory.region_frame(number))[1], os.dup(memory.fd))
     with pytest.raises(BadFrame):
-        regions.add(header_of(memory.told(99))[1], os.dup(memory.fd))
+        regions.add(header_of(memory.region_frame(99))[1], os.dup(memory.fd))
 
 
 def test_what_is_kept_stays_as_it_was(regions, memory):
@@ -227,7 +227,7 @@ def test_nothing_is_left_of_a_connection(memory):
     before = mapped()
     regions = Regions(1 << 20)
     for number in range(5):
-        regions.add(header_of(memory.told(number))[1], os.dup(memory.fd))
+        regions.add(header_of(memory.region_frame(number))[1], os.dup(memory.fd))
     assert mapped()[0] == before[0] + 5
     regions.close()
     assert mapped() == before
@@ -257,8 +257,8 @@ def take_frame(connection):
 def test_descriptors_come_with_their_frames(pair, memory):
     connection, theirs = pair
     other = Memory(rows=8)
-    socket.send_fds(theirs, [fake.frame(fake.HEARTBEAT) + memory.told(1)], [memory.fd])
-    socket.send_fds(theirs, [other.told(2)], [other.fd])
+    socket.send_fds(theirs, [fake.frame(fake.HEARTBEAT) + memory.region_frame(1)], [memory.fd])
+    socket.send_fds(theirs, [other.region_frame(2)], [other.fd])
     assert take_frame(connection)[0].kind == Kind.HEARTBEAT
     for wanted in (memory, other):
         assert take_frame(connection)[0].kind == Kind.REGION
@@ -336,7 +336,7 @@ def sharing(tmp_path, code, target, memory, **options):
     memory.put(0, values(0, ROWS))
     with serving(tmp_path, code, target, welcome={"shared": True}, **options) as peer:
         assert peer.said["shared"] is True
-        socket.send_fds(peer.sock, [memory.told()], [memory.fd])
+        socket.send_fds(peer.sock, [memory.region_frame()], [memory.fd])
         yield peer
 
 
@@ -383,7 +383,7 @@ def test_a_container_hangs_up_on_a_hostile_run_and_dials_again(tmp_path, code, m
             peer.frame()
         with contextlib.closing(peer.server.accept()) as again:
             assert again.welcome(shared=True)["shared"] is True
-            socket.send_fds(again.sock, [memory.told()], [memory.fd])
+            socket.send_fds(again.sock, [memory.region_frame()], [memory.fd])
             assert again.ask(predict((3, 2, 1))).parts()["rows"].tolist() == [2.0 * WIDTH]
 
 

@@ -29,7 +29,7 @@ def same(inputs):
     return inputs
 
 def shape(inputs):
-    """What a model is given, as text."""
+    """Return the input of a model, as text."""
     if isinstance(inputs, list):
         return [f"{type(x).__name__} {len(x)} {getattr(x, 'dtype', '')}" for x in inputs]
     facts = (inputs.dtype.name, inputs.shape, inputs.ctypes.data % 64, inputs.flags.aligned, inputs.flags.writeable,
@@ -532,7 +532,7 @@ def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
 
 
 def test_containers_with_one_process_id_do_not_dial_again_at_the_same_times():
-    """In an image each of them is process 1."""
+    """Each of them is process 1 in its image."""
     one, other = ([pauses.next_s() for _ in range(20)] for pauses in (Backoff(), Backoff()))
     assert one != other
     for pauses in (one, other):

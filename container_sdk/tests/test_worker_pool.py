@@ -17,7 +17,7 @@ Job = Callable[[], None]
 
 
 class Mail:
-    """What a crew waits for: lists of jobs."""
+    """The queue of a pool: lists of jobs."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()

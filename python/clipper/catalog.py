@@ -1,5 +1,5 @@
-"""What exists: models, their versions, and the applications that ask them, as typed records over
-the store.
+"""The catalog: models, their versions, and the applications that query them, as typed records
+over the store.
 
 Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION`
 holds what may change of a model (replicas and their bound, retirement), `catalog/promoted/NAME`

@@ -459,7 +459,7 @@ def _read_env(text: str, type_: object) -> Any:
 
 
 def _columns_in(value: object) -> Any:
-    """Of an entry of a table within a model's or an application's own."""
+    """Return the value of an entry of a table within a model's or an application's own."""
     if not isinstance(value, _EnvText):
         return value
     return [int(part) if part.strip().isdecimal() else part for part in value.split(",")]

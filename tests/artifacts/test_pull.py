@@ -26,16 +26,16 @@ def sha256(content: bytes) -> str:
 def test_a_file_is_pulled_once(s3: S3Server, pulls: Puller, limits: PullLimits) -> None:
     content = os.urandom(3 * MIB)
     s3.put("once/model.onnx", content)
-    told: list[tuple[int, int]] = []
-    first = pulls("s3://models/once/model.onnx", progress=lambda *at: told.append(at))
+    seen: list[tuple[int, int]] = []
+    first = pulls("s3://models/once/model.onnx", progress=lambda *at: seen.append(at))
     assert first.path.name == "model.onnx"
     assert first.path.read_bytes() == content
     assert first.sha256 == sha256(content)
-    assert told[0] == (0, len(content))
-    assert told[-1] == (len(content), len(content))
-    del told[:]
-    again = pulls("s3://models/once/model.onnx", progress=lambda *at: told.append(at))
-    assert (again.path, again.etag, told) == (first.path, first.etag, [])
+    assert seen[0] == (0, len(content))
+    assert seen[-1] == (len(content), len(content))
+    del seen[:]
+    again = pulls("s3://models/once/model.onnx", progress=lambda *at: seen.append(at))
+    assert (again.path, again.etag, seen) == (first.path, first.etag, [])
     s3.put("once/model.onnx", content[:-1])
     assert pulls("s3://models/once/model.onnx").sha256 == sha256(content[:-1])
     # what is pinned is in the cache, and needs no server
@@ -95,8 +95,8 @@ def test_several_processes_transfer_it_once(
         subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    told = [int(process.communicate(timeout=60)[0]) for process in running]
-    assert sorted(told) == [0, 0, 8 * MIB]
+    seen = [int(process.communicate(timeout=60)[0]) for process in running]
+    assert sorted(seen) == [0, 0, 8 * MIB]
 
 
 def test_a_killed_pull_is_resumed(s3: S3Server, pulls: Puller, limits: PullLimits) -> None:
@@ -104,9 +104,9 @@ def test_a_killed_pull_is_resumed(s3: S3Server, pulls: Puller, limits: PullLimit
     s3.put("killed.bin", content)
     script = (
         "import sys, time; from clipper_container.artifacts import *\n"
-        "def told(done, total):\n"
+        "def progress(done, total):\n"
         "    if done > total / 3: print('there', flush=True); time.sleep(60)\n"
-        "pull(ArtifactUrl.parse(sys.argv[1]), PullLimits.from_environment(), told)"
+        "pull(ArtifactUrl.parse(sys.argv[1]), PullLimits.from_environment(), progress)"
     )
     words = [sys.executable, "-c", script, "s3://models/killed.bin"]
     environment = {**os.environ, **limits.environment()}

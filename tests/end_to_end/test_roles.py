@@ -93,11 +93,11 @@ def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
         assert (answer.output, answer.confidence > 0, answer.missing) == (i % 10, True, ())
         assert [str(model) for model in answer.models] == [main.name]
 
-    def told():
+    def has_come():
         models = of(server, handle)["models"]
         return all(models[model.name]["observer"]["open"] == 0 for model in (bad, broken))
 
-    wait_until(told)
+    wait_until(has_come)
     stats = of(server, handle)
     assert (
         stats["models"][broken.name]["observer"]["failed"],

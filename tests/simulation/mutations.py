@@ -40,7 +40,7 @@ def _without(*kinds: type) -> Callable[[Any], Callable[..., Any]]:
 
 
 def _any_number(was: Any) -> Callable[..., Any]:
-    return lambda model, me, now_ms, **told: was(model, me, now_ms, **{**told, "copies": 99})
+    return lambda model, me, now_ms, **more: was(model, me, now_ms, **{**more, "copies": 99})
 
 
 def _never_more(was: Any) -> Callable[..., Any]:
@@ -78,17 +78,17 @@ def _first(was: Any) -> Callable[..., Any]:
 def _unclaimed(was: Any) -> Callable[..., Any]:
     """Write the copy, claimed or not."""
 
-    def complete(model: MeshModel, me: str, now_ms: int, *, size_bytes: int, **told: Any) -> Any:
+    def complete(model: MeshModel, me: str, now_ms: int, *, size_bytes: int, **more: Any) -> Any:
         if me not in model.copies:
             claim = {**model.copies, me: Copy(now_ms, 0, size_bytes)}
             model = claims.changed(model, copies=claim)
-        return was(model, me, now_ms, size_bytes=size_bytes, **told)
+        return was(model, me, now_ms, size_bytes=size_bytes, **more)
 
     return complete
 
 
 def _silent(was: Any) -> Callable[..., Any]:
-    return lambda model, me, *args, **told: claims.released(model, me)
+    return lambda model, me, *args, **more: claims.released(model, me)
 
 
 def _generous(was: Any) -> Callable[..., Any]:

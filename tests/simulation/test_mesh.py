@@ -161,7 +161,7 @@ def test_a_large_mesh_shares_one_mirror() -> None:
 
 
 def any_number(
-    model: MeshModel, me: str, now_ms: int, **told: Any
+    model: MeshModel, me: str, now_ms: int, **more: Any
 ) -> MeshModel | claims.ClaimRefused:
     return claims.changed(model, copies={**model.copies, me: Copy(now_ms)})
 
@@ -175,9 +175,9 @@ def test_evicting_what_is_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     add = model_cache.ModelCache.add
 
     def unpinned(
-        self: model_cache.ModelCache, *args: Any, pinned: bool = False, **told: Any
+        self: model_cache.ModelCache, *args: Any, pinned: bool = False, **more: Any
     ) -> None:
-        add(self, *args, **told)
+        add(self, *args, **more)
 
     monkeypatch.setattr(model_cache.ModelCache, "add", unpinned)
     found = settled(replace(SMALL, pinned=20, alpha=0.2, share=0.3))
@@ -185,7 +185,7 @@ def test_evicting_what_is_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_switch_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(vmodel: VModel, *args: Any, **told: Any) -> VStep:
+    def hasty(vmodel: VModel, *args: Any, **more: Any) -> VStep:
         return NoStep("") if vmodel.active == vmodel.target else SwitchVModel("now")
 
     monkeypatch.setattr(vmodels, "step", hasty)

@@ -48,7 +48,7 @@ class Server:
         self.window.add(id, self.learner(text), "u", Plan((M,), (0.25,)), said, output)
         return id
 
-    def told(self, id: str) -> bool:
+    def give_feedback(self, id: str) -> bool:
         """Take feedback about an answer of this server, as `observe` does."""
         joined = self.window.take(id, "app")
         return joined is not None and self.records.claim([(id, joined)]) == [True]
@@ -116,7 +116,7 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(server: B
     draw = random.Random(2)
     ids = [killed.answer(number) for number in draw.sample(range(2000), 300)]
     wait_until(lambda: killed.records.written == 300, "they are written", 20)
-    early = sum(killed.told(id) for id in ids[:50])
+    early = sum(killed.give_feedback(id) for id in ids[:50])
     assert early == 50
     found: list[tuple[str, Joined]] = []
 
@@ -128,7 +128,9 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(server: B
     threads = [threading.Thread(target=tell, args=(other,)) for other in others]
     for thread in threads:
         thread.start()
-    late = sum(killed.told(id) for id in ids)  # it was alive all the time, but not heard of
+    late = sum(
+        killed.give_feedback(id) for id in ids
+    )  # it was alive all the time, but not heard of
     for thread in threads:
         thread.join()
     assert early + late + len(found) == 300
@@ -149,8 +151,8 @@ def test_an_end_in_good_order_leaves_all_and_says_what_was_told(server: Build) -
     ended, other = server(every_s=60.0), server(every_s=0)
     ids = [ended.answer(number) for number in range(20)]
     ids += [ended.answer(number, "single") for number in range(20, 30)]
-    assert ended.told(ids[0])
-    assert ended.told(ids[29])
+    assert ended.give_feedback(ids[0])
+    assert ended.give_feedback(ids[29])
     assert ended.records.written == 0
     assert ended.records.leave(ended.window) == 30
     found = other.records.take_many([*ids, ids[5]], "app")
@@ -187,10 +189,10 @@ def test_a_store_that_is_away_delays_no_feedback_and_has_all_later(
     for name in ("append", "claim"):
         real[name] = getattr(lists, name)
         monkeypatch.setattr(lists, name, away)
-    assert here.told(first[0])
+    assert here.give_feedback(first[0])
     wait_until(lambda: here.records._is_away, "it notices", 20)
     later = [here.answer(number) for number in range(10, BATCH_MAX + 20)]
-    assert here.told(later[0])
+    assert here.give_feedback(later[0])
     for name, method in real.items():
         monkeypatch.setattr(lists, name, method)
     wait_until(lambda: here.records.written == BATCH_MAX + 20, "all are written", 20)

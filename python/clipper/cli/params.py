@@ -677,6 +677,6 @@ def _beside(grpc: str) -> Any:
 
 
 def _reached(listens: str) -> str:
-    """Where this process itself finds what listens there."""
+    """Return the address at which this process reaches a listener."""
     host, _, port = listens.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"

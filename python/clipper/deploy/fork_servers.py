@@ -66,7 +66,7 @@ class ForkedStart:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What the replicas of one fork server have in common."""
+    """The settings that the replicas of one fork server share."""
 
     python: str
     packages: frozenset[str]

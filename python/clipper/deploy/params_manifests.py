@@ -150,7 +150,7 @@ def shards_json(shipment: ParamsShipment, token: str) -> str:
 
 
 def _grpc(settings: ParamsSettings) -> str:
-    """On all of a pod's addresses, where it is wanted at all: pod i at PORT + i."""
+    """Return the gRPC address of a pod, on all its interfaces, or ""; pod i listens at PORT + i."""
     return f"0.0.0.0:{grpc_address(settings, 0).rpartition(':')[2]}" if settings.grpc else ""
 
 

@@ -44,10 +44,10 @@ def url_of(thing: object, sha256: str = "") -> str:
     return url.text
 
 
-def pulled(url: str, limits: PullLimits, told: Callable[[str], object]) -> CachedArtifact:
+def pulled(url: str, limits: PullLimits, on_progress: Callable[[str], object]) -> CachedArtifact:
     """Return the files of a URL, in the cache until they are closed.
 
-    told: called with the progress, "40 %". May raise to give up. Raises: PullFailed.
+    on_progress: called with the progress, "40 %". May raise to give up. Raises: PullFailed.
     """
     last = ""
 
@@ -59,7 +59,7 @@ def pulled(url: str, limits: PullLimits, told: Callable[[str], object]) -> Cache
             text = f"{done >> 20} MiB"
         if text != last:
             last = text
-            told(text)
+            on_progress(text)
 
     try:
         return pull(ArtifactUrl.parse(url), limits, progress)

@@ -54,7 +54,7 @@ def _tasks() -> Iterator[int]:
 
 
 def _may_lower_nice(nice: int) -> bool:
-    """Whether a higher nice value can be taken back."""
+    """Return whether a higher nice value can be taken back."""
     import resource
 
     if (

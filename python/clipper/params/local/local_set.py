@@ -366,10 +366,10 @@ class LocalSet:
         self._wanted.add(number)
         self._fork_server.ask(number, self.folder)
 
-    def _received(self, told: tuple[dict[str, Any], int] | None) -> None:
-        if told is None:
+    def _received(self, message: tuple[dict[str, Any], int] | None) -> None:
+        if message is None:
             return
-        said, pid_fd = told
+        said, pid_fd = message
         if "code" in said:
             number = self._names.pop(said["pid"], None)
             log.info("shard %s, process %d: %s", number, said["pid"], _exit(said["code"]))
@@ -391,8 +391,8 @@ class LocalSet:
 
     def _lost(self) -> None:
         """Replace the fork server that has ended; its shards go on."""
-        while (told := self._fork_server.receive()) is not None:
-            self._received(told)
+        while (message := self._fork_server.receive()) is not None:
+            self._received(message)
         log.warning(
             "the process that shards are forked from ended (%s); another is made",
             _exit(self._fork_server.close()),
@@ -430,11 +430,11 @@ class LocalSet:
             _signal(one, signal.SIGKILL)
 
     def _end(self) -> None:
-        until_s, told = time.monotonic() + GRACE_S, set[int]()
+        until_s, signalled = time.monotonic() + GRACE_S, set[int]()
         while self._shards or self._wanted:
             for one in self._shards.values():
-                if one.pid not in told:
-                    told.add(one.pid)
+                if one.pid not in signalled:
+                    signalled.add(one.pid)
                     _signal(one, signal.SIGTERM)
             self._turn(until_s)
             if time.monotonic() >= until_s:

@@ -216,8 +216,8 @@ def _pieces(before: Iterable[Piece], records: list[LogRecord]) -> Iterator[Piece
     for piece in itertools.chain(before, (one.piece() for one in records)):
         for worker, window in piece.get("seen", {}).items():
             seen.saw(worker, window)
-        told = piece.get("told", [])
-        for worker, sequence in zip(told[::2], told[1::2], strict=True):
+        pairs = piece.get("told", [])
+        for worker, sequence in zip(pairs[::2], pairs[1::2], strict=True):
             if not seen.look(worker, sequence):
                 seen.note(DENSE, none, worker, sequence)
         yield piece
@@ -357,12 +357,12 @@ class DiskLog:
         """Take a whole snapshot, since the log does not follow what is on disk."""
         done, failed = threading.Event(), list[Exception]()
 
-        def told(answer: Piece | Exception) -> None:
+        def on_done(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):
                 failed.append(answer)
             done.set()
 
-        self._shard.snapshots.ask(0, told, whole=True)
+        self._shard.snapshots.ask(0, on_done, whole=True)
         while not done.wait(IDLE_S) and not self._closed.is_set():
             pass
         if failed:
@@ -374,14 +374,14 @@ class DiskLog:
     def _ask_for_cut(self) -> None:
         """Have a snapshot taken; wait for it if the log is too large."""
 
-        def told(_: Piece | Exception) -> None:
+        def on_done(_: Piece | Exception) -> None:
             self._asked = False
             self._changed.set()
 
         self._changed.clear()
         if not self._asked:
             self._asked = True
-            self._shard.snapshots.ask(0, told)
+            self._shard.snapshots.ask(0, on_done)
         while self._said["nbytes"] > LOG_FULL * self._bytes_max and self._asked:
             self._said["error"] = "pushes wait for a snapshot: the log is full"
             self._changed.wait(RETRY_S)
@@ -426,14 +426,14 @@ class DiskLog:
         return True
 
     def _pieces(
-        self, changed: dict[int, Ids], told: list[tuple[int, int]], begins: bool
+        self, changed: dict[int, Ids], pairs: list[tuple[int, int]], begins: bool
     ) -> Iterator[Piece]:
         parameters = self._shard.parameters
         specs = (*parameters.specs, *parameters.created)
         shape = parameters.shape(tables=begins or specs != self._specs)
         self._specs = specs
         version = self._shard.door.version
-        first = {**shape, "version": version, "told": [n for pair in told for n in pair]}
+        first = {**shape, "version": version, "told": [n for pair in pairs for n in pair]}
         if begins:
             first["history"] = self._shard.resync_log.history.encode()
         if parameters.size_of(changed) <= BODY_BYTES:

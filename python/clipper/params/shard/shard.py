@@ -564,7 +564,7 @@ class Shard:
         if self.snapshots is None:
             raise InvalidInput("this shard keeps no snapshots: it has no folder.")
 
-        def told(answer: Piece | Exception) -> None:
+        def on_done(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):
                 self.door.answer(call_id, frames.failed(answer), refused=RefusalCode.CALL_FAILED)
             else:
@@ -572,7 +572,9 @@ class Shard:
 
         whole = bool(said.get("whole"))
         self.snapshots.ask(
-            int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole
+            int(said.get("number", 0)),
+            lambda answer: self.post(lambda: on_done(answer)),
+            whole=whole,
         )
 
     def _stats(self, _: Piece, __: CallId) -> Piece:

@@ -459,21 +459,21 @@ class Snapshots:
         is_old = self._last is not None and self._last.position != self._shard.resync_log.position
         if last and (self._shard.door.version != version or is_old or self._stale_tables()):
             self._try(0, True, lambda answer: None)
-        for _, _, told in self._asked:
-            told(StoreError("the shard is ending."))
+        for _, _, on_done in self._asked:
+            on_done(StoreError("the shard is ending."))
 
     def _stale_tables(self) -> bool:
         return self._last is None and bool(
             self._shard.parameters.specs or self._shard.parameters.dense.initialized
         )
 
-    def ask(self, number: int, told: SnapshotCallback, *, whole: bool = False) -> None:
+    def ask(self, number: int, on_done: SnapshotCallback, *, whole: bool = False) -> None:
         """Have a snapshot taken. number: 0 for the next one.
 
-        told: called by the snapshot thread with the result or the error.
+        on_done: called by the snapshot thread with the result or the error.
         """
         with self._due:
-            self._asked.append((number, whole, told))
+            self._asked.append((number, whole, on_done))
             self._due.notify()
 
     def stats(self) -> Piece:
@@ -515,7 +515,7 @@ class Snapshots:
         found = (_VERSION.fullmatch(folder.name) for folder in self.root.glob("version-*"))
         return 1 + max((int(one[1]) for one in found if one), default=0)
 
-    def _try(self, number: int, whole: bool, told: SnapshotCallback) -> None:
+    def _try(self, number: int, whole: bool, on_done: SnapshotCallback) -> None:
         began_s = time.monotonic()
         try:
             part = self._take(number or self._next(), whole)
@@ -523,7 +523,7 @@ class Snapshots:
             log.warning("shard %d has no snapshot: %s", self._config.number, error)
             self._said |= {"failed": self._said["failed"] + 1, "error": str(error)}
             ours = isinstance(error, ClipperError)
-            told(
+            on_done(
                 error
                 if ours
                 else StoreError(f"no snapshot: {error}.", hint="Those before it are as they were.")
@@ -546,7 +546,7 @@ class Snapshots:
             "error": "",
         }
         self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
-        told({**said, "seconds": seconds})
+        on_done({**said, "seconds": seconds})
         self._prune()
 
     def _cut_log(self) -> None:

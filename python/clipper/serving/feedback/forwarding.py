@@ -99,8 +99,8 @@ class Forwarding:
         self._store, self._presence, self._refused = store, presence, refused
         self.node = presence.node
         self._inbox = f"{PREFIX}{self.node}/"
-        self._learn: Callable[[ForwardedFeedback], Reply] = lambda told: Reply(
-            unknown=len(told.ids)
+        self._learn: Callable[[ForwardedFeedback], Reply] = lambda feedback: Reply(
+            unknown=len(feedback.ids)
         )
         self._numbers = itertools.count(1)
         self._waiting: dict[str, _Waiting] = {}
@@ -122,12 +122,12 @@ class Forwarding:
         found = _ID.fullmatch(id)
         return "" if found is None or found[1] == self.node else found[1]
 
-    def tell(self, node: str, told: ForwardedFeedback) -> Reply:
+    def tell(self, node: str, feedback: ForwardedFeedback) -> Reply:
         """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
         it does not live, Overloaded, StoreError when it is not known whether it was learned: told
         again it counts once."""
         total = Reply()
-        for data in _parts(told):
+        for data in _parts(feedback):
             reply = self._ask(node, data)
             if reply.error:
                 raise _raised(reply)
@@ -257,10 +257,12 @@ class Forwarding:
             if self._store.get(record.key) is None:  # withdrawn, or replied to
                 return
             try:
-                told = _TOLD.decode(record.value)
-                if any(map(self.node_of, told.ids)) or len(told.ids) != len(told.labels):
+                feedback = _TOLD.decode(record.value)
+                if any(map(self.node_of, feedback.ids)) or len(feedback.ids) != len(
+                    feedback.labels
+                ):
                     raise ValueError("it is not about answers of this server")
-                reply = self._learn(told)
+                reply = self._learn(feedback)
             except (msgspec.MsgspecError, ValueError) as error:
                 reply = Reply(error="InvalidInput", message=f"no feedback can be read: {error}")
             if len(self._unsent) >= IDS_MAX:
@@ -294,16 +296,16 @@ class Forwarding:
         self._presence.leave()
 
 
-def _parts(told: ForwardedFeedback) -> Iterator[bytes]:
+def _parts(feedback: ForwardedFeedback) -> Iterator[bytes]:
     """As requests of bounded size."""
-    data = _ENCODER.encode(told) if len(told.ids) <= IDS_MAX else b""
-    if len(told.ids) == 1 or (data and len(data) <= BYTES_MAX):
+    data = _ENCODER.encode(feedback) if len(feedback.ids) <= IDS_MAX else b""
+    if len(feedback.ids) == 1 or (data and len(data) <= BYTES_MAX):
         yield data
         return
-    middle = len(told.ids) // 2
+    middle = len(feedback.ids) // 2
     for part in (slice(middle), slice(middle, None)):
         yield from _parts(
-            msgspec.structs.replace(told, ids=told.ids[part], labels=told.labels[part])
+            msgspec.structs.replace(feedback, ids=feedback.ids[part], labels=feedback.labels[part])
         )
 
 
