@@ -161,10 +161,16 @@ def at(path: Path, line: int = 0) -> str:
     return f"{path.relative_to(ROOT)}{f':{line}' if line else ''}"
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which no test changes."""
+    return ast.parse(path.read_text(), str(path))
+
+
 def python_files(*roots: Path) -> Iterator[tuple[Path, ast.Module]]:
     for path in CODE:
         if path.suffix == ".py" and any(path.is_relative_to(root) for root in roots):
-            yield path, ast.parse(path.read_text(), str(path))
+            yield path, parsed(path)
 
 
 def rank_in(layers: tuple[tuple[str, ...], ...], name: str) -> int | None:
@@ -474,7 +480,7 @@ def bound_names(body: list[ast.stmt]) -> set[str]:
 
 @functools.cache
 def module_names(file: Path) -> tuple[ast.Module, set[str]]:
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     return tree, bound_names(tree.body)
 
 
@@ -527,8 +533,8 @@ def test_what_tests_replace_exists() -> None:
     wrong = [
         f"{at(path, line)}: {name} does not exist (renamed?)"
         for path in tests
-        if ".setattr(" in (text := path.read_text())
-        for line, name in replaced_names(ast.parse(text))
+        if ".setattr(" in path.read_text()
+        for line, name in replaced_names(parsed(path))
         if is_missing(name)
     ]
     assert not wrong, "\n".join(wrong)

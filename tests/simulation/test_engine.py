@@ -13,6 +13,7 @@ import pytest
 
 from clipper_core.runtime.status import Status
 from tests.simulation.world import FAULTS, FAULTS_V1, HEARTBEAT_MS, TICK_US, Container, Kin, World
+from tests.sizes import sized
 
 ROWS: list[tuple[str, tuple[int, ...]]] = [
     ("f64", (4,)),
@@ -82,7 +83,7 @@ def ask(
         world.pass_us(rng.randint(1, 2 * gap_us))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(sized(120, 300)))
 def test_everything_goes_wrong(seed: int) -> None:
     rng = Random(seed)
     world = World(
@@ -99,7 +100,7 @@ def test_everything_goes_wrong(seed: int) -> None:
     world.check_rest()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(sized(50, 100)))
 def test_arrays_among_queries(seed: int) -> None:
     """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue
     refuses what does not fit."""

@@ -9,6 +9,7 @@ import pytest
 
 from clipper_core.runtime.status import Status
 from tests.simulation.world import FAULTS, HEARTBEAT_MS, Container, Kin, World
+from tests.sizes import sized
 
 MEANWHILE = ["stuck", "slow", "hang", "die_before", "die_after", "raise", "twice", "old_id"]
 
@@ -70,7 +71,7 @@ def run(seed: int, arrays: bool = False) -> tuple[World, Counter[Status]]:
     return world, world.check()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(sized(25, 60)))
 def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
     """Values are right although models compute them from what lies in the rows when they answer."""
     world, ended = run(seed)
@@ -79,7 +80,7 @@ def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
     world.check_rest()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(sized(25, 60)))
 def test_nor_does_what_changes_under_a_model_of_arrays(seed: int) -> None:
     """The same for spans of pieces, whose cells hold many rows."""
     world, ended = run(seed, arrays=True)
