@@ -164,7 +164,7 @@ function App() {
   const act = async (method, path, body) => {
     try {
       const found = await ask(method, path, body);
-      setToast({ text: found.said || "Done.", kind: "ok" });
+      setToast({ text: found.message || "Done.", kind: "ok" });
     } catch (error) {
       setToast({ text: `${error.message} ${error.hint ?? ""}`, kind: "bad" });
     }

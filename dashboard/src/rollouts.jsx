@@ -23,7 +23,7 @@ function Rollout({ one, nowS, act }) {
       </ol>
       {open && (
         <>
-          <ul class="guards">{one.guards.map((guard) => <li key={guard.guard}><Mark kind={VERDICTS[guard.outcome] ?? "off"}>{guard.guard} {guard.outcome}</Mark> <span class="muted">{guard.said}</span></li>)}</ul>
+          <ul class="guards">{one.guards.map((guard) => <li key={guard.guard}><Mark kind={VERDICTS[guard.outcome] ?? "off"}>{guard.guard} {guard.outcome}</Mark> <span class="muted">{guard.reason}</span></li>)}</ul>
           {one.waits && <p class="note">{one.waits}</p>}
           <p class="row">
             {one.state === "running" ? <Action label="pause" question="Let it grow no more?" run={move("pause")} /> : <Action label="resume" question="Begin this stage anew?" run={move("resume")} />}
@@ -50,7 +50,7 @@ export function Roles({ about, now, act }) {
             <caption>Difference: reward of the model less that of the application's answers, by feedback, with its 95 % interval</caption>
             <thead>
               <tr>
-                <th scope="col">application</th><th scope="col">model</th><th scope="col">role</th><th scope="col" class="n">answered</th><th scope="col" class="n">heard beside</th>
+                <th scope="col">application</th><th scope="col">model</th><th scope="col">role</th><th scope="col" class="n">answered</th><th scope="col" class="n">answered beside</th>
                 <th scope="col" class="n">agrees</th><th scope="col">difference</th><th scope="col" class="n">drift (PSI)</th><th scope="col"><span class="hidden">actions</span></th>
               </tr>
             </thead>
@@ -75,7 +75,7 @@ function RoleRow({ app, model, role, about, now, act }) {
       <td>{id}</td>
       <td>{role}</td>
       <td class="n">{number(mine?.used ?? 0)}</td>
-      <td class="n">{mine?.observer ? number(mine.observer.heard) : "–"}</td>
+      <td class="n">{mine?.observer ? number(mine.observer.answered) : "–"}</td>
       <td class="n">{beside?.n ? percent(beside.agreement) : mine?.agreement?.n ? percent(mine.agreement.mean) : "–"}</td>
       <td>{diff ? <Mark kind={diff.low > 0 ? "ok" : diff.high < 0 ? "bad" : "off"}>{diff.text}</Mark> : <span class="muted">no feedback yet</span>}</td>
       <td class="n">{psi == null ? "–" : <Mark kind={psi > 0.25 ? "bad" : psi > 0.1 ? "warn" : "ok"}>{number(psi)}</Mark>}</td>

@@ -80,7 +80,7 @@ function Answer({ answer, app }) {
       <p class="output">{shown(answer.output)} {answer.default && <span class="badge">the default</span>}</p>
       <dl>
         <dt>confidence</dt><dd>{percent(answer.confidence)}</dd>
-        <dt>heard</dt><dd>{answer.models.join(", ") || "nobody"}{answer.missing.length ? `; not ${answer.missing.join(", ")}` : ""}</dd>
+        <dt>models</dt><dd>{answer.models.join(", ") || "none"}{answer.missing.length ? `; not ${answer.missing.join(", ")}` : ""}</dd>
         <dt>took</dt><dd>{answer.latency_us ? micros(answer.latency_us) : "nothing: the cache had it"}, of {micros(app.slo_ms * 1000)}</dd>
         {answer.decided_by && <><dt>decided by</dt><dd>{answer.decided_by}</dd></>}
         {answer.reason && <><dt>reason</dt><dd>{answer.reason}</dd></>}
@@ -93,20 +93,20 @@ function Answer({ answer, app }) {
 
 function Feedback({ answer, app }) {
   const [label, setLabel] = useState("");
-  const [said, setSaid] = useState("");
-  const tell = async (event) => {
+  const [message, setMessage] = useState("");
+  const send = async (event) => {
     event.preventDefault();
     try {
       const found = await ask("POST", `/admin/applications/${path(app.name)}/feedback`, { id: answer.id, label: parsed(label) ?? label });
-      setSaid(found.counted ? "Learned from." : "It was told before.");
+      setMessage(found.counted ? "Learned from." : "There was feedback already.");
     } catch (error) {
-      setSaid(`${error.message} ${error.hint}`);
+      setMessage(`${error.message} ${error.hint}`);
     }
   };
   return (
-    <form class="row" onSubmit={tell}>
+    <form class="row" onSubmit={send}>
       <label class="choice"><span>the right answer</span><input value={label} onInput={(event) => setLabel(event.currentTarget.value)} /></label>
-      <button type="submit" class="small" disabled={!label}>Tell</button> <span>{said}</span>
+      <button type="submit" class="small" disabled={!label}>Send</button> <span>{message}</span>
     </form>
   );
 }

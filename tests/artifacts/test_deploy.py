@@ -50,7 +50,7 @@ def test_a_server_pulls_and_remembers(
         with pytest.raises(PullFailed, match="it has a password"):
             server.deploy("svm", "https://me:secret@127.0.0.1/model.onnx")
         found = server.manage.deploy("twice", f"{url}#sha256={sha256}")
-        assert found.said == "deployed twice:1"
+        assert found.message == "deployed twice:1"
         history = json.dumps([repr(entry) for entry in server.manage.history()])
     with clipper.start(state=str(state)) as server:  # from the folder of the state
         server.wait_ready(20)

@@ -185,9 +185,9 @@ def test_every_verb_by_hand(here: Path) -> None:
             "--default",
             "0",
         )
-        assert said("link", "mean", "more")["said"] == "mean asks more"
+        assert said("link", "mean", "more")["message"] == "mean asks more"
         assert said("unlink", "mean", "more", "--dry-run")["dry_run"]
-        assert said("unlink", "mean", "more")["said"] == "mean does not ask more any more"
+        assert said("unlink", "mean", "more")["message"] == "mean does not ask more any more"
         said("challenge", "mean", "more", "--share", "0.5")
         assert said("app", "show", "mean")["roles"] == {"more": "challenger(share=0.5)"}
         said("shadow", "mean", "more")
@@ -216,7 +216,7 @@ def test_every_verb_by_hand(here: Path) -> None:
             "1h",
         )
         assert (
-            said(*asked, "--dry-run")["said"]
+            said(*asked, "--dry-run")["message"]
             == "total asks sums:2 instead of sums:1, for a share of its queries: 0.1 -> 1"
         )
         said(*asked)
@@ -224,14 +224,16 @@ def test_every_verb_by_hand(here: Path) -> None:
             "rollout", "status", "total"
         )
         assert (
-            said("rollout", "pause", "total")["said"] == "the rollout of sums:2 in total is paused"
+            said("rollout", "pause", "total")["message"]
+            == "the rollout of sums:2 in total is paused"
         )
         assert (
-            said("rollout", "resume", "total")["said"]
+            said("rollout", "resume", "total")["message"]
             == "the rollout of sums:2 in total is running"
         )
         assert (
-            said("rollout", "abort", "total")["said"] == "the rollout of sums:2 in total is aborted"
+            said("rollout", "abort", "total")["message"]
+            == "the rollout of sums:2 in total is aborted"
         )
         assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
         assert said("rollout", "status")[0]["state"] == "aborted"
@@ -361,7 +363,7 @@ def test_values_travel(client: Client) -> None:
 
 def test_a_verb_in_this_process_is_the_same(managed: clipper.ClipperServer) -> None:
     change = managed.manage.by("ann", dry_run=True).scale("sums", (1, 3))
-    assert change.said == "sums:1 has 1 to 3 replicas"
+    assert change.message == "sums:1 has 1 to 3 replicas"
     assert managed.manage.models("sums")[0]["replicas_max"] == 0
     managed.manage.by("ann").set_application("total", settings={"slo_ms": 29_000})
     assert managed.manage.history(1)[0]["actor"] == "ann"
@@ -385,7 +387,7 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
     with clipper.start(state=str(tmp_path / "new"), admin="127.0.0.1:0", drain_s=1.0) as new:
         client = clipper.connect(new.admin_address)
         assert client.import_state(text, dry_run=True)["changed"] == []
-        assert client.import_state(text)["said"] == "imported sums:2, sums:3, total"
+        assert client.import_state(text)["message"] == "imported sums:2, sums:3, total"
         assert [(row["version"], row["latest"]) for row in client.models("sums")] == [
             (2, True),
             (3, False),
@@ -400,7 +402,7 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
             model["target"] for model in json.loads(text)["models"]
         ]
         new.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]", version=7)
-        assert client.rollback("sums")["said"] == "sums:3 is sums now; it was sums:7"
+        assert client.rollback("sums")["message"] == "sums:3 is sums now; it was sums:7"
         other = json.loads(text)
         other["models"][0] |= {"version": 7}
         with pytest.raises(errors.AlreadyExists, match="'sums:7' is another one here"):

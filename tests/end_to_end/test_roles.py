@@ -53,7 +53,7 @@ def test_a_stuck_observer_delays_nobody(role):
                 assert [model.name for model in answer.models] == ["main"]
             stats = of(server, handle)
             observer = stats["models"]["stuck:1"]["observer"]
-            assert (observer["asked"], observer["open"], observer["heard"], observer["shed"]) == (
+            assert (observer["sent"], observer["open"], observer["answered"], observer["shed"]) == (
                 256,
                 256,
                 0,
@@ -74,7 +74,7 @@ def test_an_observer_whose_queue_is_full_delays_nobody(deploy, names):
             answers = [handle.predict(row(i)).result(5) for i in range(50)]
             assert [answer.output for answer in answers] == [i % 10 for i in range(50)]
             observer = server.stats()["applications"]["a"]["models"]["full:1"]["observer"]
-            assert observer["refused"] == observer["asked"] == 50, "counted, not raised"
+            assert observer["refused"] == observer["sent"] == 50, "counted, not raised"
             assert any(future.done() for future in flood)
 
 
@@ -101,7 +101,7 @@ def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
     stats = of(server, handle)
     assert (
         stats["models"][broken.name]["observer"]["failed"],
-        stats["models"][bad.name]["observer"]["heard"],
+        stats["models"][bad.name]["observer"]["answered"],
     ) == (30, 30)
     assert stats["canaries"][bad.name]["others"][main.name] == {"n": 30, "agreement": 0.0}
     assert stats["observers"][bad.name]["agreement"] == 0.0

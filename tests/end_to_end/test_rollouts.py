@@ -155,8 +155,8 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
         manage.rollout("a", "m:2")
     with pytest.raises(errors.StillLinked, match="being rolled out in: a"):
         manage.retire("m:2")
-    assert manage.pause_rollout("a").said == "the rollout of m:2 in a is paused"
-    assert manage.pause_rollout("a").said == "the rollout of m:2 in a is paused already"
+    assert manage.pause_rollout("a").message == "the rollout of m:2 in a is paused"
+    assert manage.pause_rollout("a").message == "the rollout of m:2 in a is paused already"
     drive(
         server,
         lambda: (

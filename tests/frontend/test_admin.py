@@ -72,7 +72,7 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
         True,
     ]
     assert (
-        manage("POST", "/admin/models/late/rollback").json["said"]
+        manage("POST", "/admin/models/late/rollback").json["message"]
         == "late:1 is late now; it was late:2"
     )
     assert (

@@ -35,14 +35,14 @@ def a_life(
         new.answers += mine
         new.defaults += sum(rng.random() < defaults for _ in range(mine))
         new.slower[20_000] += sum(rng.random() < slow for _ in range(mine))
-        new.told, new.reward = (
-            new.told + mine,
+        new.feedbacks, new.reward = (
+            new.feedbacks + mine,
             new.reward + sum(rng.random() < reward for _ in range(mine)),
         )
         others = round(each) - mine
         before.answers += others
-        before.told, before.reward = (
-            before.told + others,
+        before.feedbacks, before.reward = (
+            before.feedbacks + others,
             before.reward + sum(rng.random() < 0.9 for _ in range(others)),
         )
         figures.compared += mine

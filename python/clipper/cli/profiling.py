@@ -127,8 +127,8 @@ def profile(
         "line": dataclasses.asdict(line),
         "advice": dataclasses.asdict(found) if found else None,
     }
-    command.show(result, lambda: _report(points, line, how, found.said if found else ""))
-    sentences = [how, f"p50 = {line}", *([found.said] if found else [])]
+    command.show(result, lambda: _report(points, line, how, found.message if found else ""))
+    sentences = [how, f"p50 = {line}", *([found.message] if found else [])]
     if html_:
         write_text(html_, _page(model, points, line, slo_ms, sentences))
         click.echo(f"wrote {html_}", err=True)

@@ -115,7 +115,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["new"]:
         yield table([head, *(_side(*side) for side in sides)], "")
     for guard in row["guards"]:
-        yield f"  {guard['guard']}: {guard['outcome']} ({guard['said']})"
+        yield f"  {guard['guard']}: {guard['outcome']} ({guard['reason']})"
 
 
 def _side(name: str, counts: dict[str, Any]) -> tuple[str, ...]:
@@ -123,13 +123,13 @@ def _side(name: str, counts: dict[str, Any]) -> tuple[str, ...]:
         f"{counts[key] / 1000:.2f} ms" if counts[key] is not None else "-"
         for key in ("p50_us", "p99_us")
     ]
-    reward = f"{counts['reward'] / counts['told']:.3f}" if counts["told"] else "-"
+    reward = f"{counts['reward'] / counts['feedbacks']:.3f}" if counts["feedbacks"] else "-"
     return (
         f"  {name}",
         str(counts["answers"]),
         str(counts["defaults"]),
         *times,
-        f"{counts['told']:g}",
+        f"{counts['feedbacks']:g}",
         reward,
     )
 

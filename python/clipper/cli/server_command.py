@@ -92,7 +92,7 @@ dry = click.option(
 
 
 def _change_lines(change: dict[str, Any]) -> Iterable[str]:
-    yield f"{'would be: ' if change['dry_run'] else ''}{change['said']}"
+    yield f"{'would be: ' if change['dry_run'] else ''}{change['message']}"
     for one in change["changed"]:
         before, after = one["before"], one["after"]
         if isinstance(before, dict) and isinstance(after, dict):

@@ -66,7 +66,7 @@ class Advice:
 
     batch: int
     replicas: int
-    said: str
+    message: str
 
 
 OnProgress = Callable[[int, int, int], None]  # batch, turn, of so many

@@ -95,7 +95,7 @@ _TRUST = Trust()
 
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
-    change returns `{"verb", "said", "dry_run", "changed": [{"key", "before", "after"}]}`, as one
+    change returns `{"verb", "message", "dry_run", "changed": [{"key", "before", "after"}]}`, as one
     with dry_run=True would.
     """
 

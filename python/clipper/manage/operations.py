@@ -70,12 +70,12 @@ class Server(Protocol):
 
 
 class Change(msgspec.Struct):
-    """Result of a verb, or of its dry run. said: one line. changed: the records before and after;
-    empty when nothing changed.
+    """Result of a verb, or of its dry run. message: one line. changed: the records before and
+    after; empty when nothing changed.
     """
 
     verb: str
-    said: str = ""
+    message: str = ""
     dry_run: bool = False
     changed: tuple[Changed, ...] = ()
 
@@ -307,7 +307,7 @@ class Operations:
                 }
                 handle = self._server.deploy(name, thing, **settings, **more)
                 id_ = VersionedModel.parse(handle.name)
-        change.said = (
+        change.message = (
             f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
         )
         return change
@@ -356,7 +356,7 @@ class Operations:
         with self._doing("promote") as change:
             found = catalog.promote(model, application)
         where = f" for {application}" if application else ""
-        change.said = (
+        change.message = (
             f"{found.id} is {found.name}{where} now"
             if change.changed
             else f"{found.id} is {found.name}{where} already"
@@ -378,7 +378,7 @@ class Operations:
             )
         with self._doing("rollback") as change:
             catalog.promote(below[-1].id)
-        change.said = f"{below[-1].id} is {now.name} now; it was {now.id}"
+        change.message = f"{below[-1].id} is {now.name} now; it was {now.id}"
         return change
 
     def scale(self, model: str, replicas: int | tuple[int, int]) -> Change:
@@ -394,7 +394,7 @@ class Operations:
             else:
                 self._server.scale(id_, replicas)
         many = f"{replicas[0]} to {replicas[1]}" if isinstance(replicas, tuple) else str(replicas)
-        change.said = f"{id_} has {many} replica{'' if many == '1' else 's'}"
+        change.message = f"{id_} has {many} replica{'' if many == '1' else 's'}"
         return change
 
     def retire(self, model: str, force: bool = False) -> Change:
@@ -405,7 +405,7 @@ class Operations:
                 self._server.catalog.retire_model(id_, force=force)
             else:
                 self._server.retire(id_, force=force)
-        change.said = f"retired {id_}"
+        change.message = f"retired {id_}"
         return change
 
     # -- applications
@@ -421,7 +421,7 @@ class Operations:
         given = dict(settings or {})
         with self._doing("set") as change:
             self._server.app(name, models, **given)
-        change.said = (
+        change.message = (
             f"{'changed' if known else 'made'} application {name}"
             if change.changed
             else f"{name} is so already"
@@ -433,7 +433,7 @@ class Operations:
         with self._doing("remove") as change:
             self._server.catalog.application(name)
             self._server.catalog.unregister_application(name)
-        change.said = f"removed application {name}"
+        change.message = f"removed application {name}"
         return change
 
     def link(self, application: str, model: str, role: str = "") -> Change:
@@ -463,7 +463,7 @@ class Operations:
             self._server.app(
                 application, links, roles={**roles, str(wanted): role} if role else roles
             )
-        change.said = (
+        change.message = (
             f"{application} asks"
             f" {wanted}{f' as {role}' if role else ''}{'' if change.changed else ' already'}"
         )
@@ -484,7 +484,7 @@ class Operations:
             self._server.app(
                 application, tuple(link for link in app.models if link != wanted), roles=roles
             )
-        change.said = f"{application} does not ask {wanted} any more"
+        change.message = f"{application} does not ask {wanted} any more"
         return change
 
     # -- rollouts
@@ -516,7 +516,7 @@ class Operations:
                 application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate
             )
         grows = " -> ".join(f"{share:.4g}" for share in shares)
-        change.said = (
+        change.message = (
             f"{application} asks {new.model} instead of {new.control}, for a share of its queries:"
             f" {grows}"
         )
@@ -560,7 +560,7 @@ class Operations:
         if change.changed and not self.dry_run:
             log_change(new)
         already = "" if change.changed else " already"
-        change.said = f"the rollout of {new.model} in {application} is {new.state}{already}"
+        change.message = f"the rollout of {new.model} in {application} is {new.state}{already}"
         return change
 
     # -- the state as one file
@@ -587,7 +587,7 @@ class Operations:
                     }
                     self._server.app(app.name, app.models, **settings)
         names = ", ".join([*(str(model.id) for model in new), *(app.name for app in apps)])
-        change.said = f"imported {names or 'nothing'}"
+        change.message = f"imported {names or 'nothing'}"
         return change
 
 

@@ -53,7 +53,7 @@ def decide(
     guards = guards_in(rollout.guard)
     verdicts = verdicts_of(rollout, guards, figures)
     broken = [
-        f"{verdict.guard} is broken: {verdict.said}"
+        f"{verdict.guard} is broken: {verdict.reason}"
         for verdict in verdicts
         if verdict.outcome == "broken"
     ]
@@ -65,7 +65,7 @@ def decide(
     if left_s > 0:
         return Step("stay", f"it is held for {left_s:.0f} s more", verdicts)
     waiting = [
-        f"{verdict.guard} is undecided: {verdict.said}"
+        f"{verdict.guard} is undecided: {verdict.reason}"
         for verdict in verdicts
         if verdict.outcome == "undecided"
     ]
@@ -73,7 +73,7 @@ def decide(
         return Step(
             "stay", "; ".join(waiting) or "the new version has answered nothing yet", verdicts
         )
-    reason = "; ".join(verdict.said for verdict in verdicts) or f"{figures.new.answers} answers"
+    reason = "; ".join(verdict.reason for verdict in verdicts) or f"{figures.new.answers} answers"
     last = rollout.stage == len(rollout.stages) - 1
     return Step("promote" if last else "advance", reason, verdicts)
 

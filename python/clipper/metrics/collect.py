@@ -158,7 +158,9 @@ def of_pair(
     if share is not None:
         found.add("clipper_selection_share", share, *name)
     for outcome in (
-        ("heard", "late", "refused", "failed", "shed", "over_budget") if "observer" in row else ()
+        ("answered", "late", "refused", "failed", "shed", "over_budget")
+        if "observer" in row
+        else ()
     ):
         found.add("clipper_observer_tasks_total", row["observer"][outcome], *name, outcome)
     psi = (canary.get("drift") or {}).get("psi")

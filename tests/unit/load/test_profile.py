@@ -50,17 +50,17 @@ def test_advice_serves_most_within_the_slo() -> None:
     assert found.batch == 128  # two batches of 256 at p99 take 33 ms, two of 128 take 17.8 ms
     capacity = 128 / 7.4 * 1000 * 0.8
     assert found.replicas == -(-50_000 // capacity)
-    assert f"50000 rows a second need {found.replicas} replicas" in found.said
+    assert f"50000 rows a second need {found.replicas} replicas" in found.message
     assert advice("svm", measured, 20.0).replicas == 1
 
 
 def test_advice_where_the_slo_is_too_short() -> None:
     found = advice("svm", points(31.0, 0.0), 20.0, 100)
     assert (found.batch, found.replicas) == (0, 0)
-    assert found.said.startswith(
+    assert found.message.startswith(
         "svm needs 31 ms for one row; the SLO is 20 ms, so every answer will be the default. Raise "
     )
-    assert "but not behind another batch" in advice("svm", points(15.0, 0.0), 20.0).said
+    assert "but not behind another batch" in advice("svm", points(15.0, 0.0), 20.0).message
 
 
 def test_what_a_server_has_seen_is_weighed_over_replicas() -> None:

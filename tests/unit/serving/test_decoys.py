@@ -48,9 +48,9 @@ def test_inputs_come_back_as_they_were(recorder):
     ]
     for number, x in enumerate(inputs):
         decoy.saw(number, f"n-{number}", x, "u1")
-    decoy.said(3, "n-3", np.array([0.5, 0.5]), False)
-    decoy.said(4, "n-4", -1, True)
-    decoy.said(99, "n-99", 1, False)  # of no input that is here
+    decoy.add_reply(3, "n-3", np.array([0.5, 0.5]), False)
+    decoy.add_reply(4, "n-4", -1, True)
+    decoy.add_reply(99, "n-99", 1, False)  # of no input that is here
     found = list(recorder.recorded("app"))
     assert [record.id for record in found] == [f"n-{number}" for number in range(len(inputs))]
     for record, x in zip(found, inputs, strict=True):

@@ -70,8 +70,8 @@ def test_each_metric_is_judged_by_its_own_counts() -> None:
     good, bad = (
         figures(),
         Figures(
-            Counts(100, 60, {20_000: 70}, told=100, reward=10),
-            Counts(100, told=100, reward=90),
+            Counts(100, 60, {20_000: 70}, feedbacks=100, reward=10),
+            Counts(100, feedbacks=100, reward=90),
             100,
             20,
         ),

@@ -50,7 +50,7 @@ def test_an_observer_is_asked_by_the_querys_own_deadline():
     watch, core = Watch(), Core(lambda: Said(1))
     assert asked(watch, core, 1)[0].output() == 1
     assert core.asked == [("x", 20.0, 7)]
-    assert watch.stats()["heard"] == 1
+    assert watch.stats()["answered"] == 1
 
 
 def test_a_stuck_observer_has_few_tasks():
@@ -58,7 +58,7 @@ def test_a_stuck_observer_has_few_tasks():
     futures = asked(watch, core, 1000)
     assert len(core.asked) == OPEN_MAX
     stats = watch.stats()
-    assert (stats["asked"], stats["shed"], stats["open"]) == (OPEN_MAX, 1000 - OPEN_MAX, OPEN_MAX)
+    assert (stats["sent"], stats["shed"], stats["open"]) == (OPEN_MAX, 1000 - OPEN_MAX, OPEN_MAX)
     for future in futures[:OPEN_MAX]:
         future.is_done, future.ended = True, Status.DEADLINE
     stats = watch.stats()
@@ -74,10 +74,10 @@ def test_what_it_refuses_is_counted():
     asked(watch, Core(lambda: Said(status=Status.FULL)), 2, CANARY)
     asked(watch, Core(lambda: Said(status=Status.MODEL_ERROR)), 2, CANARY)
     stats = watch.stats()
-    assert (stats["refused"], stats["failed"], stats["heard"]) == (5, 2, 0)
+    assert (stats["refused"], stats["failed"], stats["answered"]) == (5, 2, 0)
     assert (
-        stats["asked"]
-        == stats["heard"] + stats["late"] + stats["refused"] + stats["failed"] + stats["open"]
+        stats["sent"]
+        == stats["answered"] + stats["late"] + stats["refused"] + stats["failed"] + stats["open"]
     )
 
 
@@ -174,5 +174,5 @@ def test_counts_are_exact_whoever_asks():
     for thread in threads:
         thread.join()
     stats = watch.stats()
-    assert stats["asked"] + stats["shed"] == 4000
-    assert stats["heard"] == stats["asked"]
+    assert stats["sent"] + stats["shed"] == 4000
+    assert stats["answered"] == stats["sent"]

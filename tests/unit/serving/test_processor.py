@@ -211,7 +211,7 @@ def test_decoys_hear_of_the_answer():
         def __init__(self):
             self.heard = []
 
-        def said(self, *told):
+        def add_reply(self, *told):
             self.heard.append(told)
 
     decoy = Decoy()

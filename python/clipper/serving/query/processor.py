@@ -373,7 +373,7 @@ def finish(future: Future) -> Answer:
     if resolved.rollout.side is not None:
         resolved.rollout.side.count(future.latency_us, bool(reason))
     for decoy in resolved.rollout.decoys:
-        decoy.said(future.id, id, output, bool(reason))
+        decoy.add_reply(future.id, id, output, bool(reason))
     return Answer(
         output=only(output, query.outputs) if query.outputs else output,
         confidence=combined.confidence,

@@ -237,7 +237,7 @@ class ApplicationCounters:
                 f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())
             }
             right = self._right.stats()
-        extra = sum(row["observer"]["asked"] for row in models.values() if "observer" in row)
+        extra = sum(row["observer"]["sent"] for row in models.values() if "observer" in row)
         tasks = sum(row["used"] + sum(row["missing"].values()) for row in models.values())
         return {
             "since_us": self.since_us,
@@ -269,7 +269,7 @@ class ApplicationCounters:
             "agreement": counts.agreement.stats(),
             "feedback": counts.feedback.stats(),
         }
-        if role.observes or counts.watch.asked:
+        if role.observes or counts.watch.sent:
             row["observer"] = counts.watch.stats()
         return row
 

@@ -103,7 +103,7 @@ class Decoy:
             return
         self._writer.put(_Saw(id, wall_time_us(), user, x, request_id))
 
-    def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
+    def add_reply(self, number: int, id: str, output: Any, is_default: bool) -> None:
         """Record the answer of a query; ignored for a query that was not recorded."""
         if self.takes(number):
             self._writer.put(_Reply(id, output, is_default))

@@ -42,13 +42,13 @@ Outcome = Literal["holds", "undecided", "broken"]
 
 class Counts(msgspec.Struct):
     """Counts of one side. slower: by time limit in us, the answers that took longer. reward: sum
-    over `told` feedbacks, each 0 to 1.
+    over `feedbacks` feedbacks, each 0 to 1.
     """
 
     answers: int = 0
     defaults: int = 0
     slower: dict[int, int] = {}
-    told: float = 0.0
+    feedbacks: float = 0.0
     reward: float = 0.0
     p50_us: float | None = None
     p99_us: float | None = None
@@ -66,11 +66,11 @@ class Figures(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """said: the figure behind it, for a person."""
+    """Judgement of one guard. reason: the figure behind it, as text."""
 
     guard: str
     outcome: Outcome
-    said: str
+    reason: str
 
 
 class Guard(msgspec.Struct, frozen=True):
@@ -116,12 +116,12 @@ class Guard(msgspec.Struct, frozen=True):
                 1.0 - self.limit,
                 f"{away} of {figures.compared} answers differed from those before",
             )
-        mean = f"{new.reward / new.told:.1%}" if new.told else "none"
+        mean = f"{new.reward / new.feedbacks:.1%}" if new.feedbacks else "none"
         return (
-            new.told,
-            new.told - new.reward,
+            new.feedbacks,
+            new.feedbacks - new.reward,
             1.0 - self.limit,
-            f"the mean reward of {new.told:g} was {mean}",
+            f"the mean reward of {new.feedbacks:g} was {mean}",
         )
 
     def _beside(self, figures: Figures, error_rate: float) -> Verdict:
@@ -131,7 +131,11 @@ class Guard(msgspec.Struct, frozen=True):
             other: tuple[float, float] = (before.answers, before.answers - before.defaults)
             what = "answers that were not the default"
         else:
-            one, other, what = (new.told, new.reward), (before.told, before.reward), "mean reward"
+            one, other, what = (
+                (new.feedbacks, new.reward),
+                (before.feedbacks, before.reward),
+                "mean reward",
+            )
         if not (one[0] and other[0]):
             return Verdict(
                 self.text,

@@ -41,17 +41,17 @@ class Watch:
         "_lock",
         "_open",
         "_rest_until_s",
-        "asked",
+        "answered",
         "failed",
-        "heard",
         "late",
         "over_budget",
         "refused",
+        "sent",
         "shed",
     )
 
     def __init__(self) -> None:
-        self.asked = self.heard = self.late = self.refused = self.failed = self.shed = (
+        self.sent = self.answered = self.late = self.refused = self.failed = self.shed = (
             self.over_budget
         ) = 0
         self._open: deque[Future] = deque()
@@ -82,7 +82,7 @@ class Watch:
             if not self._has_budget(role, now_s):
                 self.over_budget += 1
                 return None
-            self.asked += 1
+            self.sent += 1
         try:
             future = (
                 core.predict(x, slo_us / 1000, salt)
@@ -110,7 +110,7 @@ class Watch:
         while self._open and self._open[0].done():
             status = self._open.popleft().status()
             if status is Status.OK:
-                self.heard += 1
+                self.answered += 1
                 continue
             if status in _NO_ROOM:
                 self._rest_until_s = now_s + REST_S
@@ -126,8 +126,8 @@ class Watch:
         with self._lock:
             self._sweep(0.0)
             return {
-                "asked": self.asked,
-                "heard": self.heard,
+                "sent": self.sent,
+                "answered": self.answered,
                 "late": self.late,
                 "refused": self.refused,
                 "failed": self.failed,

@@ -1,19 +1,19 @@
 """Roles: what a linked model does beside, or instead of, answering.
 
-| role | asked | answers | what it is for |
-|---|---|---|---|
-| primary | by the policy | yes | the default |
-| challenger(share) | alone, for its share of the queries | those | how it would do, on real traffic
-| | shadow | beside the query | never | what it would have said; the first to be shed | | canary |
-beside the query | never | a model that is understood: others are measured against it, and its own
-scores show drift | | decoy | never; it is no model | never | what the models saw, on disk |
+- primary: chosen by the policy, and answers. The default.
+- challenger(share): alone, for its share of the queries, which it answers: how it would do on real
+  traffic.
+- shadow: beside each query, never answers: what it would have answered. The first to be shed.
+- canary: beside each query, never answers: a model that is understood. Others are measured against
+  it, and its own scores show drift.
+- decoy: no model; writes what the models received to disk.
 
-Nobody waits for an observer (shadow, canary, decoy). It is asked after the query's own models; its
-futures are looked at when somebody looks, and are never waited for; it is asked only while few of
-its tasks are open, so that a stuck one costs nothing. A challenger takes its share by the query's
-own uniform number, and hands the policy what is left of it, spread over [0, 1) again: the policy's
-choice stays as random as it was, and a replay chooses alike. Source: Dunning and Friedman, "Machine
-Learning Logistics", 2017, for canary and decoy.
+No query waits for an observer (shadow, canary, decoy). It is asked after the query's own models;
+its futures are looked at when somebody looks, and are never waited for; it is asked only while few
+of its tasks are open, so that a stuck one costs nothing. A challenger takes its share by the
+query's own uniform number, and hands the policy what is left of it, spread over [0, 1) again: the
+policy's choice stays as random as it was, and a replay chooses alike. Source: Dunning and Friedman,
+"Machine Learning Logistics", 2017, for canary and decoy.
 """
 
 import math
