@@ -53,7 +53,7 @@ CORE_USERS = {
     "server",
     "__init__",
 }
-SDK_USERS = {"deploy", "server", "cli", "demo", "params", "__init__"}
+SDK_USERS = {"deploy", "server", "cli", "demo", "errors", "params", "schema", "__init__"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 
 BANNED_NAMES = {

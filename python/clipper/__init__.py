@@ -14,8 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import clipper_container
-from clipper import errors
-from clipper.errors import ClipperError
 from clipper.version import VERSION
 
 if clipper_container.__version__ != VERSION:
@@ -27,6 +25,7 @@ if clipper_container.__version__ != VERSION:
 if TYPE_CHECKING:
     from clipper.config import Config
     from clipper.config import load as load_config
+    from clipper.errors import ClipperError
     from clipper.manage.client import Client, connect
     from clipper.options import Environment, Resources, TableAccess
     from clipper.server import ClipperServer
@@ -49,6 +48,7 @@ __version__ = VERSION
 
 _PLACES = {
     "clipper.config": ("Config", "load"),
+    "clipper.errors": ("ClipperError",),
     "clipper.manage.client": ("Client", "connect"),
     "clipper.options": ("Environment", "Resources", "TableAccess"),
     "clipper.server": ("ClipperServer",),
@@ -69,7 +69,7 @@ _PLACES = {
 }
 _PUBLIC = {name: (module, name) for module, names in _PLACES.items() for name in names}
 _PUBLIC["load_config"] = _PUBLIC.pop("load")
-_SUBMODULES = ("catalog", "config", "options", "selection", "server", "store", "types")
+_SUBMODULES = ("catalog", "config", "errors", "options", "selection", "server", "store", "types")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,14 @@
 """Tree of errors. Each has a REST and a gRPC code; each message names the thing, the cause and the
-next step.
+next step. The container SDK has the root and InvalidInput.
 """
 
 import concurrent.futures
 import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Self
+
+from clipper_container.errors import ClipperError as ClipperError
+from clipper_container.errors import InvalidInput as InvalidInput
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -14,40 +17,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f" - did you mean {close[0]!r}?" if close else ""
 
 
-class ClipperError(Exception):
-    """The root. `message` names the thing and the cause; `hint`, if any, is the next step, and
-    str() shows both.
-
-    rest_status: HTTP status.  grpc_code: name of the gRPC code.  slug: last part of the problem
-    type's URN.
-    """
-
-    rest_status: ClassVar[int] = 500
-    grpc_code: ClassVar[str] = "INTERNAL"
-    slug: ClassVar[str] = "internal"
-    hint: str
-
-    def __init__(self, message: str = "", *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-    @property
-    def message(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
-
-
 # -- what the caller got wrong
-
-
-class InvalidInput(ClipperError, ValueError):
-    """A value of the wrong type, shape or range."""
-
-    rest_status = 400
-    grpc_code = "INVALID_ARGUMENT"
-    slug = "invalid-input"
 
 
 class TooLarge(InvalidInput):

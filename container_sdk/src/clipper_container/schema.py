@@ -1,8 +1,9 @@
 """Schemas: the named input and output tensors of a model, and the record that holds the tensors of
 one row as bytes.
 
-`clipper.schema` is the same in the server, and describes the notation; docs/wire.md describes the
-record.
+Text form: `{"ids": "i64[*]", "mask": "i64[*]"} -> {"embedding": "f32[384]"}`; a `*` is a size that
+may differ from row to row. A model with one tensor without a name has the short form, `f64[64] ->
+f64[10]`. docs/wire.md describes the record.
 """
 
 import difflib
@@ -18,9 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-InvalidValue = ValueError
-
-# -- below this line the file is the same in the server and in the SDK
+from clipper_container.errors import InvalidInput
 
 TENSORS_MAX = 64
 NAME_MAX = 128  # characters
@@ -63,7 +62,7 @@ _OTHER_NAMES = {
 _TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*\s]*)\])?")
 
 
-class InvalidTensor(InvalidValue):
+class InvalidTensor(InvalidInput):
     """A value that does not fit a schema. tensor: the name of the tensor; empty if it concerns all
     of them.
     """

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
 _CA, _CERT, _KEY = "CLIPPER_CA", "CLIPPER_CERT", "CLIPPER_KEY"
-_KNOWN = ("clipper.errors", "clipper.mesh.")  # where errors are that a server tells
+_KNOWN = ("clipper.errors", "clipper.mesh.", "clipper_container.errors")  # errors of servers
 _BUILD_S = 3600.0  # an environment may take its time; server.build_s ends it
 
 
