@@ -47,6 +47,7 @@ class MessageKind(IntEnum):
     PULL_DENSE = 9
     CHANGES = 10
     RECEIVED = 11
+    REPLAY = 12
 
 
 class RefusalCode(IntEnum):
@@ -91,7 +92,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     """Parse a header of 64 bytes. Raises FrameError."""
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
-    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 11 or head.payload_bytes % 8:
+    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 12 or head.payload_bytes % 8:
         raise FrameError(
             "the shard sent bytes that are not a message of this protocol.",
             hint="Is it a shard of another version of clipper?",

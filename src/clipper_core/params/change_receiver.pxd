@@ -5,6 +5,7 @@ from clipper_core.params.shard_loop cimport ShardLoop
 from clipper_core.params.shard_state cimport ShardHead
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.spin cimport Spin
 
 cdef class ChangeReceiver:
     cdef int fd
@@ -12,3 +13,6 @@ cdef class ChangeReceiver:
     cdef ShardHead head
     cdef ShardLoop copy
     cdef u64 frame_bytes_max
+    cdef Spin spin
+
+    cdef int comes(self, int wait_ms) noexcept nogil

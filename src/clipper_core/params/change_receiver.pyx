@@ -1,4 +1,5 @@
-"""Changes of a shard, as a follower receives them: rows that are written as they are.
+"""Changes of a shard, as a follower receives them: rows that are written as they are, and pushes
+that are applied (shard_replay).
 
 The copy is a ShardLoop that does not run: it has the tables and variables, and the record of the
 pushes that were seen.
@@ -6,15 +7,20 @@ pushes that were seen.
 from collections import namedtuple
 
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from clipper_core.params.embedding_rows cimport Pushed, Rows, rows_remove, rows_write
-from clipper_core.params.optimizer cimport state_floats
-from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, STREAM_ENDS, ChangedPart,
-    DenseVariable, ShardLoopState, kDenseBit, padded, shard_answer, shard_head_is_one,
+from clipper_core.params.embedding_rows cimport (
+    Distinct, Pushed, Rows, distinct_init, rows_push, rows_remove, rows_write,
 )
-from clipper_core.runtime.machine cimport i64, relaxed, u32, u8
+from clipper_core.params.optimizer cimport Stride, all_finite, optimizer_step, state_floats
+from clipper_core.params.shard_state cimport (
+    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, SHARD_REPLAY, STREAM_ENDS,
+    ChangedPart, DenseVariable, ReplayPart, ShardLoopState, kDenseBit, padded, shard_answer,
+    shard_head_is_one,
+)
+from clipper_core.runtime.machine cimport i64, monotonic_us, relaxed, u32, u8
+from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_FRAME, NO_MEMORY, raise_for
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -123,15 +129,109 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
     return at == end
 
 
+# -- a push
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _replay_fits(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
+    """Whether all parts fit their tables and variables."""
+    cdef const u8* end = at + h.payload_bytes
+    cdef const ReplayPart* parts = <const ReplayPart*> at
+    cdef u64 i, floats
+    cdef u32 number
+    if h.rows > h.payload_bytes // sizeof(ReplayPart):
+        return False
+    at += h.rows * sizeof(ReplayPart)
+    for i in range(h.rows):
+        number, floats = parts[i].table, parts[i].n
+        if number & kDenseBit:
+            number ^= kDenseBit
+            if number >= s.variables.size() or s.variables[number].n != floats:
+                return False
+        elif number >= s.place_count.load(relaxed) or <u64> (end - at) < 8 * floats:
+            return False
+        else:
+            at += 8 * floats
+            floats *= s.places[number].rows.dim
+        if <u64> (end - at) < padded(4 * floats) or not all_finite(<const float*> at, floats):
+            return False
+        at += padded(4 * floats)
+    return at == end
+
+
+cdef bint _replay_rows(ShardLoopState* s, const ReplayPart* part, const Stride* stride,
+                       const i64* ids, const float* gradients) noexcept nogil:
+    """False: there is no memory."""
+    cdef Distinct distinct
+    cdef Pushed pushed
+    memset(&pushed, 0, sizeof(pushed))
+    if not distinct_init(&distinct, ids, part.n):
+        return False
+    rows_push(s.places[part.table].rows, stride, ids, &distinct, gradients,
+              s.places[part.table].spare, part.stamp, &pushed)
+    free(distinct.slots)
+    s.places[part.table].pushes.store(part.steps, relaxed)
+    s.log.append(part.table, ids, part.n, 0, 0)
+    return pushed.refused == 0
+
+
+cdef bint _replay(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
+    """Apply it as the shard does, part by part. False: there is no memory."""
+    cdef const ReplayPart* parts = <const ReplayPart*> at
+    cdef DenseVariable* one
+    cdef Stride stride
+    cdef u64 i, n
+    cdef i64 number
+    cdef bint room = True
+    at += h.rows * sizeof(ReplayPart)
+    for i in range(h.rows):
+        n = parts[i].n
+        stride.rate, stride.first, stride.second = parts[i].rate, parts[i].first, parts[i].second
+        stride.gradient = 1.0
+        if parts[i].table & kDenseBit:
+            number = parts[i].table ^ kDenseBit
+            one = &s.variables[number]
+            one.marks[0], one.marks[1] = parts[i].steps, h.model
+            optimizer_step(s.dense_rule, stride, one.value, one.state, n, <const float*> at, n)
+            s.log.append(DENSE_TABLE, &number, 1, 0, 0)
+        else:
+            room = room and _replay_rows(s, &parts[i], &stride, <const i64*> at,
+                                         <const float*> (at + 8 * n))
+            at += 8 * n
+            n *= s.places[parts[i].table].rows.dim
+        at += padded(4 * n)
+    s.log.mark(h.worker, h.sequence)
+    s.model.store(h.model, relaxed)
+    return room
+
+
+cdef bint _acknowledge(int fd, u64 position) noexcept nogil:
+    cdef ShardHead asked, head
+    cdef u64 sent = 0
+    cdef ssize_t n = 0
+    memset(&asked, 0, sizeof(asked))
+    head = shard_answer(asked, SHARD_RECEIVED, 0, 0)
+    head.sequence = position
+    while sent < HEAD_BYTES:
+        n = send(fd, <const u8*> &head + sent, HEAD_BYTES - sent, MSG_NOSIGNAL)
+        if n > 0:
+            sent += <u64> n
+        elif not (n < 0 and errno == EINTR):
+            return False
+    return True
+
+
 cdef class ChangeReceiver:
     """Receives what a shard streams, and writes it into a copy of that shard.
 
     fd: a connected socket, which stays the caller's; no request is under way on it. copy: has the
     tables and dense variables, in the order of their numbers. frame_bytes_max: of a message.
+    spin_us: time to poll for a message before it sleeps, while that pays.
     """
 
-    def __cinit__(self, int fd, ShardLoop copy not None, *, u64 frame_bytes_max=1 << 28):
+    def __cinit__(self, int fd, ShardLoop copy not None, *, u64 frame_bytes_max=1 << 28,
+                  u64 spin_us=0):
         self.fd, self.copy, self.frame_bytes_max = fd, copy, frame_bytes_max
+        spin_init(&self.spin, spin_us)
 
     def receive(self, double wait_s):
         """Return what the next message says, for `apply`; None if none comes within the time.
@@ -149,13 +249,14 @@ cdef class ChangeReceiver:
                 wanted = HEAD_BYTES
                 if self.input.size() >= HEAD_BYTES:
                     memcpy(&self.head, self.input.at(), HEAD_BYTES)
-                    bad = (not shard_head_is_one(self.head) or self.head.kind != SHARD_CHANGES
+                    bad = (not shard_head_is_one(self.head)
+                           or self.head.kind not in (SHARD_CHANGES, SHARD_REPLAY)
                            or self.head.payload_bytes > self.frame_bytes_max)
                     wanted += self.head.payload_bytes
                 whole = not bad and self.input.size() >= wanted
                 if whole or bad:
                     break
-                ready = _readable(self.fd, <int> (wait_s * 1000))
+                ready = self.comes(<int> (wait_s * 1000))
                 if ready == 0:
                     break
                 to = self.input.reserve(max(<u64> READ_BYTES, wanted - self.input.size()))
@@ -175,35 +276,49 @@ cdef class ChangeReceiver:
             raise ConnectionError("the shard closed the connection")
         if not whole:
             return None
+        if self.head.kind == SHARD_REPLAY:
+            return Changes(self.head.id, self.head.model, self.head.epoch, True, False)
         return Changes(self.head.sequence, self.head.model, self.head.epoch,
                        bool(self.head.flags & EXACT), bool(self.head.flags & STREAM_ENDS))
 
     def apply(self):
-        """Write the message that `receive` has returned. Raises StatusError (BAD_FRAME) if it does
-        not fit the copy, which is broken then."""
-        cdef bint fits
+        """Write the message that `receive` has returned, and tell the shard that it is here: of a
+        push, when it fits the copy and before it is applied.
+
+        Raises StatusError (BAD_FRAME) if it does not fit the copy, or finds no memory: the copy is
+        broken then; ConnectionError.
+        """
+        cdef bint fits, told = True
         with nogil:
-            fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
+            if self.head.kind == SHARD_REPLAY:
+                fits = _replay_fits(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
+                if fits:
+                    told = _acknowledge(self.fd, self.head.id)
+                    fits = _replay(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
+            else:
+                fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
+                if fits:
+                    told = _acknowledge(self.fd, self.head.sequence)
             self.input.drop(HEAD_BYTES + self.head.payload_bytes)
             if not self.input.size():
                 self.input.shrink(KEEP_BYTES)
         if not fits:
             raise_for(BAD_FRAME, "changes of a shard do not fit its copy")
+        if not told:
+            raise ConnectionError("the shard does not read")
 
     def acknowledge(self, u64 position):
         """Tell the shard that all changes up to `position` are written. Raises ConnectionError."""
-        cdef ShardHead asked, head
-        cdef u64 sent = 0
-        cdef ssize_t n = 0
-        memset(&asked, 0, sizeof(asked))
-        head = shard_answer(asked, SHARD_RECEIVED, 0, 0)
-        head.sequence = position
-        with nogil:
-            while sent < HEAD_BYTES:
-                n = send(self.fd, <const u8*> &head + sent, HEAD_BYTES - sent, MSG_NOSIGNAL)
-                if n > 0:
-                    sent += <u64> n
-                elif not (n < 0 and errno == EINTR):
-                    break
-        if sent < HEAD_BYTES:
+        if not _acknowledge(self.fd, position):
             raise ConnectionError("the shard does not read")
+
+    cdef int comes(self, int wait_ms) noexcept nogil:
+        """As poll: whether a message comes."""
+        cdef int ready = _readable(self.fd, 0)
+        if ready or not spin_begin(&self.spin, monotonic_us()):
+            return ready or _readable(self.fd, wait_ms)
+        while not ready and spin_on(&self.spin, monotonic_us()):
+            ready = _readable(self.fd, 0)
+        if ready > 0:
+            spin_paid(&self.spin)
+        return ready or _readable(self.fd, wait_ms)

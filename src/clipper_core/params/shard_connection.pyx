@@ -11,7 +11,7 @@ from clipper_core.params.shard_stream cimport stream_received
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, SHARD_ANSWER,
     SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH_STEP,
-    SHARD_RECEIVED, SHARD_REFUSED, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
+    SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
 )
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport acquire, i64, relaxed, u64, u8
@@ -118,7 +118,8 @@ cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil:
         if c.skip or c.input.size() < HEAD_BYTES:
             return True
         h = <const ShardHead*> c.input.at()
-        if not shard_head_is_one(h[0]) or h.kind in (SHARD_ANSWER, SHARD_REFUSED, SHARD_CHANGES):
+        if not shard_head_is_one(h[0]) or h.kind in (SHARD_ANSWER, SHARD_REFUSED, SHARD_CHANGES,
+                                                     SHARD_REPLAY):
             return False
         if h.payload_bytes > limit:
             shard_refuse(s, c, h, TOO_LARGE, <i64> limit)

@@ -68,6 +68,7 @@ struct Follower {
     std::uint64_t taken = 0, acknowledged = 0;  // positions: so many changes
     bool streams = false;    // its connection is sent changes as they come
     bool ends = false;       // that is to end
+    bool replays = false;    // it is sent pushes, and applies them
     bool apart = false;      // it reads on a thread of its own, which `wake_fd` wakes
     std::uint32_t conn = 0;  // the connection
     std::uint32_t heard = 0; // messages of it there

@@ -38,6 +38,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         u64 acknowledged
         bint streams            # its connection is sent changes as they come; set by the loop
         bint ends               # that is to end
+        bint replays            # it is sent pushes, and applies them; set by the loop
         bint apart              # it reads on a thread of its own
         u32 conn                # the connection
         u32 heard               # messages of it there

@@ -147,7 +147,7 @@ cdef void _deliver(ShardLoopState* s) noexcept nogil:
             c.closing = c.closing or reply.close
             c.output.put(reply.bytes.at(), reply.bytes.size())
             if reply.stream:
-                stream_begin(s, c, reply.stream)
+                stream_begin(s, c, reply.stream, reply.replays)
             c.output.lost = c.output.lost or reply.bytes.lost
             _settle(s, c)
         del reply
@@ -488,7 +488,7 @@ cdef class ShardLoop:
         return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed),
                 "pulled_rows": s.pulled.load(relaxed),
                 "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed),
-                "repeated": s.repeated.load(relaxed),
+                "repeated": s.repeated.load(relaxed), "replayed": s.replayed.load(relaxed),
                 "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed),
                 "shared_bytes": s.shared_bytes.load(relaxed),
                 "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
@@ -523,11 +523,12 @@ cdef class ShardLoop:
 
     def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
                u32 rows=0, u64 sequence=0,
-               u64 worker=0, u64 incarnation=0, u32 stream=0):
+               u64 worker=0, u64 incarnation=0, u32 stream=0, bint replays=False):
         """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
         the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
         another live client (of another incarnation) is that. stream: number of the follower, from
-        1, that is sent changes over this connection from now on; 0: none."""
+        1, that is sent changes over this connection from now on; 0: none. replays: it applies
+        pushes itself, and is sent them where that gives the same."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef ShardLoopState* s = self.state
         cdef ShardHead asked, head
@@ -548,6 +549,7 @@ cdef class ShardLoop:
         if reply != NULL:
             reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
             reply.worker, reply.incarnation, reply.stream = worker, incarnation, stream
+            reply.replays = replays
             reply.bytes.put(&head, HEAD_BYTES)
             reply.bytes.put(<const char*> payload, size)
             reply.bytes.put(&nothing, end - size)

@@ -12,11 +12,12 @@ from libc.string cimport memcpy, memset
 from clipper_core.params.embedding_rows cimport (
     PULL_I8, Pulled, distinct_init, rows_pull, rows_push,
 )
-from clipper_core.params.optimizer cimport Stride, all_finite, optimizer_step, stride_of
+from clipper_core.params.optimizer cimport all_finite, optimizer_step, stride_of
 from clipper_core.params.shard_answers cimport (
     answer_push, answer_room, push_is_known, push_is_new, shard_refuse,
 )
 from clipper_core.params.shard_counts cimport counts_push
+from clipper_core.params.shard_replay cimport replay_is_exact, replay_send
 from clipper_core.params.shard_state cimport (
     DENSE_TABLE, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded,
 )
@@ -232,24 +233,36 @@ cdef bint _has_memory(ShardLoopState* s) noexcept nogil:
     return True
 
 
-cdef void _apply_rows(ShardLoopState* s, PartWork* work, double scale) noexcept nogil:
+cdef void _count_steps(ShardLoopState* s, double scale) noexcept nogil:
+    """Which step each part is, and by what it is multiplied."""
+    cdef PartWork* work
+    cdef u64 i
+    cdef u32 stamp = s.stamp.load(relaxed)
+    for i in range(s.works.size()):
+        work = &s.works[i]
+        work.stamp = stamp
+        if work.variable:
+            s.variables[work.table].marks[0] += 1
+            work.steps = s.variables[work.table].marks[0]
+            work.stride = stride_of(&s.dense_rule, work.steps, scale)
+        else:
+            work.steps = s.places[work.table].pushes.fetch_add(1, acq_rel) + 1
+            work.stride = stride_of(&s.places[work.table].rows.rule, work.steps, scale)
+
+
+cdef void _apply_rows(ShardLoopState* s, PartWork* work) noexcept nogil:
     cdef Place* place = &s.places[work.table]
-    cdef Stride stride = stride_of(&place.rows.rule, place.pushes.fetch_add(1, acq_rel) + 1, scale)
-    rows_push(place.rows, &stride, work.ids, &work.distinct, work.gradients, place.spare,
-              s.stamp.load(relaxed), &work.pushed)
+    rows_push(place.rows, &work.stride, work.ids, &work.distinct, work.gradients, place.spare,
+              work.stamp, &work.pushed)
     s.pushed.fetch_add(work.pushed.applied, relaxed)
     counts_push(s.counts, work.table, work.pushed.applied, work.pushed.made,
                 work.pushed.unadmitted, work.pushed.refused, work.pushed.evicted)
 
 
-cdef void _apply_dense(ShardLoopState* s, const PartWork* work, double scale,
-                       u64 version) noexcept nogil:
+cdef void _apply_dense(ShardLoopState* s, const PartWork* work, u64 version) noexcept nogil:
     cdef DenseVariable* one = &s.variables[work.table]
-    cdef Stride stride
-    one.marks[0] += 1
     one.marks[1] = version
-    stride = stride_of(&s.dense_rule, one.marks[0], scale)
-    optimizer_step(s.dense_rule, stride, one.value, one.state, one.n, work.gradients, one.n)
+    optimizer_step(s.dense_rule, work.stride, one.value, one.state, one.n, work.gradients, one.n)
 
 
 cdef void _note(ShardLoopState* s, const ShardHead* h) noexcept nogil:
@@ -273,26 +286,44 @@ cdef void _note(ShardLoopState* s, const ShardHead* h) noexcept nogil:
         s.log.append(DENSE_TABLE, &number, 0, h.worker, h.sequence)
 
 
-cdef void _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
-                 double scale) noexcept nogil:
+cdef bint _send_ahead(ShardLoopState* s, const ShardHead* h, u64 version, const u8* data,
+                      const u8* end) noexcept nogil:
+    """To followers that apply it themselves; it is noted then."""
+    cdef u64 begin
+    if not (s.replays and replay_is_exact(s, <u64> (end - data))):
+        return False
+    s.log.guard.lock()
+    begin = s.log.position()
+    _note(s, h)
+    s.log.guard.unlock()
+    replay_send(s, h, begin, version, data, end)
+    return True
+
+
+cdef void _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, double scale,
+                 const u8* data, const u8* end) noexcept nogil:
     cdef u32[4] counted = [0, 0, 0, 0]
     cdef PartWork* work
     cdef u64 i, version
+    cdef bint noted
     s.still.lock()
     version = s.model.load(relaxed) + 1
+    _count_steps(s, scale)
+    noted = _send_ahead(s, h, version, data, end)
     for i in range(s.works.size()):
         work = &s.works[i]
         if work.variable:
-            _apply_dense(s, work, scale, version)
+            _apply_dense(s, work, version)
             continue
-        _apply_rows(s, work, scale)
+        _apply_rows(s, work)
         counted[0] += <u32> work.pushed.applied
         counted[1] += <u32> work.pushed.unadmitted
         counted[2] += <u32> work.pushed.refused
         counted[3] += <u32> work.pushed.evicted
     s.model.store(version, relaxed)
     s.log.guard.lock()
-    _note(s, h)
+    if not noted or counted[2] or counted[3]:   # it went otherwise: their rows follow
+        _note(s, h)
     answer_push(s, c, h, counted)
     s.log.guard.unlock()
     s.still.unlock()
@@ -308,7 +339,7 @@ cdef bint _push(ShardLoopState* s, ShardConnection* c, const ShardHead* h, const
         return False
     ready = push_is_known(s, h) and _has_memory(s)
     if ready:
-        _apply(s, c, h, scale)
+        _apply(s, c, h, scale, data, end)
     else:
         shard_refuse(s, c, h, NO_MEMORY, h.rows)
     _forget_works(s)

@@ -18,7 +18,8 @@ enum ShardKind {
     SHARD_PUSH_STEP = 8,    // one step of a model: rows of several tables, and dense variables
     SHARD_PULL_DENSE = 9,   // dense variables that have changed
     SHARD_CHANGES = 10,     // to a follower: what has changed; flag STREAM_ENDS: no more will come
-    SHARD_RECEIVED = 11     // from a follower: it has all changes up to a position
+    SHARD_RECEIVED = 11,    // from a follower: it has all changes up to a position
+    SHARD_REPLAY = 12       // to a follower: a push, to be applied as the shard applies it
 };
 
 // How a request is refused: a Status, or one of these.
@@ -57,9 +58,18 @@ struct ChangedPart {
     std::uint64_t steps;  // of the table
 };
 
+// One table, or one dense variable, of a push that a follower replays.
+struct ReplayPart {
+    std::uint32_t table, n;
+    std::uint64_t steps;        // of the table or the variable, with this one
+    float rate, first, second;  // what the optimizer's step is multiplied by
+    std::uint32_t stamp;        // of the rows
+};
+static_assert(sizeof(ReplayPart) == 32, "as the document has it");
+
 inline bool shard_head_is_one(const ShardHead& h) {
     return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL &&
-           h.kind <= SHARD_RECEIVED && h.payload_bytes % 8 == 0;
+           h.kind <= SHARD_REPLAY && h.payload_bytes % 8 == 0;
 }
 
 inline ShardHead shard_answer(const ShardHead& to, std::uint8_t kind, std::uint64_t epoch,

@@ -4,7 +4,7 @@
 # Threads: the loop's, but for what is atomic, the posts and the log.
 from libcpp.vector cimport vector
 from clipper_core.params.embedding_rows cimport Distinct, Pushed, Rows
-from clipper_core.params.optimizer cimport Rule
+from clipper_core.params.optimizer cimport Rule, Stride
 from clipper_core.params.shard_counts cimport ShardCounts
 from clipper_core.params.shard_log cimport ShardLog, mutex
 from clipper_core.params.shard_region cimport Region
@@ -25,6 +25,7 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         SHARD_PULL_DENSE
         SHARD_CHANGES
         SHARD_RECEIVED
+        SHARD_REPLAY
     cdef enum ShardRefusal:
         NOT_ADMITTED
         NOT_READY
@@ -57,6 +58,14 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         u32 table
         u32 n
         u64 steps
+    cdef cppclass ReplayPart:
+        u32 table
+        u32 n
+        u64 steps
+        float rate
+        float first
+        float second
+        u32 stamp
     bint shard_head_is_one(const ShardHead& head) noexcept
     ShardHead shard_answer(const ShardHead& to, u8 kind, u64 epoch, u64 model) noexcept
     u64 padded(u64 nbytes) noexcept
@@ -92,6 +101,9 @@ cdef cppclass PartWork:         # one part of a push, and what became of it
     bint variable
     const i64* ids
     const float* gradients
+    u64 steps                   # of the table or the variable, with this push
+    u32 stamp                   # of its rows
+    Stride stride
     Distinct distinct
     Pushed pushed
 
@@ -133,6 +145,7 @@ cdef cppclass Reply:            # an answer on its way to the loop
     bint close
     u32 stream                  # number of the follower that changes are sent to from now on, from
                                 # 1; 0: none
+    bint replays                # and pushes, to be applied there
     u64 worker                  # of the one that is admitted
     u64 incarnation
     Bytes bytes
@@ -160,6 +173,7 @@ cdef cppclass ShardLoopState:
     bint has_model              # dense variables are initialized
     bint steps_by_python        # steps of a model are Python's to apply
     u32 streams                 # followers that changes are sent to
+    u32 replays                 # of them, those that are sent pushes
     atomic[u32] streaming       # the same, for other threads
     bint received               # a follower has said so since answers were last released
     atomic[u32] python_waits    # an answer of Python waits for followers
@@ -186,6 +200,7 @@ cdef cppclass ShardLoopState:
     atomic[u64] pushes
     atomic[u64] pushed
     atomic[u64] repeated
+    atomic[u64] replayed        # pushes, by followers: each counts
     atomic[u64] refused
     atomic[u64] turned_away     # connections closed before they were admitted, and such as found no
                                 # room

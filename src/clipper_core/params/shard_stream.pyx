@@ -24,18 +24,19 @@ from clipper_core.runtime.machine cimport eventfd_signal, i64, relaxed, u64, u8
 
 cdef enum:
     IDS_MAX = 65536             # of one message, and the rest of the last push among them
-    UNSENT_MAX = 4194304        # bytes; then the follower is waited for
 
 
-cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream) noexcept nogil:
+cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream,
+                       bint replays) noexcept nogil:
     cdef Follower* one = &s.log.followers[stream - 1]
     if one.streams:
         stream_closed(s, s.callers[one.conn])
     s.log.guard.lock()
-    one.streams, one.conn = True, c.number
+    one.streams, one.conn, one.replays = True, c.number, replays
     s.log.guard.unlock()
     c.stream = stream
     s.streams += 1
+    s.replays += replays
     s.streaming.store(s.streams, relaxed)
 
 
@@ -44,6 +45,7 @@ cdef void stream_closed(ShardLoopState* s, ShardConnection* c) noexcept nogil:
         return
     s.log.guard.lock()
     s.log.followers[c.stream - 1].streams = False
+    s.replays -= s.log.followers[c.stream - 1].replays
     s.log.guard.unlock()
     c.stream = 0
     s.streams -= 1
@@ -181,7 +183,7 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     quiet = one.taken == s.log.position()
     s.log.guard.unlock()
     if not over and (quiet or c.output.size() > UNSENT_MAX):
-        return NULL
+        return c if c.output.lost or (c.output.size() and not c.watched) else NULL
     s.still.lock()
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on

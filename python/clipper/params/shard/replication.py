@@ -17,7 +17,9 @@ A follower that is waited for and has caught up is sent changes as they come (th
 shard_stream), over the connection on which it asked for that. It says up to which position it has
 all; a push is acknowledged with one message each way, and messages do not wait for each other. The
 stream ends when a table or a model is made, which only a reply can say, or when the connection
-does; then the follower is resynced by difference.
+does; then the follower is resynced by difference. Where both compute the same, the follower is sent
+pushes and applies them (the core's shard_replay). It says that it has one before it applies it,
+under its lock: whoever takes the lock, as a shard that recovers does, finds it applied.
 
 Changed rows are read while pushes are paused, so that a copy agrees with the pushes that it has
 seen. If too much has changed, rows are read beside pushes, and such a copy agrees after the next
@@ -27,6 +29,7 @@ that makes its copy whole. Until then the shard is exposed, and its statistics s
 
 import contextlib
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +42,7 @@ from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import Head, packed
 from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
+from clipper.version import VERSION
 from clipper_core.params.change_receiver import ChangeReceiver, Changes
 from clipper_core.params.shard_loop import ShardLoop
 
@@ -51,6 +55,7 @@ SILENT_S = (
 )
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
+REPLAYS = f"{VERSION} {platform.machine()}"  # shards that agree on it compute the same
 
 
 class Origin(NamedTuple):
@@ -359,7 +364,9 @@ class FollowerSet:
             again = b""
         if again is not None or not one.can_stream:
             return packed({"streams": False, "ever": True})
-        self._answer(call_id, packed(one.start_stream(now)), stream=one.slot + 1)
+        replays = said.get("replays") == REPLAYS
+        answer = packed(one.start_stream(now))
+        self._answer(call_id, answer, stream=one.slot + 1, replays=replays)
         return None
 
     def end_streams(self) -> None:
@@ -543,7 +550,8 @@ class ReplicaFollower:
     """Keeps a replica of one shard. Threads: its own; any for `replica` and `fence`.
 
     connection: to the primary. period_s: between two questions; 0: long polls. load: returns the
-    newest copy on disk. resync_ids_max: changed ids that a copy remembers.
+    newest copy on disk. resync_ids_max: changed ids that a copy remembers. spin_us: time to poll
+    for changes that are sent as they come, while that pays.
     """
 
     def __init__(
@@ -555,7 +563,9 @@ class ReplicaFollower:
         *,
         load: Callable[[], ShardReplica | None] = lambda: None,
         resync_ids_max: int = 0,
+        spin_us: int = 0,
     ) -> None:
+        self._spin_us = spin_us
         self.shard, self.of, self._connection, self._period_s = shard, of, connection, period_s
         self._load, self._resync_ids_max = load, resync_ids_max
         self._lock = threading.Lock()
@@ -696,13 +706,15 @@ class ReplicaFollower:
             return
         said: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
         said |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
+        said["replays"] = REPLAYS
         _, answer = self._ask("stream", **said)
         if not answer["streams"]:
             self._may_stream = bool(answer.get("ever", True))
             return
         self._serial = -1  # how far it has come is its position, from here on
         base, position = int(answer["base"]), copy.position - int(answer["base"])
-        receiver = ChangeReceiver(self._connection.fileno(), copy.start_stream())
+        fd, spin_us = self._connection.fileno(), self._spin_us
+        receiver = ChangeReceiver(fd, copy.start_stream(), spin_us=spin_us)
         while not self._stop.is_set():
             changes = receiver.receive(WAIT_S)
             with self._lock:  # a fence comes before or after a message, not within
@@ -717,7 +729,8 @@ class ReplicaFollower:
                 if changes.ends:
                     return
                 position = changes.position
-            receiver.acknowledge(position)
+            else:
+                receiver.acknowledge(position)
 
     def _begin(self, head: Head, piece: Piece) -> None:
         fresh = ShardReplica(self.of, head.epoch, self._resync_ids_max)

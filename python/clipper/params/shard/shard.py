@@ -130,6 +130,7 @@ class Shard:
                 0.0 if waited else settings.period_s,
                 load=partial(load_copy, config.folder, of, config.shards, settings.resync_ids_max),
                 resync_ids_max=settings.resync_ids_max,
+                spin_us=settings.spin_us,
             )
             for of in ((config.number - 1 - k) % config.shards for k in range(config.replicas))
         }
