@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot, churn
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 TOP = 2**42
 values = st.one_of(
@@ -178,7 +178,3 @@ def test_threads_lose_nothing() -> None:
     assert histogram.snapshot().buckets() == [(7, 7, 10000), (9, 9, 5000), (11, 11, 5000)]
     assert histogram.snapshot().sum == 5000 * (7 + 7 + 9 + 11)
     assert counter.value == 4 * 5000 * 3
-
-
-def test_churn_counts_what_it_records() -> None:
-    assert churn(1000).sum == sum(range(1000))

@@ -232,14 +232,3 @@ def snapshot_of(buckets, u64 total):
         made._count += n
     made._sum = total
     return made
-
-
-def churn(u64 times):
-    """Threads: any. Records `times` values of growing size into a histogram of its own; it prices
-    one record."""
-    cdef LatencyHistogram owner = LatencyHistogram()
-    cdef u64 i
-    with nogil:
-        for i in range(times):
-            histogram_record(owner.h, i & 0xFFFFF)
-    return owner.snapshot()
