@@ -15,7 +15,7 @@ LIMITS = {
     "no docstring": 90,
     "weak beginning": 4,
     "coined word": 54,
-    "coined name": 379,
+    "coined name": 377,
     "Any": 1268,
     "large class": 0,
 }

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clipper_container.params.push_identity import PushIdentity, renew_after_fork
 from clipper_container.params.shard_client import (
+    DROPPED,
     DTYPES,
     PULL,
     PUSH,
@@ -271,6 +272,12 @@ class Tables:
                 self._settle(requests)
                 break
             except ShardRefused as error:
+                if error.slug == DROPPED:  # what is known of tables is not true any more
+                    error.slug = "unknown-table"
+                    self._specs.clear()
+                    for client in self._clients:
+                        client.forget_tables()
+                    raise
                 if error.slug != "unknown-table":
                     raise
         else:
@@ -304,6 +311,7 @@ class Tables:
         """Return the client of a shard, creating the table there if the shard does not have it."""
         client = self._clients[shard]
         if name not in client.tables:
+            self._dim(name)
             spec = {
                 key: value
                 for key, value in self._specs[name].items()

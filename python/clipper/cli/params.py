@@ -378,6 +378,22 @@ def alter(
     _show(result, as_json, f"{table}: {text}")
 
 
+@params.command(short_help="Remove a table.")
+@click.argument("table")
+@_of_folder
+def drop(table: str, folder: Path | None, as_json: bool) -> None:
+    """Remove TABLE with its rows from shards and replicas. Its name may be used again at once.
+    Snapshots from before have it until they are deleted.
+
+    \b
+    clipper params drop users-before --folder shop
+    """
+    from clipper.cli import params_tables
+
+    count = params_tables.drop(_folder(folder), table)
+    _show({"rows": count}, as_json, f"table {table} is gone, with {count} rows")
+
+
 @params.command(short_help="Remove rows of a table.")
 @click.argument("table")
 @click.argument("ids", nargs=-1, type=int)

@@ -1,4 +1,4 @@
-"""`clipper params alter`, `erase`, `export`, `import` and `copy`: tables of a running set."""
+"""`clipper params alter`, `drop`, `erase`, `export`, `import`, `copy`: tables of a set."""
 
 import contextlib
 from collections.abc import Iterator
@@ -49,6 +49,12 @@ def alter(
     with client_of(folder) as client:
         found: dict[str, object] = msgspec.to_builtins(client.alter(table, **changes))
     return found
+
+
+def drop(folder: Path, table: str) -> int:
+    """Remove a table. Return how many rows it had."""
+    with client_of(folder) as client:
+        return client.drop(table)
 
 
 def erase(folder: Path, table: str, ids: tuple[int, ...], file: Path | None) -> int:

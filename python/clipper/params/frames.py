@@ -24,6 +24,7 @@ IN_REGION = 2  # flag of a pull and its answer: the rows are in shared memory
 PUSHED = struct.Struct(
     "<4I"
 )  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
+TABLES_MAX = 1024  # of a shard. A number is a place below it, and a generation times it
 PART_BYTES = 8  # one table or variable of a message about several: u32 its number, u32 how many
 VARIABLE = 1 << 31  # added to the number of a dense variable
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}

@@ -11,7 +11,8 @@ from clipper_core.params.shard_stream cimport stream_received
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, SHARD_ANSWER,
     SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH_STEP,
-    SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE, STATE_LOST, Call, ShardHead, shard_head_is_one,
+    SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE, STATE_LOST, Call, ShardHead, place_of,
+    shard_head_is_one,
 )
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport acquire, i64, relaxed, u64, u8
@@ -85,11 +86,18 @@ cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* 
             _to_python(s, c, h, payload)
         else:
             push_step(s, c, h, payload)
-    elif h.table >= s.place_count.load(acquire):
+    else:
+        _one_table(s, c, h, payload)
+
+
+cdef void _one_table(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                     const u8* payload) noexcept nogil:
+    cdef i64 place = place_of(s, h.table)
+    if place < 0:
         shard_refuse(s, c, h, UNKNOWN, h.table)
     elif h.kind == SHARD_PULL:
         pull_rows(s, c, h, payload)
-    elif s.places[h.table].flags & BY_PYTHON:
+    elif s.places[place].flags & BY_PYTHON:
         _to_python(s, c, h, payload)
     else:
         push_rows(s, c, h, payload)

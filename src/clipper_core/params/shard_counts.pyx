@@ -1,5 +1,6 @@
 """Counters of a shard, and how Python reads them."""
 from libc.stdlib cimport free
+from libc.string cimport memset
 
 from clipper_core.runtime.histogram cimport count, histogram_record, histogram_snapshot, note
 from clipper_core.runtime.machine cimport aligned_new, relaxed
@@ -43,6 +44,10 @@ cdef class Counts:
         counts_push(self.state, table, counted["applied"], counted["made"], counted["unadmitted"],
                     counted["refused"],
                     counted["evicted"])
+
+    def clear(self, u32 table):
+        """A table of another one's number begins at 0."""
+        memset(<void*> self._table(table), 0, sizeof(TableCounts))
 
     def expire(self, u32 table, u64 rows):
         note(&self._table(table).expired, rows)

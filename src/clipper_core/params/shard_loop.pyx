@@ -5,7 +5,7 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 cimport numpy as cnp
 from posix.fcntl cimport O_RDONLY, open as open_fd
-from posix.unistd cimport close as close_fd
+from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.embedding cimport Table
 from clipper_core.params.shard_acceptor cimport (
@@ -17,19 +17,19 @@ from clipper_core.params.shard_counts cimport Counts, counts_refuse
 from clipper_core.params.shard_log cimport Held, Sequences
 from clipper_core.params.shard_region cimport receive_with
 from clipper_core.params.shard_state cimport (
-    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
-    DenseVariable, Reply, ShardConnection, ShardHead, padded, shard_answer,
+    BY_PYTHON, HEAD_BYTES, NO_TABLE, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
+    DenseVariable, Reply, ShardConnection, ShardHead, padded, place_of, shard_answer,
 )
 from clipper_core.params.shard_stream cimport stream_begin, stream_changes
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD,
-    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64,
+    acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64,
     monotonic_us, relaxed, release, u64, u8,
 )
 from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
-from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
+from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN, raise_for
 
 import numpy as np
 
@@ -49,6 +49,7 @@ cdef enum:
     KEEP_BYTES = 1048576        # of a buffer, between large frames
     FOLLOWERS = 11
     SEQUENCES_BYTES = 144
+    TURN_US = 50                # between two looks whether the loop has begun a turn
 
 cdef u64 POST = <u64> 1 << 40
 cdef u64 LISTENER = <u64> 1 << 41
@@ -214,7 +215,9 @@ cdef void _turn(ShardLoopState* s) noexcept nogil:
     cdef epoll_event[EVENTS_MAX] events
     cdef ShardConnection* c
     cdef u64 tag
-    cdef int i, n = _wait(s, events)
+    cdef int i, n
+    s.turns.fetch_add(1, acq_rel)
+    n = _wait(s, events)
     s.heard = n > 0
     for i in range(max(n, 0)):
         tag = events[i].data.u64
@@ -360,8 +363,10 @@ cdef class ShardLoop:
         """Until stop(); then its connections are closed."""
         cdef size_t i
         with nogil:
+            self.state.running.store(1, release)
             while not self.state.stop.load(acquire):
                 _turn(self.state)
+            self.state.running.store(0, release)
             for i in range(self.state.callers.size()):
                 if self.state.callers[i].fd >= 0:
                     connection_close(self.state, self.state.callers[i])
@@ -373,21 +378,59 @@ cdef class ShardLoop:
 
     # -- tables
 
-    def add_table(self, Table table not None, *, bint by_python=False):
-        """-> its number for pulls and pushes. by_python: pushes of it are calls, for who sums
-        gradients of several workers."""
+    def add_table(self, Table table not None, number=None, *, bint by_python=False):
+        """-> its number for pulls and pushes. number: None for the next place; else this one, whose
+        place is the next, or that of a dropped table (in a loop that does not run, of any).
+        by_python: pushes of it are calls, for who sums gradients of several workers."""
         cdef ShardLoopState* s = self.state
-        cdef u32 number = s.place_count.load(relaxed)
-        if number >= TABLES_MAX:
+        cdef u32 count = s.place_count.load(relaxed)
+        cdef u32 new = count if number is None else number
+        cdef u32 at = new & (TABLES_MAX - 1)
+        cdef float* spare
+        if count >= TABLES_MAX and (number is None or at >= count):
             raise_for(FULL, f"a shard has at most {TABLES_MAX} tables")
-        s.places[number].spare = <float*> malloc(max(<u64> 64, table.rows.width * sizeof(float)))
-        if s.places[number].spare == NULL:
+        if at > count or (at < count and s.running.load(acquire)
+                          and s.places[at].number.load(relaxed) != NO_TABLE):
+            raise_for(BAD_INPUT, f"table {table.name!r}: {new} is no free place")
+        spare = <float*> malloc(max(<u64> 64, table.rows.width * sizeof(float)))
+        if spare == NULL:
             raise_for(NO_MEMORY, f"table {table.name!r}")
-        s.places[number].rows, s.places[number].pushes = table.rows, &table.pushes
-        s.places[number].flags = BY_PYTHON if by_python else 0
-        self.tables.append(table)
-        s.place_count.store(number + 1, release)
-        return number
+        with nogil:
+            s.still.lock()
+        free(s.places[at].spare)
+        s.places[at].spare = spare
+        s.places[at].rows, s.places[at].pushes = table.rows, &table.pushes
+        s.places[at].flags = BY_PYTHON if by_python else 0
+        self.tables[at:at + 1] = [table]
+        if at == count:
+            s.place_count.store(count + 1, release)
+        else:
+            self.counts.clear(at)
+        s.places[at].number.store(new, release)
+        s.still.unlock()
+        return new
+
+    def drop_table(self, u32 number, Table empty not None):
+        """Refuse pulls and pushes of a table from now on. When this returns, the loop has let go of
+        it: its rows may be freed. empty: is in its place, until another table is added there.
+
+        Not while pushes are held. Raises StatusError (UNKNOWN) if there is no such table.
+        """
+        cdef ShardLoopState* s = self.state
+        cdef i64 at = place_of(s, number)
+        cdef u64 turn
+        if at < 0:
+            raise_for(UNKNOWN, f"no table of number {number}")
+        s.places[at].number.store(NO_TABLE, release)
+        with nogil:
+            turn = s.turns.fetch_add(0, acq_rel)
+            eventfd_signal(s.post.fd)
+            while s.running.load(acquire) and s.turns.load(acquire) == turn:
+                usleep(TURN_US)
+            s.still.lock()
+        s.places[at].rows, s.places[at].pushes = empty.rows, &empty.pushes
+        s.still.unlock()
+        self.tables[at] = empty
 
     def set_variables(self, list variables not None, Optimizer optimizer=None, *,
                       bint by_python=False):

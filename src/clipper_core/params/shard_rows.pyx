@@ -19,11 +19,11 @@ from clipper_core.params.shard_answers cimport (
 from clipper_core.params.shard_counts cimport counts_push
 from clipper_core.params.shard_replay cimport replay_is_exact, replay_send
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded,
+    DENSE_TABLE, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded, place_of,
 )
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.histogram cimport count, note
-from clipper_core.runtime.machine cimport acq_rel, acquire, i64, relaxed, u32, u64, u8
+from clipper_core.runtime.machine cimport acq_rel, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, NO_MEMORY, UNKNOWN
 
 cdef int[4] _element = [4, 2, 2, 1]    # bytes, by kind of pull
@@ -40,9 +40,15 @@ cdef inline u64 _scale_bytes(u64 n, u8 dtype) noexcept nogil:
     return padded(4 * n) if dtype == PULL_I8 else 0
 
 
+cdef inline Place* _place(ShardLoopState* s, u32 table) noexcept nogil:
+    """Of a number that was looked for."""
+    return &s.places[table & (TABLES_MAX - 1)]
+
+
 cdef void _pull(ShardLoopState* s, const ShardPart* part, const i64* ids, u8 dtype,
                 u8* to) noexcept nogil:
-    cdef Place* place = &s.places[part.table]
+    cdef u32 table = part.table & (TABLES_MAX - 1)
+    cdef Place* place = &s.places[table]
     cdef u64 n = part.n, data = _data_bytes(place, n, dtype), scales = _scale_bytes(n, dtype)
     cdef u64 whole = data + scales, missed
     if whole:
@@ -50,8 +56,8 @@ cdef void _pull(ShardLoopState* s, const ShardPart* part, const i64* ids, u8 dty
         memset(to + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
     missed = rows_pull(place.rows, ids, n, <Pulled> dtype, to, <float*> (to + data), place.spare,
                        s.stamp.load(relaxed))
-    note(&s.counts.tables[part.table].pulled, n)
-    note(&s.counts.tables[part.table].missed, missed)
+    note(&s.counts.tables[table].pulled, n)
+    note(&s.counts.tables[table].missed, missed)
     s.pulled.fetch_add(n, relaxed)
 
 
@@ -63,7 +69,7 @@ cdef void pull_rows(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
     if h.dtype > PULL_I8 or h.payload_bytes != 8 * <u64> part.n:
         shard_refuse(s, c, h, BAD_FRAME, h.payload_bytes)
         return
-    to = answer_room(s, c, h, _data_bytes(&s.places[part.table], part.n, h.dtype)
+    to = answer_room(s, c, h, _data_bytes(_place(s, part.table), part.n, h.dtype)
                      + _scale_bytes(part.n, h.dtype))
     if to == NULL:
         return
@@ -75,20 +81,19 @@ cdef void pull_tables(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                       const u8* payload) noexcept nogil:
     cdef const ShardPart* parts = <const ShardPart*> payload
     cdef u64 i, n = h.rows, said = 8 * n, whole = 0
-    cdef u32 tables = s.place_count.load(acquire)
     cdef const i64* ids = <const i64*> (payload + 8 * n)
     cdef u8* to
     if h.dtype > PULL_I8 or said > h.payload_bytes:
         shard_refuse(s, c, h, BAD_FRAME, h.payload_bytes)
         return
     for i in range(n):
-        if parts[i].table >= tables:
+        if place_of(s, parts[i].table) < 0:
             shard_refuse(s, c, h, UNKNOWN, parts[i].table)
             return
         said += 8 * <u64> parts[i].n
         if said > h.payload_bytes:
             break
-        whole += (_data_bytes(&s.places[parts[i].table], parts[i].n, h.dtype)
+        whole += (_data_bytes(_place(s, parts[i].table), parts[i].n, h.dtype)
                   + _scale_bytes(parts[i].n, h.dtype))
     if said != h.payload_bytes:
         shard_refuse(s, c, h, BAD_FRAME, h.payload_bytes)
@@ -99,7 +104,7 @@ cdef void pull_tables(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
     for i in range(n):
         _pull(s, &parts[i], ids, h.dtype, to)
         ids += parts[i].n
-        to += (_data_bytes(&s.places[parts[i].table], parts[i].n, h.dtype)
+        to += (_data_bytes(_place(s, parts[i].table), parts[i].n, h.dtype)
                + _scale_bytes(parts[i].n, h.dtype))
     s.pulls.fetch_add(1, relaxed)
 
@@ -157,7 +162,7 @@ cdef bint _look_through(ShardLoopState* s, ShardConnection* c, const ShardHead* 
     refused. What is to be done with each is in `works` then."""
     cdef PartWork work
     cdef u64 i, floats
-    cdef u32 tables = s.place_count.load(acquire)
+    cdef i64 place
     s.works.clear()
     if not make_room(s.works, n):
         shard_refuse(s, c, h, NO_MEMORY, <i64> n)
@@ -171,10 +176,12 @@ cdef bint _look_through(ShardLoopState* s, ShardConnection* c, const ShardHead* 
                 shard_refuse(s, c, h, BAD_FRAME, work.n)
                 return False
             floats, work.variable = work.n, True
-        elif work.table >= tables:
-            shard_refuse(s, c, h, UNKNOWN, work.table)
-            return False
         else:
+            place = place_of(s, work.table)
+            if place < 0:
+                shard_refuse(s, c, h, UNKNOWN, work.table)
+                return False
+            work.table = <u32> place
             floats, work.variable = <u64> work.n * s.places[work.table].rows.dim, False
             work.ids = <const i64*> at
             if <u64> (end - at) < 8 * <u64> work.n:

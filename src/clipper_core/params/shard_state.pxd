@@ -9,7 +9,7 @@ from clipper_core.params.shard_counts cimport ShardCounts
 from clipper_core.params.shard_log cimport ShardLog, mutex
 from clipper_core.params.shard_region cimport Region
 from clipper_core.runtime.byte_buffer cimport Bytes, Post
-from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
+from clipper_core.runtime.machine cimport acquire, atomic, i64, u32, u64, u8
 from clipper_core.runtime.spin cimport Spin
 
 cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
@@ -72,7 +72,8 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
 
 cdef enum:
     HEAD_BYTES = 64
-    TABLES_MAX = 1024
+    TABLES_MAX = 1024           # places; a number is a place, and above that a generation: see
+                                # place_of
     DENSE_TABLE = 1024          # of dense variables in the log
     DUPLICATE = 1               # flag of an answer: this push was applied before
     IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared
@@ -82,8 +83,10 @@ cdef enum:
     PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
+    NO_TABLE = 0x7FFFFFFF
 
 cdef cppclass Place:            # a table as the loop has it
+    atomic[u32] number          # of the table that is here; NO_TABLE: it was dropped
     Rows* rows
     atomic[u64]* pushes
     float* spare                # a row
@@ -207,3 +210,13 @@ cdef cppclass ShardLoopState:
     atomic[u64] shared_bytes
     atomic[u32] connections
     ShardCounts* counts
+    atomic[u32] running
+    atomic[u64] turns           # begun
+
+cdef inline i64 place_of(ShardLoopState* s, u32 table) noexcept nogil:
+    """Where a table is; -1: there is none of that number. A place is used again when its table was
+    dropped, with TABLES_MAX added to its number, so that no number ever means another table."""
+    cdef u32 at = table & (TABLES_MAX - 1)
+    if at < s.place_count.load(acquire) and s.places[at].number.load(acquire) == table:
+        return at
+    return -1

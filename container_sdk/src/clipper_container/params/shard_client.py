@@ -32,6 +32,8 @@ PULL, PUSH, CALL, ANSWER, REFUSED, SHARE = range(1, 7)
 IN_REGION = 2  # flag of a pull and its answer: the rows are in shared memory
 SHARED_BYTES_MIN = 1 << 16  # smallest answer that uses it
 NOT_READY, OTHER_EPOCH, CALL_FAILED, NOT_SHARED = 102, 103, 106, 107
+UNKNOWN_TABLE = 16
+DROPPED = "table-dropped"  # slug: of a table that this client knew
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 PAUSE_S = 0.02
@@ -224,6 +226,7 @@ class ShardClient:
         self._sent = 0  # highest push that this client sent or knew of
         self.frame_bytes_max = 0  # the shard's limit of a payload; 0: unknown
         self.tables: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # of earlier connections too
 
     @property
     def name(self) -> str:
@@ -289,12 +292,18 @@ class ShardClient:
 
     def _again(self, head: ShardHeader, body: memoryview) -> str:
         """Return why the request should be repeated. Raises: ShardRefused when that cannot help."""
+        if head.rows == UNKNOWN_TABLE:
+            raise ShardRefused(f"{self.name}: the table was dropped", DROPPED)
         if head.rows not in (NOT_READY, OTHER_EPOCH):
             raise refusal(head, body, self.name)
         self.epoch = max(self.epoch, head.epoch)
         if head.rows == OTHER_EPOCH:
             self.close()
         return str(refusal(head, body, self.name))
+
+    def forget_tables(self) -> None:
+        """Forget the numbers of tables."""
+        self.tables, self._known = {}, {}
 
     def _send(self, request: ShardRequest) -> None:
         assert self._sock is not None
@@ -426,6 +435,9 @@ class ShardClient:
             self.tables = {
                 str(name): int(number) for name, number in said.get("tables", {}).items()
             }
+            known, self._known = self._known, {**self._known, **self.tables}
+            if any(self._known[name] != number for name, number in known.items()):
+                raise ShardRefused(f"{self.name}: a table was dropped and created anew", DROPPED)
             if self._sock.family == socket.AF_UNIX:
                 self._sharing.enable(int(said.get("shared", 0)))
         except BaseException:

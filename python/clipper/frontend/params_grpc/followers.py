@@ -13,6 +13,7 @@ import numpy as np
 
 from clipper.errors import DoesNotFit
 from clipper.frontend.params_grpc.tensors import Ids, tensor_of
+from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.shard import Shard
 
@@ -59,6 +60,8 @@ class RowFollower:
         pending, self.pending, self.count, size = self.pending, {}, 0, 0
         for table, parts in pending.items():
             ids = np.unique(np.concatenate(parts))
+            if not parameters.specs[table].name:
+                continue  # it was dropped
             each = 4 * parameters.specs[table].dim + 8
             n = max(0, min(ids.size, (bytes_max - size) // each))
             size += n * each
@@ -145,7 +148,7 @@ def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
 
 def weights(parameters: Parameters, part: dict[str, Any]) -> Any:
     """Return the weights of some rows as a tensor, without the optimizer's state."""
-    spec = parameters.specs[part["table"]]
+    spec = parameters.specs[part["table"] % TABLES_MAX]
     return tensor_of(
         spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist()
     )

@@ -24,6 +24,7 @@ from clipper.frontend.params_grpc.tensors import (
     values_in,
 )
 from clipper.frontend.protocols import message
+from clipper.params.frames import TABLES_MAX
 from clipper.params.partition import shard_of_name, shards_of_ids
 from clipper.params.shard.parameters import Parameters
 from clipper.params.shard.shard import Shard
@@ -145,8 +146,8 @@ class ParamsService:
             raise InvalidInput(
                 f"metadata dtype: {dtype!r}, where {', '.join(_DTYPES)} are possible."
             )
-        number, ids = parameters.number(request.name), ids_in(request.ids)
-        table = parameters.tables[number]
+        place, ids = parameters.place(request.name), ids_in(request.ids)
+        number, table = parameters.table_numbers[place], parameters.tables[place]
         self._check_mine(request.name, ids)
         self._check_fits(ids.size * table.dim * 4)
         rows = await self._door.pull(number, ids, dtype)
@@ -164,7 +165,8 @@ class ParamsService:
         if len({spec.name for spec in specs}) < len(specs):
             raise InvalidInput("a table comes twice.")
         for spec in specs:
-            there = self._ready().specs[numbers[spec.name]] if spec.name in numbers else spec
+            place = numbers.get(spec.name, 0) % TABLES_MAX
+            there = self._ready().specs[place] if spec.name in numbers else spec
             if there.dim != spec.dim:
                 raise TypeConflict(
                     f"table {spec.name!r} is there, with rows of {there.dim} floats, not"
@@ -270,7 +272,9 @@ class ParamsService:
         while cursor is not None and cursor[0] < len(parameters.tables):
             piece, following = parameters.piece(cursor)
             for part in piece.get("rows", ()):
-                dim = parameters.specs[part["table"]].dim
+                if not parameters.specs[part["table"] % TABLES_MAX].name:
+                    continue  # it was dropped
+                dim = parameters.specs[part["table"] % TABLES_MAX].dim
                 nbytes = part["ids"].size * (4 * dim + 8)
                 if size and said and size + nbytes > self._bytes_max:
                     call.trailing["cursor"] = f"{cursor[0]},{cursor[1]}"

@@ -23,6 +23,7 @@ from clipper.params.frames import (
     DUPLICATE,
     PART_BYTES,
     PUSHED,
+    TABLES_MAX,
     Head,
     MessageKind,
     RefusalCode,
@@ -236,6 +237,23 @@ class Client:
         self._specs[table] = msgspec.convert(said["spec"], TableSpec)
         return self._specs[table]
 
+    def drop(self, table: str) -> int:
+        """Remove a table, with its rows, on the shards and their replicas. Return how many rows
+        there were.
+
+        It does not come back after a kill; earlier snapshots have it until they are deleted. Its
+        name may be used again at once: clients that know the dropped one get UnknownTable from
+        their next request, and use the new one after that. Raises UnknownTable; StoreError and
+        ShardAway (some shards may have dropped it; call it again).
+        """
+        answers = [answer for _, answer in self.call_all("drop", table=table)]
+        self._specs.pop(table, None)
+        for connection in self.connections:
+            connection.forget_names()
+        if not any(one["dropped"] for one in answers):
+            raise UnknownTable.named(table, self.call(0, "tables")["tables"])
+        return sum(int(one["rows"]) for one in answers)
+
     def erase(self, table: str, ids: npt.ArrayLike) -> int:
         """Remove rows, with their state, on the shards and their replicas. Return how many there
         were.
@@ -278,10 +296,13 @@ class Client:
         for shard in range(len(self.connections)):
             self._check_tables(shard, [table])
             number = self.connections[shard].tables[table]
-            cursor: list[int] | None = [number, 0]
-            while cursor is not None and cursor[0] == number:
+            place = number % TABLES_MAX
+            cursor: list[int] | None = [place, 0]
+            while cursor is not None and cursor[0] == place:
                 said = self.call(shard, "walk", cursor=cursor)
                 for part in said.get("rows", ()):
+                    if part["table"] != number or table not in self.connections[shard].tables:
+                        raise UnknownTable(f"table {table!r} was dropped.")
                     if part["ids"].size:
                         yield part["ids"], part["rows"]
                 cursor = said["next"]
@@ -763,6 +784,11 @@ class Client:
             raise ShardAway(f"{connection.name}: it does not answer others of this client.")
         try:
             yield
+        except UnknownTable:  # what is known of tables may be of dropped ones
+            self._specs.clear()
+            for one in self.connections:
+                one.forget_names()
+            raise
         finally:
             connection.lock.release()
 

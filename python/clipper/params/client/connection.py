@@ -46,6 +46,7 @@ from clipper.params.frames import (
 from clipper_container.params.push_identity import PushIdentity
 from clipper_container.params.shared_rows import SharedRowsAllocator
 from clipper_core.runtime.spin import Receiver
+from clipper_core.runtime.status import Status
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
@@ -148,6 +149,7 @@ class ShardConnection:
         self.frame_bytes_max = 0  # limit of a payload; 0: unknown
         self.mode = "async"
         self.tables: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # of earlier connections too
         self.variables: dict[str, tuple[int, tuple[int, ...]]] = {}  # name -> number, shape
         self._ready = self._lost = False  # at connect: it serves; it has lost its state
 
@@ -215,6 +217,9 @@ class ShardConnection:
                     if head.kind == MessageKind.ANSWER:
                         return head
                     error = refusal(head, ask.body, self.name)
+                    if head.rows == Status.UNKNOWN:
+                        gone = int.from_bytes(ask.body[:8], "little", signed=True)
+                        raise self._dropped([k for k, n in self.tables.items() if n == gone])
                     if head.rows == RefusalCode.NOT_SHARED and ask.block is not None:
                         self._sharing.disable()  # use the socket from now on
                         ask.answer, ask.id = None, 0
@@ -295,11 +300,21 @@ class ShardConnection:
             raise refusal(Head(MessageKind.REFUSED, rows=RefusalCode.STATE_LOST), b"", self.name)
         raise ConnectionError("it recovers")
 
+    def _dropped(self, tables: Sequence[str]) -> UnknownTable:
+        names = ", ".join(map(repr, sorted(tables)))
+        return UnknownTable(
+            f"{self.name}: table {names} was dropped.",
+            hint="One that was created since with this name is used from the next request on.",
+        )
+
+    def forget_names(self) -> None:
+        """Forget the numbers of tables; the shard is asked for them."""
+        self.tables, self._known = {}, {}
+
     def note_names(self, said: Mapping[str, Any], numbers: str) -> None:
         """Note the numbers of tables and dense variables that the shard tells."""
-        self.tables.update(
-            {str(name): int(number) for name, number in said.get(numbers, {}).items()}
-        )
+        self.tables |= {str(name): int(number) for name, number in said.get(numbers, {}).items()}
+        self._known |= self.tables
         each = enumerate(said.get("variables", ()))
         self.variables = {str(name): (i, tuple(map(int, shape))) for i, (name, shape) in each}
 
@@ -401,8 +416,11 @@ class ShardConnection:
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
             self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
-            self.tables = {}
+            self.tables, known = {}, dict(self._known)
             self.note_names(said, "tables")
+            made_anew = [name for name in known if self._known[name] != known[name]]
+            if made_anew:
+                raise self._dropped(made_anew)
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
                 self._sharing.enable(int(said.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):

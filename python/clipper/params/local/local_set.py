@@ -40,6 +40,7 @@ from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, w
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
 from clipper.params.shard.disk_log import check_other_sizes, log_files
+from clipper.params.shard.dropped_tables import forget_drops
 from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
@@ -515,6 +516,7 @@ def restore(folder: Path, source: Path, number: int = 0) -> int:
         _copied(root, own, chosen.number)
     else:
         _set_aside(own, chosen.number)
+    forget_drops(folder)
     for shard in folder.glob("shard-*"):
         for one in log_files(shard):
             aside = own / f"aside-{time.strftime('%Y%m%d-%H%M%S')}" / shard.name

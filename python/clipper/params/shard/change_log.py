@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper_core.params.shard_loop import ShardLoop, each_once
 
@@ -109,7 +110,11 @@ def union(each: list[dict[int, Ids]]) -> dict[int, Ids]:
 def ids_in(piece: Piece, parameters: Parameters) -> dict[int, Ids]:
     """Return the ids by table that a piece speaks of; of variables, all that there are."""
     parts = [
-        {part["table"]: np.concatenate([part["ids"], part.get("gone", part["ids"][:0])])}
+        {
+            part["table"] % TABLES_MAX: np.concatenate(
+                [part["ids"], part.get("gone", part["ids"][:0])]
+            )
+        }
         for part in piece.get("rows", ())
     ]
     if piece.get("variables"):

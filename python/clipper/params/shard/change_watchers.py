@@ -84,6 +84,12 @@ class ChangeWatchers:
         if not self._asked and now - self._heard_s > IDLE_S:
             self._unsubscribe()
 
+    def lose(self) -> None:
+        """Tell watchers that they have missed changes: a table was dropped."""
+        if self._on:
+            self._unsubscribe()
+            self._subscribe()
+
     def _subscribe(self) -> None:
         self._door.follow(SLOT)
         self._on, self._first = True, self._door.position
@@ -117,9 +123,11 @@ class ChangeWatchers:
             if position <= since:
                 break
             later.append(changed)
-        numbers = enumerate(self._parameters().specs)
+        places = enumerate(self._parameters().specs)
         parts = {
-            spec.name: [one[number] for one in later if number in one] for number, spec in numbers
+            spec.name: [one[place] for one in later if place in one]
+            for place, spec in places
+            if spec.name
         }
         return {name: np.unique(np.concatenate(each)) for name, each in parts.items() if each}
 

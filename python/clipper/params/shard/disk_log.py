@@ -270,7 +270,7 @@ class DiskLog:
         self._file_marks = -1  # how many there were when the file was begun
         self._marked: tuple[int, int] | None = None  # (marks, position) of the last one
         self._marks_of: dict[Path, int] = {}
-        self._specs: tuple[TableSpec, ...] = ()
+        self._specs: tuple[list[TableSpec], list[TableSpec], list[int]] = ([], [], [])
         self._said: Piece = {"records": 0, "pushes": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
         self._thread = threading.Thread(target=self._run, name="clipper-shard-log", daemon=True)
 
@@ -429,7 +429,7 @@ class DiskLog:
         self, changed: dict[int, Ids], pairs: list[tuple[int, int]], begins: bool
     ) -> Iterator[Piece]:
         parameters = self._shard.parameters
-        specs = (*parameters.specs, *parameters.created)
+        specs = (parameters.specs[:], parameters.created[:], parameters.table_numbers[:])
         shape = parameters.shape(tables=begins or specs != self._specs)
         self._specs = specs
         version = self._shard.door.version

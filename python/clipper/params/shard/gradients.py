@@ -22,7 +22,8 @@ SEEN, OLD = 1, 2
 class Gradients(NamedTuple):
     """The checked gradients of one push.
 
-    version: of the model that they were computed at; 0: unknown. rows: (table, ids, f32[n, dim]).
+    version: of the model that they were computed at; 0: unknown. rows: (place of a
+    table, ids, f32[n, dim]).
     """
 
     worker: int
@@ -89,8 +90,8 @@ class GradientApplier:
         )
 
     def _rows(self, name: str, part: Any) -> tuple[int, Ids, F32]:
-        number = self._parameters.number(name)
-        dim = self._parameters.tables[number].dim
+        place = self._parameters.place(name)
+        dim = self._parameters.tables[place].dim
         if not isinstance(part, dict) or not {"ids", "gradients"} <= part.keys():
             raise InvalidInput(f"table {name!r}: rows are a map of ids and gradients.")
         ids, gradients = (
@@ -110,7 +111,7 @@ class GradientApplier:
                 f"table {name!r}: the gradient of id {bad} holds NaN or infinity.",
                 hint="Nothing was changed.",
             )
-        return number, ids.view(np.int64), gradients
+        return place, ids.view(np.int64), gradients
 
 
 def _number(said: Mapping[str, Any], key: str, default: float) -> float:

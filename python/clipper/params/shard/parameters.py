@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
+from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.dense import Dense
 from clipper.params.tables import ALTERABLE, TableSpec
 from clipper_core.params.embedding import Table
@@ -24,7 +25,8 @@ Piece = dict[str, Any]
 Cursor = list[int]  # [table, position]; after the last table [tables, variable]
 DENSE = 1024  # table number of variables in a shard's log
 PIECE_BYTES = 4 << 20
-TABLES_MAX = 1024
+NUMBERS_END = 1 << 31  # of tables
+DROPPED = TableSpec("", 1, optimizer="sgd", rows_max=1)  # in the place of a dropped table
 
 
 class Parameters:
@@ -32,6 +34,10 @@ class Parameters:
 
     It is a copy until `serve` is called. A copy ignores the limits of tables, since it may be told
     new rows before removed ones.
+
+    A table has a place, its index in `specs` and `tables`, and a number. A dropped table leaves an
+    empty one without a name in its place; the next table there has the number TABLES_MAX higher, so
+    that a number, and rows that a piece has under it, never mean another table.
     """
 
     def __init__(self) -> None:
@@ -39,53 +45,87 @@ class Parameters:
         self.specs: list[TableSpec] = []
         self.created: list[TableSpec] = []  # as they were before they were altered
         self.tables: list[Table] = []
+        self.table_numbers: list[int] = []
+        self.drops = 0  # tables dropped so far
+        self._source_numbers: list[int] = []  # by place, of who tells this copy
+        self._by_number: dict[int, int] = {}  # places of the tables that it told
         self.dense = Dense()
         self.gathered: list[Piece] = []  # pushes of open steps: see sync_training
 
-    def number(self, name: str) -> int:
-        """Return the number of a table. Raises UnknownTable."""
-        for number, spec in enumerate(self.specs):
-            if spec.name == name:
-                return number
-        raise UnknownTable.named(str(name), [spec.name for spec in self.specs])
+    def place(self, name: str) -> int:
+        """Return the place of a table. Raises UnknownTable."""
+        for place, spec in enumerate(self.specs):
+            if spec.name == name and name:
+                return place
+        raise UnknownTable.named(str(name), self.numbers())
 
     def numbers(self) -> dict[str, int]:
         """Return the numbers of all tables by name."""
-        return {spec.name: number for number, spec in enumerate(self.specs)}
+        each = zip(self.specs, self.table_numbers, strict=False)
+        return {spec.name: number for spec, number in each if spec.name}
 
     def create(self, spec: TableSpec) -> tuple[int, bool]:
-        """Create a table. Returns (number, whether it is new).
+        """Create a table. Returns (place, whether it is new).
 
         Raises InvalidInput; TypeConflict if a different table has the name.
         """
-        for number, there in enumerate(self.specs):
+        for place, there in enumerate(self.specs):
             if there.name == spec.name:
-                if spec not in (there, self.created[number]):
+                if spec not in (there, self.created[place]):
                     raise TypeConflict(
                         f"table {spec.name!r} exists with other settings:"
                         f" {_difference(there, spec)}."
                     )
-                return number, False
-        if len(self.specs) >= TABLES_MAX:
+                return place, False
+        unused = (
+            place
+            for place, (there, number) in enumerate(
+                zip(self.specs, self.table_numbers, strict=True)
+            )
+            if not there.name and number + TABLES_MAX < NUMBERS_END
+        )
+        place = next(unused, len(self.specs))
+        if place >= TABLES_MAX:
             raise InvalidInput(
                 f"no room for table {spec.name!r}: a shard has at most {TABLES_MAX} tables."
             )
-        table = spec.check().made()
+        there_is = place < len(self.specs)
+        number = self.table_numbers[place] + TABLES_MAX if there_is else place
+        self._put(place, number, spec.check())
+        return place, True
+
+    def drop(self, place: int) -> None:
+        """Remove a table with its rows, while pushes are paused."""
+        self._put(place, self.table_numbers[place], DROPPED)
+        self.drops += 1
+        for part in self.gathered:
+            part["rows"] = [row for row in part["rows"] if row["table"] != place]
+
+    def _put(self, place: int, number: int, spec: TableSpec) -> None:
+        """Have an empty table in a place. Other threads read: a table before its number."""
+        table = spec.made()
         table.bounded = self._serves
-        self.tables.append(table)
-        self.specs.append(spec)
-        self.created.append(spec)
-        return len(self.specs) - 1, True
+        self.tables[place : place + 1] = [table]
+        self.created[place : place + 1] = [spec]
+        self.specs[place : place + 1] = [spec]
+        self.table_numbers[place : place + 1] = [number]
+
+    def _numbered(self, place: int) -> tuple[int, Table]:
+        """Return the table in a place, and a number that is its own, or that of a dropped one."""
+        while True:
+            number, table = self.table_numbers[place], self.tables[place]
+            if self.table_numbers[place] == number:
+                return number, table
 
     def alter(self, spec: TableSpec) -> int:
         """Give the table of that name a specification that differs in ALTERABLE only, while pushes
-        are paused. Returns its number. Raises UnknownTable, InvalidInput; nothing has changed then.
+        are paused. Returns its place. Raises UnknownTable, InvalidInput; nothing has changed then.
         """
-        number = self.number(spec.name)
+        place = self.place(spec.name)
         optimizer = Optimizer(spec.optimizer, **spec.optimizer_settings)
-        self.tables[number].alter(optimizer, rows_max=spec.rows_max, evicts=spec.evicts)
-        self.specs[number] = spec
-        return number
+        self.tables[place].alter(optimizer, rows_max=spec.rows_max, evicts=spec.evicts)
+        self.specs[place] = spec
+        return place
 
     def serve(self) -> None:
         """Apply the limits of tables from now on, and evict what is too much."""
@@ -121,21 +161,25 @@ class Parameters:
         each = {"tables": self.specs, "created": self.created} if tables else {}
         return {
             **{name: [msgspec.to_builtins(spec) for spec in specs] for name, specs in each.items()},
+            **({"numbers": list(self.table_numbers)} if tables else {}),
             "steps": [table.steps for table in self.tables],
             "dense": self.dense.said(),
             "gathered": self.gathered,
         }
 
+    def named(self) -> Piece:
+        """Return the tables alone, as `shape` has them."""
+        specs = [msgspec.to_builtins(spec) for spec in self.specs]
+        return {"tables": specs, "numbers": list(self.table_numbers)}
+
     def piece(self, cursor: Cursor) -> tuple[Piece, Cursor | None]:
         """Return some parameters from a cursor on, and the next cursor. The first is [0, 0]."""
         table, at = cursor
         if table < len(self.tables):
-            one = self.tables[table]
+            number, one = self._numbered(table)
             ids, rows, stamps, following = one.walk(at, max(1, PIECE_BYTES // (4 * one.width)))
-            part = {"table": table, "ids": ids, "rows": rows, "stamps": stamps}
-            head = (
-                {"tables": self.shape()["tables"]} if at == 0 else {}
-            )  # the table may be newer than the cursor's start
+            part = {"table": number, "ids": ids, "rows": rows, "stamps": stamps}
+            head = self.named() if at == 0 else {}  # the table may be newer than the cursor's start
             return {**head, "rows": [part]}, (
                 [table, following]
                 if following is not None
@@ -189,8 +233,9 @@ class Parameters:
             for at in range(0, ids.size, each):
                 yield {number: ids[at : at + each]}
 
-    def _of_table(self, number: int, ids: Ids) -> Piece:
-        found, rows, stamps = self.tables[number].read(ids)
+    def _of_table(self, place: int, ids: Ids) -> Piece:
+        number, table = self._numbered(place)
+        found, rows, stamps = table.read(ids)
         if found.all():
             return {"table": number, "ids": ids, "rows": rows, "stamps": stamps}
         return {
@@ -207,15 +252,15 @@ class Parameters:
         """Write a piece of another copy.
 
         mine: a function (name, shards) -> shard; then only the part of `shard` of `shards` is
-        taken.
+        taken, and the piece is of a shard whose tables may have other places.
         """
-        for said in piece.get("tables", ()):
-            self._take_table(msgspec.convert(said, TableSpec))
-        for said in piece.get("created", ()):
-            created = msgspec.convert(said, TableSpec)
-            self.created[self.number(created.name)] = created
-        for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):
-            table.steps = max(table.steps, int(steps))
+        if "tables" in piece:
+            self._take_tables(piece, by_name=mine is not None)
+        steps = piece.get("steps", ())
+        for number, count in zip(self._source_numbers, steps, strict=False):
+            table = self._table_of(number)
+            if table is not None:
+                table.steps = max(table.steps, int(count))
         if "dense" in piece:
             self.dense.receive(piece["dense"])
             self.gathered = list(piece.get("gathered", ())) if mine is None else []
@@ -226,17 +271,59 @@ class Parameters:
             v for v in variables if mine is None or mine(str(v["name"]), shards) == shard
         )
 
-    def _take_table(self, spec: TableSpec) -> None:
-        """Create a table, or give it the settings that it has been given since."""
-        there = next((one for one in self.specs if one.name == spec.name), spec)
+    def _take_tables(self, piece: Piece, *, by_name: bool) -> None:
+        """Have the tables that a piece tells: with its numbers, or by their names."""
+        specs = [msgspec.convert(spec, TableSpec) for spec in piece["tables"]]
+        created = [msgspec.convert(spec, TableSpec) for spec in piece.get("created", ())]
+        numbers = [int(number) for number in piece.get("numbers", range(len(specs)))]
+        self._source_numbers, self._by_number = numbers, {}
+        for i, (number, spec) in enumerate(zip(numbers, specs, strict=True)):
+            if by_name and not spec.name:
+                continue
+            place = self._place_by_name(spec) if by_name else self._place_by_number(number, spec)
+            if place < 0 or self.specs[place].name != spec.name:
+                continue  # what this copy has is newer
+            self._by_number[number] = place
+            if spec.name:
+                self._take_settings(spec)
+                self.created[place] = created[i] if i < len(created) else self.created[place]
+
+    def _place_by_name(self, spec: TableSpec) -> int:
+        for place, there in enumerate(self.specs):
+            if there.name == spec.name:
+                return place
+        return self.create(spec)[0]
+
+    def _place_by_number(self, number: int, spec: TableSpec) -> int:
+        """Return the place of a table with this number; -1 if a newer one is there."""
+        place = number % TABLES_MAX
+        while place > len(self.specs):  # of a message that leaves places out
+            self._put(len(self.specs), len(self.specs), DROPPED)
+        there = self.table_numbers[place] if place < len(self.specs) else -1
+        if number < there:
+            return -1
+        if number > there or (self.specs[place].name and not spec.name):
+            self._put(place, number, spec.check() if spec.name else DROPPED)
+        return place
+
+    def _take_settings(self, spec: TableSpec) -> None:
+        """Give a table the settings that it has been given since."""
+        there = self.specs[self.place(spec.name)]
         changes = {key: getattr(spec, key) for key in ALTERABLE}
         if there != spec and msgspec.structs.replace(there, **changes) == spec:
             self.alter(spec)
         else:
             self.create(spec)
 
+    def _table_of(self, number: int) -> Table | None:
+        by_number = self._by_number or {n: i for i, n in enumerate(self.table_numbers)}
+        place = by_number.get(number)
+        return None if place is None or not self.specs[place].name else self.tables[place]
+
     def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
-        table, ids = self.tables[part["table"]], part["ids"]
+        table, ids = self._table_of(int(part["table"])), part["ids"]
+        if table is None:
+            return  # it was dropped
         if "gone" in part:
             table.remove(part["gone"])
         if shards > 1:

@@ -226,11 +226,13 @@ def recover(
     *,
     patience_s: float,
     stopping: Callable[[], bool],
+    settle: Callable[[Parameters, int, int], None] = lambda *_: None,
 ) -> Recovered:
     """Return what the shard starts with. Raises StoreError.
 
     connections: to shards that may have a replica; they are closed. snapshots: newest first.
-    patience_s: time to wait for shards that do not answer, unless this is the first life.
+    patience_s: time to wait for shards that do not answer, unless this is the first life. settle:
+    drops from parameters of an epoch and position what was dropped since.
     """
     try:
         before = epochs.last
@@ -251,12 +253,17 @@ def recover(
             try:
                 base = _base_of(source, older)
                 if base is not None:
-                    return _difference(base, source, epoch)
+                    found_all = _difference(base, source, epoch)
+                    settle(found_all.parameters, source.epoch, source.position)
+                    return found_all
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d copies all of %s: %s", shard, source.name, error)
             try:
                 found_here = source in older[:1] and not source.others and source.position >= 0
-                return _read(source, epoch, shard, shards)._replace(on_disk=found_here)
+                found_all = _read(source, epoch, shard, shards)._replace(on_disk=found_here)
+                if not source.others:
+                    settle(found_all.parameters, source.epoch, source.position)
+                return found_all
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
                 why = why or f" {source.name}: {error}"

@@ -44,6 +44,7 @@ from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper.version import VERSION
 from clipper_core.params.change_receiver import ChangeReceiver, Changes
+from clipper_core.params.embedding import Table
 from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")
@@ -297,7 +298,8 @@ class FollowerState:
             self.position = self._end
             self._whole, self._exact = self._whole or self._rest["whole"], self._rest["whole"]
             return {**piece, **self._rest}
-        return {"tables": self._rest["tables"], **piece, "whole": False}
+        named = {key: self._rest[key] for key in ("tables", "numbers")}
+        return {**named, **piece, "whole": False}
 
 
 class FollowerSet:
@@ -446,7 +448,7 @@ class ShardReplica:
         self.changes = ChangeLog(resync_ids_max)
         self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
         self._seen = ShardLoop()  # does not run: the record of pushes, and what is streamed to
-        self._streamed = 0  # tables that it has
+        self._streamed: list[Table] = []  # tables that it has
 
     @classmethod
     def loaded(
@@ -499,8 +501,11 @@ class ShardReplica:
 
     def start_stream(self) -> ShardLoop:
         """Return what a stream of changes is written to."""
-        for table in self.parameters.tables[self._streamed :]:
-            self._streamed = self._seen.add_table(table) + 1
+        numbered = list(zip(self.parameters.tables, self.parameters.table_numbers, strict=True))
+        for place, (table, number) in enumerate(numbered):
+            if self._streamed[place : place + 1] != [table]:
+                self._seen.add_table(table, number)
+        self._streamed = [table for table, _ in numbered]
         dense = self.parameters.dense
         self._seen.set_variables(
             [(one.value, one.state, one.marks) for one in dense.variables],

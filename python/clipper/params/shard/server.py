@@ -143,6 +143,7 @@ class ShardServer:
                 snapshots.sources() if snapshots is not None else (),
                 patience_s=config.settings.recover_s,
                 stopping=lambda: bool(shard.ended),
+                settle=shard.dropped.apply,
             )
         except (ClipperError, OSError) as error:
             log.error("shard %d does not come up: %s", config.number, error)

@@ -29,6 +29,7 @@ from clipper.params.local.address_file import AddressFile
 from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import PrimaryLog
 from clipper.params.shard.change_watchers import ChangeWatchers
+from clipper.params.shard.dropped_tables import DroppedTables
 from clipper.params.shard.gradients import PushResult, whole
 from clipper.params.shard.health_files import HealthFiles
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
@@ -97,6 +98,7 @@ class Shard:
         self.recovery = (0.0, "")  # (seconds, source)
         self.ages = ChangeAges()
         self.mark = StateMark(config.folder)
+        self.dropped = DroppedTables(config.folder)
         self._begins: Callable[[], None] | None = (
             None  # called by begin_anew, if the state was lost
         )
@@ -139,6 +141,7 @@ class Shard:
             "create": self._create,
             "tables": self._tables,
             "alter": self.changes_to_tables.alter,
+            "drop": self.changes_to_tables.drop,
             "erase": self.changes_to_tables.erase,
             "write": self.changes_to_tables.write,
             "push_model": self._push_model,
@@ -196,8 +199,11 @@ class Shard:
         parameters.serve()
         self.parameters = parameters
         self.training = self._training(parameters)
-        for table in parameters.tables:
-            self.door.add_table(table, by_python=self.training.by_python)
+        for place, number in enumerate(parameters.table_numbers):
+            table = parameters.tables[place]
+            self.door.add_table(table, number, by_python=self.training.by_python)
+            if not parameters.specs[place].name:
+                self.door.drop_table(number, table)
         self._serve_variables()
         for worker, window in found.seen.items():
             self.door.saw(worker, window)
@@ -442,16 +448,20 @@ class Shard:
             spec = msgspec.convert(said.get("spec"), TableSpec)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"a table's specification: {error}.") from None
-        number, is_new = self.parameters.create(spec)
+        place, is_new = self.parameters.create(spec)
+        number = self.parameters.table_numbers[place]
         if is_new:
-            self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
+            table = self.parameters.tables[place]
+            self.door.add_table(table, number, by_python=self.training.by_python)
             self.followers.end_streams()
             self.door.note(DENSE, [])  # tells followers of it
             self.mark.set()
         self.answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
-        specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
+        specs = {
+            spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs if spec.name
+        }
         return {
             "tables": specs,
             "numbers": self.parameters.numbers(),

@@ -394,6 +394,7 @@ class Snapshots:
         self._due = threading.Condition()
         self._closed = False
         self._deltas = 0
+        self._drops = 0  # as of the last part
         self._dirty = Dirty()
         self._follows = False
         self._last: Part | None = None
@@ -563,8 +564,11 @@ class Snapshots:
         config, door, parameters = self._config, self._shard.door, self._shard.parameters
         most = config.settings.deltas_max
         base = self._last
+        drops = parameters.drops
         if whole or base is None or not self._follows or self._deltas >= most:
             base = None
+        if drops != self._drops:
+            base = None  # no chain of parts has two tables in one place: another set may read it
         writer = PartWriter(self.root, number, config.number, config.shards)
         try:
             if base is None:
@@ -575,6 +579,9 @@ class Snapshots:
                     writer.add(piece)
                     self._drain()
             self._catch_up(writer)
+            if parameters.drops != drops:
+                hint = "Take another one."
+                raise StoreError("no snapshot: a table was dropped meanwhile.", hint=hint)
             part = writer.finish(
                 base=base.number if base else 0,
                 epoch=door.epoch,
@@ -585,7 +592,7 @@ class Snapshots:
             writer.abandon()
             self._forget()
             raise
-        self._deltas = self._deltas + 1 if base else 0
+        self._deltas, self._drops = self._deltas + 1 if base else 0, drops
         if not most:
             self._forget()
         return part
@@ -614,7 +621,7 @@ class Snapshots:
             if nbytes <= LAST_BYTES_MAX or round_ == ROUNDS_MAX:
                 break
             size += nbytes if slow else 0
-            kept.append({"tables": parameters.shape()["tables"]})
+            kept.append(parameters.named())
             for chunk in parameters.chunks(changed, LAST_BYTES_MAX << min(round_, 2)):
                 with _slowed(door, 0.1 ** (round_ - 1)) if slow else contextlib.nullcontext():
                     kept.append(parameters.of(chunk))

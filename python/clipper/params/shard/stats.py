@@ -71,9 +71,10 @@ def stats_of(shard: "Shard", now: float) -> Piece:
                 "dim": s.dim,
                 "nbytes": t.nbytes,
                 "steps": t.steps,
-                **counts.table(number),
+                **counts.table(place),
             }
-            for number, (s, t) in named
+            for place, (s, t) in named
+            if s.name
         },
         "door": door.stats(),
         "model_pushes": counts.taken,

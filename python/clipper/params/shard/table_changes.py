@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, StoreError
+from clipper.params.frames import TABLES_MAX
+from clipper.params.shard.dropped_tables import Drop
 from clipper.params.shard.gradients import PushResult
-from clipper.params.shard.parameters import DENSE, Ids, Piece
+from clipper.params.shard.parameters import DENSE, DROPPED, Ids, Piece
 from clipper.params.shard.replication import pushes_paused
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TableChanges:
-    """Answers the calls alter, erase and write of one shard. Threads: the answering one."""
+    """Answers the calls alter, drop, erase and write of one shard. Threads: the answering one."""
 
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
@@ -32,7 +34,7 @@ class TableChanges:
         changes = said.get("changes")
         if not isinstance(changes, dict):
             raise InvalidInput("alter: changes are a map.")
-        spec = parameters.specs[parameters.number(str(said.get("table")))].altered(changes)
+        spec = parameters.specs[parameters.place(str(said.get("table")))].altered(changes)
         position = shard.door.position
         if not said.get("check"):
             with pushes_paused(shard.door):
@@ -42,22 +44,47 @@ class TableChanges:
         answer = PushResult({"spec": msgspec.to_builtins(spec)}, position)
         shard.answer_when_replicated(answer, call_id)
 
+    def drop(self, request: Piece, call_id: "CallId") -> None:
+        """Remove a table, if there is one. Raises StoreError; nothing has changed then."""
+        shard, parameters = self._shard, self._shard.parameters
+        name = str(request.get("table"))
+        number = parameters.numbers().get(name)
+        if number is None:
+            nothing = PushResult({"dropped": False, "rows": 0}, shard.door.position)
+            shard.answer_when_replicated(nothing, call_id)
+            return
+        place = number % TABLES_MAX
+        table, rows = parameters.tables[place], len(parameters.tables[place])
+        shard.followers.end_streams()  # a reply tells them
+        shard.door.drop_table(number, DROPPED.made())
+        try:
+            with pushes_paused(shard.door):
+                epoch, position = shard.door.epoch, shard.resync_log.position
+                shard.dropped.note(Drop(number, epoch, position))
+                parameters.drop(place)
+        except StoreError:
+            shard.door.add_table(table, number, by_python=shard.training.by_python)
+            raise
+        shard.changes.lose()
+        position = shard.door.note(DENSE, [])
+        shard.answer_when_replicated(PushResult({"dropped": True, "rows": rows}, position), call_id)
+
     def erase(self, said: Piece, call_id: "CallId") -> None:
         """Remove rows. Raises UnknownTable, InvalidInput."""
         shard = self._shard
-        number = shard.parameters.number(str(said.get("table")))
+        place = shard.parameters.place(str(said.get("table")))
         ids = _ids(said)
         with pushes_paused(shard.door):
-            count = shard.parameters.tables[number].remove(ids)
-            position = shard.door.note(number, ids)
+            count = shard.parameters.tables[place].remove(ids)
+            position = shard.door.note(place, ids)
         shard.answer_when_replicated(PushResult({"erased": count}, position), call_id)
 
     def write(self, said: Piece, call_id: "CallId") -> None:
         """Write rows as they are, f32[n, dim] or with their state f32[n, width]. steps: the table
         has had at least so many. Raises UnknownTable, InvalidInput; nothing has changed then."""
         shard = self._shard
-        number = shard.parameters.number(str(said.get("table")))
-        table, ids, rows = shard.parameters.tables[number], _ids(said), said.get("rows")
+        place = shard.parameters.place(str(said.get("table")))
+        table, ids, rows = shard.parameters.tables[place], _ids(said), said.get("rows")
         if not isinstance(rows, np.ndarray) or rows.shape not in (
             (ids.size, table.dim),
             (ids.size, table.width),
@@ -70,7 +97,7 @@ class TableChanges:
             stamps = np.full(ids.size, shard.door.stamp, np.uint32)
             counted = table.write(ids, rows.astype(np.float32, copy=False), stamps)
             table.steps = max(table.steps, steps)
-            position = shard.door.note(number, ids)
+            position = shard.door.note(place, ids)
         answer = {"written": counted["applied"], "no_room": counted["refused"]}
         shard.answer_when_replicated(PushResult(answer, position), call_id)
 
