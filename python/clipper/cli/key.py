@@ -16,7 +16,12 @@ import click
     show_default=True,
     help="http.api_keys_file of the server.",
 )
-def key(name: str, path: Path) -> None:
+@click.option(
+    "--role",
+    type=click.Choice(["read", "train", "manage"]),
+    help="A token of params.tokens_file, for a group of workers.",
+)
+def key(name: str, path: Path, role: str | None) -> None:
     """Make a key for NAME, print it, and add its hash to a file.
 
     The file is the server's http.api_keys_file: with it, queries over HTTP and gRPC need
@@ -24,8 +29,12 @@ def key(name: str, path: Path) -> None:
     away, delete its line. The key is shown this once. A file of the same kind is http.tokens_file:
     its keys manage, and the history has their names.
 
+    With --role the file is params.tokens_file: `read` may pull rows, `train` push and create tables
+    too, `manage` do everything.
+
     \b
     clipper key ann --file api-keys
+    clipper key trainers --role train --file params-tokens
     curl -H "Authorization: Bearer $KEY" http://HOST:8080/api
     """
     from clipper.errors import InvalidInput
@@ -39,7 +48,8 @@ def key(name: str, path: Path) -> None:
         "a",
         encoding="utf-8",
     ) as file:
-        file.write(f"{line_of(name, made)}\n")
+        line = line_of(name, made)
+        file.write(f"{line.replace(' ', f' {role} ', 1) if role else line}\n")
     click.echo(made)
     click.echo(
         f"the hash of this key is in {path}, under {name!r}; the key itself is nowhere but here",

@@ -66,6 +66,7 @@ class RefusalCode(IntEnum):
     NOT_SHARED = 107
     WORKER_IN_USE = 108
     STATE_LOST = 109
+    READS_ONLY = 110
 
 
 class Head(NamedTuple):
@@ -221,6 +222,11 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         errors.Forbidden,
         "the token is missing or wrong",
         "Pass token=, or set CLIPPER_PARAMS__TOKEN.",
+    ),
+    RefusalCode.READS_ONLY: (
+        errors.Forbidden,
+        "a push needs a token with the role 'train', and this one has 'read'",
+        "clipper key NAME --role train --file FILE, of params.tokens_file, makes one.",
     ),
     RefusalCode.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
     RefusalCode.OTHER_EPOCH: (

@@ -111,6 +111,13 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         ),
     ] = ""
     token: Annotated[str, about("token of workers; empty: generated and kept in the folder")] = ""
+    tokens_file: Annotated[
+        str,
+        about(
+            "file of tokens for groups of workers, with the roles read, train and manage, made by "
+            "`clipper key --role`, valid beside `token`; empty: none"
+        ),
+    ] = ""
     grpc: Annotated[
         str,
         about(
@@ -215,7 +222,7 @@ def params_tls(settings: ParamsSettings) -> TlsFiles | None:
 
 def with_absolute_paths(settings: ParamsSettings) -> ParamsSettings:
     """Return the settings with absolute paths of files, for shards that start elsewhere."""
-    files = ("grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
+    files = ("tokens_file", "grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
     given = {file: getattr(settings, file) for file in files}
     return msgspec.structs.replace(
         settings, **{file: os.path.abspath(path) for file, path in given.items() if path}

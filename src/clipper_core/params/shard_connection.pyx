@@ -9,8 +9,9 @@ from clipper_core.params.shard_rows cimport (
 )
 from clipper_core.params.shard_stream cimport stream_received
 from clipper_core.params.shard_state cimport (
-    BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, SHARD_ANSWER,
-    SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH_STEP,
+    BY_PYTHON, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, READS_ONLY,
+    SHARD_ANSWER, SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES,
+    SHARD_PUSH, SHARD_PUSH_STEP,
     SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE, STATE_LOST, Call, ShardHead, place_of,
     shard_head_is_one,
 )
@@ -64,6 +65,9 @@ cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* 
         return
     if not c.admitted:
         shard_refuse(s, c, h, NOT_ADMITTED, 0)
+        return
+    if not c.pushes and (h.kind == SHARD_PUSH or h.kind == SHARD_PUSH_STEP):
+        shard_refuse(s, c, h, READS_ONLY, 0)
         return
     if h.kind == SHARD_SHARE:
         _share(s, c, h)

@@ -142,6 +142,7 @@ cdef void _deliver(ShardLoopState* s) noexcept nogil:
         c = s.callers[reply.conn]
         if c.fd >= 0 and c.generation == reply.generation:
             if reply.admit:
+                c.pushes = reply.pushes
                 _admit(s, c, reply)
             if c.calls:
                 c.calls -= 1
@@ -566,12 +567,14 @@ cdef class ShardLoop:
 
     def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
                u32 rows=0, u64 sequence=0,
-               u64 worker=0, u64 incarnation=0, u32 stream=0, bint replays=False):
+               u64 worker=0, u64 incarnation=0, u32 stream=0, bint replays=False,
+               bint pushes=True):
         """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
         the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
         another live client (of another incarnation) is that. stream: number of the follower, from
         1, that is sent changes over this connection from now on; 0: none. replays: it applies
-        pushes itself, and is sent them where that gives the same."""
+        pushes itself, and is sent them where that gives the same. pushes: the one that is admitted
+        may push; else it may pull only."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef ShardLoopState* s = self.state
         cdef ShardHead asked, head
@@ -592,7 +595,7 @@ cdef class ShardLoop:
         if reply != NULL:
             reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
             reply.worker, reply.incarnation, reply.stream = worker, incarnation, stream
-            reply.replays = replays
+            reply.replays, reply.pushes = replays, pushes
             reply.bytes.put(&head, HEAD_BYTES)
             reply.bytes.put(<const char*> payload, size)
             reply.bytes.put(&nothing, end - size)

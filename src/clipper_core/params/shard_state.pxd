@@ -35,6 +35,7 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         NOT_SHARED
         WORKER_IN_USE
         STATE_LOST
+        READS_ONLY
     cdef cppclass ShardHead:
         u8 kind
         u8 dtype
@@ -115,6 +116,7 @@ cdef cppclass ShardConnection:
     u32 number
     u32 generation              # of this number: answers to the one before it go nowhere
     bint admitted
+    bint pushes                 # it may; as the one that admitted it said
     bint closing                # when its output is sent
     bint watched                # for room to write
     u32 events                  # that the loop is told of
@@ -149,6 +151,7 @@ cdef cppclass Reply:            # an answer on its way to the loop
     u32 stream                  # number of the follower that changes are sent to from now on, from
                                 # 1; 0: none
     bint replays                # and pushes, to be applied there
+    bint pushes                 # the one that is admitted may push
     u64 worker                  # of the one that is admitted
     u64 incarnation
     Bytes bytes

@@ -43,6 +43,7 @@ from clipper.params.shard.disk_log import check_other_sizes, log_files
 from clipper.params.shard.dropped_tables import forget_drops
 from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
+from clipper.params.tokens import TokenFile
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
 
@@ -173,6 +174,8 @@ class LocalSet:
             )
         if settings.grpc:
             self._check_grpc()
+        if settings.tokens_file:
+            TokenFile("", settings.tokens_file)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

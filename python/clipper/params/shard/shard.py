@@ -6,7 +6,6 @@ thread alone applies what comes by calls, and pauses pushes meanwhile, so what i
 is consistent.
 """
 
-import hmac
 import logging
 import os
 import select
@@ -40,6 +39,7 @@ from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
 from clipper.params.tables import TableSpec
+from clipper.params.tokens import TokenFile, check_role
 from clipper.settings.params import ParamsSettings
 from clipper_core.params.shard_loop import ShardLoop
 
@@ -103,7 +103,8 @@ class Shard:
             None  # called by begin_anew, if the state was lost
         )
         self.began_s = time.monotonic()
-        self._admitted: dict[int, int] = {}
+        self._tokens = TokenFile(config.token, settings.tokens_file)
+        self._admitted: dict[int, tuple[int, str]] = {}  # by connection: generation, role
         self._waiting: deque[tuple[int, CallId, bytes]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -293,7 +294,8 @@ class Shard:
             if name == "hello":
                 self._hello(said, call_id)
                 return
-            if self._admitted.get(call_id[0]) != call_id[1]:
+            generation, role = self._admitted.get(call_id[0], (0, ""))
+            if generation != call_id[1]:
                 self.door.answer(call_id, refused=RefusalCode.NOT_ADMITTED)
                 return
             call = self._early.get(name) or self._calls.get(name)
@@ -302,6 +304,7 @@ class Shard:
                     f"no call {name!r}.",
                     hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.",
                 )
+            check_role(role, name)
             if not self.door.ready and name not in self._early:
                 self.door.answer(
                     call_id,
@@ -418,15 +421,13 @@ class Shard:
     # -- calls of workers
 
     def _hello(self, said: Piece, call_id: CallId) -> None:
-        token = said.get("token")
-        if not isinstance(token, str) or not hmac.compare_digest(
-            token.encode(), self.config.token.encode()
-        ):
+        role = self._tokens.role(said.get("token"))
+        if not role:
             self.door.answer(call_id, bytes(8), refused=RefusalCode.NOT_ADMITTED, close=True)
             return
         if said.get("protocol", PROTOCOL) != PROTOCOL:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
-        self._admitted[call_id[0]] = call_id[1]
+        self._admitted[call_id[0]] = call_id[1], role
         answer = {
             "shard": self.config.number,
             "shards": self.config.shards,
@@ -434,13 +435,18 @@ class Shard:
             "variables": self.parameters.dense.names(),
         }
         worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
-        answer["mode"] = self.config.settings.mode
+        answer["mode"], answer["role"] = self.config.settings.mode, role
         answer["shared"] = self.config.settings.shared_bytes_max
         answer["frame_bytes_max"] = self.config.settings.frame_bytes_max
         answer["sequence"] = self.door.highest(worker) if worker else 0
         answer |= {"ready": self.door.ready, "state_lost": self.door.state_lost, "pid": os.getpid()}
         self.door.answer(
-            call_id, packed(answer), admit=True, worker=worker, incarnation=incarnation
+            call_id,
+            packed(answer),
+            admit=True,
+            worker=worker,
+            incarnation=incarnation,
+            pushes=role != "read",
         )
 
     def _create(self, said: Piece, call_id: CallId) -> None:
