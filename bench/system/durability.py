@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, absent, row
+from bench.system.store_servers import Redis
 from clipper.selection import create_policy
 from clipper.selection.batch_learning import (
     ObservationRows,
@@ -285,61 +285,17 @@ class Teacher:
         return [line for line in self._lines[2:] if line]
 
 
-class Redis:
-    """A redis-server with an append-only file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"unix://{folder}/redis.sock"
-        self.start()
-
-    def start(self) -> None:
-        words = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            f"{self.folder}/redis.sock",
-            "--dir",
-            str(self.folder),
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-        ]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 30
-        while not self._answers():
-            if time.monotonic() > until or self.process.poll() is not None:
-                raise RuntimeError("redis-server did not come up")
-            time.sleep(0.01)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as line:
-            try:
-                line.settimeout(1)
-                line.connect(f"{self.folder}/redis.sock")
-                line.sendall(b"PING\r\n")
-                return line.recv(64).startswith(b"+PONG")
-            except OSError:
-                return False
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def disturb(self, draw: random.Random) -> str:
-        """Killed and back, or stopped for a while, at some instant."""
+def disturb(redis: Redis, draw: random.Random) -> None:
+    """Kill a Redis and start it again, or stop it for a while, at some instant."""
+    time.sleep(draw.uniform(0.0, 0.3))
+    if draw.random() < 0.5:
+        redis.stop(signal.SIGKILL)
         time.sleep(draw.uniform(0.0, 0.3))
-        if draw.random() < 0.5:
-            self.kill()
-            time.sleep(draw.uniform(0.0, 0.3))
-            self.start()
-            return "killed"
-        self.process.send_signal(signal.SIGSTOP)
-        time.sleep(draw.uniform(0.0, 0.6))
-        self.process.send_signal(signal.SIGCONT)
-        return "stopped"
+        redis.start()
+        return
+    redis.send_signal(signal.SIGSTOP)
+    time.sleep(draw.uniform(0.0, 0.6))
+    redis.send_signal(signal.SIGCONT)
 
 
 class Life:
@@ -364,7 +320,7 @@ class Life:
             if wrong:
                 return wrong
             if self.redis:
-                self.redis.disturb(draw)
+                disturb(self.redis, draw)
             time.sleep(draw.uniform(0.0, 0.5))
         finally:
             said = teacher.kill()
@@ -376,7 +332,7 @@ class Life:
 
     def end(self) -> None:
         if self.redis:
-            self.redis.kill()
+            self.redis.stop(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

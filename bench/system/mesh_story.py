@@ -2,7 +2,6 @@
 (--plot DIR: a timeline)."""
 
 import http.client
-import itertools
 import json
 import os
 import shutil
@@ -10,21 +9,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import clipper
 from bench.harness import Goal, Row, absent, row
 from bench.paper.plots import timeline
 from bench.system.mesh import CODE, wait_until
+from bench.system.scenario import Load, play, rows_of
 from bench.system.store_servers import NO_ETCD, etcd, free_ports
 
-RATE_S = 100.0  # queries, by four threads over HTTP
+RATE_S = 100.0  # queries of all clients, over HTTP
+CLIENTS = 4
 MODELS = 20
 DEADLINE_S = 20.0
 SETTINGS = (
@@ -102,41 +100,24 @@ class Node:
         return clipper.connect(f"http://127.0.0.1:{self.admin}").mesh
 
 
-class Load:
-    """An open loop of four clients. One whose node is gone asks the next, as behind a balancer;
-    each query is answered once."""
+class BalancedClient:
+    """A client that sends a query to the next node when one is gone, as behind a load balancer;
+    each query is answered once. Threads: one.
+    """
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self.nodes = nodes
-        self.began_s = time.monotonic()
-        self.seen: list[
-            tuple[float, float, str]
-        ] = []  # when it was due, ms until its answer, why it failed
+    def __init__(self, nodes: list[Node], first: int) -> None:
+        self._nodes, self._turn = nodes, first
+        self._lines: dict[int, http.client.HTTPConnection] = {}
         self.retried = 0
-        self._numbers = itertools.count()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(4)]
-        for thread in self._threads:
-            thread.start()
 
-    def _run(self, phase: int) -> None:
-        lines: dict[int, http.client.HTTPConnection] = {}
-        for i in itertools.count():
-            due_s = self.began_s + (4 * i + phase) / RATE_S
-            if self._stop.wait(max(0.0, due_s - time.monotonic())):
-                break
-            why = self._ask(lines, i + phase)
-            self.seen.append((due_s - self.began_s, (time.monotonic() - due_s) * 1e3, why))
-        for line in lines.values():
-            line.close()
-
-    def _ask(self, lines: dict[int, http.client.HTTPConnection], i: int) -> str:
-        number = next(self._numbers)
+    def __call__(self, number: int) -> str:
+        """Send a query; return why it failed."""
         name = "best" if number % 3 == 0 else f"m{number % MODELS}"
         why = ""
-        for turn in range(len(self.nodes) * 2):
-            node = self.nodes[(i + turn) % len(self.nodes)]
-            line = lines.setdefault(
+        self._turn += 1
+        for turn in range(len(self._nodes) * 2):
+            node = self._nodes[(self._turn + turn) % len(self._nodes)]
+            line = self._lines.setdefault(
                 node.http,
                 http.client.HTTPConnection("127.0.0.1", node.http, timeout=DEADLINE_S + 5),
             )
@@ -148,6 +129,11 @@ class Load:
                 self.retried += 1
         return why
 
+    def close(self) -> None:
+        """Close the connections."""
+        for line in self._lines.values():
+            line.close()
+
     def _answer(self, line: http.client.HTTPConnection, name: str, x: float) -> str:
         tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [x, 1.0, 2.0]}
         body = json.dumps({"inputs": [tensor], "parameters": {"timeout": int(DEADLINE_S * 1e6)}})
@@ -155,18 +141,13 @@ class Load:
         response = line.getresponse()
         said = response.read()
         if response.status == 503 and line.port not in {
-            node.http for node in self.nodes if node.lives
+            node.http for node in self._nodes if node.lives
         }:
             raise ConnectionError("it is leaving")  # what a balancer takes out by its readiness
         if response.status != 200:
             return f"status {response.status}: {said[:200]!r}"
         data = json.loads(said)["outputs"][0]["data"]
         return "" if data[:3] in ([2 * x, 2.0, 4.0], [3 * x, 3.0, 6.0]) else f"wrong: {data}"
-
-    def end(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def story(nodes: list[Node], rest_s: float) -> list[tuple[str, Callable[[], Any]]]:
@@ -201,7 +182,6 @@ def story(nodes: list[Node], rest_s: float) -> list[tuple[str, Callable[[], Any]
 
 def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
     rest_s = 1.0 if quick else 4.0
-    marks: list[tuple[float, str]] = []
     if shutil.which("etcd") is None:
         return [absent("failed queries", "queries", NO_ETCD)]
     with tempfile.TemporaryDirectory(prefix="mesh-") as name, etcd() as store:
@@ -217,24 +197,18 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
             mesh.register("other", "models.py:triple", key=name, input="f64[3]", output="f64[3]")
             mesh.set_vmodel("best", "m0", load_now=True, sync=True)
             wait_until(lambda: len(mesh.instances()) == len(nodes))
-            load = Load(nodes)
-            for what, act in story(nodes, rest_s):
-                marks.append((time.monotonic() - load.began_s, what))
-                print(f"{marks[-1][0]:7.1f} s  {what}", file=sys.stderr, flush=True)
-                act()
-                time.sleep(rest_s)
-            load.end()
+            clients = [BalancedClient(nodes, i) for i in range(CLIENTS)]
+            load = Load(RATE_S, clients)
+            marks = play(load, story(nodes, rest_s), rest_s)
+            for client in clients:
+                client.close()
         finally:
             for node in nodes:
                 if node.lives:
                     node.stop(signal.SIGKILL)
-    ends = [*[at for at, _ in marks[1:]], float("inf")]
-    rows = [
-        _row(what, [one for one in load.seen if at <= one[0] < end])
-        for (at, what), end in zip(marks, ends, strict=True)
-    ]
-    failed = [why for _, _, why in load.seen if why]
-    note = f"of {len(load.seen)}, {load.retried} asked another node" + (
+    rows, failed = rows_of(load, marks), load.failures()
+    retried = sum(client.retried for client in clients)
+    note = f"of {len(load.seen)}, {retried} asked another node" + (
         f": {failed[0]}" if failed else ""
     )
     rows.append(
@@ -248,12 +222,3 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
             "Three nodes of a mesh, killed and rolled under load",
         )
     return rows
-
-
-def _row(what: str, seen: list[tuple[float, float, str]]) -> Row:
-    took = np.array([ms for _, ms, _ in seen] or [np.nan])
-    note = (
-        f"p50 {np.median(took):.2f}, max {took.max():.0f} ms of {len(seen)},"
-        f" {sum(bool(why) for *_, why in seen)} failed"
-    )
-    return Row(f"p99 after: {what}", float(np.percentile(took, 99)), "ms", note=note)

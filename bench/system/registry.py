@@ -82,7 +82,7 @@ def _bare_put(store: Any) -> Callable[[], Any]:
     path, _, answer = method("KV.Txn")
     put = message("RequestOp")(request_put=message("PutRequest")(key=b"bare", value=VALUE))
     request = message("TxnRequest")(success=[put])
-    call = store._line._channel(0).unary_unary(
+    call = store._channel._channel(0).unary_unary(
         path, type(request).SerializeToString, answer.FromString
     )
     return lambda: call(request, timeout=5)

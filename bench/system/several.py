@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import redis
 
 import clipper
 from bench.harness import Goal, Row, Sample, row
-from bench.system.store_servers import free_ports
+from bench.system.store_servers import SYNCED, Redis, free_ports
 from clipper.selection import create_policy
 from clipper.testing import wait_until
 
@@ -57,37 +56,6 @@ slo_ms = 10000
 default = -1
 policy = "{policy}"
 """
-
-
-class Redis:
-    """A Redis on disk that can be stopped and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.url = f"unix://{folder}/redis.sock"
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        folder = str(self._folder)
-        command = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock"]
-        command += ["--dir", folder, "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(self._answers, "Redis answers", PATIENCE_S)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(1)
-            with contextlib.suppress(OSError):
-                line.connect(f"{self._folder}/redis.sock")
-                line.sendall(b"PING\r\n")
-                return line.recv(64).startswith(b"+PONG")
-        return False
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it with this signal."""
-        self._process.send_signal(number)
-        self._process.wait(PATIENCE_S)
 
 
 class Server:
@@ -161,7 +129,7 @@ class Cluster:
     def __init__(
         self, folder: Path, count: int, settings: str = "", *, shared: bool = True
     ) -> None:
-        self.redis = Redis(folder)
+        self.redis = Redis(folder, *SYNCED)
         (folder / "model.py").write_text(_MODEL)
         text = _SETTINGS.format(folder=folder, policy=POLICY) + settings
         (folder / "clipper.toml").write_text(text)
@@ -405,7 +373,7 @@ def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:
 def learning_s(rounds: int, count: int = SERVERS) -> list[float]:
     """Tell one server, and wait until all the others have learned it: seconds."""
     folder = Path(tempfile.mkdtemp(prefix="several-"))
-    redis, took = Redis(folder), []
+    redis, took = Redis(folder, *SYNCED), []
     try:
         with contextlib.ExitStack() as stack:
             servers = [

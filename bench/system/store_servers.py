@@ -1,13 +1,16 @@
 """A Redis and an etcd of a measurement's own, on disk, as one would run them."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
+SYNCED = ("--appendfsync", "always")  # every write is on disk before it is answered
 NO_ETCD = "not measured: no etcd. python tools/fetch.py etcd"
 
 
@@ -34,8 +37,12 @@ def etcd(*options: str) -> Iterator[str]:
             f"default={theirs}",
             *options,
         ]
-        with _running(command, ("127.0.0.1", int(ours.rpartition(":")[2]))):
+        process = _started(command, lambda: _is_open(int(ours.rpartition(":")[2])))
+        try:
             yield ours.replace("http", "etcd", 1)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,45 +51,66 @@ def free_ports(count: int) -> list[int]:
         return [door.getsockname()[1] for door in doors]
 
 
+class Redis:
+    """A Redis on disk that can be stopped and started again.
+
+    folder: where its data and its socket are. options: of the command.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._options = folder, options
+        self._socket = f"{folder}/redis.sock"
+        self.url = f"unix://{self._socket}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = ["redis-server", "--port", "0", "--unixsocket", self._socket]
+        command += ["--dir", str(self._folder), "--save", "", "--appendonly", "yes"]
+        self._process = _started([*command, *self._options], self._answers)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            with contextlib.suppress(OSError):
+                line.connect(self._socket)
+                line.sendall(b"PING\r\n")
+                return line.recv(64).startswith(b"+PONG")
+        return False
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with this signal."""
+        self.send_signal(number)
+        self._process.wait(PATIENCE_S)
+
+
 @contextlib.contextmanager
 def redis() -> Iterator[str]:
     """Its URL; every write is on disk before it is answered."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        door = f"{folder}/s"
-        command = [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            door,
-            "--dir",
-            folder,
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            "always",
-        ]
-        with _running(command, door):
-            yield f"unix://{door}"
+        server = Redis(Path(folder), *SYNCED)
+        try:
+            yield server.url
+        finally:
+            server.stop(signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def _running(command: list[str], door: "str | tuple[str, int]") -> Iterator[None]:
+def _started(command: list[str], is_ready: Callable[[], bool]) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + PATIENCE_S
-        while not _is_open(door):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"{command[0]} did not come up")
-            time.sleep(0.02)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    until = time.monotonic() + PATIENCE_S
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"{command[0]} did not come up")
+        time.sleep(0.01)
+    return process
 
 
-def _is_open(door: "str | tuple[str, int]") -> bool:
-    with socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET) as line:
-        return line.connect_ex(door) == 0
+def _is_open(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
