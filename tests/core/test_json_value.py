@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper_core.http.json_value import json_of
+from clipper_core.http.json_value import JsonArray, json_of
 
 SEEDS = range(5)
 DTYPES = ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
@@ -84,3 +84,31 @@ def test_whole_numbers_and_plain_text(value: Any) -> None:
 )
 def test_what_is_not_plain_is_left_alone(value: Any) -> None:
     assert json_of(value) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_array_in_pieces_is_what_msgspec_writes(seed: int) -> None:
+    rng = random.Random(seed)
+    dtype = np.dtype(rng.choice([*DTYPES, "f2"]))
+    shape = [rng.choice([0, 1, 2, 3, 40]) for _ in range(rng.randrange(5))]
+    count = int(np.prod(shape))
+    raw = np.frombuffer(rng.randbytes(count * dtype.itemsize), np.uint8)
+    array = ((raw % 2).astype(bool) if dtype.kind == "b" else raw.view(dtype)).reshape(shape)
+    if rng.random() < 0.3:
+        array = array.T
+    for flat in (False, True):
+        text, pieces, most = JsonArray(array, flat), [], rng.choice([1, 20, 300, 1 << 14])
+        while piece := text.take(most):
+            pieces.append(piece)
+        wanted = as_msgspec(array.ravel())[1:-1] if flat else as_msgspec(array)
+        assert b"".join(pieces) == wanted
+        assert count == 0 or max(map(len, pieces)) <= most + 60
+        assert text.take(most) == b""
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([1j]), np.zeros((1,) * 9), np.array([1], ">f8")]
+)
+def test_arrays_that_are_not_written_in_pieces(array: Any) -> None:
+    with pytest.raises(TypeError, match="is not written as JSON here"):
+        JsonArray(array)

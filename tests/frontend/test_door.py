@@ -15,6 +15,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,26 @@ def big(rows: Any) -> Any:
     return np.full((len(rows), 100_000), 0.25)
 
 
+def huge(rows: Any) -> Any:
+    return np.full((len(rows), 400_000), 0.25)
+
+
+def many_kinds(rows: Any) -> Any:
+    """Large outputs: of each kind of number, with several dimensions, and text."""
+    rng = np.random.default_rng(7)
+    large = [
+        rng.standard_normal(5000),
+        rng.standard_normal((3, 700, 2)).astype("f4"),
+        rng.integers(-9, 9, (90, 100)),
+        rng.integers(0, 255, 20_000, np.uint8),
+        rng.integers(0, 2, 20_000).astype(bool),
+        "text " * 5000,
+        'a "quote"' * 5000,
+        np.append(rng.standard_normal(5000), np.nan),
+    ]
+    return [large[int(row[0]) % len(large)] for row in rows]
+
+
 def broken(rows: Any) -> Any:
     raise ValueError("it is broken")
 
@@ -83,6 +104,10 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.deploy("long", lambda rows: [float(len(row)) for row in rows], input="f64[*]")
         started.deploy("big", big, input="f64[1]")
         started.app("big", models=["big"], slo_ms=10_000)
+        started.deploy("huge", huge, input="f64[1]")
+        started.app("huge", models=["huge"], slo_ms=10_000)
+        started.deploy("kinds", many_kinds, input="f64[1]", row_by_row=False)
+        started.app("kinds", models=["kinds"], slo_ms=10_000, default="none")
         started.deploy("broken", broken, input="f64[1]")
         started.app("total", models=["sum"], slo_ms=10_000)
         started.app("single", models=["sum"], slo_ms=10_000, policy="single")
@@ -125,17 +150,42 @@ def connect(server: clipper.ClipperServer) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
-def responses(line: socket.socket, count: int) -> list[bytes]:
-    """So many, or fewer if the server closes."""
+def whole(text: bytes) -> tuple[bytes, bytes] | None:
+    """The first response and what follows it; None if it is not there in full. One in chunks is
+    returned as if its length had been known."""
+    head, found, rest = text.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    if length := re.search(rb"content-length: (\d+)", head):
+        size = int(length[1])
+        return (head + found + rest[:size], rest[size:]) if len(rest) >= size else None
+    assert b"transfer-encoding: chunked" in head
+    at, chunks = 0, []
+    while (end := rest.find(b"\r\n", at)) >= 0:
+        size = int(rest[at:end], 16)
+        chunks.append(rest[end + 2 : end + 2 + size])
+        at = end + 4 + size
+        if len(rest) < at:
+            break
+        assert rest[at - 2 : at] == b"\r\n"
+        if not size:
+            body = b"".join(chunks)
+            known = b"content-length: %d" % len(body)
+            return head.replace(b"transfer-encoding: chunked", known) + found + body, rest[at:]
+    return None
+
+
+def responses(
+    line: socket.socket, count: int, receive: Callable[[], bytes] | None = None
+) -> list[bytes]:
+    """So many, or fewer if the server closes. receive: reads some bytes of the line."""
     found, rest = [], b""
     while len(found) < count:
-        end = rest.find(b"\r\n\r\n")
-        size = int(re.search(rb"content-length: (\d+)", rest[:end])[1]) if end >= 0 else 0  # type: ignore[index]  # always there
-        if end >= 0 and len(rest) >= end + 4 + size:
-            found.append(rest[: end + 4 + size])
-            rest = rest[end + 4 + size :]
+        if one := whole(rest):
+            found.append(one[0])
+            rest = one[1]
             continue
-        piece = line.recv(1 << 16)
+        piece = receive() if receive else line.recv(1 << 16)
         if not piece:
             break
         rest += piece
@@ -574,11 +624,82 @@ def test_a_client_that_does_not_read_is_not_answered_on(
             received += len(piece)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_large_answers_in_pieces_among_small_ones(server: clipper.ClipperServer, seed: int) -> None:
+    """Of every kind, over one connection, to a client that reads now a little and now much: the
+    same as from Python, in order."""
+    rng = random.Random(seed)
+    asked = []
+    for _ in range(12):
+        body = f'{{"input": [{rng.randrange(8)}]}}'
+        tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [rng.randrange(8)]}
+        binary = {"binary_data_output": rng.random() < 0.5}
+        infer = json.dumps({"inputs": [tensor], "parameters": binary})
+        asked.append(
+            rng.choice(
+                [
+                    ("/api/kinds/predict", body),
+                    ("/kinds/predict", body),
+                    ("/v2/models/kinds/infer", infer),
+                    ("/api/total/predict", '{"input": [1, 2, 3]}'),
+                ]
+            )
+        )
+    with connect(server) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        line.sendall(b"".join(request(*one) for one in asked))
+        plain = responses(
+            line, len(asked), lambda: line.recv(rng.choice([100, 5000, 1 << 14, 1 << 18]))
+        )
+    for one, found in zip(asked, plain, strict=True):
+        (strange,) = exchanged(server, request(*one, True))
+        assert masked(found) == masked(strange)
+
+
+def test_clients_that_close_in_the_middle_of_a_large_answer_leave_nothing(
+    server: clipper.ClipperServer,
+) -> None:
+    one, small = (request(f"/api/{name}/predict", '{"input":[1]}') for name in ("huge", "any"))
+    exchanged(server, one)
+    for _ in range(8):
+        with connect(server) as line:
+            line.sendall(one * 2 + small)
+            assert line.recv(20_000).startswith(b"HTTP/1.1 200 OK")
+    assert held_are(server, 0)
+    frontends: Any = server._endpoints.frontends
+    table = frontends._listeners._hot._table
+    assert table.users == 1, "the thread's own"
+
+
+def memory_kib(line: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{line}:")[2].split()[0])
+
+
+@pytest.mark.parametrize("strange", [False])
+def test_the_text_of_an_unread_answer_is_not_kept(
+    server: clipper.ClipperServer, strange: bool
+) -> None:
+    """Clients that read nothing of an answer of 2 MB; its text is made as they take it."""
+    one = request("/api/huge/predict", '{"input":[1]}', strange)
+    exchanged(server, one)
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(connect(server)) for _ in range(6)]
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory_kib("VmRSS")
+        for line in lines:
+            line.sendall(one * 2)
+        for line in lines:
+            assert line.recv(20, socket.MSG_WAITALL).startswith(b"HTTP/1.1 200 OK")
+        assert memory_kib("VmHWM") - before < 4 << 10
+        (answer,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', strange))
+        assert b'"output":6.0' in answer
+
+
 def test_large_answers_of_many_new_clients_and_small_ones_beside_them(
     server: clipper.ClipperServer,
 ) -> None:
-    """Each turn of the loop makes one large answer. All are whole, and those who wait are
-    served."""
+    """The large answers are made in pieces. All are whole, and those who wait are served."""
     asked = request("/api/big/predict", '{"input": [1.0]}')
     small = request("/api/total/predict", '{"input": [1, 2, 3]}')
     with contextlib.ExitStack() as stack:

@@ -5,6 +5,7 @@
 # what it gives, by `away`.
 from libcpp.vector cimport vector
 from clipper_core.http.http_route cimport Query, TableState
+from clipper_core.http.json_value cimport LargeBody
 from clipper_core.results.completion cimport CompletionState, Mailbox
 from clipper_core.runtime.byte_buffer cimport Bytes, Lookup, Post
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
@@ -12,7 +13,7 @@ from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 cdef enum Answered:             # of an exchange
     NOT_YET = 0                 # its slot is pending
     BY_PYTHON = 1               # its future went there
-    READY = 2                   # its response is in `text`
+    READY = 2                   # its response is in `text`, and `rest`
 
 cdef enum GivenKind:            # to Python
     CONNECTION = 0              # a connection
@@ -45,11 +46,12 @@ cdef cppclass HttpConnection:
     bint partial                # a request is partly there
     bint full                   # there may be whole requests left, beyond pipeline_max or
                                 # unsent_bytes_max
-    bint small                  # its last answer was
+    bint small                  # its last answer was, as far as it was made at once
     bint starved                # memory ran out: 503 once all before it are answered, then closed
     u64 since_us                # when that request began, or the last response left
     u64 stalled_us              # since when the client has not read; 0: it reads
-    u64 ready_bytes             # of responses that wait for those before them
+    u64 ready_bytes             # of responses that wait for those before them, and of outputs that
+                                # are not written yet
     Bytes input, out
     Exchange* first
     Exchange* tail
@@ -62,6 +64,7 @@ cdef cppclass Exchange:
     u8 how
     bint close
     Bytes text
+    LargeBody* rest             # of its response, after `text`; NULL: none
 
 cdef struct Inbox:              # of an engine
     CompletionState* completion
@@ -95,7 +98,6 @@ cdef cppclass Worker:
     u64 version                 # of the orders that were seen
     u64 now_us
     u64 turn_bytes              # of responses made in this turn
-    u32 turn_large              # large ones among them
     u64 turns
     int listener                # -1: another worker listens, or nobody any more
     bint draining
@@ -109,9 +111,10 @@ cdef cppclass Worker:
     void (*apply_commands)(Worker* w) noexcept nogil          # look at the post for another table
 
 cdef enum:
-    TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request
-                                # after another wait; one of so many bytes is large
-    TURN_LARGE = 2              # in one turn, after which everybody waits
+    TURN_BYTES = 65536          # of responses of one turn, after which all wait whose answers are
+                                # not small, and those who ask one request after another
+    PIECE_BYTES = 65536         # of a large answer, that one connection gets in a turn
+    SMALL_BYTES = 4096          # of an answer that is small
 
 # NULL: no memory; the descriptor is closed
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil

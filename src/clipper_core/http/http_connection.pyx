@@ -25,6 +25,7 @@ from clipper_core.http.http_route cimport (
     OPEN, OTHER, VALUE, QueryOutcome, RouteState, query_answer, query_ask, query_drop, query_home,
     route_at,
 )
+from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.results.completion cimport (
     CompletionState, completion_notify_outside, completion_wake_loop_thread, slot_boxes,
     slot_state, slot_try_cancel, slot_watch,
@@ -178,6 +179,8 @@ cdef Exchange* _exchange(Worker* w) noexcept nogil:
 
 
 cdef void _put_back(Worker* w, Exchange* x) noexcept nogil:
+    large_body_drop(x.rest)
+    x.rest = NULL
     x.text.clear()
     x.text.shrink(KEPT_TEXT_BYTES)
     x.query.tag.clear()
@@ -230,9 +233,9 @@ cdef void _give_up(Worker* w, HttpConnection* connection) noexcept nogil:
 
 
 cdef void _set_ready(Exchange* x) noexcept nogil:
-    """Its response is in `text`, and leaves after those before it."""
+    """Its response is in `text` and `rest`, and leaves after those before it."""
     x.how = READY
-    x.connection.ready_bytes += x.text.size()
+    x.connection.ready_bytes += x.text.size() + (x.rest.bytes if x.rest != NULL else 0)
 
 
 cdef void _starve(Exchange* x) noexcept nogil:
@@ -243,24 +246,51 @@ cdef void _starve(Exchange* x) noexcept nogil:
     _set_ready(x)
 
 
+cdef void _leave(Worker* w, HttpConnection* connection) noexcept nogil:
+    """The first response is sent, or in `out`."""
+    cdef Exchange* x = connection.first
+    connection.first = x.next
+    if connection.first == NULL:
+        connection.tail = NULL
+    connection.open -= 1
+    connection.last = x.close
+    _put_back(w, x)
+
+
 cdef void _flush(Worker* w, HttpConnection* connection) noexcept nogil:
-    """What is ready goes out in the order it was asked for."""
+    """What is ready goes out in the order it was asked for, up to one whose rest is to be made."""
     cdef Exchange* x
     while connection.first != NULL and connection.first.how == READY and not connection.last:
         x = connection.first
-        connection.first = x.next
-        if connection.first == NULL:
-            connection.tail = NULL
-        connection.open -= 1
         connection.ready_bytes -= x.text.size()
         connection.out.put(x.text.at(), x.text.size())
         connection.out.lost = connection.out.lost or x.text.lost
-        connection.last = x.close
-        _put_back(w, x)
+        x.text.clear()
+        if x.rest != NULL:
+            return
+        _leave(w, connection)
     if connection.last:
         _give_up(w, connection)
         connection.input.clear()
         connection.partial = False
+
+
+cdef inline bint _has_rest(const HttpConnection* connection) noexcept nogil:
+    """Whether a large response has begun to leave."""
+    return (connection.first != NULL and connection.first.how == READY
+            and connection.first.rest != NULL and not connection.last)
+
+
+cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Make the next piece of a large response."""
+    cdef Exchange* x = connection.first
+    cdef u64 before = connection.out.size()
+    cdef bint ended = large_body_go_on(x.rest, &connection.out, PIECE_BYTES, &w.body)
+    w.turn_bytes += connection.out.size() - before
+    if ended:
+        connection.ready_bytes -= x.rest.bytes
+        _leave(w, connection)
+        _flush(w, connection)
 
 
 cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
@@ -308,10 +338,12 @@ cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
     x.close = x.close or w.draining
     if x.query.route.form and x.query.id_bytes == 0:
         _made_up(w)
-    if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out):
+    if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out,
+                        &x.rest):
         return False
     if out.lost:
         out.end -= out.size() - before
+    w.turn_bytes += out.size() - before
     return True
 
 
@@ -362,7 +394,7 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
     if came == VALUE and _answer(w, x, &x.query.value, 0,
                                  &connection.out if connection.first == NULL else &x.text):
         _over(x)
-        if connection.first == NULL:
+        if connection.first == NULL and x.rest == NULL:
             connection.last = x.close
             _put_back(w, x)
             return True
@@ -404,12 +436,9 @@ cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
 
 cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
                             bint asked) noexcept nogil:
-    """Whether the next request of the connection is answered in another turn. A large answer takes
-    milliseconds, so one is made in a turn: whoever may ask for another, as its last answer was
-    large or it is new, waits. asked: one of it was taken in this turn."""
-    if asked and w.turn_bytes >= TURN_BYTES:
-        return True
-    return w.turn_large and (not connection.small or w.turn_large >= TURN_LARGE)
+    """Whether the next request of the connection is answered in another turn, as enough was made in
+    this one. asked: one of it was taken in this turn."""
+    return w.turn_bytes >= TURN_BYTES and (asked or not connection.small)
 
 
 cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
@@ -437,14 +466,11 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
         whole = head.bytes + head.body_bytes
         if whole > n - used:
             break
-        before = connection.out.size() + connection.ready_bytes
+        before = w.turn_bytes
         if not _request(w, connection, route, &head, at + used + head.bytes):
             connection.leaving = True
             break
-        before = connection.out.size() + connection.ready_bytes - before
-        connection.small = before < TURN_BYTES
-        w.turn_large += not connection.small
-        w.turn_bytes += before
+        connection.small = w.turn_bytes - before < SMALL_BYTES and not _has_rest(connection)
         used += whole
     return used
 
@@ -543,6 +569,14 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
         return
     if sent and not _send(w, connection):
         return
+    if connection.out.size() == 0 and _has_rest(connection) and w.turn_bytes < TURN_BYTES:
+        sent = True
+        _go_on(w, connection)
+        if connection.out.lost:
+            http_connection_close(w, connection)
+            return
+        if not _send(w, connection):
+            return
     if connection.full and connection.out.size() == 0 and _has_room(w,
             connection) and not connection.last and w.turn_bytes < TURN_BYTES:
         _advance(w, connection)
@@ -559,8 +593,8 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
             connection.since_us = w.now_us
             connection.input.shrink(KEPT_BYTES)
             connection.out.shrink(KEPT_BYTES)
-    if connection.out.size() or (connection.full and not connection.last
-                                 and _has_room(w, connection)):
+    if connection.out.size() or _has_rest(connection) or (
+            connection.full and not connection.last and _has_room(w, connection)):
         # nothing to send, but more to answer: in the next turn, after the others
         _watch(w, connection, EPOLLOUT)
     else:
@@ -583,6 +617,8 @@ cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noe
 
 
 cdef void http_connection_drain(Worker* w, HttpConnection* connection) noexcept nogil:
+    if connection.tail != NULL:
+        connection.tail.close = True
     if connection.open or connection.out.size():
         return
     if connection.partial:

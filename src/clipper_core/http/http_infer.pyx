@@ -5,12 +5,12 @@ from libc.string cimport memcmp, memcpy, memset
 
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.http.json_rows cimport Text, json_read_i64, json_read_row
-from clipper_core.http.json_value cimport json_elements
+from clipper_core.http.json_value cimport json_begin_bytes, json_is_plain, json_put
 from clipper_core.runtime.dtype cimport (
     BOOL, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite, itemsize,
 )
 from clipper_core.runtime.machine cimport i64, u32
-from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data
+from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data, record_type
 
 cdef enum:
     DIMS_MAX = 5                # of a row, and one before it
@@ -393,14 +393,17 @@ cdef bint _word(const Value* value, u8* dtype, u64* word) noexcept nogil:
     return dtype[0] != 0
 
 
-cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes) noexcept nogil:
+cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
+                      LargeBody* large) noexcept nogil:
     cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
     cdef bint array = blob != NULL and blob.rank != 0
     cdef u8 dtype = 0
     cdef u64 word = 0, size
     cdef const void* data = &word
+    cdef Bytes* after = out if large == NULL else &large.tail
     cdef u32 i
-    if blob != NULL and (blob.qualifier_bytes or (blob.dtype == STR and binary)):
+    if blob != NULL and (blob.qualifier_bytes or (blob.dtype == STR and binary)
+                         or record_type(blob)):
         return False
     if array:
         dtype, data, size = blob.dtype, blob_data(blob), blob.nbytes
@@ -410,7 +413,9 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
         size = itemsize(dtype)
     else:
         size = 0
-    if size and (_datatype(dtype) == NULL or not all_finite(dtype, data, size)):
+    if (size or array) and (_datatype(dtype) == NULL
+                            or not (json_is_plain(blob) if array
+                                    else all_finite(dtype, data, size))):
         return False
     out.put_text("\"outputs\":[{\"name\":\"output\",\"datatype\":\"")
     if size or array:
@@ -424,14 +429,17 @@ cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_byt
             out.put_decimal(blob.dims[i])
     if not binary:
         out.put_text("],\"data\":[")
-        if not json_elements(out, value):
+        if not json_put(out, value, True, large):
             return False
-        out.put_text("]}]}")
+        after.put_text("]}]}")
         json_bytes[0] = 0
         return True
     out.put_text("],\"parameters\":{\"binary_data_size\":")
     out.put_decimal(size)
     out.put_text("}}]}")
     json_bytes[0] = out.size()
-    out.put(data, size)
+    if large == NULL:
+        out.put(data, size)
+    else:
+        json_begin_bytes(&large.cursor, data, size)
     return True

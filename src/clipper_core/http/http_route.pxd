@@ -12,6 +12,7 @@ from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
 from clipper_core.http.json_rows cimport Wanted
+from clipper_core.http.json_value cimport LargeBody
 from clipper_core.http.recent_answers cimport RecentState
 from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.byte_buffer cimport Bytes
@@ -85,10 +86,10 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
 cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
                        const Bytes* made, bint close,
-                       Bytes* body, Bytes* out) noexcept nogil
-# ^ appends the whole response to `out`, and counts it. False: it is not for here, and nothing was
+                       Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil
+# ^ appends the response to `out`, and counts it. False: it is not for here, and nothing was
 # written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
-# one.  body: room to work in
+# one.  body: room to work in.  rest: what is left to be written, of a large one; else as it was
 cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
 cdef CompletionState* query_home(const Query* q) noexcept nogil
 

@@ -11,7 +11,9 @@ from clipper_core.cache.clock_cache cimport cache_lookup, key_of
 from clipper_core.http.http_head cimport NO_LENGTH
 from clipper_core.http.http_infer cimport infer_read, infer_write
 from clipper_core.http.json_rows cimport Text, json_count, json_read_row
-from clipper_core.http.json_value cimport json_f64, json_value, value_belief
+from clipper_core.http.json_value cimport (
+    json_f64, json_put, large_body, large_body_chunk, large_body_drop, value_belief,
+)
 from clipper_core.http.recent_answers cimport RecentAnswers, recent_add
 from clipper_core.results.completion cimport (
     block_drop, claims_lock, claims_unlock, slot_fill, slots_claim,
@@ -188,30 +190,31 @@ cdef void query_drop(Query* q) noexcept nogil:
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us,
-                     Bytes* body) noexcept nogil:
+                     Bytes* body, LargeBody* large) noexcept nogil:
+    cdef Bytes* after = body if large == NULL else &large.tail
     body.put_text("{\"id\":\"")
     body.put(q.route.node.at(), q.route.node.size())
     body.put_hex(q.number)
     body.put_text("\",\"output\":")
-    if not json_value(body, value):
+    if not json_put(body, value, False, large):
         return False
-    body.put_text(",\"confidence\":")
-    json_f64(body, belief)
-    body.put_text(",\"default\":false,\"reason\":\"\",\"models\":")
-    body.put(q.route.models.at(), q.route.models.size())
-    body.put_text(",\"missing\":[],\"agreement\":1.0,\"latency_us\":")
-    body.put_decimal(latency_us)
-    body.put_byte(125)
+    after.put_text(",\"confidence\":")
+    json_f64(after, belief)
+    after.put_text(",\"default\":false,\"reason\":\"\",\"models\":")
+    after.put(q.route.models.at(), q.route.models.size())
+    after.put_text(",\"missing\":[],\"agreement\":1.0,\"latency_us\":")
+    after.put_decimal(latency_us)
+    after.put_byte(125)
     return True
 
 
-cdef bint _old(Query* q, const Value* value, Bytes* body) noexcept nogil:
+cdef bint _old(Query* q, const Value* value, Bytes* body, LargeBody* large) noexcept nogil:
     body.put_text("{\"query_id\":")
     body.put_decimal(q.number)
     body.put_text(",\"output\":")
-    if not json_value(body, value):
+    if not json_put(body, value, False, large):
         return False
-    body.put_text(",\"default\":false}")
+    (body if large == NULL else &large.tail).put_text(",\"default\":false}")
     return True
 
 
@@ -226,7 +229,7 @@ cdef void _put_own(Query* q, Bytes* body) noexcept nogil:
 
 
 cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes,
-                    Bytes* body) noexcept nogil:
+                    Bytes* body, LargeBody* large) noexcept nogil:
     body.put(q.route.head.at(), q.route.head.size())
     body.put(q.tag.at(), q.tag.size())
     body.put_text(",\"parameters\":{\"prediction_id\":\"")
@@ -238,7 +241,7 @@ cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes
         body.put_text(",\"request_id\":")
         _put_own(q, body)
     body.put_text("},")
-    return infer_write(body, value, q.binary, json_bytes)
+    return infer_write(body, value, q.binary, json_bytes, large)
 
 
 cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
@@ -262,22 +265,29 @@ cdef void _count(Query* q, u32 latency_us) noexcept nogil:
     histogram_record(r.requests, monotonic_us() - q.began_us)
 
 
-cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
-                       const Bytes* made, bint close,
-                       Bytes* body, Bytes* out) noexcept nogil:
-    cdef double belief = value_belief(value)
-    cdef u64 json_bytes = 0
-    cdef bint plain
-    if belief < q.route.confidence_min:
-        return False
+cdef bint _write_body(Query* q, const Value* value, double belief, u32 latency_us,
+                      u64* json_bytes, Bytes* body, LargeBody* large) noexcept nogil:
+    """Put the body, or the part of it that goes before a large output. False: it is not plain."""
     body.clear()
     if q.route.form == PREDICT:
-        plain = _predicted(q, value, belief, latency_us, body)
-    elif q.route.form == INFER:
-        plain = _inferred(q, value, belief, &json_bytes, body)
-    else:
-        plain = _old(q, value, body)
-    if not plain or body.lost:
+        return _predicted(q, value, belief, latency_us, body, large)
+    if q.route.form == INFER:
+        return _inferred(q, value, belief, json_bytes, body, large)
+    return _old(q, value, body, large)
+
+
+cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
+                       const Bytes* made, bint close,
+                       Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil:
+    cdef double belief = value_belief(value)
+    cdef u64 json_bytes = 0
+    cdef LargeBody* large
+    if belief < q.route.confidence_min:
+        return False
+    large = large_body(value)
+    if (not _write_body(q, value, belief, latency_us, &json_bytes, body, large) or body.lost
+            or (large != NULL and large.tail.lost)):
+        large_body_drop(large)
         return False
     out.put_text("HTTP/1.1 200 OK\r\ndate: ")
     out.put(date, 29)
@@ -285,8 +295,12 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
         out.put_text("\r\ncontent-type: application/octet-stream")
     else:
         out.put_text("\r\ncontent-type: application/json")
-    out.put_text("\r\ncontent-length: ")
-    out.put_decimal(body.size())
+    if large != NULL and not json_bytes:
+        large.chunked = True
+        out.put_text("\r\ntransfer-encoding: chunked")
+    else:
+        out.put_text("\r\ncontent-length: ")
+        out.put_decimal(body.size() + (large.bytes if large != NULL else 0))
     if json_bytes:
         out.put_text("\r\ninference-header-content-length: ")
         out.put_decimal(json_bytes)
@@ -295,10 +309,14 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
     if close:
         out.put_text("\r\nconnection: close")
     out.put_text("\r\n\r\n")
-    out.put(body.at(), body.size())
+    if large != NULL and large.chunked:
+        large_body_chunk(body, out)
+    else:
+        out.put(body.at(), body.size())
     if q.route.recent != NULL:
         recent_add(q.route.recent, q.number, q.route.owner, value, monotonic_us())
     _count(q, latency_us)
+    rest[0] = large
     return True
 
 

@@ -295,7 +295,7 @@ cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     cdef int first = -1
     n = epoll_wait_us(w.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
     w.now_us = monotonic_us()
-    w.turn_bytes, w.turn_large, w.turns = 0, 0, w.turns + 1
+    w.turn_bytes, w.turns = 0, w.turns + 1
     second = wall_s()
     if second != w.date_s:
         w.date_s = second

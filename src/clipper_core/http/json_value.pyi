@@ -1,3 +1,9 @@
 from typing import Any
 
+import numpy as np
+
 def json_of(output: Any) -> bytes | None: ...
+
+class JsonArray:
+    def __init__(self, array: np.ndarray[Any, Any], flat: bool = False) -> None: ...
+    def take(self, bytes_max: int) -> bytes: ...

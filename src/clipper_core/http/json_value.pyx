@@ -1,18 +1,23 @@
 """Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits
-that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and
-left to msgspec: bytes, other text, halves, what is not finite, and what a model says beside its
-output.
+that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and left to Python: bytes, other text, halves, what
+is not finite, and what a model says beside its output.
 """
-from libc.math cimport isfinite
-from libc.string cimport memcpy
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.math cimport INFINITY, NAN, isfinite, ldexp
+from libc.string cimport memcpy, memset
 
+from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.dtype cimport (
-    BOOL, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, itemsize,
+    BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, all_finite, itemsize,
 )
-from clipper_core.runtime.machine cimport i32, i64, u32, u64, u8
+from clipper_core.runtime.machine cimport i32, i64, relaxed, u32, u64, u8
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, value_drop,
+    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_hold,
 )
+
+import numpy as np
+
+from clipper_core.runtime.dtype import NAMES
 
 cdef extern from *:
     """
@@ -40,153 +45,294 @@ cdef enum:
     NUMBER_BYTES_MAX = 32
 
 
-cdef void json_f64(Bytes* out, double value) noexcept nogil:
+cdef inline u8* _put(u8* to, const char* from_, int n) noexcept nogil:
+    memcpy(to, from_, n)
+    return to + n
+
+
+cdef u8* _write_decimal(u8* to, u64 n) noexcept nogil:
+    cdef char[20] digits
+    cdef int i = 20
+    while True:
+        i -= 1
+        digits[i] = <char> (48 + n % 10)
+        n //= 10
+        if n == 0:
+            break
+    return _put(to, digits + i, 20 - i)
+
+
+cdef u8* _write_zeros(u8* to, int n) noexcept nogil:
+    cdef int _i
+    for _i in range(n):
+        to[0] = 48
+        to += 1
+    return to
+
+
+cdef u8* _write_f64(u8* to, double value) noexcept nogil:
+    """Write a finite number of at most NUMBER_BYTES_MAX bytes; return its end."""
     cdef char[40] digits
-    cdef int point = 0, n, _i
+    cdef int point = 0, n
     if value < 0 or (value == 0 and 1 / value < 0):
-        out.put_byte(45)
+        to = _put(to, "-", 1)
         value = -value
     if value == 0:
-        out.put_text("0.0")
-        return
+        return _put(to, "0.0", 3)
     n = digits_of(value, digits, &point)
     if POINT_MIN <= point <= 0:                 # 0.00123
-        out.put_text("0.")
-        for _i in range(-point):
-            out.put_byte(48)
-        out.put(digits, n)
-    elif 0 < point <= POINT_MAX:                # 12.3, 1230.0
-        out.put(digits, min(n, point))
-        for _i in range(point - n):
-            out.put_byte(48)
-        out.put_byte(46)
-        if n > point:
-            out.put(digits + point, n - point)
-        else:
-            out.put_byte(48)
-    else:                                       # 1.23e30
-        out.put_byte(digits[0])
-        if n > 1:
-            out.put_byte(46)
-            out.put(digits + 1, n - 1)
-        out.put_byte(101)
-        if point < 1:
-            out.put_byte(45)
-        out.put_decimal(<u64> (point - 1 if point >= 1 else 1 - point))
+        to = _write_zeros(_put(to, "0.", 2), -point)
+        return _put(to, digits, n)
+    if 0 < point <= POINT_MAX:                  # 12.3, 1230.0
+        to = _write_zeros(_put(to, digits, min(n, point)), point - n)
+        to = _put(to, ".", 1)
+        return _put(to, digits + point, n - point) if n > point else _put(to, "0", 1)
+    to = _put(to, digits, 1)                    # 1.23e30
+    if n > 1:
+        to = _put(_put(to, ".", 1), digits + 1, n - 1)
+    to = _put(to, "e-", 2) if point < 1 else _put(to, "e", 1)
+    return _write_decimal(to, <u64> (point - 1 if point >= 1 else 1 - point))
 
 
-cdef inline void _i64(Bytes* out, i64 value) noexcept nogil:
+cdef void json_f64(Bytes* out, double value) noexcept nogil:
+    cdef u8* to = out.reserve(NUMBER_BYTES_MAX)
+    if to != NULL:
+        out.end += <u64> (_write_f64(to, value) - to)
+
+
+cdef inline u8* _write_i64(u8* to, i64 value) noexcept nogil:
     if value < 0:
-        out.put_byte(45)
-    out.put_decimal(-<u64> value if value < 0 else <u64> value)
+        to = _put(to, "-", 1)
+    return _write_decimal(to, -<u64> value if value < 0 else <u64> value)
 
 
-cdef bint _one(Bytes* out, u8 dtype, const u8* at) noexcept nogil:
-    """A number of that type; False: it is not finite, or a half."""
+cdef double _half(const u8* at) noexcept nogil:
+    """Return the number that a half is: 1 bit of sign, 5 of exponent, 10 of fraction."""
+    cdef u32 bits = at[0] | <u32> at[1] << 8
+    cdef int exponent = <int> (bits >> 10 & 31)
+    cdef double fraction = bits & 1023, value
+    if exponent == 31:
+        value = NAN if fraction else INFINITY
+    elif exponent:
+        value = ldexp(1024 + fraction, exponent - 25)
+    else:
+        value = ldexp(fraction, -24)
+    return -value if bits >> 15 else value
+
+
+cdef u8* _write_one(u8* to, u8 dtype, const u8* at) noexcept nogil:
+    """Write an element of that type, at most NUMBER_BYTES_MAX bytes; return its end."""
     cdef double real
     cdef float single
+    cdef u64 word = 0
     if dtype == F64:
         memcpy(&real, at, 8)
     elif dtype == F32:
         memcpy(&single, at, 4)
         real = single
+    elif dtype == F16:
+        real = _half(at)
     elif dtype == BOOL:
-        out.put_text("true" if at[0] & 1 else "false")
-        return True
+        return _put(to, "true", 4) if at[0] & 1 else _put(to, "false", 5)
     else:
-        return _whole(out, dtype, at)
-    if not isfinite(real):
+        memcpy(&word, at, itemsize(dtype))
+        if dtype == I8:
+            return _write_i64(to, <signed char> word)
+        if dtype == I16:
+            return _write_i64(to, <short> word)
+        if dtype == I32:
+            return _write_i64(to, <i32> word)
+        return _write_i64(to, <i64> word) if dtype == I64 else _write_decimal(to, word)
+    return _write_f64(to, real) if isfinite(real) else _put(to, "null", 4)
+
+
+cdef inline bint _is_number(u8 dtype) noexcept nogil:
+    return BOOL <= dtype <= F64 and dtype != F16
+
+
+cdef bint _one(Bytes* out, u8 dtype, const u8* at) noexcept nogil:
+    """Put a number of that type; False: it is not finite, or no number."""
+    cdef u8* to
+    if not _is_number(dtype) or not all_finite(dtype, at, itemsize(dtype)):
         return False
-    json_f64(out, real)
+    to = out.reserve(NUMBER_BYTES_MAX)
+    if to != NULL:
+        out.end += <u64> (_write_one(to, dtype, at) - to)
     return True
 
 
-cdef bint _whole(Bytes* out, u8 dtype, const u8* at) noexcept nogil:
-    cdef u64 word = 0
-    if dtype == F16 or dtype < U8 or dtype > I64:
-        return False
-    memcpy(&word, at, itemsize(dtype))
-    if dtype == U8 or dtype == U16 or dtype == U32 or dtype == U64:
-        out.put_decimal(word)
-    elif dtype == I8:
-        _i64(out, <signed char> word)
-    elif dtype == I16:
-        _i64(out, <short> word)
-    elif dtype == I32:
-        _i64(out, <i32> word)
-    else:
-        _i64(out, <i64> word)
-    return True
-
-
-cdef bint _text(Bytes* out, const u8* at, u64 n) noexcept nogil:
+cdef bint _is_plain_text(const u8* at, u64 n) noexcept nogil:
+    """Return whether text is ASCII that JSON need not escape."""
     cdef u64 i
-    for i in range(n):
-        if at[i] < 32 or at[i] > 126 or at[i] == 34 or at[i] == 92:
-            return False
-    out.put_byte(34)
-    out.put(at, n)
-    out.put_byte(34)
+    cdef u8 strange = 0
+    for i in range(n):                          # without a branch, so that it is vectorized
+        strange |= (at[i] < 32) | (at[i] > 126) | (at[i] == 34) | (at[i] == 92)
+    return strange == 0
+
+
+cdef bint json_is_plain(Blob* blob) noexcept nogil:
+    cdef u8 plain = blob.plain.load(relaxed)
+    if plain == 0:
+        plain = 1
+        if (not _is_plain_text(<const u8*> blob_data(blob), blob.nbytes) if blob.dtype == STR
+                else not all_finite(blob.dtype, blob_data(blob), blob.nbytes)):
+            plain = 2
+        blob.plain.store(plain, relaxed)
+    return plain == 1
+
+
+cdef bint json_begin(JsonCursor* c, const Value* value, bint flat) noexcept nogil:
+    cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
+    cdef u32 i
+    if (blob == NULL or blob.qualifier_bytes or record_type(blob)
+            or (blob.dtype != STR and (blob.rank == 0 or not _is_number(blob.dtype)))
+            or not json_is_plain(blob)):
+        return False
+    memset(c, 0, sizeof(JsonCursor))
+    c.data, c.dtype, c.item = <const u8*> blob_data(blob), blob.dtype, itemsize(blob.dtype)
+    c.count, c.flat, c.rank = blob.nbytes // c.item, flat, blob.rank
+    for i in range(c.rank):
+        c.dims[i] = blob.dims[i]
     return True
 
 
-cdef const u8* _level(Bytes* out, const Blob* blob, u32 level, const u8* at) noexcept nogil:
-    """The array from `at` on, by its dimensions from `level` on; -> what follows, NULL when an
-    element is not plain."""
-    cdef u32 i
+cdef void json_begin_bytes(JsonCursor* c, const void* data, u64 n) noexcept nogil:
+    memset(c, 0, sizeof(JsonCursor))
+    c.data, c.dtype, c.item, c.count = <const u8*> data, BYTES, 1, n
+
+
+cdef void _put_empty(Bytes* out, const JsonCursor* c, u32 level) noexcept nogil:
+    """Put the brackets of an array without elements, from a dimension on."""
+    cdef u64 i
     out.put_byte(91)
-    for i in range(blob.dims[level]):
-        if i:
-            out.put_byte(44)
-        if level + 1 < blob.rank:
-            at = _level(out, blob, level + 1, at)
-            if at == NULL:
-                return NULL
-        else:
-            if not _one(out, blob.dtype, at):
-                return NULL
-            at += itemsize(blob.dtype)
+    if level + 1 < c.rank:
+        for i in range(c.dims[level]):
+            if i:
+                out.put_byte(44)
+            _put_empty(out, c, level + 1)
     out.put_byte(93)
-    return at
 
 
-cdef bint json_value(Bytes* out, const Value* value) noexcept nogil:
-    cdef u64 before = out.size()
+cdef u8* _write_brackets(JsonCursor* c, u8* to) noexcept nogil:
+    """Write what stands between the last element and the next one: a comma, and the end and the
+    beginning of each array that ends there."""
+    cdef u32 level = 0 if c.flat else c.rank, ended = 0
+    while level and c.index[level - 1] + 1 == c.dims[level - 1]:
+        level -= 1
+        c.index[level] = 0
+        to = _put(to, "]", 1)
+        ended += 1
+    if level:
+        c.index[level - 1] += 1
+    to = _put(to, ",", 1)
+    while ended:
+        to = _put(to, "[", 1)
+        ended -= 1
+    return to
+
+
+cdef bint _put_bytes(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
+    """Go on with text, in its quotes, or with bytes as they are."""
+    cdef u64 n = min(bytes_max, c.count - c.done)
+    if c.dtype == STR and c.done == 0:
+        out.put_byte(34)
+    out.put(c.data + c.done, n)
+    c.done += n
+    if c.done < c.count:
+        return False
+    if c.dtype == STR:
+        out.put_byte(34)
+    return True
+
+
+cdef bint json_go_on(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
+    cdef u64 end = out.size() + bytes_max
+    cdef u32 depth = 0 if c.flat else c.rank, i
+    cdef u8* to
+    cdef u8* first
+    if c.dtype == STR or c.dtype == BYTES:
+        return _put_bytes(c, out, bytes_max)
+    if c.count == 0:
+        if depth:
+            _put_empty(out, c, 0)
+        return True
+    while c.done < c.count and out.size() < end:
+        first = to = out.reserve(NUMBER_BYTES_MAX + 2 * JSON_DIMS_MAX + 1)
+        if to == NULL:
+            return True                         # `out` says that it is lost
+        if c.done:
+            to = _write_brackets(c, to)
+        else:
+            for i in range(depth):
+                to = _put(to, "[", 1)
+        to = _write_one(to, c.dtype, c.data + c.done * c.item)
+        out.end += <u64> (to - first)
+        c.done += 1
+    if c.done < c.count:
+        return False
+    for i in range(depth):
+        out.put_byte(93)
+    return True
+
+
+cdef bint json_value(Bytes* out, const Value* value, bint flat) noexcept nogil:
+    cdef JsonCursor cursor
     cdef Blob* blob
-    cdef const u8* data
     if value.tag == TAG_NONE:
         return False
     if value.tag != TAG_BLOB:
         return _one(out, value.tag, <const u8*> &value.word)
     blob = <Blob*> value.word
-    data = <const u8*> blob_data(blob)
-    if blob.qualifier_bytes:
-        return False
-    if blob.dtype == STR:
-        return _text(out, data, blob.nbytes)
-    if blob.rank == 0:
-        return blob.nbytes == itemsize(blob.dtype) and _one(out, blob.dtype, data)
-    if _level(out, blob, 0, data) != NULL:
-        return True
-    out.end -= out.size() - before
-    return False
+    if blob.dtype != STR and blob.rank == 0:
+        return (blob.qualifier_bytes == 0 and blob.nbytes == itemsize(blob.dtype)
+                and _one(out, blob.dtype, <const u8*> blob_data(blob)))
+    return json_begin(&cursor, value, flat) and json_go_on(&cursor, out, <u64> 1 << 62)
 
 
-cdef bint json_elements(Bytes* out, const Value* value) noexcept nogil:
-    cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
-    cdef const u8* at
-    cdef u64 i, n
-    if blob == NULL or blob.dtype == STR or blob.rank == 0:
-        return json_value(out, value)
-    at = <const u8*> blob_data(blob)
-    n = blob.nbytes // itemsize(blob.dtype) if itemsize(blob.dtype) else 0
-    for i in range(n):
-        if i:
-            out.put_byte(44)
-        if not _one(out, blob.dtype, at):
-            return False
-        at += itemsize(blob.dtype)
-    return True
+cdef bint json_put(Bytes* out, const Value* value, bint flat, LargeBody* large) noexcept nogil:
+    if large == NULL:
+        return json_value(out, value, flat)
+    return json_begin(&large.cursor, value, flat)
+
+
+cdef LargeBody* large_body(const Value* value) noexcept nogil:
+    cdef LargeBody* large
+    if value.tag != TAG_BLOB or (<Blob*> value.word).nbytes < LARGE_VALUE_BYTES:
+        return NULL
+    large = make[LargeBody]()
+    if large != NULL:
+        large.value, large.bytes = value[0], (<Blob*> value.word).nbytes
+        value_hold(&large.value)
+    return large
+
+
+cdef void large_body_drop(LargeBody* large) noexcept nogil:
+    if large != NULL:
+        value_drop(&large.value)
+        del large
+
+
+cdef void large_body_chunk(const Bytes* data, Bytes* out) noexcept nogil:
+    out.put_hex(data.size())
+    out.put_text("\r\n")
+    out.put(data.at(), data.size())
+    out.put_text("\r\n")
+    out.lost = out.lost or data.lost
+
+
+cdef bint large_body_go_on(LargeBody* large, Bytes* out, u64 bytes_max,
+                           Bytes* room) noexcept nogil:
+    cdef bint ended
+    if not large.chunked:
+        return json_go_on(&large.cursor, out, bytes_max)
+    room.clear()
+    ended = json_go_on(&large.cursor, room, bytes_max)
+    if ended:
+        room.put(large.tail.at(), large.tail.size())
+    large_body_chunk(room, out)
+    if ended:
+        out.put_text("0\r\n\r\n")
+    return ended
 
 
 cdef double value_belief(const Value* value) noexcept nogil:
@@ -201,6 +347,48 @@ def json_of(output):
     """Threads: any. A prediction as JSON; None when it is not plain."""
     cdef Bytes out
     cdef Value value = object_value(output)
-    cdef bint plain = json_value(&out, &value)
+    cdef bint plain = json_value(&out, &value, False)
     value_drop(&value)
     return (<const char*> out.at())[:out.size()] if plain else None
+
+
+cdef class JsonArray:
+    """Threads: one at a time. The JSON text of an array, in pieces; the GIL is not held while one
+    is written. TypeError for elements that are no numbers, and beyond JSON_DIMS_MAX dimensions.
+
+    flat: of the elements alone, without brackets and in row-major order.
+    """
+    cdef JsonCursor cursor
+    cdef Py_buffer view
+    cdef bint is_open
+
+    def __init__(self, array, bint flat=False):
+        cdef u32 i
+        kind = "bool" if array.dtype.kind == "b" else f"{array.dtype.kind}{8 * array.itemsize}"
+        dtype = int(NAMES.get(kind, 0))
+        if not (BOOL <= dtype <= F64 and array.dtype.isnative) or array.ndim > JSON_DIMS_MAX:
+            raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions is not "
+                            "written as JSON here")
+        PyObject_GetBuffer(np.ascontiguousarray(array), &self.view, PyBUF_SIMPLE)
+        self.is_open = True
+        json_begin_bytes(&self.cursor, self.view.buf, array.size)
+        self.cursor.dtype, self.cursor.item = <u8> dtype, <u32> array.itemsize
+        self.cursor.flat, self.cursor.rank = flat, <u32> array.ndim
+        for i in range(self.cursor.rank):
+            self.cursor.dims[i] = array.shape[i]
+
+    def __dealloc__(self):
+        if self.is_open:
+            PyBuffer_Release(&self.view)
+
+    def take(self, u64 bytes_max):
+        """Return the next piece, at least one element and about `bytes_max` bytes; empty after
+        the last one. MemoryError."""
+        cdef Bytes out
+        if self.cursor.ended:
+            return b""
+        with nogil:
+            self.cursor.ended = json_go_on(&self.cursor, &out, max(bytes_max, <u64> 1))
+        if out.lost:
+            raise MemoryError("no memory for the JSON of an array")
+        return (<const char*> out.at())[:out.size()]
