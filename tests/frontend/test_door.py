@@ -676,7 +676,7 @@ def memory_kib(line: str) -> int:
     return int(text.partition(f"{line}:")[2].split()[0])
 
 
-@pytest.mark.parametrize("strange", [False])
+@pytest.mark.parametrize("strange", [False, True])
 def test_the_text_of_an_unread_answer_is_not_kept(
     server: clipper.ClipperServer, strange: bool
 ) -> None:

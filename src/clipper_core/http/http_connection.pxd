@@ -115,6 +115,8 @@ cdef enum:
                                 # not small, and those who ask one request after another
     PIECE_BYTES = 65536         # of a large answer, that one connection gets in a turn
     SMALL_BYTES = 4096          # of an answer that is small
+    LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
+                                # its text is written
 
 # NULL: no memory; the descriptor is closed
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil

@@ -344,6 +344,8 @@ cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
     if out.lost:
         out.end -= out.size() - before
     w.turn_bytes += out.size() - before
+    if x.rest != NULL:
+        w.turn_bytes += x.rest.bytes // LOOKED_THROUGH
     return True
 
 

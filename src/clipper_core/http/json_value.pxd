@@ -31,7 +31,7 @@ cdef cppclass LargeBody:        # the rest of a response's body: an output, and 
 cdef void json_f64(Bytes* out, double value) noexcept nogil               # finite
 # False: it is not plain, and nothing was put. flat: without brackets
 cdef bint json_value(Bytes* out, const Value* value, bint flat) noexcept nogil
-# Whether JSON can hold an array or a text; looked up once. Threads: any
+# Whether JSON can hold an array or a text
 cdef bint json_is_plain(Blob* blob) noexcept nogil
 # False: it is not plain, or no array and no text
 cdef bint json_begin(JsonCursor* c, const Value* value, bint flat) noexcept nogil

@@ -10,7 +10,7 @@ from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.dtype cimport (
     BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, all_finite, itemsize,
 )
-from clipper_core.runtime.machine cimport i32, i64, relaxed, u32, u64, u8
+from clipper_core.runtime.machine cimport i32, i64, u32, u64, u8
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_hold,
 )
@@ -171,14 +171,9 @@ cdef bint _is_plain_text(const u8* at, u64 n) noexcept nogil:
 
 
 cdef bint json_is_plain(Blob* blob) noexcept nogil:
-    cdef u8 plain = blob.plain.load(relaxed)
-    if plain == 0:
-        plain = 1
-        if (not _is_plain_text(<const u8*> blob_data(blob), blob.nbytes) if blob.dtype == STR
-                else not all_finite(blob.dtype, blob_data(blob), blob.nbytes)):
-            plain = 2
-        blob.plain.store(plain, relaxed)
-    return plain == 1
+    if blob.dtype == STR:
+        return _is_plain_text(<const u8*> blob_data(blob), blob.nbytes)
+    return all_finite(blob.dtype, blob_data(blob), blob.nbytes)
 
 
 cdef bint json_begin(JsonCursor* c, const Value* value, bint flat) noexcept nogil:

@@ -19,7 +19,6 @@ cdef cppclass Blob:
     u8 dtype
     u8 rank                     # dimensions of the output; 0 for a scalar with confidence
     u8 has_confidence
-    atomic[u8] plain            # JSON can hold it: 1; or not: 2; 0: nobody has looked
     u32 dims[4]                 # of a record (docs/wire.md) the last is its type, from 1
     float confidence
     u16 qualifier_bytes

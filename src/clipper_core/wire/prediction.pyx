@@ -76,7 +76,6 @@ cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
     blob.dtype = 0
     blob.rank = 0
     blob.has_confidence = 0
-    blob.plain.store(0, relaxed)
     memset(blob.dims, 0, sizeof(blob.dims))
     blob.confidence = 0
     blob.nbytes = nbytes

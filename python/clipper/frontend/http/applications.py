@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, UnknownPrediction, did_you_mean
+from clipper.frontend.http.json_body import answer_texts, answer_whole, json_list, json_texts
 from clipper.frontend.http.messages import (
     TEXT,
     DeferredResponse,
     HandlerResult,
     HttpRequest,
     HttpResponse,
+    StreamedResponse,
     WorkerTask,
     answer_json,
     read_json,
-    to_json,
 )
 from clipper.frontend.http.prediction_stream import PredictionStream
 from clipper.frontend.http.router import HttpRouter
@@ -216,7 +217,7 @@ class ApplicationRoutes:
         )
 
         def tell(future: Future) -> bytes:
-            return to_json(_predicted(answer_of(future, resolved)))
+            return b"".join(json_texts(_predicted(answer_of(future, resolved))))
 
         return PredictionStream(
             futures, tell, request.id, self._node.config.http.heartbeat_s
@@ -393,7 +394,10 @@ def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
 # -- what goes out
 
 
-def _outcome(futures: Sequence[Future], make: Callable[[], HttpResponse]) -> HandlerResult:
+Made = HttpResponse | StreamedResponse
+
+
+def _outcome(futures: Sequence[Future], make: Callable[[], Made]) -> HandlerResult:
     return make() if all(future.done() for future in futures) else DeferredResponse(futures, make)
 
 
@@ -418,24 +422,28 @@ def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
     return {_name_of(model): said for model, said in answer.qualifiers.items()}
 
 
-def one_predicted(future: Future, resolved: ResolvedApplication) -> HttpResponse:
-    """Return the response to one query."""
+def one_predicted(future: Future, resolved: ResolvedApplication, whole: bool = False) -> Made:
+    """Return the response to one query. whole: not streamed, however large it is."""
     answer = answer_of(future, resolved)
-    return HttpResponse(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
+    respond = answer_whole if whole else answer_texts
+    return respond(json_texts(_predicted(answer)), answer.id.encode("ascii"))
 
 
-def _many_predicted(futures: Sequence[Future], resolved: ResolvedApplication) -> HttpResponse:
+def _many_predicted(futures: Sequence[Future], resolved: ResolvedApplication) -> Made:
     """Return the response to many queries. It is an error only when no query has an answer."""
-    answers, refused = [], None
+    refused = None
     for future in futures:
         try:
-            answer_of(future, resolved)
+            if answer_of(future, resolved).models:
+                break
         except ClipperError as error:
             refused = refused or error
-        answers.append(future.result(0))
-    if refused is not None and not any(answer.models for answer in answers):
-        raise refused
-    return answer_json({"predictions": [_predicted(answer) for answer in answers]})
+    else:
+        if refused is not None:
+            raise refused
+    return answer_texts(
+        json_list(b"predictions", (_predicted(future.result(0)) for future in futures))
+    )
 
 
 def _old_body(future: Future) -> dict[str, Any]:
@@ -448,10 +456,10 @@ def _old_body(future: Future) -> dict[str, Any]:
     return {**body, "default_explanation": answer.reason} if answer.is_default else body
 
 
-def old_one(future: Future) -> HttpResponse:
-    """Return the response to one query of the original Clipper's clients."""
-    return answer_json(_old_body(future))
+def old_one(future: Future, whole: bool = False) -> Made:
+    """Return the response to one query of the original Clipper's clients. whole: not streamed."""
+    return (answer_whole if whole else answer_texts)(json_texts(_old_body(future)))
 
 
-def _old_many(futures: Sequence[Future]) -> HttpResponse:
-    return answer_json({"batch_predictions": [_old_body(future) for future in futures]})
+def _old_many(futures: Sequence[Future]) -> Made:
+    return answer_texts(json_list(b"batch_predictions", map(_old_body, futures)))

@@ -17,8 +17,8 @@ front of the queue. A request is handled at once on the loop's thread, unless it
 its handler asks for a worker thread. The work for one connection in one turn of the loop is bounded
 (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses); the rest
 waits for the next turn, or until the client has read its responses. A response is made only when it
-can leave: those of a client that does not read stay what the model said, which the cache shares. A
-large response takes milliseconds, so all connections together get one of them in a turn
+can leave: those of a client that does not read stay what the model said, which the cache shares.
+All connections together get one large response, or one piece of one that is streamed, in a turn
 (`LARGE_BYTES`), one connection after another. A disconnected client cancels its queries. A rejected
 connection is read a little longer, or the client's kernel would discard the response.
 """
@@ -61,7 +61,9 @@ _TCP_NOTSENT_LOWAT = getattr(
 )  # 25 on Linux; not defined in Python 3.11
 _WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
 PIECE_BYTES = 16 << 10  # maximum that is parsed in one call
-LARGE_BYTES = 64 << 10  # from here a response is large: one of these is made in a turn of the loop
+LARGE_BYTES = (
+    64 << 10
+)  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 # eligible requests in a row before the fast path gets the connection back; doubles each time
@@ -363,13 +365,10 @@ class HttpConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Schedule `advance` for the loop's next turn, if there is anything to do."""
-        if self._is_waiting or self.full or self.gone:
-            return
         if self._has_ready() or (
             (self._kept or self._parsed) and len(self._open) < self.service.settings.pipeline_max
         ):
-            self._is_waiting = True
-            self.service.take_turn(self)
+            self.ask_turn()
 
     def advance(self) -> None:
         """Continue with the requests that waited, as far as there is room. Called by the
@@ -378,6 +377,8 @@ class HttpConnection(asyncio.Protocol):
         self._turn_requests = self._turn_bytes = 0
         if self._has_ready():
             self.flush()
+        elif self._open and (body := self._open[0].body) is not None and not self.full:
+            body.take_turn()
         while self._parsed and not self._must_wait():
             self._start(self._parsed.popleft())
         if self._kept and not (self._deaf or self._parsed or self._must_wait()):
@@ -597,9 +598,7 @@ class HttpConnection(asyncio.Protocol):
                 continue
             if exchange.data:
                 self._turn_bytes += len(exchange.data)
-                self.is_small = len(exchange.data) < LARGE_BYTES
-                if not self.is_small:
-                    self.service.note_large()
+                self._note_size(len(exchange.data))
                 transport.write(exchange.data)
             if exchange.close:
                 self._end()
@@ -611,6 +610,12 @@ class HttpConnection(asyncio.Protocol):
             self._since_s = self.service.now_s
         if self._plain and not self._feeding:
             self._return()
+
+    def _note_size(self, size: int) -> None:
+        """Note the size of a response, or of a piece, that is written."""
+        self.is_small = size < LARGE_BYTES
+        if not self.is_small:
+            self.service.note_large()
 
     def _return(self) -> None:
         """Give the connection back to the fast path, between two requests, after enough eligible
@@ -653,8 +658,16 @@ class HttpConnection(asyncio.Protocol):
         """Send bytes of a streamed body; return how many bytes the client has not taken yet."""
         if self.gone or self._transport.is_closing():
             return 0
+        if len(data) >= LARGE_BYTES:
+            self._note_size(len(data))
         self._transport.write(data)
         return self._transport.get_write_buffer_size()
+
+    def ask_turn(self) -> None:
+        """Call `advance` in a turn of the loop, for the body that is being streamed."""
+        if not (self._is_waiting or self.full or self.gone):
+            self._is_waiting = True
+            self.service.take_turn(self)
 
     def finish_body(self) -> None:
         """Send the next responses after the last byte of a streamed body."""

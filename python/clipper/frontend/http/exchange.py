@@ -101,7 +101,7 @@ class Exchange:
         if self.later is not None:
             for future in self.later.futures:
                 future.cancel()
-        elif self.body is not None:
+        if self.body is not None:
             self.body.lose()
 
     def fail(self, error: Exception) -> None:

@@ -29,7 +29,13 @@ from clipper.frontend.http.applications import old_one, one_predicted
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.inference import inferred
-from clipper.frontend.http.messages import HttpError, HttpRequest, HttpResponse, to_json
+from clipper.frontend.http.messages import (
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    StreamedResponse,
+    to_json,
+)
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.codec import InferRequest
 from clipper.frontend.inference.operations import InferenceTarget, PendingInference
@@ -108,14 +114,15 @@ class FastRoute:
             self.resolved, plan, state, "", (), None, id or (own if fits_id(own) else "")
         )
 
-    def respond(self, ending: Ending) -> HttpResponse:
+    def respond(self, ending: Ending) -> HttpResponse | StreamedResponse:
         """Return the response to a query that did not end in a plain prediction."""
         if self.form == "predict":
-            return one_predicted(ending.future, self.resolved)
+            return one_predicted(ending.future, self.resolved, True)
         if self.form == "old_predict":
-            return old_one(ending.future)
+            return old_one(ending.future, True)
         asked = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
-        return inferred(PendingInference([ending.future], self.resolved, False), self.target, asked)
+        pending = PendingInference([ending.future], self.resolved, False)
+        return inferred(pending, self.target, asked, True)
 
 
 def is_eligible(resolved: ResolvedApplication) -> bool:

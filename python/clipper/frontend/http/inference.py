@@ -3,18 +3,20 @@
 inference/operations.py implements the operations, inference/codec.py the encoding.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from clipper.errors import InvalidInput
+from clipper.frontend.http.json_body import answer_texts, answer_whole
 from clipper.frontend.http.messages import (
     BINARY,
-    JSON,
     DeferredResponse,
     HandlerResult,
     HttpRequest,
     HttpResponse,
+    StreamedResponse,
     WorkerTask,
     answer_json,
     read_json,
@@ -228,9 +230,12 @@ def _later(
 
 
 def inferred(
-    asking: PendingInference, target: InferenceTarget, asked: codec.InferRequest
-) -> HttpResponse:
-    """Return the response to a finished infer request."""
+    asking: PendingInference,
+    target: InferenceTarget,
+    asked: codec.InferRequest,
+    whole: bool = False,
+) -> HttpResponse | StreamedResponse:
+    """Return the response to a finished infer request. whole: not streamed."""
     outputs, parameters = asking.inferred()
     return _response(
         *codec.encode(
@@ -241,13 +246,15 @@ def inferred(
             asked.binary,
             parameters,
             asked.outputs,
-        )
+        ),
+        whole,
     )
 
 
-def _response(body: bytes, head_size: int) -> HttpResponse:
+def _response(
+    texts: Iterator[bytes], head_size: int, whole: bool = False
+) -> HttpResponse | StreamedResponse:
     if not head_size:
-        return HttpResponse(200, body, JSON)
-    return HttpResponse(
-        200, body, BINARY, ((b"inference-header-content-length", b"%d" % head_size),)
-    )
+        return answer_whole(texts) if whole else answer_texts(texts)
+    length = (b"inference-header-content-length", b"%d" % head_size)
+    return HttpResponse(200, b"".join(texts), BINARY, (length,))

@@ -152,7 +152,9 @@ class DeferredResponse:
 
     __slots__ = ("futures", "make")
 
-    def __init__(self, futures: Sequence[Future], make: Callable[[], HttpResponse]) -> None:
+    def __init__(
+        self, futures: Sequence[Future], make: "Callable[[], HttpResponse | StreamedResponse]"
+    ) -> None:
         self.futures, self.make = futures, make
 
 
@@ -226,7 +228,8 @@ class HttpError(ClipperError):
 # -- JSON
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return what JSON has for a value that it does not know: an array as a list."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if hasattr(value, "quantile"):  # a histogram
@@ -239,7 +242,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.json.Encoder(enc_hook=as_json)
 to_json: Callable[[Any], bytes] = _ENCODER.encode
 
 

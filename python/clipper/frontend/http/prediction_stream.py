@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
+from clipper.frontend.http.json_body import PIECE_BYTES
 from clipper.frontend.http.messages import StreamedResponse, problem
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
@@ -54,7 +55,7 @@ class PredictionStream:
     def start(self, body: StreamedBody) -> None:
         """Write to `body` from now on: what is done already first."""
         self._body = body
-        body.on_room, body.on_gone = self._on_room, self._on_gone
+        body.on_room, body.on_gone, body.on_turn = self._on_room, self._on_gone, self._write
         for index, future in enumerate(self._futures):
             if not body.on_done(future, functools.partial(self._on_done, index)):
                 self._done.append(index)
@@ -77,9 +78,13 @@ class PredictionStream:
     def _write(self) -> None:
         body = self._body
         while self._done and self._has_room and not body.gone:
-            self._has_room = body.write(self._event(self._done.popleft()))
+            event = self._event(self._done.popleft())
+            self._has_room = body.write(event)
             self._is_quiet = False
             self._left -= 1
+            if len(event) >= PIECE_BYTES:
+                body.ask_turn()
+                break
         if not self._left and not body.gone and not body.ended:
             self._stop_beating()
             answers = len(self._futures) - self._errors

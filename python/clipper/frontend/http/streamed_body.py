@@ -18,6 +18,9 @@ class BodyWriter(Protocol):
     def write_body(self, data: bytes) -> int:
         """Send some bytes; return how many the client has not taken yet."""
 
+    def ask_turn(self) -> None:
+        """Call the body's `take_turn` in a turn of the loop, if there is room."""
+
     def finish_body(self) -> None:
         """Go on with the next response, after the last byte of the body."""
 
@@ -29,29 +32,44 @@ class StreamedBody:
     """The body of one response, written in parts. Threads: the event loop's; `post` from any.
 
     `write` returns False when the client does not keep up: stop writing until `on_room` is called.
-    `on_gone` is called once if the client disconnects (or is cut off) before `end`: cancel the work
-    that is in progress for it. chunked: HTTP/1.1 marks the end of the body by chunks; HTTP/1.0
-    closes the connection.
+    After `ask_turn`, `on_turn` is called once in a later turn of the loop; connections that write
+    much take turns. `on_gone` is called once if the client disconnects (or is cut off) before
+    `end`: cancel the work that is in progress for it. chunked: HTTP/1.1 marks the end of the body
+    by chunks; HTTP/1.0 closes the connection.
     """
 
-    __slots__ = ("_begun", "_chunked", "_outlet", "_watcher", "ended", "gone", "on_gone", "on_room")
+    __slots__ = (
+        "_begun",
+        "_chunked",
+        "_outlet",
+        "_watcher",
+        "ended",
+        "gone",
+        "on_gone",
+        "on_room",
+        "on_turn",
+    )
 
     def __init__(self, outlet: BodyWriter, watcher: FutureWatcher, chunked: bool) -> None:
         self._outlet, self._watcher, self._chunked = outlet, watcher, chunked
         self._begun = False
         self.ended = self.gone = False
         self.on_room: Callable[[], None] | None = None
+        self.on_turn: Callable[[], None] | None = None
         self.on_gone: Callable[[], None] | None = None
 
     def start(self, handler: "Callable[[StreamedBody], None]") -> None:
-        """Call the handler's function. An error aborts the connection, since the headers are
-        sent already."""
+        """Call the handler's function."""
+        self._call(handler, self)
+        self._begun = True
+
+    def _call(self, step: Callable[..., None], *args: object) -> None:
+        """Call a step. An error aborts the connection, since the headers are sent already."""
         try:
-            handler(self)
+            step(*args)
         except Exception as error:
             _log.exception("a streamed response failed", exc_info=error)
             self._outlet.abort()
-        self._begun = True
 
     def write(self, data: bytes) -> bool:
         """Send some bytes; return whether there is room for more. Does nothing once the client
@@ -77,6 +95,11 @@ class StreamedBody:
         if self._begun:
             self._outlet.finish_body()
 
+    def ask_turn(self) -> None:
+        """Have `on_turn` called in a later turn of the loop, unless the client has to read first:
+        then `on_room` is called."""
+        self._outlet.ask_turn()
+
     def drop(self) -> None:
         """Disconnect the client."""
         if not self.gone and not self.ended:
@@ -100,6 +123,11 @@ class StreamedBody:
         """Tell the handler that it may write again. Called by the connection."""
         if self.on_room is not None and not self.ended:
             self.on_room()
+
+    def take_turn(self) -> None:
+        """Let the handler write in its turn. Called by the connection."""
+        if self.on_turn is not None and not self.ended:
+            self._call(self.on_turn)
 
     def lose(self) -> None:
         """Tell the handler that the client is gone. Called by the connection."""

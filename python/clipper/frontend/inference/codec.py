@@ -10,14 +10,15 @@ kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_ten
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from clipper.errors import BadOutput, InvalidInput
-from clipper.frontend.http.messages import read_json, to_json
+from clipper.frontend.http.json_body import json_texts
+from clipper.frontend.http.messages import read_json
 from clipper.frontend.inference.json_inputs import straight_reader
 from clipper.schema import Tensors, TensorSpec
 from clipper.types import InputType
@@ -450,7 +451,7 @@ class OutputTensor(NamedTuple):
         }
         if not self.binary:
             metadata["data"] = (
-                self.values.ravel().tolist()
+                self.values.ravel()
                 if isinstance(self.values, np.ndarray)
                 else [_as_text(value) for value in self.values]
             )
@@ -500,11 +501,11 @@ def encode(
     binary: bool,
     parameters: Mapping[str, JsonValue],
     wanted: Sequence[RequestedOutput] = (),
-) -> tuple[bytes, int]:
+) -> tuple[Iterator[bytes], int]:
     """Encode a response.
 
-    outputs, binary, wanted: as of `output_tensors`. Returns the body, and the length of its JSON
-    when binary data follows it, else 0. Raises BadOutput, InvalidInput.
+    outputs, binary, wanted: as of `output_tensors`. Returns the parts of the body, and the length
+    of its JSON when binary data follows it, else 0. Raises BadOutput, InvalidInput.
     """
     tensors = output_tensors(outputs, binary, wanted)
     head: dict[str, JsonValue] = {
@@ -519,14 +520,16 @@ def encode(
 
 def joined(
     head: Mapping[str, JsonValue], tensors: Sequence[tuple[dict[str, JsonValue], bytes]]
-) -> tuple[bytes, int]:
-    """Return the body of a response and the length of its JSON, 0 if no binary data follows.
+) -> tuple[Iterator[bytes], int]:
+    """Return the parts of a body and the length of its JSON, 0 if no binary data follows.
 
     tensors: as `OutputTensor.described` returns them.
     """
-    text = to_json({**head, "outputs": [described for described, _ in tensors]})
-    is_binary = any("binary_data_size" in one.get("parameters", ()) for one, _ in tensors)
-    return b"".join((text, *(data for _, data in tensors))), len(text) if is_binary else 0
+    texts = json_texts({**head, "outputs": [described for described, _ in tensors]})
+    if not any("binary_data_size" in one.get("parameters", ()) for one, _ in tensors):
+        return texts, 0
+    text = b"".join(texts)
+    return iter((text, *(data for _, data in tensors))), len(text)
 
 
 def to_binary(values: Values) -> bytes:

@@ -8,7 +8,7 @@ holds. In JSON, and for the Open Inference Protocol, the response is one list of
 its model in its parameters. Source: model-mesh.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from clipper.errors import InvalidInput, UnknownModel
@@ -196,8 +196,8 @@ class MultiModelRequest:
                 joined.MergeFrom(one)
         return joined
 
-    def body(self) -> tuple[bytes, int]:
-        """Return the response's bytes and the length of its JSON, like `codec.encode`."""
+    def body(self) -> tuple[Iterator[bytes], int]:
+        """Return the parts of the body and the length of its JSON, like `codec.encode`."""
         tensors: list[tuple[dict[str, codec.JsonValue], bytes]] = []
         name = version = ""
         reply: dict[str, Any] = {}
