@@ -2,6 +2,7 @@
 that change."""
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -92,20 +93,9 @@ def asked(
 
 
 def response_of(line: Any) -> tuple[int, Any]:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = line.recv(65536)
-        assert more, data
-        data += more
-    head, _, rest = data.partition(b"\r\n\r\n")
-    size = next(
-        int(each[15:])
-        for each in head.lower().split(b"\r\n")
-        if each.startswith(b"content-length:")
-    )
-    while len(rest) < size:
-        rest += line.recv(65536)
-    return int(head.split()[1]), json.loads(rest)
+    response = http.client.HTTPResponse(line)
+    response.begin()
+    return response.status, json.loads(response.read())
 
 
 def ended(line: Any) -> bool:

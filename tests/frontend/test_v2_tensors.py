@@ -123,7 +123,8 @@ def test_responses_are_the_outputs(drawn: tuple[Tensors, Named, int]) -> None:
     _, outputs, n = drawn
     rows = [{name: column[i] for name, column in outputs.items()} for i in range(n)]
     for given_ in (outputs, rows):
-        body, size = codec.encode("m", "1", "", given_, True, {})
+        texts, size = codec.encode("m", "1", "", given_, True, {})
+        body = b"".join(texts)
         at = size
         for one in json.loads(body[:size])["outputs"]:
             end = at + one["parameters"]["binary_data_size"]
@@ -191,7 +192,8 @@ def test_some_outputs_only() -> None:
         codec.RequestedOutput("b", {"binary_data": False}),
         codec.RequestedOutput("a", {"binary_data": True}),
     ]
-    body, size = codec.encode("m", "", "", outputs, False, {}, wanted)
+    texts, size = codec.encode("m", "", "", outputs, False, {}, wanted)
+    body = b"".join(texts)
     first, second = json.loads(body[:size])["outputs"]
     assert (first["name"], first["data"]) == ("b", ["x", "y"])
     assert (second["name"], second["parameters"]) == ("a", {"binary_data_size": 48})
