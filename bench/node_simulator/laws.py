@@ -16,7 +16,7 @@ from clipper.store import Delete, Op, Put
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.node_simulator.servers import Query
+    from bench.node_simulator.servers import Query, VirtualHost
     from bench.node_simulator.world import SimulatedNode, World
 
 LOOK_S: Final = 1.0
@@ -27,6 +27,8 @@ SWITCH_LOADS: Final = 12  # times the limit of a load, in which a name has switc
 SEEN_WRONG: Final = 0.5  # of its memory, by which a node's record may be wrong for a while
 ARTIFACT_FAILURES: Final = 4  # of one model at once: two are believed, a third is on its way
 LATE_S: Final = 0.002
+CLAIMED_S: Final = 0.1  # after a claim of a loaded copy, in which a false one is taken back
+TOLD_S: Final = 1.0  # in which a failed load is written, if the store can be reached
 CALM_S: Final = 30.0  # after a fault, in which a further copy may have its reason
 MISSED_S: Final = 5.0  # in which a claim without a copy is given up or loaded again
 
@@ -42,6 +44,8 @@ class Laws:
         self._asked: dict[str, deque[float]] = {}
         self._failed: dict[tuple[str, str], float] = {}
         self._disturbed_s = -CALM_S
+        self._suspects: set[str] = set()
+        self._held: dict[SimulatedNode, tuple[list[int], set[str]]] = {}
         self._free: dict[str, deque[int]] = {}  # memory of each node, at the last looks
         world.loop.call_later(LOOK_S, self._look)
 
@@ -56,6 +60,45 @@ class Laws:
     def disturbed(self) -> None:
         """Note a fault after which a further copy may have its reason."""
         self._disturbed_s = self._world.loop.time()
+
+    def lost(self) -> None:
+        """Note that the store has lost what it had: until it is restored, all stays loaded."""
+        self.disturbed()
+        self._held = {
+            one: ([host.epoch for host in one.hosts], {*one.node.joined.loader.held})
+            for one in self._world.nodes.values()
+            if one.ready and not one.leaving and one.node is not None
+        }
+
+    def restored(self) -> None:
+        """Note that the store has other records now, and check what `lost` says."""
+        self.disturbed()
+        world = self._world
+        self._models, self._vmodels = world.models(), world.vmodels()
+        self._due.clear()
+        for one, (epochs, before) in self._held.items():
+            if one.node is None or one.life.over or one.leaving:
+                continue
+            gone = before - {*one.node.joined.loader.held}
+            world.check(
+                not gone or epochs != [host.epoch for host in one.hosts],
+                f"{one.name} has unloaded {sorted(gone)[:5]}, when the store had lost them",
+            )
+        self._held.clear()
+
+    def host_ended(self, host: "VirtualHost", id: str) -> None:
+        """Check that a model that is known to end its process ends no process of others."""
+        model = self._models.get(id)
+        known = model is not None and any(f.crashed for f in model.failures.values())
+        others = sorted({*host.resident} - {id})
+        self._world.check(
+            not (known and others),
+            f"{id}, which has ended a process, ends one of {host.life.name} with {others[:5]}",
+        )
+
+    def suspected(self, node: str) -> None:
+        """Note a node that may be left alone from now on, since loads fail there by its fault."""
+        self._suspects.add(node)
 
     def load_failed(self, node: str, id: str) -> None:
         """Note a load that has failed by its artifact."""
@@ -124,14 +167,15 @@ class Laws:
     def _claimed(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
         world, me, id = self._world, life.name, after.id
         failure = before.failures.get(me)
-        now_ms = world.now_ms + life.clock_ms
-        if failure is not None and not any(one.life.clock_ms for one in world.nodes.values()):
+        now_ms = world.now_ms
+        if failure is not None and not world.clocks:
             left_ms = failure.time_ms + self._block_ms(failure) - now_ms
             world.check(left_ms <= 0, f"{me} tries {id} again {left_ms} ms too early")
-        node = world.nodes[me].node
-        is_held = node is None or id in node.joined.loader.held
-        if after.copies[me].loaded_ms and not is_held:
-            world.check(False, f"{me} holds {id} without a claim")
+        if after.copies[me].loaded_ms:
+            node = world.nodes[me].node
+            ends_a_load = node is not None and node.joined.loader.is_loading(id)
+            world.check(not ends_a_load, f"{me} holds {id} without a claim")
+            world.loop.call_later(CLAIMED_S, self._check_claim, world.nodes[me], id)
         alive = self._alive(after)
         world.check(
             len(alive) <= self._copies_max(after),
@@ -139,6 +183,17 @@ class Laws:
         )
         if not before.copies and not failure:
             self._placed(me, after)
+
+    def _check_claim(self, one: "SimulatedNode", id: str) -> None:
+        """Check that a copy that was said to be loaded is there, or is not said to be any more."""
+        model = self._models.get(id)
+        if one.life.over or self._world.store.away or one.node is None or model is None:
+            return
+        is_held = id in one.node.joined.loader.cache or one.node.joined.loader.is_loading(id)
+        self._world.check(
+            is_held or one.name not in model.loaded,
+            f"{one.name} has claimed {id}, which it has not",
+        )
 
     def _copies_max(self, model: MeshModel) -> int:
         """Return how many copies a model may have for known reasons."""
@@ -172,8 +227,7 @@ class Laws:
         node = world.nodes[me].node
         if mine is None or node is None or mine.free_bytes >= size:
             return
-        cache = node.joined.loader.cache
-        if cache.capacity_bytes - cache.used_bytes >= size:
+        if self._free_of(me) >= size:
             return
         if max(self._free.get(me, (size,))) >= size:
             return  # not full for long: the load may have waited for others
@@ -183,14 +237,22 @@ class Laws:
             if i.id != me
             and not i.stopping
             and not world.nodes[i.id].leaving
-            and i.free_bytes > max(4 * size, ROOM * i.capacity_bytes)
+            and i.id not in self._suspects
+            # by its record, and by what it knows itself if it is the node that chooses
+            and min(i.free_bytes, self._free_of(i.id)) > max(2 * size, ROOM * i.capacity_bytes)
         ]
         world.check(not empty, f"{after.id} goes to {me}, which is full, and {empty} are not")
+
+    def _free_of(self, me: str) -> int:
+        """Return the memory of a node that is free now, whatever its record says."""
+        node = self._world.nodes[me].node
+        return node.joined.loader.cache.free_bytes if node is not None else 0
 
     def _given_up(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
         world, me, id = self._world, life.name, after.id
         if not before.copies[me].loaded_ms:
-            if self._failed.pop((me, id), None) is not None:
+            failed_s = self._failed.pop((me, id), -1.0)
+            if failed_s >= 0 and world.loop.time() - failed_s < TOLD_S:
                 world.check(me in after.failures, f"nothing says that {me} failed to load {id}")
             return
         if me in after.failures or world.nodes[me].leaving:
@@ -198,12 +260,12 @@ class Laws:
         one = world.nodes[me]
         host_died = not all(host.is_ready.is_set() for host in one.hosts)
         again = one.node is not None and one.node.joined.loader.is_loading(id)
-        world.check(
-            not after.policy.pinned or host_died or again or self._recent(CALM_S),
-            f"{me} gives up {id}, which is pinned",
-        )
-        if one.node is None or id not in one.node.joined.loader.held:
-            return  # it makes room
+        if one.node is None or id not in one.node.joined.loader.held:  # it makes room
+            world.check(
+                not after.policy.pinned or host_died or again or self._recent(CALM_S),
+                f"{me} gives up {id}, which is pinned",
+            )
+            return
         rest = [i for i in self._alive(after) if after.copies[i].loaded_ms]
         world.check(bool(rest), f"the last copy of {id} was given up as a spare one")
         rate, most = self.rate(after), HOT * world.plan.settings.rate_per_copy
@@ -233,7 +295,7 @@ class Laws:
 
     def _block_ms(self, failure: Failure) -> int:
         longest = self._world.plan.settings.failure_s * 1000
-        if failure.fault == "artifact":
+        if failure.fault == "artifact" and not failure.crashed:
             return int(longest)
         return int(min(longest, longest / 60 * 2 ** (failure.count - 1)))
 
@@ -247,8 +309,8 @@ class Laws:
 
     def _look(self) -> None:
         world = self._world
-        clocks = any(one.life.clock_ms for one in world.nodes.values())
-        if not (world.store.away or world.store.cut or world.split or clocks) and world.instances():
+        away = world.store.away or world.store.errors or world.store.slow_s or world.is_emptied
+        if not (away or world.store.cut or world.split or world.clocks) and world.instances():
             self._look_at_models()
             self._look_at_names()
             self._look_at_nodes()
@@ -280,7 +342,9 @@ class Laws:
             what = f"failures of {id} in {stale} are kept"
             self._hold("failures", id, not stale, round_s, what)
             blamed = sum(
-                now_ms - f.time_ms < 1000 * settings.failure_s for f in model.failures.values()
+                now_ms - f.time_ms < 1000 * settings.failure_s
+                and (f.fault, f.crashed) == ("artifact", False)
+                for f in model.failures.values()
             )
             world.check(
                 blamed < ARTIFACT_FAILURES, f"{blamed} nodes have tried {id}, which has failed"
@@ -344,6 +408,8 @@ class Laws:
         instances = world.instances()
         models = world.models()
         for one in world.nodes.values():
+            if one.name in world.gone:
+                continue
             world.check(one.ready and one.name in instances, f"{one.name} is not in the mesh")
             if not one.ready or one.node is None:
                 continue

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from clipper.mesh.node.node import MeshNode
 
 START_S = 0.3  # of a host process
+PULL_S = 0.03  # of a model's files
 HEARTBEAT_S = 3.0  # without which a copy counts as gone
 ASK_S = 10.0  # beyond a host's own limit
 
@@ -309,6 +310,11 @@ class VirtualHost:
         self._stopped = True
         self._end("its node has stopped it")
 
+    def _crash(self, epoch: int, id: str) -> None:
+        if epoch == self.epoch and not self.life.over:
+            self.world.laws.host_ended(self, id)
+            self.run(self.die)
+
     def die(self) -> None:
         """End the process; it starts again after a pause."""
         if not self.is_ready.is_set() or self._stopped:
@@ -356,16 +362,24 @@ class VirtualHost:
             done.set_result(None)
 
     async def pull(self, model: MeshModel) -> Pulled:
-        raise RequestFailed(f"{model.path} is no URL", "none")
+        await self._wait(model.id, PULL_S, PULL_S)
+        if self.world.disks.get(self.life.name) == "full":
+            raise RequestFailed(f"cannot pull {model.path}: the cache is full", "host")
+        return Pulled(f"/cache/{model.id}", model.id)
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         world = self.world
         took_s = world.load_s(model.id)
         world.note("load", self.life.name, model.id)
         world.loads += 1
+        if int(model.id[1:]) % 7 in world.poison:
+            world.loop.call_later(took_s / 2, self._crash, self.epoch, model.id)
         await self._wait(model.id, min(took_s, timeout_s), timeout_s)
         if took_s > timeout_s:
             raise RequestFailed(f"it was not loaded within {timeout_s:g} s")
+        if self.world.disks.get(self.life.name) == "unreadable":
+            world.laws.load_failed(self.life.name, model.id)
+            raise RequestFailed(f"cannot read {model.path}: input/output error", "host")
         if fault := world.fault_of(model.id):
             world.laws.load_failed(self.life.name, model.id)
             raise RequestFailed(f"{model.id} cannot be loaded: a {fault} fault", fault)

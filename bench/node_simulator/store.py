@@ -2,13 +2,16 @@
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
 
 from bench.node_simulator.virtual_time import LIFE, Life, ThreadEnded, VirtualThreads
 from clipper.errors import StoreError
 from clipper.store import Compare, Event, MemoryStore, Op, Record, Store, TxnResult, Watch
 from clipper.store.history import _COUNTER
+from clipper.store.memory import _NEVER
 
 TIMEOUT_S = 1.0  # of a call that gets no answer
 CALL_MS = (0.3, 3.0)  # each way of a call
@@ -23,6 +26,8 @@ class StoreServer(MemoryStore):
     def __init__(self, threads: VirtualThreads) -> None:
         super().__init__(threads=threads)
         self.away: str = ""  # "hangs" or "refuses"
+        self.errors = 0.0  # share of the calls that fail, half of them after they were executed
+        self.slow_s = 0.0  # added to each call
         self.cut: set[str] = set()
         self.frozen_s = 0.0
         self._frozen_from = 0.0
@@ -54,8 +59,38 @@ class StoreServer(MemoryStore):
             self.away = ""
             self.frozen_s += self.threads.now_s() - self._frozen_from
 
+    def copy(self) -> "StoreCopy":
+        """Return a copy of the records and leases as they are now."""
+        return StoreCopy(dict(self._records), self._revision, set(self._leases))
+
+    def replace(self, copy: "StoreCopy") -> None:
+        """Continue from a copy, as a server that was restored does. Its leases begin again."""
+        self._leases = {id: one for id, one in self._leases.items() if id in copy.leases}
+        self._records = {
+            key: record
+            for key, record in copy.records.items()
+            if not record.lease or record.lease in self._leases
+        }
+        self._keys, self._revision = sorted(self._records), copy.revision
+        self._events.clear()
+        self._forgotten = self._revision
+        for id, one in self._leases.items():
+            one.keys = {key for key, record in self._records.items() if record.lease == id}
+            one.until_s = self._now_s() + one.ttl_s
+        self._until_s = min((one.until_s for one in self._leases.values()), default=_NEVER)
+        for watch in list(self.watches):
+            watch.changed()
+
     def is_reached_by(self, life: Life) -> bool:
         return not self.away and life.name not in self.cut
+
+
+class StoreCopy(NamedTuple):
+    """The content of a store at one time."""
+
+    records: Mapping[str, Record] = MappingProxyType({})
+    revision: int = 0
+    leases: Collection[str] = ()
 
 
 class StoreClient(Store):
@@ -74,9 +109,10 @@ class StoreClient(Store):
         """Let a call reach the store. StoreError when it does not."""
         if self._life.over:
             raise ThreadEnded
+        self._fail_at_times()
         if self._server.is_reached_by(self._life):
             if not quick:
-                self._sleep(self._rng.uniform(*CALL_MS) / 1000)
+                self._sleep(self._rng.uniform(*CALL_MS) / 1000 + self._server.slow_s)
                 if self._life.over:
                     raise ThreadEnded
             if self._server.is_reached_by(self._life):
@@ -92,6 +128,11 @@ class StoreClient(Store):
             self._sleep(self._rng.uniform(*CALL_MS) / 1000)
             if not self._server.is_reached_by(self._life):
                 raise StoreError("store virtual:// has not answered.")
+        self._fail_at_times()
+
+    def _fail_at_times(self) -> None:
+        if self._server.errors and self._rng.random() < self._server.errors / 2:
+            raise StoreError("store virtual:// has answered with an error.")
 
     def get(self, key: str) -> Record | None:
         self._call(key == _COUNTER)

@@ -29,7 +29,13 @@ class Life:
         self.name = name
         self.over = False
         self.clock_ms = 0  # by which its wall clock is ahead
+        self.drift = 0.0  # seconds by which it gains on time in each second
+        self.drifts_from_s = 0.0
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order of their starts
+
+    def ahead_ms(self, now_s: float) -> int:
+        """Return by how much its wall clock is ahead now."""
+        return self.clock_ms + int(1000 * self.drift * (now_s - self.drifts_from_s))
 
 
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)

@@ -8,15 +8,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 import msgspec
 
+from bench.node_simulator.kinds import Fault
 from bench.node_simulator.network import VirtualNetwork, Wires
-from bench.node_simulator.servers import HEARTBEAT_S, Query, VirtualHost, VirtualServer
+from bench.node_simulator.servers import Query, VirtualHost, VirtualServer
 from bench.node_simulator.store import StoreClient, StoreServer
 from bench.node_simulator.virtual_time import (
     LIFE,
@@ -34,34 +35,15 @@ from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel
 from clipper.settings.mesh import MeshSettings
 
 _log = logging.getLogger(__name__)
-FaultKind = Literal[
-    "kill", "stop", "outage", "cut", "split", "slow", "corrupt", "host", "hang", "clock"
-]
-KINDS: tuple[FaultKind, ...] = (
-    "kill", "stop", "outage", "cut", "split", "slow", "corrupt", "host", "hang", "clock",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault, its start and its duration.
-
-    kill, stop (graceful): of node `number`, which starts anew afterwards. outage: of the store,
-    which hangs or refuses. cut: of a node's way to the store. split: of a node from all others and
-    the store. slow: loads take `Plan.slow` times as long. corrupt: artifacts of the models whose
-    number modulo 7 is `number` modulo 7. host: a host process of the node dies. hang: it answers
-    nothing, and is killed afterwards. clock: a node's wall clock is ahead by `number` ms.
-    """
-
-    kind: FaultKind
-    at_s: float
-    for_s: float
-    number: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A simulated world. share: memory of the nodes, as a share of the size of all models."""
+    """A simulated world.
+
+    share: memory of the nodes, as a share of the size of all models. pulled: paths of models are
+    URLs, whose files a node pulls before it loads them.
+    """
 
     nodes: int = 3
     models: int = 20
@@ -76,6 +58,7 @@ class Plan:
     slow: float = 10.0
     pinned: int = 0
     doubled: int = 0
+    pulled: bool = False
     vmodels: int = 0
     switch_s: float = 5.0
     faults: tuple[Fault, ...] = ()
@@ -88,7 +71,7 @@ class Plan:
         return int(max(self.share * self.models * mean / self.nodes, 8 * self.typical_bytes))
 
 
-@dataclass
+@dataclass(eq=False)
 class SimulatedNode:
     """One node, and its present life."""
 
@@ -122,6 +105,7 @@ class World:
     """A simulated mesh. Use as a context manager. Threads: one."""
 
     def __init__(self, plan: Plan) -> None:
+        from bench.node_simulator.faults import Faults
         from bench.node_simulator.laws import Laws
 
         self.plan, self.rng = plan, Random(plan.seed)
@@ -134,6 +118,10 @@ class World:
         self.split: set[str] = set()
         self.slow = 1.0
         self.corrupt: set[int] = set()
+        self.poison: set[int] = set()
+        self.disks: dict[str, str] = {}  # node -> why it can pull nothing
+        self.gone: set[str] = set()
+        self.is_emptied = False
         self.trace: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -147,6 +135,7 @@ class World:
         self._demand = [sum(weights[: n + 1]) for n in range(plan.models)]
         self._clock = wall_clock(self._wall_ns)
         self.laws = Laws(self)
+        self.faults = Faults(self)
         self.store.written = self._written
 
     def __enter__(self) -> "World":
@@ -176,12 +165,17 @@ class World:
 
     def _wall_ns(self) -> int:
         life = LIFE.get()
-        ahead_ms = life.clock_ms if life is not None else 0
+        ahead_ms = life.ahead_ms(self.loop.time()) if life is not None else 0
         return int(self.loop.time() * 1e9) + (WALL_START_MS + ahead_ms) * 1_000_000
 
     @property
     def now_ms(self) -> int:
         return WALL_START_MS + int(self.loop.time() * 1000)
+
+    @property
+    def clocks(self) -> bool:
+        """Whether the wall clock of some node is wrong."""
+        return any(one.life.ahead_ms(self.loop.time()) for one in self.nodes.values())
 
     def step(self, seconds: float) -> None:
         """Let time pass."""
@@ -354,8 +348,8 @@ class World:
         one.server.run(self.threads.start, run)
 
     def begin(self, name: str) -> None:
-        """Start a node again that has ended."""
-        if not self.nodes[name].alive:
+        """Start a node again that has ended, unless it is gone for good."""
+        if not self.nodes[name].alive and name not in self.gone:
             self.start(name, self.nodes[name].number)
 
     # -- models
@@ -372,7 +366,8 @@ class World:
                     copies_min=2 if number >= plan.models - plan.doubled else 0,
                 )
                 id = self.name(number)
-                node.register(id, f"/{id}", "sim", input="f64[4]", output="f64", policy=policy)
+                path = f"sim://files/{id}" if plan.pulled else f"/{id}"
+                node.register(id, path, "sim", input="f64[4]", output="f64", policy=policy)
             for number in range(plan.vmodels):
                 node.set_vmodel(f"v{number:02}", self.name(number))
             self.note("registered")
@@ -386,9 +381,9 @@ class World:
 
     def set_vmodel(self, id: str, target: str) -> None:
         """Set the target of a v-model, at some node."""
-        self._manage(lambda node: node.set_vmodel(id, target), f"set {id} {target}")
+        self.manage(lambda node: node.set_vmodel(id, target), f"set {id} {target}")
 
-    def _manage(self, act: Any, what: str) -> None:
+    def manage(self, act: Any, what: str) -> None:
         one = self._entry()
         if one is None or one.node is None:
             return
@@ -467,77 +462,13 @@ class World:
         if self.plan.vmodels:
             self.loop.call_later(self.plan.switch_s, self._switch, until_s)
         for fault in self.plan.faults:
-            self.loop.call_at(began_s + fault.at_s, self._fault, fault, True)
-            self.loop.call_at(began_s + fault.at_s + fault.for_s, self._fault, fault, False)
+            self.loop.call_at(began_s + fault.at_s, self.faults.begin, fault)
+            self.loop.call_at(began_s + fault.at_s + fault.for_s, self.faults.end, fault)
         self.step(self.plan.seconds)
-
-    def _fault(self, fault: Fault, begins: bool) -> None:
-        one = list(self.nodes.values())[fault.number % len(self.nodes)]
-        self.note("fault", fault.kind, one.name, begins)
-        match fault.kind, begins:
-            case "kill", True:
-                self.laws.disturbed()
-                self.kill(one.name)
-            case "stop", True:
-                self.stop(one.name)
-            case (("kill" | "stop"), False):
-                self.laws.disturbed()
-                if one.alive and one.leaving:
-                    self.loop.call_later(1.0, self._fault, fault, False)
-                else:
-                    self.begin(one.name)
-            case "outage", True:
-                self.store.go_away("refuses" if fault.number % 2 else "hangs")
-            case "outage", False:
-                self.laws.disturbed()
-                self.store.come_back()
-            case (("cut" | "split"), True):
-                self.store.cut.add(one.name)
-                if fault.kind == "split":
-                    self.laws.disturbed()
-                    self.split.add(one.name)
-                    self.loop.call_later(HEARTBEAT_S, self._part)
-            case (("cut" | "split"), False):
-                self.laws.disturbed()
-                self.store.cut.discard(one.name)
-                self.split.discard(one.name)
-            case "slow", _:
-                self.slow = self.plan.slow if begins else 1.0
-            case "corrupt", True:
-                self.corrupt.add(fault.number % 7)
-            case "corrupt", False:
-                self.corrupt.discard(fault.number % 7)
-            case "host", True:
-                self.laws.disturbed()
-                for host in one.hosts[:1]:
-                    host.run(host.die)
-            case "hang", True:
-                self.laws.disturbed()
-                for host in one.hosts[:1]:
-                    host.hangs = True
-                    silence_s = self.plan.settings.host_silence_s
-                    self.loop.call_later(silence_s, host.run, host.die)
-            case "clock", _:
-                one.life.clock_ms = fault.number if begins else 0
-
-    def _part(self) -> None:
-        """Disconnect copies that have been out of reach for too long."""
-        for server in list(self.servers.values()):
-            for copies in list(server.connected.values()):
-                for copy in list(copies):
-                    if not self.reaches(copy.host.life.name, server.life.name):
-                        server.detach(copy, "it is silent")
 
     def settle(self, ids: Iterable[str] = ()) -> list[str]:
         """End all faults, start dead nodes, and check that all agree and every model answers."""
-        self.corrupt.clear()
-        self.slow = 1.0
-        self.store.come_back()
-        self.store.cut.clear()
-        self.split.clear()
-        for one in list(self.nodes.values()):
-            one.life.clock_ms = 0
-            self.begin(one.name)
+        self.faults.end_all()
         settings = self.plan.settings
         self.step(20 + 2.5 * max(settings.janitor_s, settings.reaper_s) + 2 * settings.lease_s)
         for one in list(self.nodes.values()):
@@ -560,15 +491,3 @@ class World:
         """Report a violation unless a condition holds."""
         if not holds and len(self.violations) < 20:
             self.violations.append(f"seed {self.plan.seed}, {self.loop.time():.3f} s: {what}")
-
-
-def some_faults(plan: Plan, seed: int, most: int = 5) -> Plan:
-    """Return the plan with faults by seed."""
-    rng = Random(seed)
-    longest = {"kill": 0.5, "stop": 0.3, "corrupt": 0.6}
-    faults = []
-    for _ in range(rng.randrange(1, most)):
-        kind = rng.choice(KINDS)
-        for_s = rng.uniform(0.5, max(longest.get(kind, 0.08) * plan.seconds, 1.0))
-        faults.append(Fault(kind, rng.uniform(0, 0.8) * plan.seconds, for_s, rng.randrange(1000)))
-    return replace(plan, seed=seed, faults=tuple(faults))

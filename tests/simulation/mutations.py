@@ -4,9 +4,12 @@ A mutation is a name, the function that is replaced, and what replaces it, made 
 that was there.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import pytest
 
 from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.maintenance import LoadCopy, RemoveClaim, UnloadCopy
@@ -21,13 +24,26 @@ class Mutation(NamedTuple):
     """A wrong decision that the simulator must notice.
 
     name: shown by the test.  target: name of the function below DECISIONS.  make: returns the
-    wrong function, given the right one.  seed: seed of a world that shows the difference.
+    wrong function, given the right one.  seed: seed of a world that shows the difference.  rare:
+    that world has faults of all kinds.  share: its memory; 0: as the seed says.
     """
 
     name: str
     target: str
     make: Callable[[Any], Callable[..., Any]]
     seed: int
+    rare: bool = False
+    share: float = 0.0
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace the decision."""
+        module, _, name = (DECISIONS + self.target).rpartition(".")
+        try:
+            owner: Any = importlib.import_module(module)
+        except ModuleNotFoundError:  # of a class
+            module, _, kind = module.rpartition(".")
+            owner = getattr(importlib.import_module(module), kind)
+        monkeypatch.setattr(owner, name, self.make(getattr(owner, name)))
 
 
 def _without(*kinds: type) -> Callable[[Any], Callable[..., Any]]:
@@ -56,7 +72,7 @@ def _last_is_spare(was: Any) -> Callable[..., Any]:
 
 
 def _unpinned(was: Any) -> Callable[..., Any]:
-    return lambda self, *args, pinned=False, **named: was(self, *args, **named)
+    return lambda self, id, pinned: was(self, id, False)
 
 
 def _hasty(was: Any) -> Callable[..., Any]:
@@ -108,48 +124,28 @@ def _unlimited(was: Any) -> Callable[..., Any]:
     return lambda self, instance: not self.why_not(instance)
 
 
-# not found by worlds of the mesh's own nodes yet: other parts of a node repair what these leave
-MISSED_BY_NODES = frozenset({"what the dead held stays", "the janitor does nothing"})
 MUTATIONS = (
     Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
-    Mutation("a failed load leaves no failure", "claims.failed", _silent, 4),
+    Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
-    Mutation("placement ignores that a node is full", "placement._Wish.fits", _unlimited, 0),
+    Mutation(
+        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 7, share=1.0
+    ),
     Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 2),
-    Mutation("any number of copies is claimed", "claims.claimed", _any_number, 0),
-    Mutation(
-        "the last copy is given up as spare",
-        "claims.released_if_spare",
-        _last_is_spare,
-        7,
-    ),
-    Mutation("failures never block", "failures.blocked_until", _always(0), 4),
-    Mutation(
-        "failures are never forgotten",
-        "failures.forgotten_at",
-        _always(1 << 62),
-        13,
-    ),
-    Mutation("failures are never expired", "claims.without_failures", _first, 4),
-    Mutation("a model never has failed", "failures.verdict", _always(None), 4),
-    Mutation(
-        "what the dead held stays",
-        "maintenance.reaper",
-        _without(RemoveClaim),
-        15,
-    ),
-    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 5),
+    Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
+    Mutation("the last copy is given up as spare", "claims.released_if_spare", _last_is_spare, 14),
+    Mutation("failures never block", "failures.blocked_until", _always(0), 0),
+    Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
+    Mutation("failures are never expired", "claims.without_failures", _first, 6),
+    Mutation("a model never has failed", "failures.verdict", _always(None), 10),
+    Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, rare=True),
+    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, rare=True),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
-    Mutation("never scales up", "scaling.decide", _never_more, 0),
-    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 0),
-    Mutation("a drain moves nothing", "maintenance.migration", _always([]), 9),
-    Mutation(
-        "a record is never published",
-        "maintenance.worth_publishing",
-        _always(False),
-        0,
-    ),
-    Mutation("nothing is pinned", "model_cache.ModelCache.add", _unpinned, 0),
+    Mutation("never scales up", "scaling.decide", _never_more, 1),
+    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 1),
+    Mutation("a drain moves nothing", "maintenance.migration", _always([]), 11),
+    Mutation("a record is never published", "maintenance.worth_publishing", _always(False), 0),
+    Mutation("nothing is pinned", "model_cache.ModelCache.pin", _unpinned, 0),
     Mutation("a name switches at once", "vmodels.step", _hasty, 0),
     Mutation("a name never switches", "vmodels.step", _always(NoStep("never")), 0),
 )

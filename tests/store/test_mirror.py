@@ -200,6 +200,26 @@ def test_a_mirror_outlives_a_store_that_is_away() -> None:
         assert mirror.trouble is None
 
 
+def test_a_store_that_is_restored_while_it_is_listed_takes_nothing_away() -> None:
+    store, refusals, gone = MemoryStore(), [1], list[str]()
+    content = (Put("m/a", b"1"), Put("m/b", b"2"))
+    store.txn((), content)
+
+    def accepts() -> None:
+        if refusals:
+            refusals.pop()
+            raise StoreError("emptied")
+        store.txn((), content)  # as late as it can be
+
+    with Mirror(store, "m/", int, accepts=accepts) as mirror:
+        mirror.on_change(lambda changes: gone.extend(c.key for c in changes if c.new is None))
+        store.txn((), (Delete("m/a"), Delete("m/b")))
+        wait_until(lambda: mirror.trouble)
+        assert mirror.wait_for(lambda m: m.revision > 2, 20)
+        assert dict(mirror.items()) == {"a": 1, "b": 2}
+        assert not gone
+
+
 def test_a_mirror_may_begin_before_its_store() -> None:
     store = Flaky()
     store.put("a", b"1")

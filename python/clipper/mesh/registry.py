@@ -231,18 +231,22 @@ class Registry:
         """Accept the store for all nodes, and return how many records were written.
 
         restore: write back records that are known here and missing there; otherwise those are
-        unregistered.
+        unregistered. StoreError when the store was emptied once more meanwhile.
         """
+        marker = Put(HELD, f"restored by {self._me} {secrets.token_hex(8)}".encode())
+        self.store.txn((), (marker,))
         written = 0
         for mirror, prefix in ((self.models, MODELS), (self.vmodels, VMODELS)) if restore else ():
             for key, record in mirror.records().items():
                 written += self.store.txn(
                     (Compare(prefix + key, ABSENT),), (Put(prefix + key, record.value),)
                 ).ok
-        self.store.txn(
-            (),
-            (Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)),
-        )
+        own = Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)
+        if not self.store.txn((Compare(HELD, marker.value, "value"),), own).ok:
+            raise StoreError(
+                f"the store {self.store.name} was emptied again, or another node has taken it.",
+                hint="Call take_store again if `other_history` still says so.",
+            )
         return written
 
     # -- models

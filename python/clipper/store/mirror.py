@@ -249,8 +249,10 @@ class Mirror(Mapping[str, T]):
 
     def _list(self) -> dict[str, Record]:
         """List all records and start a watch after them; return the content before."""
-        records, revision = self._store.range(self._prefix)
         if self._revision >= 0:
+            self._accepts()
+        records, revision = self._store.range(self._prefix)
+        if self._revision >= 0:  # what was restored meanwhile is not all in the listing
             self._accepts()
         skip = len(self._prefix)
         fresh = {record.key[skip:]: record for record in records}

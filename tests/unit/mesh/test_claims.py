@@ -178,6 +178,18 @@ def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer
         assert failures.has_crashed(model)
 
 
+@pytest.mark.parametrize("crashed", [True, False])
+def test_failure_by_a_clock_that_was_an_hour_ahead_blocks_nobody(crashed: bool) -> None:
+    model = MeshModel("m", "onnx")
+    for me in "abc":
+        model = claims.failed(
+            model, me, NOW + 3_600_000, why="it failed", fault="artifact", crashed=crashed
+        )
+    assert failures.verdict(model, NOW, SETTINGS) is None
+    assert not failures.blocked(model, NOW, SETTINGS)
+    assert not claims.without_failures(model, NOW, SETTINGS).failures
+
+
 def test_load_that_succeeds_leaves_what_is_known_of_crashes() -> None:
     model = claims.failed(
         MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True

@@ -250,6 +250,8 @@ def test_what_is_worth_telling(change: dict[str, Any], enough: bool) -> None:
     assert not maintenance.worth_publishing(told, now, NOW - 1999, NOW, SETTINGS)
     assert maintenance.worth_publishing(told, now, NOW - 160_000, NOW, SETTINGS)
     assert not maintenance.worth_publishing(told, told, 0, NOW, SETTINGS)
+    later = NOW + HOUR  # published by a clock that has been set back since
+    assert maintenance.worth_publishing(told, now, later, NOW, SETTINGS) is enough
     assert maintenance.worth_publishing(
         told, msgspec.structs.replace(told, stopping=True), NOW, NOW, SETTINGS
     )

@@ -191,6 +191,14 @@ def test_rates_are_of_the_time_between_looks() -> None:
     assert uses.look(NOW + 30_000)["m"].heavy_ms == NOW + 5
 
 
+@pytest.mark.parametrize("jump_ms", [-HOUR, 0, HOUR])
+def test_a_clock_that_is_set_changes_no_rate(jump_ms: int) -> None:
+    uses = UsageCounter()
+    uses.look(NOW, 100.0)
+    uses.note("m", NOW, count=50)
+    assert uses.look(NOW + jump_ms, 110.0)["m"].rate == 300
+
+
 @pytest.mark.parametrize(
     ("minutes", "regular"),
     [(1, False), (6, False), (7, True), (25, True), (40, True), (41, False), (90, False)],

@@ -56,7 +56,7 @@ def claimed(
     if len(held) >= copies:
         return ClaimRefused(f"it has {len(held)} of {copies} copies: {', '.join(sorted(held))}")
     failed = model.failures.get(me)
-    if failed is not None and failures.blocked_until(failed, settings) > now_ms:
+    if failed is not None and me in failures.blocked(model, now_ms, settings):
         return ClaimRefused(f"{me} failed to load it: {failed.why}")
     return changed(
         model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms)
@@ -150,7 +150,9 @@ def without_gone(
 def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> MeshModel:
     """Remove the failures that have expired."""
     remaining = {
-        i: f for i, f in model.failures.items() if failures.forgotten_at(f, settings) > now_ms
+        i: failure
+        for i, failure in model.failures.items()
+        if not failures.is_over(failures.forgotten_at(failure, settings), now_ms, settings)
     }
     return model if len(remaining) == len(model.failures) else changed(model, failures=remaining)
 

@@ -45,12 +45,19 @@ def forgotten_at(failure: Failure, settings: MeshSettings) -> int:
     return failure.time_ms + int(settings.failure_s * 1000)
 
 
+def is_over(until_ms: int, now_ms: int, settings: MeshSettings) -> bool:
+    """Return whether a time that a failure has set is over, or is of a clock that was far ahead."""
+    return not now_ms < until_ms <= now_ms + 2 * int(settings.failure_s * 1000)
+
+
 def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[str]:
     """Return the instances that do not try the model now."""
     if not model.failures:
         return frozenset()
     return frozenset(
-        i for i, failure in model.failures.items() if blocked_until(failure, settings) > now_ms
+        i
+        for i, failure in model.failures.items()
+        if not is_over(blocked_until(failure, settings), now_ms, settings)
     )
 
 
@@ -79,11 +86,10 @@ def verdict(
     if crashes:
         last = max(crashes, key=lambda failure: failure.time_ms)
         until_ms = last.time_ms + _pause_ms(sum(failure.count for failure in crashes), settings)
-        if until_ms > now_ms:
+        if not is_over(until_ms, now_ms, settings):
             return FailedModel(last.why, until_ms, last.fault)
-    standing = [
-        failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms
-    ]
+    now_blocked = blocked(model, now_ms, settings)
+    standing = [failure for i, failure in model.failures.items() if i in now_blocked]
     artifact = [failure for failure in standing if failure.fault == "artifact"]
     tries = min(settings.tries, places or settings.tries)
     if len(artifact) < min(ARTIFACT_TRIES, tries) and len(standing) < tries:

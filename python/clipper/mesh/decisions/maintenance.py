@@ -191,7 +191,7 @@ def _check_entry(
     gone = tuple(
         i
         for i, failure in model.failures.items()
-        if failures.forgotten_at(failure, settings) <= now_ms
+        if failures.is_over(failures.forgotten_at(failure, settings), now_ms, settings)
     )
     if gone:
         yield ExpireFailure(id, gone)
@@ -311,7 +311,7 @@ def _reaped(
     gone = tuple(
         i
         for i, failure in model.failures.items()
-        if failures.forgotten_at(failure, settings) <= now_ms
+        if failures.is_over(failures.forgotten_at(failure, settings), now_ms, settings)
         or (i not in alive and failure.fault == "host")
     )
     if gone:
@@ -363,7 +363,7 @@ def worth_publishing(
     since = now_ms - published_ms
     if now.stopping != published.stopping:
         return True
-    if since < settings.publish_s * 1000:
+    if 0 <= since < settings.publish_s * 1000:  # negative: the clock was set back
         return False
     age = max(0, now_ms - published.lru_ms)
     return (

@@ -97,10 +97,14 @@ class UsageCounter:
         held.minutes |= 1 << min(held.minute - minute, 64) & ((1 << 64) - 1)
         self._used[model] = held
 
-    def look(self, now_ms: int) -> dict[str, Usage]:
-        """Return the usage of the models used since the last call, and reset the counts."""
-        window_ms = max(1, now_ms - self._since_ms) if self._since_ms else MINUTE_MS
-        self._since_ms = now_ms
+    def look(self, now_ms: int, at_s: float | None = None) -> dict[str, Usage]:
+        """Return the usage of the models used since the last call, and reset the counts.
+
+        at_s: the time by a clock that nobody sets, for rates; None: `now_ms` is such a time.
+        """
+        at_ms = now_ms if at_s is None else int(at_s * 1000)
+        window_ms = max(1, at_ms - self._since_ms) if self._since_ms else MINUTE_MS
+        self._since_ms = at_ms
         found = {model: self._usage(held, window_ms) for model, held in self._used.items()}
         for held in self._used.values():
             held.count, held.waited_ms, held.served_ms, held.served = 0, 0.0, 0.0, 0

@@ -427,6 +427,7 @@ class ModelLoader:
         """Make the copy here connect to a server and serve it. RequestFailed."""
         held = self.held.get(id)
         if held is None:
+            self._tasks.spawn(self._disclaim(id))
             raise NotLoadedHere(f"{self.me} does not hold {id!r}")
         try:
             await held.host.serve(id, address, token, self.number, SERVE_S)
@@ -522,8 +523,25 @@ class ModelLoader:
             found = await self._run_blocking(self._registry.change_copies, id, step)
         except ClipperError:
             return
-        if isinstance(found, claims.ClaimRefused) and id in self.held and not found.final:
+        if id not in self.cache:  # evicted meanwhile, perhaps before the claim was written
+            await self._disclaim(id)
+        elif isinstance(found, claims.ClaimRefused) and id in self.held and not found.final:
             await self.drop(id, f"its claim was gone: {found.why}")
+
+    async def _disclaim(self, id: str) -> None:
+        """Remove a claim that others would believe, although the model is not loaded here."""
+
+        def step(model: MeshModel) -> MeshModel:
+            copy = model.copies.get(self.me)
+            is_here = id in self.cache or id in self._jobs  # or is loaded again, in a new host
+            return (
+                model
+                if is_here or not (copy and copy.loaded_ms)
+                else claims.released(model, self.me)
+            )
+
+        with contextlib.suppress(UnknownModel, StoreError):  # the janitor does it later
+            await self._run_blocking(self._registry.change, id, step)
 
     # -- dead hosts
 

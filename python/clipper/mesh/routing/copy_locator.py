@@ -194,18 +194,18 @@ class CopyLocator:
         self, record: MeshModel, exclude: Collection[str], used_ms: int, prefer_local: bool = True
     ) -> placement.Placement | placement.NoPlacement:
         """Choose an instance for one more copy."""
-        here = self._here()
+        here, now = self._here(), now_ms()
         others = [i for i in self._registry.instances.values() if i.id != here.id]
         return placement.choose(
             record,
             [*others, *([] if self._registry.is_fenced else [here])],
-            now_ms(),
+            now,
             self._rng,
             constraints=self._constraints(),
-            exclude=exclude,
+            exclude={*exclude, *failures.blocked(record, now, self._settings)},
             seen=self._loader.times,
             prefer_local=here.id if prefer_local else "",
-            avoid=self._quarantine.left_alone(now_ms()),
+            avoid=self._quarantine.left_alone(now),
             used_ms=used_ms,
         )
 

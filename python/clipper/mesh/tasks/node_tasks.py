@@ -1,5 +1,7 @@
 """The periodic tasks of every node: scaling of used models, and the janitor."""
 
+import asyncio
+
 from clipper.mesh.decisions import claims, maintenance
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
@@ -30,7 +32,7 @@ class NodeTasks:
 
         Of several nodes that hold a model, the one that has held it longest acts.
         """
-        usage = self._usage.look(now_ms())
+        usage = self._usage.look(now_ms(), asyncio.get_running_loop().time())
         mine = [(id, record) for id in usage if (record := self._led_here(id)) is not None]
         view = self._view.take(mine, usage)
         for action in maintenance.rates(view, now_ms(), self._settings):
