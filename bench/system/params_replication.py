@@ -1,4 +1,5 @@
-"""Benchmark of a push that a replica is waited for, beside the same push to shards without one."""
+"""Benchmark of a push that a replica is waited for, beside the same push to shards without one, and
+of pulls from the replica."""
 
 import functools
 import tempfile
@@ -28,21 +29,35 @@ def rows(quick: bool = False) -> list[Row]:
             gradients = draw.standard_normal((size, DIM)).astype(np.float32)
 
             cases: dict[str, Callable[[], float]] = {
-                name: functools.partial(_median_us, client, ids, gradients, n)
+                name: functools.partial(
+                    _median_us, functools.partial(client.push, "bench", ids, gradients), n
+                )
                 for name, client in (("plain", plain), ("waited", waited))
             }
             found = interleave(cases, turns)
             what = f"push of {size} rows of {DIM} floats, a replica waited for"
             goal = Goal("at_most", 2)
             out.append(row(what, found["waited"], "us", "no replica", found["plain"], goal))
+            out.append(_read(waited, ids, n, turns))
     return out
 
 
-def _median_us(client: Client, ids: Array, gradients: Array, n: int) -> float:
+def _read(client: Client, ids: Array, n: int, turns: int) -> Row:
+    def took_us(max_staleness_s: float | None) -> float:
+        return _median_us(lambda: client.pull("bench", ids, max_staleness_s=max_staleness_s), n)
+
+    ages = {"shard": None, "replica": 1.0}
+    cases = {name: functools.partial(took_us, age) for name, age in ages.items()}
+    found = interleave(cases, turns)
+    what = f"pull of {ids.size} rows of {DIM} floats from a replica, at most 1 s old"
+    return row(what, found["replica"], "us", "from the shard", found["shard"])
+
+
+def _median_us(request: Callable[[], object], n: int) -> float:
     took = []
     for _ in range(n):
         begun = time.perf_counter_ns()
-        client.push("bench", ids, gradients)
+        request()
         took.append(time.perf_counter_ns() - begun)
     return float(np.median(took)) / 1e3
 

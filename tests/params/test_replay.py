@@ -7,7 +7,7 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import TableSpec
-from clipper.params.frames import HEAD, MAGIC, VERSION, Head, MessageKind
+from clipper.params.frames import Head, MessageKind
 from clipper.params.shard import replication
 from clipper_core.params.optimizer import Optimizer
 from tests.params.conftest import Shards, until, zeros
@@ -85,9 +85,10 @@ def test_push_that_does_not_fit_the_copy_is_refused_and_not_acknowledged(receive
     part = np.dtype("<u4, <u4, <u8, <f4, <f4, <f4, <u4")
 
     def push(table: int, n: int, body: bytes) -> bytes:
-        payload = np.array([(table, n, 1, 0.1, 1, 1, 7)], part).tobytes() + body
-        head = Head(MessageKind.REPLAY, rows=1, id=5, payload_bytes=len(payload))
-        return HEAD.pack(MAGIC, VERSION, *head) + payload
+        payload = np.array([8, 1], np.uint64).tobytes()  # worker and sequence
+        payload += np.array([(table, n, 1, 0.1, 1, 1, 7)], part).tobytes() + body
+        head = Head(MessageKind.REPLAY, rows=1, worker=1, sequence=5, payload_bytes=len(payload))
+        return head.packed() + payload
 
     bad = [
         push(0, 1, b""),
@@ -96,7 +97,8 @@ def test_push_that_does_not_fit_the_copy_is_refused_and_not_acknowledged(receive
         push(1 << 31, 1, bytes(8)),
         push(0, 0xFFFFFFFF, bytes(16)),
         push(0, 1, bytes(8) + np.full(2, np.nan, np.float32).tobytes()),
-        HEAD.pack(MAGIC, VERSION, *Head(MessageKind.REPLAY, rows=9, payload_bytes=32)) + bytes(32),
+        Head(MessageKind.REPLAY, rows=9, worker=1, payload_bytes=64).packed() + bytes(64),
+        Head(MessageKind.REPLAY, worker=9, payload_bytes=16).packed() + bytes(16),
     ]
     ours.settimeout(0.0)
     for data in bad:

@@ -15,7 +15,7 @@ from clipper.errors import ConfigError, Forbidden
 
 log = logging.getLogger("clipper.params")
 ROLES: Final = ("read", "train", "manage")  # each may do what those before it may
-_READ = {"tables", "pull_variables", "walk", "watch", "stats"}
+_READ = {"tables", "pull_replica", "pull_variables", "walk", "watch", "stats"}
 _TRAIN = {"create", "push_model", "push_gradients", "push_rows", "begin_anew"}
 _MARK = "sha256:"
 

@@ -1,10 +1,11 @@
 # Changes of a shard, as a follower receives them.
 #
-# Threads: one at a time.
+# Threads: one at a time, but to acknowledge: any.
+from clipper_core.params.shard_log cimport mutex
 from clipper_core.params.shard_loop cimport ShardLoop
 from clipper_core.params.shard_state cimport ShardHead
 from clipper_core.runtime.byte_buffer cimport Bytes
-from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.machine cimport u64, u8
 from clipper_core.runtime.spin cimport Spin
 
 cdef class ChangeReceiver:
@@ -14,5 +15,7 @@ cdef class ChangeReceiver:
     cdef ShardLoop copy
     cdef u64 frame_bytes_max
     cdef Spin spin
+    cdef mutex guard            # of what is sent
 
+    cdef bint tell(self, u64 position, u8 flags) noexcept nogil
     cdef int comes(self, int wait_ms) noexcept nogil

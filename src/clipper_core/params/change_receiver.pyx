@@ -15,7 +15,7 @@ from clipper_core.params.embedding_rows cimport (
 )
 from clipper_core.params.optimizer cimport Stride, all_finite, optimizer_step, state_floats
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, SHARD_REPLAY, STREAM_ENDS,
+    ASKS, DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, SHARD_REPLAY, STREAM_ENDS,
     ChangedPart, DenseVariable, ReplayPart, ShardLoopState, kDenseBit, padded, shard_answer,
     shard_head_is_one,
 )
@@ -38,8 +38,9 @@ cdef extern from "<poll.h>" nogil:
 cdef enum:
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of the buffer, between large messages
+    PUSH_BYTES = 16             # worker and sequence of a push that is replayed
 
-Changes = namedtuple("Changes", "position version epoch exact ends")
+Changes = namedtuple("Changes", "position version epoch exact ends clock_s")
 
 
 cdef int _readable(int fd, int wait_ms) noexcept nogil:
@@ -135,12 +136,12 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
 cdef bint _replay_fits(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
     """Whether all parts fit their tables and variables."""
     cdef const u8* end = at + h.payload_bytes
-    cdef const ReplayPart* parts = <const ReplayPart*> at
+    cdef const ReplayPart* parts = <const ReplayPart*> (at + PUSH_BYTES)
     cdef u64 i, floats
     cdef u32 number
-    if h.rows > h.payload_bytes // sizeof(ReplayPart):
+    at += PUSH_BYTES + h.rows * sizeof(ReplayPart)
+    if h.worker != 1 or h.payload_bytes < PUSH_BYTES + h.rows * sizeof(ReplayPart):
         return False
-    at += h.rows * sizeof(ReplayPart)
     for i in range(h.rows):
         number, floats = parts[i].table, parts[i].n
         if number & kDenseBit:
@@ -176,13 +177,14 @@ cdef bint _replay_rows(ShardLoopState* s, const ReplayPart* part, const Stride* 
 
 cdef bint _replay(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
     """Apply it as the shard does, part by part. False: there is no memory."""
-    cdef const ReplayPart* parts = <const ReplayPart*> at
+    cdef const u64* push = <const u64*> at
+    cdef const ReplayPart* parts = <const ReplayPart*> (at + PUSH_BYTES)
     cdef DenseVariable* one
     cdef Stride stride
     cdef u64 i, n
     cdef i64 number
     cdef bint room = True
-    at += h.rows * sizeof(ReplayPart)
+    at += PUSH_BYTES + h.rows * sizeof(ReplayPart)
     for i in range(h.rows):
         n = parts[i].n
         stride.rate, stride.first, stride.second = parts[i].rate, parts[i].first, parts[i].second
@@ -199,18 +201,19 @@ cdef bint _replay(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept 
             at += 8 * n
             n *= s.places[parts[i].table].rows.dim
         at += padded(4 * n)
-    s.log.mark(h.worker, h.sequence)
+    s.log.mark(push[0], push[1])
     s.model.store(h.model, relaxed)
     return room
 
 
-cdef bint _acknowledge(int fd, u64 position) noexcept nogil:
+cdef bint _acknowledge(int fd, u64 position, u8 flags) noexcept nogil:
+    """With the time of this side's clock, which comes back with what follows."""
     cdef ShardHead asked, head
     cdef u64 sent = 0
     cdef ssize_t n = 0
     memset(&asked, 0, sizeof(asked))
     head = shard_answer(asked, SHARD_RECEIVED, 0, 0)
-    head.sequence = position
+    head.sequence, head.id, head.flags = position, monotonic_us(), flags
     while sent < HEAD_BYTES:
         n = send(fd, <const u8*> &head + sent, HEAD_BYTES - sent, MSG_NOSIGNAL)
         if n > 0:
@@ -276,10 +279,9 @@ cdef class ChangeReceiver:
             raise ConnectionError("the shard closed the connection")
         if not whole:
             return None
-        if self.head.kind == SHARD_REPLAY:
-            return Changes(self.head.id, self.head.model, self.head.epoch, True, False)
         return Changes(self.head.sequence, self.head.model, self.head.epoch,
-                       bool(self.head.flags & EXACT), bool(self.head.flags & STREAM_ENDS))
+                       self.head.kind == SHARD_REPLAY or bool(self.head.flags & EXACT),
+                       bool(self.head.flags & STREAM_ENDS), self.head.id * 1e-6)
 
     def apply(self):
         """Write the message that `receive` has returned, and tell the shard that it is here: of a
@@ -293,12 +295,12 @@ cdef class ChangeReceiver:
             if self.head.kind == SHARD_REPLAY:
                 fits = _replay_fits(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    told = _acknowledge(self.fd, self.head.id)
+                    told = self.tell(self.head.sequence, 0)
                     fits = _replay(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
             else:
                 fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    told = _acknowledge(self.fd, self.head.sequence)
+                    told = self.tell(self.head.sequence, 0)
             self.input.drop(HEAD_BYTES + self.head.payload_bytes)
             if not self.input.size():
                 self.input.shrink(KEEP_BYTES)
@@ -307,10 +309,21 @@ cdef class ChangeReceiver:
         if not told:
             raise ConnectionError("the shard does not read")
 
-    def acknowledge(self, u64 position):
-        """Tell the shard that all changes up to `position` are written. Raises ConnectionError."""
-        if not _acknowledge(self.fd, position):
+    def acknowledge(self, u64 position, *, bint asks=False):
+        """Tell the shard that all changes up to `position` are written. asks: it answers at once,
+        also if nothing has changed. Threads: any. Raises ConnectionError."""
+        cdef bint told
+        with nogil:
+            told = self.tell(position, ASKS if asks else 0)
+        if not told:
             raise ConnectionError("the shard does not read")
+
+    cdef bint tell(self, u64 position, u8 flags) noexcept nogil:
+        cdef bint told
+        self.guard.lock()
+        told = _acknowledge(self.fd, position, flags)
+        self.guard.unlock()
+        return told
 
     cdef int comes(self, int wait_ms) noexcept nogil:
         """As poll: whether a message comes."""

@@ -72,6 +72,8 @@ struct Follower {
     bool apart = false;      // it reads on a thread of its own, which `wake_fd` wakes
     std::uint32_t conn = 0;  // the connection
     std::uint32_t heard = 0; // messages of it there
+    std::uint64_t clock = 0; // that its last message has; it is told it with what follows
+    bool asks = false;       // to be told, even if nothing has changed
 };
 
 struct ShardLog {

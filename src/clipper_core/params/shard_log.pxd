@@ -42,6 +42,8 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         bint apart              # it reads on a thread of its own
         u32 conn                # the connection
         u32 heard               # messages of it there
+        u64 clock               # that its last message has; it is told it with what follows
+        bint asks               # to be told, even if nothing has changed
     cdef cppclass ShardLog:
         mutex guard
         deque[Change] changes

@@ -29,6 +29,7 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef enum:
     FOLLOWERS = 11
+    PIECES = 4                  # of a message: head, push, heads of its parts, its parts
     PARTS_MAX = 64              # of a push that is replayed: their heads lie on the stack
 
 
@@ -36,7 +37,7 @@ cdef bint replay_is_exact(ShardLoopState* s, u64 nbytes) noexcept nogil:
     cdef PartWork* work
     cdef u64 i
     if (s.works.size() > PARTS_MAX
-            or nbytes + s.works.size() * sizeof(ReplayPart) > s.frame_bytes_max):
+            or nbytes + s.works.size() * sizeof(ReplayPart) + 16 > s.frame_bytes_max):
         return False
     for i in range(s.works.size()):
         work = &s.works[i]
@@ -56,10 +57,10 @@ cdef void _send(ShardConnection* c, iovec* parts) noexcept nogil:
     cdef u64 left, i
     if not c.output.size():
         memset(&message, 0, sizeof(message))
-        message.msg_iov, message.msg_iovlen = parts, 3
+        message.msg_iov, message.msg_iovlen = parts, PIECES
         sent = max(<ssize_t> 0, sendmsg(c.fd, &message, MSG_NOSIGNAL))
     left = <u64> sent
-    for i in range(3):
+    for i in range(PIECES):
         if left < parts[i].iov_len:
             c.output.put(<const u8*> parts[i].iov_base + left, parts[i].iov_len - left)
         left -= min(left, <u64> parts[i].iov_len)
@@ -67,8 +68,9 @@ cdef void _send(ShardConnection* c, iovec* parts) noexcept nogil:
 
 cdef void replay_send(ShardLoopState* s, const ShardHead* h, u64 begin, u64 version,
                       const u8* data, const u8* end) noexcept nogil:
+    cdef u64[2] push = [h.worker, h.sequence]
     cdef ReplayPart[PARTS_MAX] parts
-    cdef iovec[3] pieces
+    cdef iovec[4] pieces
     cdef ShardHead head = shard_answer(h[0], SHARD_REPLAY, s.epoch.load(relaxed), version)
     cdef ShardConnection* c
     cdef Follower* one
@@ -82,8 +84,8 @@ cdef void replay_send(ShardLoopState* s, const ShardHead* h, u64 begin, u64 vers
         parts[i].second = work.stride.second
     s.log.guard.lock()
     position = s.log.position()
-    head.id, head.rows, head.sequence = position, <u32> n, h.sequence
-    head.payload_bytes = <u32> (n * sizeof(ReplayPart) + <u64> (end - data))
+    head.rows, head.sequence, head.worker = <u32> n, position, 1
+    head.payload_bytes = <u32> (sizeof(push) + n * sizeof(ReplayPart) + <u64> (end - data))
     for i in range(FOLLOWERS):
         one = &s.log.followers[i]
         if not (one.replays and one.streams and one.on) or one.ends or one.lost:
@@ -91,10 +93,11 @@ cdef void replay_send(ShardLoopState* s, const ShardHead* h, u64 begin, u64 vers
         c = s.callers[one.conn]
         if one.taken != begin or c.output.size() > UNSENT_MAX:
             continue            # it is sent rows
-        one.taken = position
+        one.taken, head.id = position, one.clock
         pieces[0].iov_base, pieces[0].iov_len = &head, HEAD_BYTES
-        pieces[1].iov_base, pieces[1].iov_len = parts, n * sizeof(ReplayPart)
-        pieces[2].iov_base, pieces[2].iov_len = <void*> data, <u64> (end - data)
+        pieces[1].iov_base, pieces[1].iov_len = push, sizeof(push)
+        pieces[2].iov_base, pieces[2].iov_len = parts, n * sizeof(ReplayPart)
+        pieces[3].iov_base, pieces[3].iov_len = <void*> data, <u64> (end - data)
         _send(c, pieces)
         s.replayed.fetch_add(1, relaxed)
     s.log.trim()

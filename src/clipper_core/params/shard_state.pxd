@@ -81,6 +81,7 @@ cdef enum:
                                 # memory, not behind the head
     EXACT = 1                   # flag of changes: these are all there are
     STREAM_ENDS = 2             # flag of changes: no more will come
+    ASKS = 1                    # flag of a follower's message: it wants an answer in any case
     PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply

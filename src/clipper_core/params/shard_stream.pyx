@@ -17,7 +17,7 @@ from clipper_core.params.embedding_rows cimport Distinct, Rows, distinct_init, r
 from clipper_core.params.optimizer cimport state_floats
 from clipper_core.params.shard_log cimport Follower
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, STREAM_ENDS, ChangedPart, DenseVariable,
+    ASKS, DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, STREAM_ENDS, ChangedPart, DenseVariable,
     kDenseBit, padded, shard_answer,
 )
 from clipper_core.runtime.machine cimport eventfd_signal, i64, relaxed, u64, u8
@@ -32,7 +32,7 @@ cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream,
     if one.streams:
         stream_closed(s, s.callers[one.conn])
     s.log.guard.lock()
-    one.streams, one.conn, one.replays = True, c.number, replays
+    one.streams, one.conn, one.replays, one.clock = True, c.number, replays, 0
     s.log.guard.unlock()
     c.stream = stream
     s.streams += 1
@@ -61,6 +61,7 @@ cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead
     s.log.guard.lock()
     if not one.ends and h.sequence <= one.taken:        # nobody has what was not sent
         one.acknowledged = max(one.acknowledged, h.sequence)
+        one.clock, one.asks = max(one.clock, h.id), one.asks or h.flags & ASKS
         one.heard += 1
         s.received = True
     s.log.guard.unlock()
@@ -126,18 +127,20 @@ cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
 
 
 cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts,
-                    u64 pushes, u8 flags) noexcept nogil:
+                    u64 pushes, u8 flags, u64 clock) noexcept nogil:
     """Over the room that was left for it, `at` bytes from the front."""
     cdef ShardHead asked, head
     memset(&asked, 0, sizeof(asked))
     head = shard_answer(asked, SHARD_CHANGES, s.epoch.load(relaxed), s.model.load(relaxed))
     head.rows, head.sequence, head.worker, head.flags = parts, position, pushes, flags
+    head.id = clock
     head.payload_bytes = <u32> (c.output.size() - at - HEAD_BYTES)
     memcpy(<void*> (c.output.at() + at), &head, HEAD_BYTES)
 
 
 cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]]& ids,
-                       const vector[u64]& pushes, u64 position, bint exact) noexcept nogil:
+                       const vector[u64]& pushes, u64 position, bint exact,
+                       u64 clock) noexcept nogil:
     cdef u8[64] room
     cdef u64 at = c.output.size(), parts = 0
     cdef u32 table
@@ -155,7 +158,8 @@ cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]
     if c.output.size() - at > s.frame_bytes_max:
         c.output.lost = True                    # it is closed, and asks again as one that was away
     if not c.output.lost:
-        _put_head(s, c, at, position, <u32> parts, pushes.size() // 2, EXACT if exact else 0)
+        _put_head(s, c, at, position, <u32> parts, pushes.size() // 2, EXACT if exact else 0,
+                  clock)
 
 
 cdef void _put_end(ShardLoopState* s, ShardConnection* c) noexcept nogil:
@@ -164,7 +168,7 @@ cdef void _put_end(ShardLoopState* s, ShardConnection* c) noexcept nogil:
     memset(room, 0, sizeof(room))
     c.output.put(room, HEAD_BYTES)
     if not c.output.lost:
-        _put_head(s, c, at, 0, 0, 0, STREAM_ENDS)
+        _put_head(s, c, at, 0, 0, 0, STREAM_ENDS, 0)
     stream_closed(s, c)
 
 
@@ -174,13 +178,13 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     cdef vector[vector[i64]] ids
     cdef vector[u64] pushes
     cdef bint quiet, over, gathered = True, exact = True
-    cdef u64 position = 0
+    cdef u64 position = 0, clock = 0
     if not one.streams:
         return NULL
     c = s.callers[one.conn]
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on
-    quiet = one.taken == s.log.position()
+    quiet = one.taken == s.log.position() and not one.asks
     s.log.guard.unlock()
     if not over and (quiet or c.output.size() > UNSENT_MAX):
         return c if c.output.lost or (c.output.size() and not c.watched) else NULL
@@ -188,13 +192,14 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on
     if not over:
+        clock, one.asks = one.clock, False
         gathered = s.log.gather(one[0], ids, pushes, IDS_MAX)
         position, exact = one.taken, one.taken == s.log.position()
     s.log.guard.unlock()
     if over:
         _put_end(s, c)
     elif gathered:
-        _put_changes(s, c, ids, pushes, position, exact)
+        _put_changes(s, c, ids, pushes, position, exact, clock)
     else:
         c.output.lost = True
     s.still.unlock()

@@ -40,6 +40,8 @@ Buffer = Any  # bytes, or an array's memory
 Variables = Mapping[str, npt.NDArray[np.float32]]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 SPIN_US = 50
+REPLICA_WAIT_S = 0.05  # for a replica, before the shard itself is asked
+Token = dict[int, tuple[int, int]]  # shard -> (epoch, version)
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
@@ -50,11 +52,13 @@ class Pushed(msgspec.Struct, frozen=True):
     this push before; they do not report their counts again. applied: distinct ids whose rows were
     changed. unadmitted: ids that were not pushed often enough for a row (`admit_after`). no_room:
     ids that found their table full, so that their gradients were dropped. evicted: rows that were
-    removed for new ones.
+    removed for new ones. token: names this push for reads of replicas that must have it (`after` of
+    `pull`); `one.token | other.token` names two pushes of one client, the later one last.
     """
 
     sequence: int
     versions: dict[int, int]
+    token: Token
     repeated: tuple[int, ...] = ()
     applied: int = 0
     unadmitted: int = 0
@@ -66,7 +70,7 @@ class StepResult(TypedDict):
     """Result of a step of a whole model.
 
     accepted: by all shards. versions, why: of each shard; `why` is empty if it was accepted.
-    no_room: ids that found a table full.
+    no_room: ids that found a table full. token: as of `Pushed`.
     """
 
     accepted: bool
@@ -74,6 +78,7 @@ class StepResult(TypedDict):
     why: list[str]
     sequence: int
     no_room: int
+    token: Token
 
 
 Result = TypeVar("Result")
@@ -138,6 +143,7 @@ class Client:
         self._token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
         self._answer_s, self._shared, self._spin_us = answer_s, shared, spin_us
         self._identity = PushIdentity(worker)
+        self._replica = 0  # that was read last
         self.connections = self._new_connections()
         renew_after_fork(self)
 
@@ -308,19 +314,69 @@ class Client:
                 cursor = said["next"]
 
     def pull(
-        self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False
+        self,
+        table: str,
+        ids: npt.ArrayLike,
+        dtype: str = "f32",
+        *,
+        unique: bool = False,
+        max_staleness_s: float | None = None,
+        after: Token | None = None,
     ) -> Array:
         """Return the rows of n ids in their order, [n, dim]; an id without a row has its initial
         value.
 
         ids: i64[n] or u64[n]. dtype: f32, f16, bf16 (as u16), or i8 (returned as f32, scaled by
         row). unique: request each distinct id once; useful if many are equal and the network is
-        slow. Raises UnknownTable, InvalidInput, ShardAway.
+        slow.
+
+        max_staleness_s: replicas may answer that have all that their shard had so long ago;
+        `math.inf`: any. after: the token of a push that the rows must have; rows of shards that the
+        token does not name may be of any age. With both, both hold. Where no replica answers within
+        REPLICA_WAIT_S, the shard itself does. Raises UnknownTable, InvalidInput, ShardAway.
         """
         if unique:
             each, where = np.unique(as_ids(ids), return_inverse=True)
-            return np.take(self._pulling(table, each, dtype)(), where, axis=0)
+            rows = self.pull(table, each, dtype, max_staleness_s=max_staleness_s, after=after)
+            return np.take(rows, where, axis=0)
+        if max_staleness_s is not None or after is not None:
+            return self._pull_replicas(table, as_ids(ids), dtype, max_staleness_s, after or {})
         return self._pulling(table, as_ids(ids), dtype)()
+
+    def _pull_replicas(
+        self, table: str, ids: Ids, dtype: str, max_staleness_s: float | None, after: Token
+    ) -> Array:
+        dim, until = self.spec(table).dim, time.monotonic() + REPLICA_WAIT_S
+        if not any(connection.frame_bytes_max for connection in self.connections):
+            self.call_all("tables")  # connects, which tells the number of replicas
+        replicas = max(connection.replicas for connection in self.connections)
+        if not replicas:
+            return self._pulling(table, ids, dtype)()
+        self._replica = (self._replica + 1) % replicas
+        fields = {"table": table, "dtype": dtype, "wait_s": REPLICA_WAIT_S}
+        requests = []
+        for shard, mine, places in self._parts(ids):
+            holder = (shard + 1 + self._replica) % len(self.connections)
+            request = call(
+                "pull_replica",
+                shard=shard,
+                ids=mine,
+                max_staleness_s=max_staleness_s,
+                after=after.get(shard),
+                **fields,
+            )
+            self._try_to_send(holder, request, until)
+            requests.append((holder, request, mine, places))
+        out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
+        for holder, request, mine, places in requests:
+            rows = None
+            with contextlib.suppress(ShardAway):
+                self._wait_with_retries(holder, request, until)
+                rows = unpacked(request.body).get("rows")
+            if rows is None:
+                rows = self._pulling(table, mine, dtype)()
+            out[slice(None) if places is None else places] = rows
+        return out
 
     def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Pending[Array]:
         """Request rows now; `result()` of what is returned waits for them."""
@@ -397,7 +453,9 @@ class Client:
         repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
         counts = [PUSHED.unpack(ask.body) for _, ask in asks if len(ask.body) == PUSHED.size]
         sums = (sum(each) for each in zip(*counts, strict=True))
-        return Pushed(sequence, {shard: head.model for shard, head in answers}, repeated, *sums)
+        versions = {shard: head.model for shard, head in answers}
+        token = {shard: (head.epoch, head.model) for shard, head in answers}
+        return Pushed(sequence, versions, token, repeated, *sums)
 
     # -- dense variables, and the model as a whole
 
@@ -596,6 +654,7 @@ class Client:
         why: list[str] = []
         versions: list[int] = []
         no_room = 0
+        token: Token = {}
         for shard, ask, until in sent:
             try:
                 head = self._wait_with_retries(shard, ask, until)
@@ -608,12 +667,14 @@ class Client:
                 why.append("")
                 no_room += PUSHED.unpack(ask.body)[2] if len(ask.body) == PUSHED.size else 0
             versions.append(head.model)
+            token[shard] = head.epoch, head.model
         return {
             "accepted": not any(why),
             "versions": versions,
             "why": why,
             "sequence": sequence,
             "no_room": no_room,
+            "token": token,
         }
 
     def _push_gathered(
@@ -646,6 +707,10 @@ class Client:
             "why": [said.get("why", "") for said in answers],
             "sequence": sequence,
             "no_room": sum(int(said.get("no_room", 0)) for said in answers),
+            "token": {
+                connection.number: (connection.epoch, int(answer["version"]))
+                for connection, answer in zip(self.connections, answers, strict=True)
+            },
         }
 
     def _new_sequence(self) -> int:

@@ -148,6 +148,7 @@ class ShardConnection:
         self._sent = 0  # highest that this client sent or knew of
         self.frame_bytes_max = 0  # limit of a payload; 0: unknown
         self.mode = "async"
+        self.replicas = 0  # of each shard
         self.tables: dict[str, int] = {}
         self._known: dict[str, int] = {}  # of earlier connections too
         self.variables: dict[str, tuple[int, tuple[int, ...]]] = {}  # name -> number, shape
@@ -415,6 +416,7 @@ class ShardConnection:
             self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
+            self.replicas = int(said.get("replicas", 0))
             self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
             self.tables, known = {}, dict(self._known)
             self.note_names(said, "tables")

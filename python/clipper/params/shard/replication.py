@@ -29,6 +29,7 @@ that makes its copy whole. Until then the shard is exposed, and its statistics s
 
 import contextlib
 import logging
+import math
 import platform
 import threading
 import time
@@ -435,7 +436,9 @@ class ShardReplica:
 
     epoch: of the life that it is a copy of. whole: it has been equal to its primary at one moment.
     position, history: how far it has come; -1 before it is whole. exact: no row is newer than its
-    position. changes: what it was told recently, for a primary that recovers.
+    position. changes: what it was told recently, for a primary that recovers. fresh_s: the time, of
+    the monotonic clock, from which on it has all that its primary had. complete_version: of the
+    model then.
     """
 
     def __init__(self, shard: int, epoch: int, resync_ids_max: int = 0) -> None:
@@ -446,6 +449,7 @@ class ShardReplica:
         self.position = -1
         self.history = History()
         self.changes = ChangeLog(resync_ids_max)
+        self.fresh_s, self.complete_version = -math.inf, -1
         self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
         self._seen = ShardLoop()  # does not run: the record of pushes, and what is streamed to
         self._streamed: list[Table] = []  # tables that it has
@@ -499,6 +503,19 @@ class ShardReplica:
         elif self.whole:
             self.changes.add(ids_in(piece, self.parameters), position)
 
+    def confirm(self, clock_s: float) -> None:
+        """Note that it has all that its primary had at that time, of this host's clock."""
+        if self.whole and self.exact:
+            self.fresh_s = max(self.fresh_s, clock_s)
+            self.complete_version = self.version
+
+    def has(self, since_s: float, push: tuple[int, int] | None) -> bool:
+        """Tell whether it has all that its primary had at a time, and the push that made a version
+        of an epoch."""
+        return self.fresh_s >= since_s and (
+            push is None or (self.epoch == push[0] and self.complete_version >= push[1])
+        )
+
     def start_stream(self) -> ShardLoop:
         """Return what a stream of changes is written to."""
         numbered = list(zip(self.parameters.tables, self.parameters.table_numbers, strict=True))
@@ -519,6 +536,7 @@ class ShardReplica:
         self._difference = (-1, [])
         self.version = max(self.version, changes.version)
         self.position, self.exact = base + changes.position, changes.exact
+        self.confirm(changes.clock_s)
 
     def settle(self) -> None:
         """Note the ids that were streamed, so that `changes` knows them."""
@@ -556,7 +574,8 @@ class ReplicaFollower:
 
     connection: to the primary. period_s: between two questions; 0: long polls. load: returns the
     newest copy on disk. resync_ids_max: changed ids that a copy remembers. spin_us: time to poll
-    for changes that are sent as they come, while that pays.
+    for changes that are sent as they come, while that pays. progressed: is called after `hurry`, by
+    the thread.
     """
 
     def __init__(
@@ -569,8 +588,12 @@ class ReplicaFollower:
         load: Callable[[], ShardReplica | None] = lambda: None,
         resync_ids_max: int = 0,
         spin_us: int = 0,
+        progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._spin_us = spin_us
+        self._spin_us, self._progressed = spin_us, progressed
+        self._awaited = False
+        self._receiver: ChangeReceiver | None = None
+        self._receiver_lock = threading.Lock()  # while `_receiver` may be used by others
         self.shard, self.of, self._connection, self._period_s = shard, of, connection, period_s
         self._load, self._resync_ids_max = load, resync_ids_max
         self._lock = threading.Lock()
@@ -621,6 +644,21 @@ class ReplicaFollower:
                 if self._whole is not None:
                     self._whole.settle()
             return known
+
+    def hurry(self) -> None:
+        """Have `progressed` called when the copy is next confirmed or changed. A primary that sends
+        changes as they come is asked at once."""
+        if self._awaited:
+            return
+        self._awaited = True
+        with self._receiver_lock, contextlib.suppress(ConnectionError):
+            if self._receiver is not None:
+                self._receiver.acknowledge(0, asks=True)
+
+    def _report_progress(self) -> None:
+        if self._awaited:
+            self._awaited = False
+            self._progressed()
 
     def _run(self) -> None:
         self.load()
@@ -686,8 +724,12 @@ class ReplicaFollower:
         if current is not None and current is self._whole:
             said |= {"keeps": True, "version": current.version}
             said |= {"position": current.position, "exact": current.exact}
+        sent_s = time.monotonic()
         head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)
         if piece.get("quiet"):
+            if current is not None:
+                current.confirm(sent_s)
+                self._report_progress()
             return False
         if piece.get("anew"):
             self._begin(head, piece)
@@ -698,10 +740,12 @@ class ReplicaFollower:
         if current is None:
             raise ShardAway(f"{self._connection.name} sent changes to a copy that is not here.")
         self._apply(current, head.epoch, piece)
+        current.confirm(sent_s)
         self._serial = int(piece["serial"])
         if current.whole and current is self._making:
             with self._lock:
                 self._whole, self._making = current, None
+        self._report_progress()
         return not piece.get("whole")
 
     def _stream(self) -> None:
@@ -720,6 +764,17 @@ class ReplicaFollower:
         base, position = int(answer["base"]), copy.position - int(answer["base"])
         fd, spin_us = self._connection.fileno(), self._spin_us
         receiver = ChangeReceiver(fd, copy.start_stream(), spin_us=spin_us)
+        with self._receiver_lock:
+            self._receiver = receiver
+        try:
+            self._receive(copy, receiver, base, position)
+        finally:
+            with self._receiver_lock:
+                self._receiver = None
+
+    def _receive(
+        self, copy: ShardReplica, receiver: ChangeReceiver, base: int, position: int
+    ) -> None:
         while not self._stop.is_set():
             changes = receiver.receive(WAIT_S)
             with self._lock:  # a fence comes before or after a message, not within
@@ -734,6 +789,7 @@ class ReplicaFollower:
                 if changes.ends:
                     return
                 position = changes.position
+                self._report_progress()
             else:
                 receiver.acknowledge(position)
 
@@ -757,6 +813,7 @@ class ReplicaFollower:
             if epoch < self.epoch_min or epoch < replica.epoch:
                 raise ShardAway(f"shard {self.of} has another primary.")
             replica.epoch, self._serial = epoch, int(piece["serial"])
+            replica.fresh_s, replica.complete_version = -math.inf, -1
             replica.history = History.decode(piece.get("history"))
 
     def _apply(self, replica: ShardReplica, epoch: int, piece: Piece) -> None:

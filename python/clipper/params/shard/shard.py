@@ -33,6 +33,7 @@ from clipper.params.shard.gradients import PushResult, whole
 from clipper.params.shard.health_files import HealthFiles
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.recovery import Recovered, StateMark
+from clipper.params.shard.replica_reads import ReplicaReads
 from clipper.params.shard.replication import FollowerSet, ReplicaFollower, pushes_paused
 from clipper.params.shard.saved_copies import load_copy
 from clipper.params.shard.stats import ChangeAges, stats_of
@@ -134,9 +135,11 @@ class Shard:
                 load=partial(load_copy, config.folder, of, config.shards, settings.resync_ids_max),
                 resync_ids_max=settings.resync_ids_max,
                 spin_us=settings.spin_us,
+                progressed=self._wake_up,
             )
             for of in ((config.number - 1 - k) % config.shards for k in range(config.replicas))
         }
+        self.replica_reads = ReplicaReads(self.copies, self.door.answer)
         self.changes_to_tables = TableChanges(self)
         self._calls: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "create": self._create,
@@ -158,6 +161,9 @@ class Shard:
         self._early: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "replica": self._replica,
             "get_replica": self._get_replica,
+            "pull_replica": lambda request, call_id: self.replica_reads.pull(
+                request, call_id, self._now_s
+            ),
             "stats": self._stats,
             "begin_anew": self._begin_anew,
         }
@@ -270,7 +276,9 @@ class Shard:
 
     def turn(self) -> None:
         """Wait for calls, and answer them."""
-        for fd, _ in self._poll.poll(min(TICK_S, self.changes.look_s) * 1000):
+        for fd, _ in self._poll.poll(
+            min(TICK_S, self.changes.look_s, self.replica_reads.poll_s) * 1000
+        ):
             if fd != self.door.calls_fd:
                 os.eventfd_read(fd)
         self._now_s = time.monotonic()
@@ -280,6 +288,7 @@ class Shard:
             self._posted.popleft()()
         self.followers.answer_open_questions(self._now_s)
         self.changes.answer_open_questions(self._now_s)
+        self.replica_reads.answer_open_questions(self._now_s)
         self._answer_replicated()
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s
@@ -436,6 +445,7 @@ class Shard:
         }
         worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
         answer["mode"], answer["role"] = self.config.settings.mode, role
+        answer["replicas"] = self.config.replicas
         answer["shared"] = self.config.settings.shared_bytes_max
         answer["frame_bytes_max"] = self.config.settings.frame_bytes_max
         answer["sequence"] = self.door.highest(worker) if worker else 0

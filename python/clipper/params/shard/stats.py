@@ -102,6 +102,10 @@ def stats_of(shard: "Shard", now: float) -> Piece:
             }
             for of, r in copies
         ],
+        "replica_reads": {
+            "served": shard.replica_reads.served,
+            "behind": shard.replica_reads.behind,
+        },
         "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
         "log": shard.snapshots.log.stats() if shard.snapshots and shard.snapshots.log else {},
     }
