@@ -59,7 +59,7 @@ from clipper.errors import (
     UnknownModel,
     UnknownVersion,
 )
-from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
+from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store, history
 from clipper.types import (
     ANY,
     VERSION_MAX,
@@ -554,6 +554,27 @@ class Catalog:
                 return result
         raise StoreConflict(
             f"the catalog was changed by others {_TRIES} times in a row.", hint="Try again later."
+        )
+
+    def record(self, verb: str, key: str, before: bytes, after: bytes) -> None:
+        """Enter into the history a change of something that the catalog does not have.
+
+        before, after: JSON; empty for what did not exist. Raises StoreConflict, StoreError.
+        """
+        known = {key: Record(key, before, 0, 0, 0)} if before else {}
+        op = Put(key, after) if after else Delete(key)
+        for _ in range(_TRIES):
+            guard = self._store.get(_GUARD)
+            number = guard.version + 1 if guard else 1
+            entry = history.enter(number, self._wall_us(), verb, [op], known, "")
+            if entry is None:
+                return
+            unchanged = Compare(_GUARD, guard.revision if guard else ABSENT)
+            if self._store.txn((unchanged,), (Put(_GUARD, b""), entry)).ok:
+                return
+        raise StoreConflict(
+            f"the catalog was changed by others {_TRIES} times in a row.",
+            hint=f"It was done, and the history lacks it: {verb} {key}.",
         )
 
     def refresh(self) -> View:

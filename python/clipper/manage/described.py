@@ -20,6 +20,7 @@ from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
 from clipper.manage.operations import Change, Operations
 from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
+from clipper.manage.tables import IDS_MAX, TABLE_VERBS, TableChange, TableOperations
 from clipper.selection import POLICIES
 from clipper.store.history import ENTRIES_MAX, Changed
 from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
@@ -73,8 +74,8 @@ def plain_document(*, management: bool) -> dict[str, Any]:
 
 def _verbs() -> RouteTable:
     found: dict[tuple[str, str], RouteInfo] = {}
-    for method, pattern, verb, names in VERBS:
-        function = getattr(Operations, verb)
+    for method, pattern, verb, names in (*VERBS, *TABLE_VERBS):
+        function = getattr(Operations, verb, None) or getattr(TableOperations, verb)
         summary, more = _doc_parts(function)
         takes = {
             name: _argument(verb, name, type_)
@@ -131,7 +132,8 @@ def _place(verb: str, name: str) -> str:
 def _given(verb: str, function: object) -> object:
     if verb in lists:
         return list_of(lists[verb], {"type": "string"} if verb == "logs" else {"type": "object"})
-    return CHANGE if get_type_hints(function)["return"] is Change else {"type": "object"}
+    schemas = {Change: CHANGE, TableChange: TABLE_CHANGE}
+    return schemas.get(get_type_hints(function)["return"], {"type": "object"})
 
 
 CHANGE: Schema = members(
@@ -142,6 +144,9 @@ CHANGE: Schema = members(
         "description": "the records, before and after; empty: it was so already",
     },
 )
+
+
+TABLE_CHANGE: Schema = members(TableChange, changed=CHANGE["properties"]["changed"])
 
 
 def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
@@ -209,6 +214,18 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$",
         "description": "how long each stage lasts at least",
     },
+    "file": {
+        "type": "string",
+        "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\\.(npz|safetensors|parquet|npy)$",
+        "description": "in the folder `files` of the set of shards",
+    },
+    "ids": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 64) - 1},
+        "minItems": 1,
+        "maxItems": IDS_MAX,
+    },
+    "to": {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"},
     "input": _INPUT,
     "kind": {"enum": ["onnx", "skops"]},
     "model": _MODEL,

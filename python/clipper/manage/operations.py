@@ -36,6 +36,7 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
+from clipper.manage.tables import TableOperations, TableServer
 from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
@@ -48,7 +49,7 @@ from clipper.types import VERSION, Application, Model, VersionedModel, check_nam
 _OF_THE_RECORD = ("name", "models", "created_us")
 
 
-class Server(Protocol):
+class Server(TableServer, Protocol):
     """Interface of a server that can be managed: see ClipperServer."""
 
     config: Config
@@ -100,6 +101,11 @@ class Operations:
         self._linking = (
             lock or threading.Lock()
         )  # links and roles are read, changed and written back
+
+    @property
+    def on_tables(self) -> TableOperations:
+        """The operations on parameter tables, done by the same."""
+        return TableOperations(self._server, self.actor, dry_run=self.dry_run)
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
         """The same operations, done by another."""

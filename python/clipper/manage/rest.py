@@ -26,6 +26,7 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
+from clipper.manage.tables import TABLE_VERBS, TableOperations
 from clipper.types import Application
 
 # method, pattern, verb, names of what the pattern's {} are
@@ -68,7 +69,7 @@ lists = {
     "logs": "lines",
     "stages": "stages",
 }
-lists |= {"rollouts": "rollouts", "ps": "models"}
+lists |= {"rollouts": "rollouts", "ps": "models", "tables": "tables"}
 settings_types = {
     key: type_
     for key, type_ in get_type_hints(Application).items()
@@ -89,6 +90,9 @@ class Management:
         """Add the routes."""
         for method, pattern, verb, names in VERBS:
             routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))
+        for method, pattern, verb, names in TABLE_VERBS:
+            call = self._calling(verb, names, method == "GET", TableOperations)
+            routes.add(method, pattern, on_worker(call))
         for method, suffix, handler in (
             ("POST", "/set", self.set_application),
             ("PUT", "", self.put_application),
@@ -109,11 +113,14 @@ class Management:
         routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
 
     def _calling(
-        self, verb: str, names: tuple[str, ...], looks: bool
+        self,
+        verb: str,
+        names: tuple[str, ...],
+        looks: bool,
+        owner: type[Operations | TableOperations] = Operations,
     ) -> Callable[[HttpRequest], HttpResponse]:
-        takes = arguments_of(getattr(Operations, verb))
-
-        needed = needed_by(getattr(Operations, verb), names)
+        takes = arguments_of(getattr(owner, verb))
+        needed = needed_by(getattr(owner, verb), names)
 
         def call(request: HttpRequest) -> HttpResponse:
             flags = _flags(request, takes if looks else _FLAG, names)
@@ -123,9 +130,8 @@ class Management:
                     f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}."
                 )
             operations = self._by(request, not looks and flags.get("dry_run", False))
-            result = getattr(operations, verb)(
-                **dict(zip(names, request.params, strict=True)), **given
-            )
+            acts = operations if owner is Operations else operations.on_tables
+            result = getattr(acts, verb)(**dict(zip(names, request.params, strict=True)), **given)
             return answer_json({lists[verb]: result} if verb in lists else result)
 
         return call

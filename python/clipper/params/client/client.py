@@ -170,6 +170,11 @@ class Client:
             connection.close()
 
     @property
+    def folder(self) -> str:
+        """Folder of the set; empty if the addresses were given."""
+        return self._folder
+
+    @property
     def worker(self) -> int:
         """Worker number of this client."""
         return self._identity.worker

@@ -1,0 +1,114 @@
+"""Tables of a server over HTTP: what each route does, and what the history has of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import InvalidInput, NotAllowed, UnknownTable
+from clipper.params import TableSpec
+from tests.frontend.conftest import warm_workers
+from tests.params.conftest import ones
+from tests.params.test_table_changes import SGD
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
+    folder = tmp_path_factory.mktemp("tables")
+    with clipper.start(
+        params=str(folder / "set"), http={"admin": "127.0.0.1:0"}, warmup=False
+    ) as started:
+        warm_workers(started)
+        yield started
+
+
+@pytest.fixture
+def remote(server: clipper.ClipperServer) -> Iterator[Any]:
+    with clipper.connect(f"http://{server.admin_address}") as found:
+        found.headers["Clipper-Actor"] = "ann"
+        yield found
+
+
+def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
+    client = server.params
+    client.create(TableSpec("plain", 3, **SGD))
+    client.push("plain", range(10), -ones((10, 3)))
+
+    def post(path: str, members: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = remote.ask("POST", f"/admin/tables/{path}", members)
+        return found
+
+    (row,) = remote.ask("GET", "/admin/tables")["tables"]
+    assert (row["name"], row["dim"], row["rows"]) == ("plain", 3, 10)
+    tried = post("plain/drop?dry_run=true", {})
+    assert (tried["dry_run"], tried["rows"]) == (True, 10)
+    assert client.pull("plain", [1]).tolist() == [[1] * 3]
+    assert not [one for one in remote.history() if "table" in one["verb"]]
+    assert post("plain/alter", {"expire_s": 900})["changed"][0]["after"]["expire_s"] == 900
+    assert post("plain/erase", {"ids": [1, 2, 77]})["rows"] == 2
+    assert post("plain/copy", {"to": "twin"})["rows"] == 8
+    assert post("twin/export", {"file": "twin.npz"})["rows"] == 8
+    assert post("twin/drop", {})["message"] == "dropped table twin"
+    assert post("twin/import", {"file": "twin.npz", "create": True})["rows"] == 8
+    np.testing.assert_array_equal(
+        client.pull("twin", range(3, 10)), client.pull("plain", range(3, 10))
+    )
+    assert remote.ask("GET", "/admin/tables/twin")["rows"] == 8
+    entries = [one for one in remote.history() if one["changed"][0]["key"].startswith("tables/")]
+    assert [(one["actor"], one["verb"]) for one in entries] == [
+        ("ann", verb)
+        for verb in (
+            "alter table",
+            "erase rows",
+            "copy table",
+            "export table",
+            "drop table",
+            "import table",
+        )
+    ]
+    assert entries[1]["changed"][0]["after"] == {"erased": 2}
+    assert entries[4]["changed"][0]["before"]["rows"] == 8
+    assert entries[4]["changed"][0]["after"] is None
+    assert not server.catalog.applications()
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "error"),
+    [
+        ("none/drop", {}, UnknownTable),
+        ("none/export", {"file": "a.npz"}, UnknownTable),
+        ("there/alter", {}, InvalidInput),
+        ("there/alter", {"dim": 3}, InvalidInput),
+        ("there/alter", {"rows_max": 0}, InvalidInput),
+        ("there/erase", {"ids": []}, InvalidInput),
+        ("there/erase", {"ids": [1 << 64]}, InvalidInput),
+        ("there/export", {"file": "../a.npz"}, InvalidInput),
+        ("there/export", {"file": "a.txt"}, InvalidInput),
+        ("there/import", {"file": "nothing.npz"}, InvalidInput),
+        ("there/import", {"file": "/etc/passwd"}, InvalidInput),
+        ("there/copy", {"to": "a b"}, InvalidInput),
+    ],
+)
+def test_requests_that_cannot_be_change_nothing(
+    server: clipper.ClipperServer,
+    remote: Any,
+    path: str,
+    members: dict[str, Any],
+    error: type[Exception],
+) -> None:
+    server.params.create(TableSpec("there", 2))
+    before = server.params.spec("there"), len(remote.history())
+    with pytest.raises(error):
+        remote.ask("POST", f"/admin/tables/{path}", members)
+    assert (server.params.spec("there"), len(remote.history())) == before
+
+
+def test_server_without_tables_says_so() -> None:
+    with (
+        clipper.start(http={"admin": "127.0.0.1:0"}, warmup=False) as server,
+        clipper.connect(f"http://{server.admin_address}") as remote,
+        pytest.raises(NotAllowed, match="no tables"),
+    ):
+        remote.ask("POST", "/admin/tables/a/drop", {})
