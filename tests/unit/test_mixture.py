@@ -10,6 +10,7 @@ import pytest
 from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows, native_update_of, observe_rows
+from clipper.selection.learning_policy import state_in_context
 from clipper.selection.mixture import cell_of
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture
@@ -21,16 +22,37 @@ K, SHARE = 3, 1e-3
 
 
 class Reference:
-    """The definition, written with dictionaries: no buckets, no columns."""
+    """The definition, written with dictionaries: no buckets, no columns.
 
-    def __init__(self) -> None:
+    user: of a user's state, in which one of the models may be better.
+    """
+
+    def __init__(self, user: bool = False) -> None:
+        self.user = user
+        self.best = np.full(K, 1 / K)
         self.w = [dict.fromkeys(range(K), 1.0) for _ in range(6)]
         self.v = [dict.fromkeys(range(K), 0.0) for _ in range(6)]
         self.u: list[dict[Any, float]] = [{} for _ in range(6)]
         self.sums: dict[Any, float] = {}
-        self.share = np.full(6, 1 / 6)
+        self.share = np.full(6 + user, 1 / (6 + user))
 
-    def p(self, j: int, said: list[Any], sure: list[float], classes: float) -> Any:
+    def favoured(self, i: int, said: list[Any], sure: list[float], classes: float) -> Any:
+        """Probabilities if model i is the better one."""
+        p, other = self.p(2, said, sure, classes)
+        times = {label: math.exp(1.5) if label == said[i] else 1.0 for label in p}
+        total = sum(p[label] * times[label] for label in p) + 1 - sum(p.values())
+        return {label: p[label] * times[label] / total for label in p}, other / total
+
+    def p(
+        self, j: int, said: list[Any], sure: list[float], classes: float, context: Any = ()
+    ) -> Any:
+        if j == 6:
+            each = [self.favoured(i, said, sure, classes) for i in range(K)]
+            mean = {
+                label: sum(self.best[i] * each[i][0][label] for i in range(K))
+                for label in each[0][0]
+            }
+            return mean, sum(self.best[i] * each[i][1] for i in range(K))
         labels = list(dict.fromkeys(label for label in said if label is not None))
         scores = []
         for label in labels:
@@ -42,43 +64,71 @@ class Reference:
                         score += self.v[j][i] * logit(sure[i])
                     if j >= 3:
                         score += self.u[j].get((i, label), 0.0)
+                    if j == 5:
+                        score += sum(
+                            self.u[j].get(("feature", i, f), 0.0) * x for f, x in enumerate(context)
+                        )
             scores.append(score)
         odds = np.exp(scores)
         total = odds.sum() + max(classes - len(labels), 0)
         return dict(zip(labels, odds / total, strict=True)), 1 / total
 
-    def move(self, table: Any, key: Any, j: int, g: float, low: float, high: float) -> None:
+    def move(
+        self, table: Any, key: Any, j: int, g: float, h: float, low: float, high: float
+    ) -> None:
+        """g, h: first and second derivative of the loss by the weight."""
         step: float
         if j in (1, 2):
             step = (0, 0.02, 0.1)[j]
         else:
             name = (j, id(table), key)
-            self.sums[name] = min(self.sums.get(name, 0.0) + g * g, 1000.0)
-            step = {0: 0.5, 3: 0.1, 4: 0.3, 5: 0.9}[j] / math.sqrt(0.01 + self.sums[name])
+            self.sums[name] = min(self.sums.get(name, 0.0) + (h if j == 5 else g * g), 1000.0)
+            step = (
+                1 / (1 + self.sums[name])
+                if j == 5
+                else {0: 0.5, 3: 0.1, 4: 0.3}[j] / math.sqrt(0.01 + self.sums[name])
+            )
         table[key] = min(max(table.get(key, 0.0) - step * g, low), high)
 
-    def learn(self, said: list[Any], sure: list[float], classes: float, label: Any) -> None:
-        found = np.empty(6)
+    def learn(
+        self, said: list[Any], sure: list[float], classes: float, label: Any, context: Any = ()
+    ) -> None:
+        found = np.empty(len(self.share))
         for j in range(6):
-            p, other = self.p(j, said, sure, classes)
+            p, other = self.p(j, said, sure, classes, context)
             found[j] = max(p.get(label, other), 1e-6)
+            if j == 2 and self.user:
+                self.learn_best(found, said, sure, classes, label)
             slope = {one: p[one] - (one == label) for one in p}
+            bend = {one: p[one] * (1 - p[one]) for one in p}
             heard = [i for i in range(K) if said[i] is not None]
             if j == 0:
                 mean = sum(slope[said[i]] for i in heard) / len(heard)
-                self.move(self.w[0], 0, 0, mean, 0.01, 20)
+                self.move(self.w[0], 0, 0, mean, 0.0, 0.01, 20)
                 continue
             for i in heard:
-                g, x = slope[said[i]], logit(sure[i])
-                self.move(self.w[j], i, j, g, 0 if j == 1 else -20, 20)
+                g, h, x = slope[said[i]], bend[said[i]], logit(sure[i])
+                self.move(self.w[j], i, j, g, h, 0 if j == 1 else -20, 20)
                 if j >= 2 and x:
-                    self.move(self.v[j], i, j, g * x, -10, 10)
+                    self.move(self.v[j], i, j, g * x, h * x * x, -10, 10)
                 if j >= 3:
-                    self.move(self.u[j], (i, said[i]), j, g, -20, 20)
+                    self.move(self.u[j], (i, said[i]), j, g, h, -20, 20)
+                for f, y in enumerate(context if j == 5 else ()):
+                    self.move(self.u[j], ("feature", i, f), j, g * y, h * y * y, -20, 20)
             for one in slope if j >= 3 else ():
-                self.move(self.u[j], ("label", one), j, slope[one], -20, 20)
+                self.move(self.u[j], ("label", one), j, slope[one], bend[one], -20, 20)
         self.share *= found
-        self.share = SHARE / 6 + (1 - SHARE) * self.share / self.share.sum()
+        self.share = SHARE / len(found) + (1 - SHARE) * self.share / self.share.sum()
+
+    def learn_best(
+        self, found: Any, said: list[Any], sure: list[float], classes: float, label: Any
+    ) -> None:
+        p, other = self.p(6, said, sure, classes)
+        found[6] = max(p.get(label, other), 1e-6)
+        for i in range(K):
+            p, other = self.favoured(i, said, sure, classes)
+            self.best[i] *= max(p.get(label, other), 1e-6)
+        self.best = SHARE / K + (1 - SHARE) * self.best / self.best.sum()
 
 
 def logit(sure: float) -> float:
@@ -95,27 +145,35 @@ def votes_of(rng: np.random.Generator, labels: int) -> tuple[list[Any], list[flo
     return said, sure, right
 
 
-def test_the_core_computes_what_its_definition_says() -> None:
-    rng, reference, rows = np.random.default_rng(5), Reference(), mixture.initial(K)
+@pytest.mark.parametrize("user", [False, True])
+def test_the_core_computes_what_its_definition_says(user: bool) -> None:
+    """With a context from the 300th query on."""
+    rng, reference, rows = np.random.default_rng(5), Reference(user), mixture.initial(K)
+    if user:
+        rows = mixture.of_user(rows)
+    components = range(6 + user)
     for t in range(1500):
         labels = 5 if t < 500 else 40  # more labels than buckets: the rows become wider
         said, sure, right = votes_of(rng, labels)
         if said == [None] * K:
             continue
+        context = rng.normal(size=2) if t >= 300 else ()
         codes = [0 if one is None else one + 2 if one != right else 1 for one in said]
         cells = [0 if one is None else one for one in said]
-        p, other = mixture.tallied(rows, codes, cells, sure, labels)
-        each = [reference.p(j, said, sure, labels) for j in range(6)]
+        there = mixture.in_context(rows, context)
+        p, other = mixture.tallied(there, codes, cells, sure, labels)
+        each = [reference.p(j, said, sure, labels, context) for j in components]
         for i in range(K):
             if said[i] is not None:
-                expected = sum(reference.share[j] * each[j][0][said[i]] for j in range(6))
+                expected = sum(reference.share[j] * each[j][0][said[i]] for j in components)
                 assert p[i] == pytest.approx(expected, abs=1e-9)
         assert other == pytest.approx(
-            sum(reference.share[j] * each[j][1] for j in range(6)), abs=1e-9
+            sum(reference.share[j] * each[j][1] for j in components), abs=1e-9
         )
-        rows = mixture.learned(rows, codes, cells, sure, labels, 1, right)
-        reference.learn(said, sure, labels, right)
-    assert rows.shape == (K + 1, 15 + 6 * 64)
+        rows = mixture.widened(rows, 0, len(context))
+        rows = mixture.learned(rows, codes, cells, sure, labels, 1, right, 1.0, 1.0, context)
+        reference.learn(said, sure, labels, right, context)
+    assert rows.shape == (K + 1, 16 + 6 * 64 + 2 * 2)
 
 
 def predictions(said: dict[int, Any], sure: float | None = None) -> dict[VersionedModel, Any]:
@@ -175,6 +233,51 @@ def test_it_follows_the_model_that_says_honestly_how_sure_it_is() -> None:
     assert wrong < 130  # of 500; the surest model alone has 113, the equal vote 165
 
 
+def test_it_learns_which_model_is_right_in_which_context() -> None:
+    """Model 0 is right where the feature is 1, model 1 where it is -1; model 2 never."""
+    rng, state, wrong = np.random.default_rng(6), POLICY.init(MODELS), 0
+    for t in range(500):
+        label, x = int(rng.integers(0, 10)), float(rng.choice([-1.0, 1.0]))
+        said = {i: int(rng.integers(0, 10)) for i in range(3)}
+        said[int(x < 0)] = label
+        plan = POLICY.select(state, Query(features=(x,)), MODELS)
+        there = state_in_context(POLICY, state, plan.features)
+        wrong += t >= 300 and POLICY.combine(there, predictions(said), ()).output != label
+        state = POLICY.observe(state, Observation(plan, predictions(said), Truth(label)))
+    assert wrong < 15  # of 200; without the context 80
+    assert POLICY.decode(POLICY.encode(state)).rows == pytest.approx(state.rows)
+    merged = POLICY.merge(trained(), state, trained())
+    assert mixture.features(merged.rows) == 1
+
+
+def test_a_user_finds_another_best_model_within_few_queries() -> None:
+    """Each user has a best model; that of a new one is model 2."""
+
+    def drawn(rng: np.random.Generator, best: int, label: int) -> dict[int, int]:
+        right = rng.random(3) < np.where(np.arange(3) == best, 0.9, 0.5)
+        return {i: label if right[i] else int(rng.integers(0, 10)) for i in range(3)}
+
+    rng, shared, found = np.random.default_rng(7), POLICY.init(MODELS), 0
+    for t in range(500):
+        shared = observed(shared, drawn(rng, int(rng.integers(0, 3)), t % 7), t % 7)
+    for _ in range(20):
+        own = POLICY.init(MODELS, shared)
+        assert own.rows[:K, 15] == pytest.approx(1 / K)
+        for t in range(20):
+            own = observed(own, drawn(rng, 2, t % 7), t % 7)
+        found += own.rows[:K, 15].argmax() == 2
+    assert found >= 15
+    assert shared.rows[-1, 6] == 0.0  # users that share a state have no best model
+
+
+def test_a_state_without_component_7_is_read() -> None:
+    """Former rows had no column for it, and the equal vote's numbers one column earlier."""
+    rows = trained().rows
+    former = np.delete(rows, 15, axis=1)
+    former[-1, 6:8], former[-1, 8] = rows[-1, 7:9], 0.0
+    assert np.array_equal(POLICY.rows.parse(former.ravel(), K)[-1], rows[-1])
+
+
 def test_right_and_wrong_teach_without_labels() -> None:
     """Model 0 is always right, the others agree on another label."""
     rng, state = np.random.default_rng(4), POLICY.init(MODELS)
@@ -226,7 +329,7 @@ def test_labels_with_a_high_hash_widen_the_rows_in_every_way_of_learning() -> No
     assert native_update_of(POLICY) is not None
     assert np.array_equal(at_once.rows, state.rows)
     assert np.array_equal(at_once.sure, state.sure)
-    assert (state.rows.shape[1] - 15) // 6 > high
+    assert (state.rows.shape[1] - 16) // 6 > high
 
 
 def test_models_come_and_go_and_a_state_is_stored() -> None:
@@ -264,7 +367,7 @@ def test_a_state_of_stacking_is_refused_and_one_of_a_wrong_size_too() -> None:
     stacking = create_policy("stacking")
     with pytest.raises(ValueError, match="a state of stacking"):
         POLICY.decode(stacking.encode(stacking.init(MODELS)))
-    with pytest.raises(ValueError, match="the buckets"):
+    with pytest.raises(ValueError, match="rows of a mixture"):
         POLICY.rows.parse(np.zeros(4 * 65), 3)
 
 

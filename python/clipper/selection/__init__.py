@@ -25,7 +25,7 @@ from clipper.selection.decider import AnswerFrom, Decider, DecidingPolicy, View,
 from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_decider
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
-from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.learning_policy import LearningPolicy, state_in_context
 from clipper.selection.mixture import Mixture
 from clipper.selection.policy import (
     Combined,
@@ -108,7 +108,7 @@ def default_policy(
 
 def takes_context(policy: Policy) -> bool:
     """Return True if the policy may use the features of a query."""
-    return isinstance(policy, LinUcb | LinTs | user_defined.UserDefinedPolicy)
+    return isinstance(policy, Mixture | LinUcb | LinTs | user_defined.UserDefinedPolicy)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -166,6 +166,7 @@ __all__ = [
     "default_policy",
     "features_of",
     "parse_decider",
+    "state_in_context",
     "takes_context",
     "user_defined_decider",
     "with_coverage",

@@ -91,7 +91,7 @@ def observe(
     native: from `native_update_of(policy)`.
     """
     truth, plan = observation.truth, observation.plan
-    if native is None or truth.score is not None:
+    if native is None or truth.score is not None or plan.features:
         return policy.observe(state, observation)
     found = native.one(
         state.models,

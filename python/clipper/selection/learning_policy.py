@@ -31,6 +31,7 @@ from clipper.selection.policy import (
     Policy,
     Predictions,
     Query,
+    State,
     agrees,
     is_number,
     losses,
@@ -192,6 +193,10 @@ class LearningPolicy(Policy):
         """Accept every input type."""
         return True
 
+    def in_context(self, state: LearnedState, context: Sequence[float]) -> LearnedState:
+        """Return the state to combine the predictions of a query with this context by."""
+        return state
+
     # -- learning
 
     def observe(self, state: LearnedState, observation: Observation) -> LearnedState:
@@ -212,9 +217,13 @@ class LearningPolicy(Policy):
         sure, tracked = self._calibration_after(state, observation)
         return LearnedState(state.models, rows, state.seen + weight, labels, sure, tracked)
 
+    def initial_like(self, state: LearnedState) -> LearnedState:
+        """Return an initial state, if possible with rows as long as those of `state`."""
+        return self.init(state.models)
+
     def _repaired(self, state: LearnedState) -> LearnedState:
         """Reset what is not finite; sound rows are kept where each belongs to one model."""
-        initial = self.init(state.models)
+        initial = self.initial_like(state)
         if not self.rows.per_model or initial.rows.shape != state.rows.shape:
             return initial
         rows = state.rows.copy()
@@ -228,6 +237,7 @@ class LearningPolicy(Policy):
     ) -> tuple[Array, SetThresholds]:
         """Return the bins of confidence and the thresholds of the sets after one observation."""
         plan, truth = observation.plan, observation.truth
+        state = self.in_context(state, plan.features)
         sure, tracked = state.sure, state.tracked
         arrived = {
             model: observation.predictions[model]
@@ -315,6 +325,13 @@ class LearningPolicy(Policy):
         state = LearnedState(stored.models, rows, stored.seen, stored.labels, sure, tracked)
         is_finite = np.isfinite(rows).all() and np.isfinite(sure).all()
         return state if is_finite else self._repaired(state)
+
+
+def state_in_context(policy: Policy, state: State, context: Sequence[float]) -> State:
+    """Return the state to combine the predictions of a query with this context by."""
+    if context and isinstance(policy, LearningPolicy):
+        return policy.in_context(state, context)
+    return state
 
 
 def _rightness(output: object, observation: Observation) -> float | None:

@@ -1,8 +1,9 @@
-"""The policy `mixture`: all models, weighed in six ways, and the ways weighed by their success."""
+"""The policy `mixture`: all models, weighed in several ways, which are weighed by their success."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from clipper.selection.experts import answer_of_labels
@@ -40,35 +41,42 @@ from clipper.types import VersionedModel
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.label_votes import LabelVotes
+from clipper_core.runtime.status import StatusError
 
-COMPONENTS = 6
-EQUAL_SUM = 7  # column of the last row: 0 until something was learned
-BY_CLASS = 15  # first column of the weights by label
+COMPONENTS = 7
+EQUAL_SUM = 8  # column of the last row: 0 until something was learned
+FEATURES = 9  # column of the last row: length of the queries' context
+FAVOURED = 15  # column of a model: the probability that it is the best one of this user
+BY_CLASS = 16  # first column of the weights by label
+FORMER = 15, 6  # columns before those by label, and components, of a state of schema 1 or 2
 SUMS = (5, 6, 9, 10, 13, 14)  # columns of a model's sums of squared gradients
 A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the probability one half
 
 
 class Mixture(LearningPolicy):
-    """A mixture of six logistic regressions on the votes: the recommended policy that asks all
-    models.
+    """A mixture of logistic regressions on the votes: the recommended policy that asks all models.
 
     The components are the equal vote, a weight for each model, the same with the models' own
-    confidence, and three with a further weight for each model and label, which differ in steps.
+    confidence, and three with a further weight for each model and label, which differ in steps. A
+    user's state has a seventh, in which one of the models is better for this user.
     Each answers with a probability for each label; the answer has the highest mean, by weights that
     follow how probable each component found the right labels. Nothing is to be set.
 
-    Use it when feedback comes: models may differ by label, report how sure they are, become better
-    or worse. Before the first feedback it is `ensemble`. It learns from labels, and from `correct=`
-    and `score=` about the answer. Do not use it for numbers, which it averages without learning:
-    `ridge` does; nor when asking all models costs too much: `squarecb`.
+    Use it when feedback comes: models may differ by label, by user or by the query's context,
+    report how sure they are, become better or worse. Before the first feedback it is `ensemble`. It
+    learns from labels, and from `correct=` and `score=` about the answer. Do not use it for
+    numbers, which it averages without learning: `ridge` does; nor when asking all models costs too
+    much: `bandit`.
 
-    State: f64[K + 1, 15 + 6 B], see clipper_core.learning.mixture; B is 8 to 64, above the hash of
-    each label.  Cost: 0.5 us per query and 1 us per feedback for 5 models.
+    State: f64[K + 1, 16 + 6 B + 2 D], see clipper_core.learning.mixture; B is 8 to 64, above the
+    hash of each label, and D the features of the context that the first feedback with one had.
+    Cost: 0.5 us per query and 1 us per feedback for 5 models.
     Regret: the logarithmic loss exceeds that of any sequence of components with m changes by at
-    most (m + 1) ln(6 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
+    most (m + 1) ln(7 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
     its best fixed weights.
     Source: Vovk 1990, "Aggregating strategies"; Herbster and Warmuth 1998, section 3, for changes;
-    Duchi, Hazan and Singer 2011, section 1.1, for the steps; Wolpert 1992 for stacking.
+    Duchi, Hazan and Singer 2011, section 1.1, and Chapelle and Li 2011, algorithm 3, for the steps;
+    Wolpert 1992 for stacking.
     """
 
     name = "mixture"
@@ -77,6 +85,29 @@ class Mixture(LearningPolicy):
     def __init__(self) -> None:
         rule = Rule(RuleKind.MIXTURE)
         super().__init__(MixtureRows(), MixedVotes(rule), learn_mixture, rule)
+
+    def init(
+        self, models: Sequence[VersionedModel], prior: LearnedState | None = None
+    ) -> LearnedState:
+        """Return the initial state; with a prior a user's, whose best model may differ."""
+        state = super().init(models, prior)
+        if prior is None or not state.models:
+            return state
+        return msgspec.structs.replace(state, rows=mixture.of_user(state.rows))
+
+    def initial_like(self, state: LearnedState) -> LearnedState:
+        """Return an initial state with the same buckets and features, if the last row is sound."""
+        initial = super().initial_like(state)
+        if not state.models or not np.isfinite(state.rows[-1]).all():
+            return initial
+        cell, features = _buckets(state.rows) - 1, int(state.rows[-1, FEATURES])
+        return msgspec.structs.replace(initial, rows=mixture.widened(initial.rows, cell, features))
+
+    def in_context(self, state: LearnedState, context: Sequence[float]) -> LearnedState:
+        """Return the state with the weights of the votes as they are in this context."""
+        if not context or not state.models:
+            return state
+        return msgspec.structs.replace(state, rows=mixture.in_context(state.rows, context))
 
 
 class MixtureRows:
@@ -89,7 +120,7 @@ class MixtureRows:
 
     def initial(self, k: int) -> Array:
         """Return the rows of an equal vote."""
-        return mixture.initial(k) if k else np.zeros((1, BY_CLASS + 6 * 8))
+        return mixture.initial(k) if k else mixture.initial(1)[1:]
 
     def insert(self, rows: Array, at: int) -> Array:
         """Add a model with the mean weights of the others, without evidence."""
@@ -99,11 +130,11 @@ class MixtureRows:
         row = rows[:k].mean(axis=0)
         row[list(SUMS)] = 0.0
         row[BY_CLASS + 1 :: 2] = 0.0
-        return np.insert(rows, at, row, axis=0)
+        return _even(np.insert(rows, at, row, axis=0))
 
     def delete(self, rows: Array, at: int) -> Array:
         """Delete a model's row."""
-        return np.delete(rows, at, axis=0)
+        return _even(np.delete(rows, at, axis=0))
 
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
         """Permute the models' rows."""
@@ -122,29 +153,59 @@ class MixtureRows:
         return rows
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        """Add both servers' differences to `base`; multiply the changes of the components."""
-        cell = max(len(rows[0]) - BY_CLASS for rows in (base, mine, theirs)) // 6 - 1
-        base, mine, theirs = (mixture.widened(rows, cell) for rows in (base, mine, theirs))
+        """Add both servers' differences to `base`; multiply the changes of probabilities."""
+        sides = base, mine, theirs
+        features = max(mixture.features(rows) for rows in sides)
+        base, mine, theirs = (mixture.widened(rows, 0, features) for rows in sides)
+        sides = base, mine, theirs
+        lengths = [mixture.features(rows) for rows in sides]
+        if min(lengths) != max(lengths):  # they learned contexts that do not go together
+            return mine
+        cell = max(_buckets(rows) for rows in sides) - 1
+        base, mine, theirs = (mixture.widened(rows, cell) for rows in sides)
         rows = mine + theirs - base
         rows[:-1, 0] = rows[:-1, 0].clip(0.0, 20.0)
         rows[:-1, list(SUMS)] = rows[:-1, list(SUMS)].clip(0.0)
         rows[:, BY_CLASS + 1 :: 2] = rows[:, BY_CLASS + 1 :: 2].clip(0.0)
         rows[-1, EQUAL_SUM - 1 :][:2] = rows[-1, EQUAL_SUM - 1 :][:2].clip((0.01, 0.0))
-        by_success = [one[-1, :COMPONENTS].clip(1e-9) for one in (base, mine, theirs)]
-        found = by_success[1] * by_success[2] / by_success[0]
-        rows[-1, :COMPONENTS] = found / found.sum()
+        rows[-1, FEATURES] = features
+        for part in (np.s_[-1, :COMPONENTS], np.s_[:-1, FAVOURED]):
+            found = mine[part] * theirs[part] / base[part].clip(1e-9)
+            rows[part] = found / found.sum() if found.sum() > 0 else mine[part]
         return rows
 
     def parse(self, numbers: Array, k: int) -> Array:
         """Reshape stored numbers. Raises ValueError unless they are rows of a mixture."""
         rows = numbers.reshape(k + 1, -1)
-        if (rows.shape[1] - BY_CLASS) / 6 not in (8, 16, 32, 64):
-            raise ValueError("the buckets of labels")
+        fixed, components = FORMER
+        if (rows.shape[1] - fixed) / 6 in (8, 16, 32, 64):
+            now = np.zeros((k + 1, rows.shape[1] + 1))
+            now[:, :fixed], now[:, BY_CLASS:] = rows[:, :fixed], rows[:, fixed:]
+            now[-1, components:BY_CLASS] = 0.0
+            now[-1, EQUAL_SUM - 1 :][:2] = rows[-1, components:][:2]
+            now[:-1, FAVOURED] = 1 / max(k, 1)
+            return now
+        if k:
+            try:
+                mixture.features(rows)
+            except StatusError as error:
+                raise ValueError(str(error)) from None
         return rows
 
     def standing(self, state: LearnedState) -> Array:
         """Return the weight of each model's vote."""
         return mixture.weights(state.rows)
+
+
+def _buckets(rows: Array) -> int:
+    return int(rows.shape[1] - BY_CLASS - 2 * rows[-1, FEATURES]) // 6
+
+
+def _even(rows: Array) -> Array:
+    """Let the probabilities of the models' being a user's best add up to 1 again."""
+    total = rows[:-1, FAVOURED].sum()
+    rows[:-1, FAVOURED] = rows[:-1, FAVOURED] / total if total > 0 else 1 / max(len(rows) - 1, 1)
+    return rows
 
 
 class MixedVotes:
@@ -163,7 +224,9 @@ class MixedVotes:
     ) -> Plan:
         """Ask all candidates."""
         models = tuple(candidates)
-        return Plan(models if models == state.models else sorted_models(models))
+        return Plan(
+            models if models == state.models else sorted_models(models), features=query.features
+        )
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
@@ -280,9 +343,9 @@ def learn_mixture(
     }
     if not votes:
         return state.rows
-    ballot = Ballot(state, votes, label_key(label))
+    ballot, context = Ballot(state, votes, label_key(label)), observation.plan.features
     return mixture.learned(
-        state.rows,
+        mixture.widened(state.rows, 0, len(context)) if context else state.rows,
         ballot.codes,
         ballot.cells,
         ballot.confidence,
@@ -291,6 +354,7 @@ def learn_mixture(
         cell_of(label),
         1.0 if truth.known else min(max(float(truth.score or 0.0), 0.0), 1.0),
         observation.weight,
+        context,
     )
 
 

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from clipper.errors import InvalidInput, NotAllowed
+from clipper.selection.learning_policy import state_in_context
 from clipper.selection.policy import (
     Observation,
     Plan,
@@ -159,7 +160,8 @@ class _Target:
             model: seen.predictions[model] for model in plan.models if model in seen.predictions
         }
         missing = [model for model in plan.models if model not in arrived]
-        answer = self.policy.combine(self._state, arrived, missing)
+        state = state_in_context(self.policy, self._state, seen.plan.features)
+        answer = self.policy.combine(state, arrived, missing)
         if not answer.used:
             return None
         said = {answer.used[0]: Prediction(answer.output)}

@@ -8,6 +8,7 @@
 #
 # Threads: any; the state belongs to the caller.
 from clipper_core.learning.bandit cimport RuleState
+from clipper_core.learning.mixture cimport RowShape
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
 cdef struct Learner:              # a state while it learns
@@ -15,7 +16,7 @@ cdef struct Learner:              # a state while it learns
     double* rows                # [k, columns]
     double* sure                # [bins, 2]: right and all answers, by confidence
     u32 k
-    u32 buckets                 # of labels, of a mixture
+    RowShape shape              # of a mixture
     u32 bins
     double fade                 # of a bin's counts, an observation in it
     double seen                 # weight of the observations

@@ -13,7 +13,7 @@ from clipper_core.learning.bandit cimport (
     Rule, doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
 )
 from clipper_core.learning.mixture cimport (
-    Ballot, Tally, buckets_of, mixture_is_untouched, mixture_learn, mixture_tally, rows_with,
+    Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally, rows_with,
 )
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
@@ -165,6 +165,8 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
     ballot.votes, ballot.cells, ballot.confidence = (votes, observation.cells,
                                                      observation.confidence)
     ballot.k, ballot.classes = learner.k, classes
+    ballot.context = NULL
+    ballot.features = 0
 
 
 cdef double _mixed_raw(const Learner* learner, const Observation* observation,
@@ -177,7 +179,7 @@ cdef double _mixed_raw(const Learner* learner, const Observation* observation,
     cdef double top = 0.0, high = -1.0
     _codes(learner, observation, True, votes)
     _ballot(learner, observation, votes, CLASSES[popcount(learner.labels)], &ballot)
-    mixture_tally(learner.rows, learner.buckets, &ballot, &tally)
+    mixture_tally(learner.rows, learner.shape, &ballot, &tally)
     if tally.labels == 0:
         return -1.0
     for at in range(tally.labels):
@@ -210,7 +212,7 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         if observation.confidence[i] == observation.confidence[i]:
             return _sound(observation.confidence[i])
         return _accuracy(learner.rule, learner.rows + i * learner.rule.columns)
-    if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.buckets,
+    if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.shape,
                                                                  learner.k):
         return _mixed_raw(learner, observation, winner)
     asked = _asked_weights(learner, observation, w)
@@ -250,7 +252,7 @@ cdef void _mix(Learner* learner, const Observation* observation) noexcept nogil:
     cdef u32 codes = _codes(learner, observation, False, votes)
     _ballot(learner, observation, votes,
             max(CLASSES[popcount(learner.labels)], <double> codes), &ballot)
-    mixture_learn(learner.rows, learner.buckets, &ballot, 1, <u8> lowest_bit(observation.bit), 1.0,
+    mixture_learn(learner.rows, learner.shape, &ballot, 1, <u8> lowest_bit(observation.bit), 1.0,
                   observation.weight)
 
 
@@ -332,10 +334,10 @@ cdef class FeedbackUpdate:
         learner.rule = &self.rule.state
         learner.rows = <double*> cnp.PyArray_DATA(rows)
         learner.sure = <double*> cnp.PyArray_DATA(sure)
-        learner.k, learner.buckets = <u32> rows.shape[0], 0
+        learner.k = <u32> rows.shape[0]
         if self.rule.state.kind == MIXTURE:
             learner.k -= 1
-            learner.buckets = buckets_of(rows)
+            learner.shape = mixture_shape(rows)
         learner.bins = <u32> sure.shape[0]
         learner.fade = self.fade
         learner.seen = seen

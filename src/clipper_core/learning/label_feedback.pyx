@@ -315,7 +315,7 @@ cdef class LabelSteps:
             positions = (<object> at,)
         else:
             return 0
-        if len(odds) and len(odds) != len(positions):
+        if plan.features or (len(odds) and len(odds) != len(positions)):
             return 0
         if not alike(label, heard):
             return 0

@@ -11,7 +11,7 @@ from clipper_core.learning.bandit cimport (
 from clipper_core.learning.feedback_update cimport (
     Learner, Observation, feedback_update_classes, feedback_update_raw,
 )
-from clipper_core.learning.mixture cimport buckets_of, mixture_is_untouched, mixture_weights
+from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
 from clipper_core.runtime.machine cimport i64, u8, u32, u64
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
@@ -94,8 +94,9 @@ cdef class LabelVotes:
         if len(used) != len(<dict> arrived):
             return None
         learner.rule, learner.k, learner.labels = &self.rule.state, k, labels
-        learner.buckets = buckets_of(rows) if mixed else 0
-        if not mixed:
+        if mixed:
+            learner.shape = mixture_shape(rows)
+        else:
             self.rule.checked(rows)
         learner.rows, learner.sure = (<double*> cnp.PyArray_DATA(rows),
                                       <double*> cnp.PyArray_DATA(sure))
@@ -106,7 +107,7 @@ cdef class LabelVotes:
         if raw < 0.0:
             return None
         share = _agreement(&learner, values, heard, winner)
-        if not mixed or not mixture_is_untouched(learner.rows, learner.buckets, k):
+        if not mixed or not mixture_is_untouched(learner.rows, learner.shape, k):
             bin = learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
             raw = (bin[0] + self.doubt * raw) / (bin[1] + self.doubt)
         else:
@@ -126,7 +127,7 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* hear
     cdef double total = 0.0, behind = 0.0
     cdef u32 i
     if learner.rule.kind == MIXTURE:
-        mixture_weights(learner.rows, learner.buckets, learner.k, weights)
+        mixture_weights(learner.rows, learner.shape, learner.k, weights)
     else:
         rule_weights(learner.rule, learner.rows, learner.k, feedback_update_classes(learner.labels),
                      weights)

@@ -1,8 +1,9 @@
-# A mixture of six ways to weigh the votes of several models, learned online.
+# A mixture of seven ways to weigh the votes of several models, learned online.
 #
-# State: f64[k + 1, FIXED + 6 * buckets], one row for each of the k models and one for what they
-# share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label belongs
-# to the bucket that the low bits of its hash name.
+# State: f64[k + 1, FIXED + 6 * buckets + 2 * features], one row for each of the k models and one for
+# what they share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a label
+# belongs to the bucket that the low bits of its hash name. `features` is the length of the queries'
+# context, 0 until the first feedback with one.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -13,11 +14,17 @@ cdef enum:
     VOTERS_MAX = 256
     BUCKETS_MIN = 8
     BUCKETS_MAX = 64
-    FIXED = 15
-    COMPONENTS = 6
+    FEATURES_MAX = 32
+    FIXED = 16
+    COMPONENTS = 7
     BY_CLASS = 3                # components with weights by label
-    EQUAL_WEIGHT = 6            # columns of the last row: the weight of the equal vote, and its sum
-    EQUAL_SUM = 7
+    EQUAL_WEIGHT = 7            # columns of the last row: the weight of the equal vote, and its sum
+    EQUAL_SUM = 8
+    FEATURES = 9                # column of the last row
+
+cdef struct RowShape:
+    u32 buckets
+    u32 features
 
 cdef struct Ballot:
     const u32* votes            # [k]: codes of labels from 1; 0 if the model did not answer
@@ -25,6 +32,8 @@ cdef struct Ballot:
     const double* confidence    # [k]: as the model reports it; NaN if it does not
     u32 k
     double classes              # number of different labels
+    const double* context       # [features]: of the query; it counts if the rows have as many
+    u32 features
 
 cdef struct Tally:
     u32 labels                  # different labels that were voted for
@@ -33,16 +42,16 @@ cdef struct Tally:
     double[VOTERS_MAX] p        # by label, its probability
     double other                # probability of each label without a vote
 
-cdef u32 buckets_of(cnp.ndarray rows) except 0
+cdef RowShape mixture_shape(cnp.ndarray rows) except *
 # ^ raises BadInput if these are no rows of a mixture
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
 # ^ a copy, with enough buckets for the cell
-cdef bint mixture_is_untouched(const double* rows, u32 buckets, u32 k) noexcept nogil
+cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil
 # ^ nothing was learned: it is an equal vote
-cdef void mixture_tally(const double* rows, u32 buckets, const Ballot* ballot,
+cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil
-cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,
+cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight) noexcept nogil
 # ^ label, cell: the label that the feedback is about.  right: 1 if it is the right one, 0 if not
-cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weights) noexcept nogil
+cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil
 # ^ of each model's vote; they add up to 1

@@ -1,4 +1,4 @@
-"""A mixture of six ways to weigh the votes of several models, learned online.
+"""A mixture of seven ways to weigh the votes of several models, learned online.
 
 Each component is a logistic regression: the score of a label is a sum over the models that voted
 for it, a label without a vote scores 0, and a softmax makes probabilities of the scores. The
@@ -8,7 +8,12 @@ components differ in their weights and steps:
 2. a weight for each model, with a constant small step;
 3. a weight for each model and one for the logit of its confidence, with a constant larger step;
 4. as 3, and a weight for each model and label, and one for each label, with small AdaGrad steps;
-5. and 6. as 4, with steps three and nine times as large.
+5. as 4, with steps three times as large;
+6. as 4, and a weight for each model and feature of the query's context, with the steps of Newton's
+   method for each weight alone: the gradient over 1 plus the sum of p (1 - p) x^2. That is the mean
+   of an approximate posterior from a standard normal prior (Laplace's method).
+7. for a user's state only: one model is better for this user than the weights of component 3 say.
+   The score of its label is larger by 1.5. Which model it is has probabilities, uniform at first.
 
 The weight of a model and label is a difference to the model's weight and starts at 0. So it stays
 at the common weight until there is evidence.
@@ -16,23 +21,27 @@ at the common weight until there is evidence.
 The probability of a label is the mean of the components' probabilities, by their weights. After
 each feedback a component's weight is multiplied by the probability that it gave to the right label
 (Bayes' rule, or the aggregating algorithm at its rate for the logarithmic loss, Vovk 1990), and a
-share of all weights is spread evenly (Herbster and Warmuth 1998, section 3). No rate is to be
-chosen. The logarithmic loss of the mixture exceeds that of any sequence of components with m
-changes over T observations by at most (m + 1) ln(6 / share) + 2 T share.
-Steps: AdaGrad, Duchi, Hazan and Singer 2011, section 1.1; constant, Zinkevich 2003.
+share of all weights is spread evenly (Herbster and Warmuth 1998, section 3). The same is done with
+the models' probabilities in component 7. No rate is to be chosen. The logarithmic loss of the
+mixture exceeds that of any sequence of components with m changes over T observations by at most
+(m + 1) ln(7 / share) + 2 T share.
+Steps: AdaGrad, Duchi, Hazan and Singer 2011, section 1.1; constant, Zinkevich 2003; Newton's,
+Spiegelhalter and Lauritzen 1990, section 5, and Chapelle and Li 2011, algorithm 3.
 
 Columns of a model: 0 the weight of component 2; 1, 2 the weights of component 3, of a vote and of
 the logit; 3 to 6 those of component 4 and their sums of squared gradients; 7 to 10 and 11 to 14 the
-same of components 5 and 6; from 15, by component and bucket, a weight and its sum. Columns of the
-last row: 0 to 5 the weights of the components; 6, 7 the weight of component 1 and its sum; from 15
-the weights of the labels.
+same of components 5 and 6, the sums of 6 being those of p (1 - p) x^2; 15 the probability that it
+is component 7's model; from 16, by component and bucket, a weight and its sum; then, by feature, a
+weight and its sum. Columns of the last row: 0 to 6 the weights of the components, that of
+component 7 being 0 where users share the state; 7, 8 the weight of component 1 and its sum; 9 the
+number of features; from 16 the weights of the labels.
 """
 cimport numpy as cnp
 from libc.math cimport exp, isfinite, log, pow, sqrt
-from libc.string cimport memcpy
 
 import numpy as np
 
+from clipper_core.learning.bandit cimport doubles_copied
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
@@ -46,8 +55,10 @@ cdef double OBSERVATION_MAX = 100.0     # weight of an observation
 cdef double SMALL = 0.02                # steps
 cdef double LARGE = 0.1
 cdef double TIED_STEP = 0.5             # AdaGrad steps; best: range of a weight / sqrt(2)
-cdef double[BY_CLASS] CLASS_STEPS
-CLASS_STEPS[0], CLASS_STEPS[1], CLASS_STEPS[2] = 0.1, 0.3, 0.9
+cdef double[2] CLASS_STEPS
+CLASS_STEPS[0], CLASS_STEPS[1] = 0.1, 0.3
+cdef double NEWTON_PRIOR = 1.0          # precision of a weight before evidence
+cdef double FAVOURED = 4.4816890703380645   # exp(1.5): odds of the label of component 7's model
 cdef double FIRST_SUM = 0.01            # of squared gradients
 cdef double SUM_MAX = 1000.0            # so that a long life does not stop the steps
 cdef double TIED_MIN = 0.01             # the equal vote stays a vote
@@ -57,6 +68,9 @@ cdef enum:
     PLAIN = 1
     SURE = 2
     SLOW = 3                    # the first of those by label
+    NEWTON = 5
+    FAVOURITE = 6
+    FAVOURED_P = 15             # column of a model
 
 
 cdef inline double _clip(double x, double low, double high) noexcept nogil:
@@ -70,12 +84,16 @@ cdef inline double _logit(double confidence) noexcept nogil:
     return log(confidence / (1.0 - confidence))
 
 
-cdef inline u32 _width(u32 buckets) noexcept nogil:
-    return FIXED + 2 * BY_CLASS * buckets
+cdef inline u32 _width(RowShape shape) noexcept nogil:
+    return FIXED + 2 * (BY_CLASS * shape.buckets + shape.features)
 
 
-cdef inline u32 _class_column(u32 component, u32 buckets, u8 cell) noexcept nogil:
-    return FIXED + 2 * ((component - SLOW) * buckets + cell)
+cdef inline u32 _class_column(u32 component, RowShape shape, u8 cell) noexcept nogil:
+    return FIXED + 2 * ((component - SLOW) * shape.buckets + cell)
+
+
+cdef inline u32 _feature_column(RowShape shape, u32 feature) noexcept nogil:
+    return FIXED + 2 * (BY_CLASS * shape.buckets + feature)
 
 
 cdef void _count(const Ballot* ballot, Tally* tally) noexcept nogil:
@@ -94,10 +112,10 @@ cdef void _count(const Ballot* ballot, Tally* tally) noexcept nogil:
             tally.labels += 1
 
 
-cdef double _probabilities(const double* rows, u32 buckets, u32 component, const Ballot* ballot,
+cdef double _probabilities(const double* rows, RowShape shape, u32 component, const Ballot* ballot,
                            const double* logits, const Tally* tally, double* p) noexcept nogil:
     """Of the labels with a vote, by one component. -> that of each other label."""
-    cdef u32 width = _width(buckets), i, at, base
+    cdef u32 width = _width(shape), i, at, base
     cdef const double* row
     cdef const double* shared = rows + ballot.k * width
     cdef double score, other, high = 0.0, total
@@ -106,8 +124,8 @@ cdef double _probabilities(const double* rows, u32 buckets, u32 component, const
         p[at] = 0.0
         if component >= SLOW:
             cell = ballot.cells[tally.first[at]]
-            if cell < buckets:
-                p[at] = shared[_class_column(component, buckets, cell)]
+            if cell < shape.buckets:
+                p[at] = shared[_class_column(component, shape, cell)]
     for i in range(ballot.k):
         if ballot.votes[i] == 0:
             continue
@@ -121,8 +139,11 @@ cdef double _probabilities(const double* rows, u32 buckets, u32 component, const
         else:
             base = 3 + 4 * (component - SLOW)
             score = row[base] + row[base + 1] * logits[i]
-            if ballot.cells[i] < buckets:
-                score += row[_class_column(component, buckets, ballot.cells[i])]
+            if ballot.cells[i] < shape.buckets:
+                score += row[_class_column(component, shape, ballot.cells[i])]
+            if component == NEWTON and ballot.features == shape.features:
+                for at in range(ballot.features):
+                    score += row[_feature_column(shape, at)] * ballot.context[at]
         p[tally.of[i]] += score
     for at in range(tally.labels):
         high = max(high, p[at])
@@ -136,11 +157,36 @@ cdef double _probabilities(const double* rows, u32 buckets, u32 component, const
     return other / total
 
 
-cdef void mixture_tally(const double* rows, u32 buckets, const Ballot* ballot,
+cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const Tally* tally,
+                      const double* base, double* p) noexcept nogil:
+    """Component 7's probabilities from those of component 3. -> that of each other label, as a
+    share of `base`'s.
+
+    With model i as the better one, the odds of its label are FAVOURED times as high, so that all
+    are divided by 1 + base (FAVOURED - 1).
+    """
+    cdef u32 i, at
+    cdef double each = 0.0, divided
+    for at in range(tally.labels):
+        p[at] = 0.0
+    for i in range(ballot.k):
+        divided = rows[i * width + FAVOURED_P]
+        if ballot.votes[i]:
+            divided /= 1.0 + base[tally.of[i]] * (FAVOURED - 1.0)
+            p[tally.of[i]] += divided * (FAVOURED - 1.0)
+        each += divided
+    for at in range(tally.labels):
+        p[at] = base[at] * (each + p[at])
+    return each
+
+
+cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil:
     cdef double[VOTERS_MAX] logits
     cdef double[VOTERS_MAX] p
-    cdef const double* shared = rows + ballot.k * _width(buckets)
+    cdef double[VOTERS_MAX] favoured
+    cdef u32 width = _width(shape)
+    cdef const double* shared = rows + ballot.k * width
     cdef u32 i, at, component
     cdef double other
     _count(ballot, tally)
@@ -149,11 +195,16 @@ cdef void mixture_tally(const double* rows, u32 buckets, const Ballot* ballot,
         logits[i] = _logit(ballot.confidence[i])
     for at in range(tally.labels):
         tally.p[at] = 0.0
-    for component in range(COMPONENTS):
-        other = _probabilities(rows, buckets, component, ballot, logits, tally, p)
+    for component in range(FAVOURITE):
+        other = _probabilities(rows, shape, component, ballot, logits, tally, p)
         tally.other += shared[component] * other
         for at in range(tally.labels):
             tally.p[at] += shared[component] * p[at]
+        if component == SURE and shared[FAVOURITE] > 0.0:
+            other *= _favoured(rows, width, ballot, tally, p, favoured)
+            tally.other += shared[FAVOURITE] * other
+            for at in range(tally.labels):
+                tally.p[at] += shared[FAVOURITE] * favoured[at]
 
 
 cdef inline void _step(double* weight, double gradient, double step, double low,
@@ -167,39 +218,60 @@ cdef inline void _adaptive_step(double* weight, double* sum, double gradient, do
     weight[0] = _clip(weight[0] - step * gradient / sqrt(FIRST_SUM + sum[0]), low, high)
 
 
-cdef void _learn_by_class(double* rows, u32 buckets, u32 component, const Ballot* ballot,
-                          const double* logits, const Tally* tally,
-                          const double* slope) noexcept nogil:
-    """slope: of the loss, by the score of each label with a vote."""
-    cdef u32 width = _width(buckets), i, at, column, base = 3 + 4 * (component - SLOW)
-    cdef double step = CLASS_STEPS[component - SLOW]
+cdef inline void _newton_step(double* weight, double* sum, double gradient, double curvature,
+                              double low, double high) noexcept nogil:
+    sum[0] = min(sum[0] + curvature, SUM_MAX)
+    weight[0] = _clip(weight[0] - gradient / (NEWTON_PRIOR + sum[0]), low, high)
+
+
+cdef inline void _class_step(u32 component, double* weight, double* sum, double slope,
+                             double curvature, double x, double most) noexcept nogil:
+    """slope, curvature: of the loss, by the score that the weight times x is a part of."""
+    if component == NEWTON:
+        _newton_step(weight, sum, slope * x, curvature * x * x, -most, most)
+    else:
+        _adaptive_step(weight, sum, slope * x, CLASS_STEPS[component - SLOW], -most, most)
+
+
+cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Ballot* ballot,
+                          const double* logits, const Tally* tally, const double* slope,
+                          const double* curvature) noexcept nogil:
+    """slope, curvature: of the loss, by the score of each label with a vote."""
+    cdef u32 width = _width(shape), i, at, column, feature, base = 3 + 4 * (component - SLOW)
     cdef double* shared = rows + ballot.k * width
     cdef double* row
-    cdef double g
     cdef u8 cell
     for at in range(tally.labels):
         cell = ballot.cells[tally.first[at]]
-        if cell < buckets:
-            column = _class_column(component, buckets, cell)
-            _adaptive_step(shared + column, shared + column + 1, slope[at], step, -WEIGHT_MAX,
-                           WEIGHT_MAX)
+        if cell < shape.buckets:
+            column = _class_column(component, shape, cell)
+            _class_step(component, shared + column, shared + column + 1, slope[at], curvature[at],
+                        1.0, WEIGHT_MAX)
     for i in range(ballot.k):
         if ballot.votes[i] == 0:
             continue
-        row, g = rows + i * width, slope[tally.of[i]]
-        _adaptive_step(row + base, row + base + 2, g, step, -WEIGHT_MAX, WEIGHT_MAX)
+        row, at = rows + i * width, tally.of[i]
+        _class_step(component, row + base, row + base + 2, slope[at], curvature[at], 1.0,
+                    WEIGHT_MAX)
         if logits[i] != 0.0:
-            _adaptive_step(row + base + 1, row + base + 3, g * logits[i], step, -LOGIT_WEIGHT_MAX,
-                           LOGIT_WEIGHT_MAX)
-        if ballot.cells[i] < buckets:
-            column = _class_column(component, buckets, ballot.cells[i])
-            _adaptive_step(row + column, row + column + 1, g, step, -WEIGHT_MAX, WEIGHT_MAX)
+            _class_step(component, row + base + 1, row + base + 3, slope[at], curvature[at],
+                        logits[i], LOGIT_WEIGHT_MAX)
+        if ballot.cells[i] < shape.buckets:
+            column = _class_column(component, shape, ballot.cells[i])
+            _class_step(component, row + column, row + column + 1, slope[at], curvature[at], 1.0,
+                        WEIGHT_MAX)
+        if component == NEWTON and ballot.features == shape.features:
+            for feature in range(ballot.features):
+                column = _feature_column(shape, feature)
+                _newton_step(row + column, row + column + 1, slope[at] * ballot.context[feature],
+                             curvature[at] * ballot.context[feature] * ballot.context[feature],
+                             -WEIGHT_MAX, WEIGHT_MAX)
 
 
-cdef void _learn_common(double* rows, u32 buckets, u32 component, const Ballot* ballot,
+cdef void _learn_common(double* rows, u32 width, u32 component, const Ballot* ballot,
                         const double* logits, const Tally* tally,
                         const double* slope) noexcept nogil:
-    cdef u32 width = _width(buckets), i, heard = 0
+    cdef u32 i, heard = 0
     cdef double* shared = rows + ballot.k * width
     cdef double* row
     cdef double g, mean = 0.0
@@ -219,66 +291,108 @@ cdef void _learn_common(double* rows, u32 buckets, u32 component, const Ballot* 
                        WEIGHT_MAX)
 
 
-cdef void mixture_learn(double* rows, u32 buckets, const Ballot* ballot, u32 label, u8 cell,
+cdef double _likelihood(double found, double right, double weight) noexcept nogil:
+    """The probability of an observation, given that of the label that it is about."""
+    cdef double p = max(found, P_MIN)
+    if right < 1.0:
+        p = pow(p, right) * pow(max(1.0 - found, P_MIN), 1.0 - right)
+    return p if weight == 1.0 else pow(p, weight)
+
+
+cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, const Tally* tally,
+                             const double* base, double other, u32 place, double right,
+                             double weight) noexcept nogil:
+    """-> component 7's probability of the label at `place` before this observation.
+
+    base, other: component 3's probabilities.
+    """
+    cdef double[VOTERS_MAX] favoured
+    cdef double found = other * _favoured(rows, width, ballot, tally, base, favoured)
+    cdef double p, total = 0.0
+    cdef double* at
+    cdef u32 i
+    for i in range(ballot.k):
+        at = rows + i * width + FAVOURED_P
+        p = base[place] if place < tally.labels else other
+        if ballot.votes[i]:
+            p /= 1.0 + base[tally.of[i]] * (FAVOURED - 1.0)
+            if tally.of[i] == place:
+                p *= FAVOURED
+        at[0] *= _likelihood(p, right, weight)
+        total += at[0]
+    for i in range(ballot.k):
+        at = rows + i * width + FAVOURED_P
+        at[0] = (SHARE / ballot.k
+                 + (1.0 - SHARE) * (at[0] / total if total > 0.0 else 1.0 / ballot.k))
+    return favoured[place] if place < tally.labels else found
+
+
+cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight) noexcept nogil:
     """The slope of -ln p by the scores is p less the certain label. That of -ln(1 - p), for an
     answer that was wrong, is p less what the other labels have then."""
     cdef double[VOTERS_MAX] logits
     cdef double[VOTERS_MAX] p
+    cdef double[VOTERS_MAX] curvature
     cdef double[COMPONENTS] likelihood
     cdef Tally tally
-    cdef double* shared = rows + ballot.k * _width(buckets)
+    cdef u32 width = _width(shape)
+    cdef double* shared = rows + ballot.k * width
     cdef double other, found, wrong, total = 0.0
-    cdef u32 i, at, component, place
+    cdef u32 i, at, component, place, components = COMPONENTS
     _count(ballot, &tally)
     if tally.labels == 0:
         return
     weight = min(weight, OBSERVATION_MAX)
+    if shared[FAVOURITE] == 0.0:
+        components -= 1
     place = tally.labels
     for at in range(tally.labels):
         if ballot.votes[tally.first[at]] == label:
             place = at
     for i in range(ballot.k):
         logits[i] = _logit(ballot.confidence[i])
-    for component in range(COMPONENTS):
-        other = _probabilities(rows, buckets, component, ballot, logits, &tally, p)
+    for component in range(FAVOURITE):
+        other = _probabilities(rows, shape, component, ballot, logits, &tally, p)
         found = p[place] if place < tally.labels else other
+        likelihood[component] = _likelihood(found, right, weight)
+        if component == SURE and components == COMPONENTS:
+            likelihood[FAVOURITE] = _likelihood(
+                _learn_favourite(rows, width, ballot, &tally, p, other, place, right, weight),
+                right, weight)
         wrong = max(1.0 - found, P_MIN)
-        likelihood[component] = max(found, P_MIN)
-        if right < 1.0:
-            likelihood[component] = pow(likelihood[component], right) * pow(wrong, 1.0 - right)
         for at in range(tally.labels):
+            curvature[at] = weight * p[at] * (1.0 - p[at])
             p[at] = weight * (p[at] - (right if at == place else (1.0 - right) * p[at] / wrong))
         if component >= SLOW:
-            _learn_by_class(rows, buckets, component, ballot, logits, &tally, p)
+            _learn_by_class(rows, shape, component, ballot, logits, &tally, p, curvature)
         else:
-            _learn_common(rows, buckets, component, ballot, logits, &tally, p)
-    for component in range(COMPONENTS):
-        if weight != 1.0:
-            likelihood[component] = pow(likelihood[component], weight)
+            _learn_common(rows, width, component, ballot, logits, &tally, p)
+    for component in range(components):
         shared[component] *= likelihood[component]
         total += shared[component]
-    for component in range(COMPONENTS):
-        found = shared[component] / total if total > 0.0 else 1.0 / COMPONENTS
-        shared[component] = SHARE / COMPONENTS + (1.0 - SHARE) * found
+    for component in range(components):
+        found = shared[component] / total if total > 0.0 else 1.0 / components
+        shared[component] = SHARE / components + (1.0 - SHARE) * found
 
 
-cdef bint mixture_is_untouched(const double* rows, u32 buckets, u32 k) noexcept nogil:
-    return rows[k * _width(buckets) + EQUAL_SUM] == 0.0
+cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil:
+    return rows[k * _width(shape) + EQUAL_SUM] == 0.0
 
 
-cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weights) noexcept nogil:
-    cdef u32 width = _width(buckets), i, component, b, n, column
+cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil:
+    cdef u32 width = _width(shape), i, component, b, n, column
     cdef const double* shared = rows + k * width
     cdef const double* row
     cdef double total = 0.0, sum, by_class
     for i in range(k):
         row = rows + i * width
-        sum = shared[EQUAL] * shared[EQUAL_WEIGHT] + shared[PLAIN] * row[0] + shared[SURE] * row[1]
-        for component in range(SLOW, COMPONENTS):
+        sum = (shared[EQUAL] * shared[EQUAL_WEIGHT] + shared[PLAIN] * row[0] + shared[SURE] * row[1]
+               + shared[FAVOURITE] * (row[1] + row[FAVOURED_P] * log(FAVOURED)))
+        for component in range(SLOW, FAVOURITE):
             by_class, n = 0.0, 0
-            for b in range(buckets):
-                column = _class_column(component, buckets, <u8> b)
+            for b in range(shape.buckets):
+                column = _class_column(component, shape, <u8> b)
                 if row[column + 1] > 0.0:
                     by_class += row[column]
                     n += 1
@@ -293,40 +407,47 @@ cdef void mixture_weights(const double* rows, u32 buckets, u32 k, double* weight
 # -- for Python
 # --------------------------------------------------------------------------------------------------
 
-cdef u32 buckets_of(cnp.ndarray rows) except 0:
-    cdef cnp.npy_intp buckets = ((rows.shape[1] - FIXED) // (2 * BY_CLASS)
-                                  if rows.ndim == 2 else 0)
-    if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
-        or not cnp.PyArray_IS_C_CONTIGUOUS(rows) or not 2 <= rows.shape[0] <= VOTERS_MAX + 1
-            or buckets not in (8, 16, 32, 64) or rows.shape[1] != FIXED + 2 * BY_CLASS * buckets):
+cdef RowShape mixture_shape(cnp.ndarray rows) except *:
+    cdef RowShape shape
+    cdef cnp.npy_intp k = 0, rest = 0
+    cdef double features = -1.0
+    shape.features = 0
+    if (rows.ndim == 2 and cnp.PyArray_TYPE(rows) == cnp.NPY_DOUBLE and rows.shape[1] > FIXED
+            and cnp.PyArray_IS_C_CONTIGUOUS(rows) and 1 < rows.shape[0] <= VOTERS_MAX + 1):
+        k = rows.shape[0] - 1
+        features = (<double*> cnp.PyArray_DATA(rows))[k * rows.shape[1] + FEATURES]
+    if 0.0 <= features <= FEATURES_MAX:
+        shape.features = <u32> features
+        rest = rows.shape[1] - FIXED - 2 * shape.features
+    shape.buckets = <u32> (rest // (2 * BY_CLASS)) if rest > 0 else 0
+    if shape.buckets not in (8, 16, 32, 64) or rest % (2 * BY_CLASS):
         raise_for(BAD_INPUT,
-                  f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets]"
-                  f" with 1 to {VOTERS_MAX} models and 8, 16, 32 or 64 buckets")
-    return <u32> buckets
+                  f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets"
+                  f" + 2 * features] with 1 to {VOTERS_MAX} models, 8, 16, 32 or 64 buckets and at"
+                  f" most {FEATURES_MAX} features")
+    return shape
 
 
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell):
-    cdef u32 buckets = buckets_of(rows), wanted = buckets
-    cdef cnp.npy_intp[2] shape
-    cdef cnp.ndarray found
-    while wanted <= cell and wanted < BUCKETS_MAX:
-        wanted *= 2
-    if wanted != buckets:
-        return _widened(rows, buckets, wanted)
-    shape[0], shape[1] = rows.shape[0], rows.shape[1]
-    found = cnp.PyArray_SimpleNew(2, shape, cnp.NPY_DOUBLE)
-    memcpy(cnp.PyArray_DATA(found), cnp.PyArray_DATA(rows), cnp.PyArray_NBYTES(rows))
-    return found
+    cdef RowShape shape = mixture_shape(rows), wanted = shape
+    while wanted.buckets <= cell and wanted.buckets < BUCKETS_MAX:
+        wanted.buckets *= 2
+    if wanted.buckets != shape.buckets:
+        return _widened(rows, shape, wanted)
+    return doubles_copied(rows)
 
 
-cdef cnp.ndarray _widened(cnp.ndarray rows, u32 buckets, u32 wanted):
+cdef cnp.ndarray _widened(cnp.ndarray rows, RowShape shape, RowShape wanted):
     """A label that was learned had a hash below `buckets`, so it keeps its bucket."""
     wide = np.zeros((rows.shape[0], _width(wanted)))
     wide[:, :FIXED] = rows[:, :FIXED]
-    for component in range(BY_CLASS):
-        begin = FIXED + 2 * component * wanted
-        old = FIXED + 2 * component * buckets
-        wide[:, begin:begin + 2 * buckets] = rows[:, old:old + 2 * buckets]
+    for component in range(SLOW, FAVOURITE):
+        begin = _class_column(component, wanted, 0)
+        old = _class_column(component, shape, 0)
+        wide[:, begin:begin + 2 * shape.buckets] = rows[:, old:old + 2 * shape.buckets]
+    begin, old = _feature_column(wanted, 0), _feature_column(shape, 0)
+    wide[:, begin:begin + 2 * shape.features] = rows[:, old:old + 2 * shape.features]
+    wide[-1, FEATURES] = wanted.features
     return wide
 
 
@@ -334,16 +455,58 @@ def initial(k):
     """Rows of k models without observations: an equal vote."""
     if not 1 <= k <= VOTERS_MAX:
         raise_for(BAD_INPUT, f"a mixture has 1 to {VOTERS_MAX} models, not {k}")
-    rows = np.zeros((k + 1, _width(BUCKETS_MIN)))
+    cdef RowShape shape
+    shape.buckets, shape.features = BUCKETS_MIN, 0
+    rows = np.zeros((k + 1, _width(shape)))
     rows[:k, [0, 1, 3, 7, 11]] = 1.0
-    rows[k, :COMPONENTS] = 1.0 / COMPONENTS
+    rows[:k, FAVOURED_P] = 1.0 / k
+    rows[k, :FAVOURITE] = 1.0 / FAVOURITE
     rows[k, EQUAL_WEIGHT] = 1.0
     return rows
 
 
-def widened(cnp.ndarray rows, u32 cell):
-    """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63."""
-    return rows_with(rows, cell)
+def of_user(cnp.ndarray rows):
+    """Rows of a user's state, from those that all users share: component 7 has an even weight, and
+    each model the same probability in it."""
+    cdef cnp.ndarray found = rows_with(rows, 0)
+    cdef cnp.npy_intp k = found.shape[0] - 1
+    found[k, :FAVOURITE] *= (COMPONENTS - 1.0) / COMPONENTS / found[k, :FAVOURITE].sum()
+    found[k, FAVOURITE] = 1.0 / COMPONENTS
+    found[:k, FAVOURED_P] = 1.0 / k
+    return found
+
+
+def widened(cnp.ndarray rows, u32 cell, u32 features=0):
+    """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, and with weights
+    for so many features of a context, if it had none."""
+    cdef cnp.ndarray found = rows_with(rows, cell)
+    cdef RowShape shape = mixture_shape(found), wanted = shape
+    if shape.features or not features:
+        return found
+    if features > FEATURES_MAX:
+        raise_for(BAD_INPUT, f"a context has at most {FEATURES_MAX} features, not {features}")
+    wanted.features = features
+    return _widened(found, shape, wanted)
+
+
+def features(cnp.ndarray rows):
+    """Number of features of a context that the rows have weights for."""
+    return mixture_shape(rows).features
+
+
+def in_context(cnp.ndarray rows, context):
+    """Rows whose votes weigh what they do in a context. They are to answer with, not to learn.
+
+    context: f64[features]; of another length than the rows': the rows themselves.
+    """
+    cdef RowShape shape = mixture_shape(rows)
+    x = np.ascontiguousarray(context, np.float64)
+    if shape.features == 0 or x.shape != (shape.features,):
+        return rows
+    cdef cnp.ndarray found = rows_with(rows, 0)
+    cdef u32 column = _feature_column(shape, 0)
+    found[:-1, 3 + 4 * (NEWTON - SLOW)] += found[:-1, column::2] @ x
+    return found
 
 
 def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
@@ -354,7 +517,8 @@ def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
     the labels, 0 to 63.  confidence: f64[k], NaN where a model reports none.  classes: number of
     different labels.
     """
-    cdef u32 buckets = buckets_of(rows), i
+    cdef RowShape shape = mixture_shape(rows)
+    cdef u32 i
     cdef Ballot ballot
     cdef Tally tally
     cdef cnp.ndarray cast = _column(votes, np.uint32, rows, "votes")
@@ -362,7 +526,7 @@ def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
     cdef cnp.ndarray sure = _column(confidence, np.float64, rows, "confidence")
     cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
     _fill(&ballot, cast, hashes, sure, classes)
-    mixture_tally(<double*> cnp.PyArray_DATA(rows), buckets, &ballot, &tally)
+    mixture_tally(<double*> cnp.PyArray_DATA(rows), shape, &ballot, &tally)
     for i in range(ballot.k):
         if ballot.votes[i]:
             (<double*> cnp.PyArray_DATA(found))[i] = tally.p[tally.of[i]]
@@ -370,12 +534,13 @@ def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
 
 
 def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 label, u8 cell,
-            double right=1.0, double weight=1.0):
+            double right=1.0, double weight=1.0, context=()):
     """New rows after one observation.
 
     votes, cells, confidence, classes: as of `tallied`.  label, cell: code and hash of the label
     that the feedback is about.  right: 1 if it is the right label, 0 if it is known to be wrong.
-    weight: of the observation; above 100 it counts as 100.
+    weight: of the observation; above 100 it counts as 100.  context: f64[features], or empty; one
+    of another length than the rows' is not learned.
     """
     cdef Ballot ballot
     cdef cnp.ndarray cast = _column(votes, np.uint32, rows, "votes")
@@ -384,17 +549,19 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
     if not (0.0 <= right <= 1.0 and weight > 0.0 and isfinite(weight)):
         raise_for(BAD_INPUT, f"right must lie in 0 to 1 and weight be above 0: {right}, {weight}")
     cdef cnp.ndarray after = rows_with(rows, max(<u32> cell, <u32> hashes.max()))
+    cdef cnp.ndarray x = np.ascontiguousarray(context, np.float64).reshape(-1)
     _fill(&ballot, cast, hashes, sure, classes)
-    mixture_learn(<double*> cnp.PyArray_DATA(after), buckets_of(after), &ballot, label, cell, right,
-                  weight)
+    ballot.context, ballot.features = <double*> cnp.PyArray_DATA(x), <u32> x.shape[0]
+    mixture_learn(<double*> cnp.PyArray_DATA(after), mixture_shape(after), &ballot, label, cell,
+                  right, weight)
     return after
 
 
 def weights(cnp.ndarray rows):
     """f64[k]: the weight of each model's vote; they add up to 1."""
-    cdef u32 buckets = buckets_of(rows)
+    cdef RowShape shape = mixture_shape(rows)
     cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
-    mixture_weights(<double*> cnp.PyArray_DATA(rows), buckets, <u32> (rows.shape[0] - 1),
+    mixture_weights(<double*> cnp.PyArray_DATA(rows), shape, <u32> (rows.shape[0] - 1),
                     <double*> cnp.PyArray_DATA(found))
     return found
 
@@ -413,3 +580,5 @@ cdef void _fill(Ballot* ballot, cnp.ndarray votes, cnp.ndarray cells, cnp.ndarra
     ballot.confidence = <double*> cnp.PyArray_DATA(confidence)
     ballot.k = <u32> votes.shape[0]
     ballot.classes = classes
+    ballot.context = NULL
+    ballot.features = 0

@@ -16,7 +16,15 @@ import msgspec
 
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.foreign_text import Sampler, last_line
-from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
+from clipper.selection import (
+    Combined,
+    Plan,
+    Policy,
+    Prediction,
+    Query,
+    features_of,
+    state_in_context,
+)
 from clipper.selection.policy import NO_ANSWER, sound_confidence
 from clipper.serving.feedback.answer_records import AnswerRecords
 from clipper.serving.feedback.ground_truth import user_of
@@ -204,7 +212,7 @@ def plan_for(
         raise UnknownModel(f"application {resolved.name!r} {lacks}.", hint=hint)
     if resolved.links:
         _touch(resolved, plan)
-    return state, plan
+    return state_in_context(resolved.policy, state, plan.features), plan
 
 
 def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
