@@ -272,11 +272,6 @@ class Load:
         """Return the number of queries."""
         return len(self.latencies_us)
 
-    @property
-    def offered_per_s(self) -> float:
-        """Return the queries per second."""
-        return self.offered / self.seconds
-
     def quantile_us(self, share: float) -> float:
         """Return a quantile of the latencies of answered queries."""
         answered = self.latencies_us[~np.isnan(self.latencies_us)]

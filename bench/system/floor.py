@@ -16,18 +16,6 @@ from clipper_core.engine.model import Model
 from clipper_core.results.future import Future
 
 
-def call_ns(n: int = 20000) -> float:
-    """A method of a compiled object that does nothing, in a loop; the loop itself taken away."""
-    call = [].clear
-    begun = time.perf_counter_ns()
-    for _ in range(n):
-        call()
-    called = time.perf_counter_ns()
-    for _ in range(n):
-        pass
-    return max(1.0, (called - begun - (time.perf_counter_ns() - called)) / n)
-
-
 def method_ns(n: int = 20000) -> float:
     """A method of a compiled object that does nothing, looked up and called, with the loop around
     it: a measurement of calls has its own loop around them too. By the thread's CPU time."""

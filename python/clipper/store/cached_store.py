@@ -77,11 +77,6 @@ class CachedStore(Store):
         """True until the store has answered once; a store that fails later only raises errors."""
         return self._store is None
 
-    @property
-    def has_copy(self) -> bool:
-        """True if a readable copy exists and the store was unreachable at the start."""
-        return self._copy_read is not None
-
     def start(self, begin: Callable[[], None]) -> None:
         """Keep trying an unreachable store from a thread, then call `begin`; again while it raises
         StoreError.

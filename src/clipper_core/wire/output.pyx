@@ -5,7 +5,7 @@ from clipper_core.runtime.dtype cimport BYTES, STR, itemsize
 from clipper_core.runtime.machine cimport u16
 from clipper_core.wire.codec cimport CONFIDENCE, QUALIFIERS, VARIABLE
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, blob_new, blob_qualified, value_drop, value_object,
+    TAG_BLOB, TAG_NONE, Blob, blob_new, blob_qualified,
 )
 
 
@@ -44,12 +44,3 @@ cdef void output_text(const char* text, u64 n, Value* value) noexcept nogil:
         blob.dtype = STR
         value.word = <u64> blob
         value.tag = TAG_BLOB
-
-
-def output_text_object(bytes text):
-    """The text as whoever asks for a task's detail gets it. Threads: any."""
-    cdef Value value
-    output_text(text, len(text), &value)
-    found = value_object(&value)
-    value_drop(&value)
-    return found

@@ -29,17 +29,14 @@ def test_those_a_request_waits_for_come_first() -> None:
     assert (len(queue), queue.waiting) == (0, 0)
 
 
-def test_promotion_and_its_end() -> None:
+def test_promotion() -> None:
     queue = LoadQueue()
     queue.push(QueuedLoad("a", 9, 1))
     queue.push(QueuedLoad("b", 5, 1))
     assert queue.promote("b", 20)
     assert not queue.promote("c", 20)
     assert "b" in queue
-    queue.push(QueuedLoad("c", 1, 19, True))
-    assert queue.demote("c")
-    assert not queue.demote("a")
-    assert order(queue) == ["b", "a", "c"]
+    assert order(queue) == ["b", "a"]
 
 
 def test_queued_again_it_is_raised_and_never_lowered() -> None:

@@ -19,13 +19,11 @@ import numpy as np
 from clipper.errors import (
     ClipperError,
     InvalidInput,
-    ModelFailed,
     OutOfMemory,
     Overloaded,
     ShuttingDown,
     TooLarge,
 )
-from clipper.foreign_text import last_line
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.query.future_watcher import Future
@@ -316,14 +314,6 @@ def _phrase(status: int) -> str:
         return http.HTTPStatus(status).phrase
     except ValueError:
         return "Client Closed Request" if status == 499 else "Error"
-
-
-def without_traceback(error: Exception) -> Exception:
-    """Return a model's failure as clients may see it: its last line, without the traceback and
-    its paths."""
-    if isinstance(error, ModelFailed):
-        return ModelFailed(f"the model failed: {last_line(error.message)}.")
-    return error
 
 
 # -- the bytes of a response

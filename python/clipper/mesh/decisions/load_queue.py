@@ -89,14 +89,6 @@ class LoadQueue:
         self.push(replace(held, waiting=True, since_ms=now_ms, used_ms=max(held.used_ms, now_ms)))
         return True
 
-    def demote(self, model: str) -> bool:
-        """Mark that no request waits for the model any longer."""
-        held = self._loads.get(model)
-        if held is None or not held.waiting:
-            return False
-        self._put(replace(held, waiting=False))
-        return True
-
     def pop(self) -> QueuedLoad | None:
         """Remove and return the load with the highest priority; None if the queue is empty."""
         while self._heap:

@@ -129,10 +129,6 @@ class ModelCache:
             oldest = self._models[self._oldest]
         return oldest.used_ms
 
-    def by_recency(self) -> list[str]:
-        """Return the ids, most recently used first."""
-        return sorted(self._models, key=lambda model: -self._models[model].used_ms)
-
     # -- contents
 
     def add(

@@ -7,7 +7,7 @@ from typing import Final
 
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
 from clipper.mesh.decisions.placement import NO_CONSTRAINT, Constraint, InstanceIndex, unfit
-from clipper.mesh.decisions.usage import HEAVY_SHARE, Usage
+from clipper.mesh.decisions.usage import Usage
 from clipper.mesh.records import Instance, MeshModel
 from clipper.settings.mesh import MeshSettings
 
@@ -140,11 +140,6 @@ def limit_of(model: MeshModel, usage: Usage, settings: MeshSettings) -> float:
             settings.rate_per_copy, 0.9 * model.policy.concurrency * 60_000 / usage.service_ms
         )
     return settings.rate_per_copy
-
-
-def is_heavy(model: MeshModel, usage: Usage, copies: int, settings: MeshSettings) -> bool:
-    """A copy is near its limit: nothing is unloaded for a while."""
-    return usage.rate >= HEAVY_SHARE * limit_of(model, usage, settings) * max(copies, 1)
 
 
 def may_grow(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 MINUTE_MS: Final = 60_000
 REGULAR_FROM: Final = 7  # minutes; use is regular with a use now and one between these two
 REGULAR_TO: Final = 40
-HEAVY_SHARE: Final = 0.75  # of the rate at which another copy is wanted
 
 
 @dataclass(frozen=True, slots=True)
