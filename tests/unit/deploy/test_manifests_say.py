@@ -1,0 +1,87 @@
+"""Every line of the manifests that `clipper export` writes."""
+
+import difflib
+import json
+
+from clipper.deploy.image import Image
+from clipper.deploy.manifests import (
+    Shipment,
+    compose,
+    kubernetes,
+    server_dockerfile,
+    server_toml,
+)
+from clipper.deploy.mesh_manifests import MeshShipment, mesh, node_toml
+from clipper.deploy.params_manifests import ParamsShipment, params, shards_json
+from clipper.deploy.yaml import Document, to_yaml
+from clipper.settings.params import ParamsSettings
+from clipper.types import Application, InputType, Model, VersionedModel
+from clipper.version import VERSION
+from tests.expected import check_expected
+
+F64 = InputType.parse("f64[3]")
+STORE = "etcd://clipper:secret@etcd.default:2379/clipper"
+
+
+def shipment(**more: object) -> Shipment:
+    models = [
+        Model("sums", 1, F64, replicas=2, memory_mib=512, cpus=2.5, output="f64", gpus="all"),
+        Model("Big.model", 4, F64, replicas=0, gpus="2", cache=False, retry_singly=True),
+        Model("every", 2, InputType.parse("any"), gpus="0, GPU-1"),
+    ]
+    links = VersionedModel("sums"), VersionedModel("Big.model", 4)
+    app = Application("to.tal", links, default=-1, roles={"Big.model": "shadow"}, coverage=0.9)
+    images = {model.name: (model, Image(f"clipper/{model.name}:1-0a", {})) for model in models}
+    return Shipment(images, (app, Application("words", (), input=F64)), **more)
+
+
+def files(found: dict[str, list[Document]]) -> dict[str, str]:
+    return {name: to_yaml(*documents) for name, documents in found.items()}
+
+
+def exported() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for redis in (False, True):
+        one = shipment(redis=redis)
+        texts = {"docker-compose.yml": to_yaml(compose(one))}
+        texts |= {"clipper.toml": server_toml(one, "redis")}
+        found[f"compose {redis=}"] = texts
+    found["compose"] = {"some": server_dockerfile(("etcd", "onnx")), "none": server_dockerfile(())}
+    for more in ({}, {"redis": True, "name": "other"}, {"store": STORE, "servers": 3}):
+        one = shipment(**more)
+        texts = {"clipper.toml": server_toml(one, "redis", "0.0.0.0:1")}
+        found[f"k8s {more}"] = {**files(kubernetes(one)), **texts}
+    scaled = MeshShipment(STORE, 2, 10, 1000, 5, 600, ("gpu", "big"), 1, "other")
+    for nodes in (MeshShipment(STORE), MeshShipment("redis://r:6379/0", 1, gpus=2), scaled):
+        found[str(nodes)] = {**files(mesh(nodes)), "node.toml": node_toml(nodes)}
+    for shards, replicas, together, memory_mib, storage_gib in (
+        (1, 0, False, 4096, 0),
+        (3, 1, False, 2048, 7),
+        (3, 2, True, 128, 0),
+    ):
+        settings = ParamsSettings(shards=shards, replicas=replicas)
+        set_ = ParamsShipment(settings, memory_mib, storage_gib, together)
+        listed = json.dumps(json.loads(shards_json(set_, "TOKEN")), indent=1)
+        found[f"shards {shards} {replicas} {together}"] = {
+            **files(params(set_)),
+            "shards.json": listed,
+        }
+    return found
+
+
+def test_what_is_exported() -> None:
+    """The first file of a name whole, the others as what is different."""
+    shown, first = [], dict[str, list[str]]()
+    for case, texts in exported().items():
+        shown += ["", f"==== {case}"]
+        for name, text in texts.items():
+            lines = text.splitlines()
+            before = first.setdefault(name, [])
+            shown += [f"-- {name}", *(lines if not before else difference(before, lines))]
+            first[name] = before or lines
+    text = "".join(f"{line.rstrip()}\n" for line in shown)
+    check_expected("manifests.txt", text.replace(VERSION, "VERSION"))
+
+
+def difference(before: list[str], after: list[str]) -> list[str]:
+    return [*difflib.unified_diff(before, after, lineterm="", n=0)][2:]
