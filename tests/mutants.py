@@ -6,11 +6,12 @@
 
 A mutant is one change of one function of python/clipper or container_sdk/src: a comparison flipped,
 a condition negated, `and` swapped with `or`, a number moved by one, True and False swapped, a
-statement, `return` or `await` dropped. Each is made in a copy of the checkout, where the test files
-that name what the module defines are run, the most relevant first, until one fails. A test that
-kills a mutant must pass on the unchanged copy. A mutant that makes tests take longer than the limit
-is killed too. tests/mutants.toml lists mutants that change nothing ("equivalent"). The exit status
-is 0 if at least 90 % of the others are killed.
+statement, `return` or `await` dropped. Each is made in a copy of the checkout, where a minute of
+tests is run until one fails: first those that run the function (tests/covering.txt, see
+tests.covering), then the test files that name what the module defines. A test that kills a mutant
+must pass on the unchanged copy. A mutant that makes tests take longer than the limit is killed too,
+if they do not take as long on the unchanged copy. tests/mutants.toml lists mutants that change
+nothing ("equivalent"). The exit status is 0 if at least 90 % of the others are killed.
 """
 
 import argparse
@@ -34,13 +35,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.covering import SOURCES, Covering, test_files
 from tests.run import descendants, kill_all, read_times
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("python/clipper", "container_sdk/src/clipper_container")
 SCORE_MIN = 0.9
-MUTANT_LIMIT_S = 400.0  # the tests of one mutant; longer is a kill
-TESTS_MAX_S = 60.0  # expected duration of the test files that a mutant is shown
+LIMIT_S = 120.0  # the tests of one mutant; longer, plus LIMIT_TIMES what they should take, is a kill
+LIMIT_TIMES = 5.0
+TESTS_MAX_S = 60.0  # expected duration of the tests that a mutant is shown
 FILES_MAX = 12
 FILE_DEFAULT_S = 3.0
 
@@ -62,46 +64,6 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mult: ast.FloorDiv,
 }
 LOGGING = re.compile(r"^(self\.)?_?log(ger)?\.|^logging\.|^warnings\.")
-
-# What says little of the package, or needs the whole machine.
-LEFT_OUT = (
-    "tests/images/test_containers.py",
-    "tests/images/test_tables.py",
-    "tests/schedules/",
-    "tests/stress/",
-    "tests/core/",
-)
-
-# Test files that are shown to every mutant of a package, after those that name what its module
-# defines.
-ALSO: dict[str, tuple[str, ...]] = {
-    "python/clipper/frontend": ("tests/frontend/test_rest.py", "tests/frontend/test_v2_http.py"),
-    "python/clipper/mesh": (
-        "tests/unit/mesh",
-        "tests/simulation/test_mesh.py",
-        "tests/end_to_end/test_mesh.py",
-    ),
-    "python/clipper/manage": (
-        "tests/frontend/test_admin.py",
-        "tests/end_to_end/test_management.py",
-    ),
-    "python/clipper/params": (
-        "tests/params/test_local.py",
-        "tests/params/test_shard.py",
-        "tests/params/test_replication.py",
-    ),
-    "python/clipper/params/shard": ("tests/params/test_resync.py",),
-    "python/clipper/cli": ("tests/unit/test_cli.py", "tests/end_to_end/test_shell.py"),
-    "python/clipper/store": ("tests/store/test_conformance.py",),
-    "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),
-    "python/clipper/deploy": ("tests/end_to_end/test_containers.py",),
-    "python/clipper/deploy/mesh_manifests.py": ("tests/images/test_manifests.py",),
-    "python/clipper/serving/feedback/observe.py": ("tests/end_to_end/test_learning.py",),
-    "container_sdk/src/clipper_container/adapters/torch.py": (
-        "tests/end_to_end/test_frameworks.py",
-    ),
-    "container_sdk": ("container_sdk/tests/test_serving.py", "container_sdk/tests/test_host.py"),
-}
 
 
 @dataclass(frozen=True)
@@ -260,20 +222,37 @@ class Relevance:
     (the inverse document frequency of text search)."""
 
     def __init__(self) -> None:
-        tests = [
-            *(ROOT / "tests").glob("*/**/test_*.py"),
-            *(ROOT / "container_sdk/tests").rglob("test_*.py"),
-        ]
-        texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in tests}
-        self._texts = {path: text for path, text in texts.items() if not path.startswith(LEFT_OUT)}
+        self._texts = {path: (ROOT / path).read_text() for path in test_files()}
         self._words = {
             path: Counter(re.findall(r"\w+", text)) for path, text in self._texts.items()
         }
         self._files_with = Counter(word for words in self._words.values() for word in words)
         self._times = read_times(ROOT)
+        self._covering = Covering.read()
 
-    def files(self, mutant: Mutant) -> list[str]:
-        """Test files, the most relevant first, of at most TESTS_MAX_S seconds together."""
+    def tests(self, mutant: Mutant) -> tuple[list[str], float]:
+        """Choose a minute of tests: those that run the function, then the most relevant files.
+
+        Returns the tests, those of a file beside each other, and the seconds that they should take.
+        """
+        chosen: dict[str, list[str]] = {}  # file -> tests
+        total = 0.0
+        for test in self._covering.tests.get(f"{mutant.path} {mutant.function}", []):
+            path, _, name = test.partition("::")
+            seconds = self._covering.seconds[test]
+            if f"def {name.rpartition('::')[2]}(" not in self._texts.get(path, "") and name:
+                continue  # it was renamed since it was recorded
+            if path in self._texts and (not total or total + seconds <= TESTS_MAX_S):
+                chosen.setdefault(path, []).append(test)
+                total += seconds
+        for path in self.files(mutant, TESTS_MAX_S - total):
+            if path not in chosen.get(path, []):
+                chosen.setdefault(path, []).append(path)
+                total += self._seconds(path)
+        return [test for tests in chosen.values() for test in tests], total
+
+    def files(self, mutant: Mutant, max_s: float = TESTS_MAX_S) -> list[str]:
+        """Choose test files of a module, the most relevant first, of at most max_s seconds."""
         text = (ROOT / mutant.path).read_bytes()
         tree = ast.parse(text)
         place = mutant.path.removeprefix("python/").removeprefix("container_sdk/src/")
@@ -313,15 +292,12 @@ class Relevance:
             if (
                 weights[path] <= 1
                 or len(chosen) == FILES_MAX
-                or total + self._seconds(path) > TESTS_MAX_S
+                or total + self._seconds(path) > max_s
             ):
                 continue
             chosen.append(path)
             total += self._seconds(path)
-        also = [
-            test for place, tests in ALSO.items() if mutant.path.startswith(place) for test in tests
-        ]
-        return [*chosen, *(test for test in also if test not in chosen)]
+        return chosen
 
     def _source(self, text: bytes, tree: ast.Module, mutant: Mutant) -> str:
         """Return the text of the function (or of its class's method) that a mutant changes."""
@@ -460,16 +436,19 @@ class Judge:
         return Verdict(mutant, kind, why, time.monotonic() - begun)
 
     def _run(self, copy: Copy, mutant: Mutant) -> tuple[str, str]:
-        files = self._relevance.files(mutant)
+        tests, seconds = self._relevance.tests(mutant)
+        limit_s = LIMIT_S + LIMIT_TIMES * seconds
         while True:
             with self._lock:
                 left_out = [word for test in sorted(self._unfit) for word in ("--deselect", test)]
             copy.mutate(mutant)
-            kind, test = copy.run([*files, *left_out], MUTANT_LIMIT_S)
+            kind, test = copy.run([*tests, *left_out], limit_s)
+            copy.restore()
+            if kind == "timeout" and copy.run([*tests, *left_out], limit_s)[0] == kind:
+                return "survived", f"the unchanged copy takes {limit_s:.0f} s too"
             if kind != "killed" or "::" not in test or test in self._fit:
                 return kind, test
-            copy.restore()
-            if copy.run([test], MUTANT_LIMIT_S)[0] == "survived":
+            if copy.run([test], limit_s)[0] == "survived":
                 with self._lock:
                     self._fit.add(test)
                 return kind, test
@@ -510,7 +489,7 @@ def main() -> int:
     if chosen.list:
         relevance = Relevance()
         for mutant in mutants:
-            print(mutant, *relevance.files(mutant), sep="\n    ")
+            print(mutant, *relevance.tests(mutant)[0], sep="\n    ")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"{len(mutants)} of {len(candidates)} mutants, seed {chosen.seed}", flush=True)

@@ -1,8 +1,12 @@
 """Mutants and the comparison of test functions, on small files."""
 
+import ast
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from tests.compare_tests import match
+from tests.covering import RECORD, Covering, choose, functions_of
 from tests.mutants import Mutant, Relevance, Verdict, all_mutants, failed_test, mutants_of, score
 
 CODE = b'''"""A text with 1 < 2."""
@@ -79,6 +83,46 @@ def test_the_test_files_of_a_module_come_first() -> None:
     ):
         files = relevance.files(all_mutants(path)[0])
         assert expected in files[:2], files
+
+
+def test_the_tests_of_a_mutant_run_its_function_and_take_a_minute() -> None:
+    relevance, covering = Relevance(), Covering.read()
+    for path in ("python/clipper/store/journal.py", "python/clipper/cli/mesh.py"):
+        for mutant in all_mutants(path)[::20]:
+            tests, seconds = relevance.tests(mutant)
+            known = covering.tests.get(f"{path} {mutant.function}", [])
+            assert known, mutant
+            assert tests[0].partition("::")[0] in {test.partition("::")[0] for test in known}
+            assert seconds <= 60 or len(tests) == 1
+            files = [test.partition("::")[0] for test in tests]
+            assert len(set(files)) == 1 + sum(a != b for a, b in pairwise(files))
+
+
+def test_what_is_recorded_is_read_as_it_was_written(tmp_path: Path) -> None:
+    tests = {"a.py A.f": ["t/x.py::one", "t/x.py"], "a.py g": ["t/x.py::T::two"], "b.py h": []}
+    seconds = {"t/x.py": 3.0, "t/x.py::one": 0.5, "t/x.py::T::two": 2.0, "t/y.py::no": 1.0}
+    Covering(tests, seconds).write(tmp_path / "record")
+    again = Covering.read(tmp_path / "record")
+    assert again.tests == tests
+    assert again.seconds == {name: seconds[name] for name in seconds if name != "t/y.py::no"}
+    Covering.read().write(tmp_path / "record")
+    assert (tmp_path / "record").read_text() == RECORD.read_text()
+
+
+def test_each_line_has_a_test_and_cheap_ones_come_first() -> None:
+    seconds = Counter({"slow": 70.0, "quick": 0.1, "broad": 0.1, "other": 1.0})
+    functions = Counter({"slow": 1, "quick": 1, "broad": 900, "other": 1})
+    lines = {1: {"slow", "quick", "broad"}, 2: {"quick", "other"}, 3: {"slow"}}
+    assert choose(lines, seconds, functions) == ["quick", "other", "broad", "slow"]
+    assert choose({1: {"slow", "quick"}}, seconds, functions) == ["quick"]
+    text = (
+        "def f():\n    def g():\n        pass\nclass A:\n  if 1:\n    def h(self):\n      return 1"
+    )
+    assert dict(functions_of(ast.parse(text))) == {
+        "f": range(2, 4),
+        "f.g": range(3, 4),
+        "A.h": range(7, 8),
+    }
 
 
 def test_functions_that_were_moved_or_renamed_are_told_from_removed_ones(tmp_path: Path) -> None:

@@ -347,6 +347,7 @@ def command_line() -> str:
     secret = {i + 1 for i, word in enumerate(words) if word in _SECRETS}
     shown = ("..." if i in secret else word for i, word in enumerate(words))
     return shlex.join(
-        f"{word.partition('=')[0]}=..." if word.partition("=")[0] in _SECRETS else word
+        f"{name}=..." if equals and name in _SECRETS else word
         for word in shown
+        for name, equals, _ in [word.partition("=")]
     )
