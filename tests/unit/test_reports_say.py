@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import astuple
 
 import pytest
 from rich.console import Console
@@ -88,7 +89,11 @@ def test_what_a_profile_advises() -> None:
     for points in lines:
         fit = fit_latency(points)
         shown += [str(fit), repr([f"{value:.6g}" for value in (fit.base_ms, fit.row_ms)])]
-        shown += [repr(advice("m", points, slo, rate)) for slo in (0.5, 4, 20) for rate in (0, 3e3)]
+        shown += [
+            repr(astuple(advice("m", points, slo, rate)))
+            for slo in (0.5, 4, 20)
+            for rate in (0, 3e3)
+        ]
     shown += [line for points in lines[:3] for line in (*bars(points), *bars(points, 9))]
     profile = [[1, 100.0, 3], [4, 800.0, 1]], [[1, 300.0, 1], [2, 50.0, 0]]
     shown += map(repr, seen_by({"replicas": [{"profile": one} for one in profile] + [{}]}))

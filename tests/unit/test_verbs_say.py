@@ -235,7 +235,7 @@ mesh vmodel ls none -n 3"""
 
 CHANGE = {
     "dry_run": False,
-    "said": "svm:2 is the latest",
+    "message": "svm:2 is the latest",
     "changed": [
         {
             "key": "models/svm",
@@ -252,8 +252,8 @@ CHANGE = {
         {"key": "other", "before": [1], "after": [2]},
     ],
 }
-DONE = {"dry_run": False, "said": "done", "changed": []}
-WOULD = {"dry_run": True, "said": "nothing is new", "changed": []}
+DONE = {"dry_run": False, "message": "done", "changed": []}
+WOULD = {"dry_run": True, "message": "nothing is new", "changed": []}
 
 
 def change(*words: object) -> dict[str, Any]:
@@ -285,7 +285,7 @@ COUNTS = {
     "defaults": 2,
     "p50_us": 1234.0,
     "p99_us": None,
-    "told": 8.0,
+    "feedbacks": 8.0,
     "reward": 6.0,
 }
 ROLLOUT = {
@@ -298,8 +298,8 @@ ROLLOUT = {
     "stage_us": NOW_MS * 1000,
     "waits": "for 60 s",
     "new": COUNTS,
-    "before": {**COUNTS, "p50_us": None, "p99_us": 99_999.0, "told": 0.0},
-    "guards": [{"guard": "p99<20ms", "outcome": "holds", "said": "12 ms"}],
+    "before": {**COUNTS, "p50_us": None, "p99_us": 99_999.0, "feedbacks": 0.0},
+    "guards": [{"guard": "p99<20ms", "outcome": "holds", "reason": "12 ms"}],
 }
 REVERTED = {
     "application": "words",

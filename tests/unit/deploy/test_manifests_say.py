@@ -61,10 +61,11 @@ def exported() -> dict[str, dict[str, str]]:
     ):
         settings = ParamsSettings(shards=shards, replicas=replicas)
         set_ = ParamsShipment(settings, memory_mib, storage_gib, together)
-        listed = json.dumps(json.loads(shards_json(set_, "TOKEN")), indent=1)
+        listed = json.loads(shards_json(set_, "TOKEN"))
+        listed["settings"] = {name: listed["settings"][name] for name in ("folder", "recover_s")}
         found[f"shards {shards} {replicas} {together}"] = {
             **files(params(set_)),
-            "shards.json": listed,
+            "shards.json": json.dumps(listed, indent=1),
         }
     return found
 
