@@ -40,7 +40,7 @@ from tests.run import descendants, kill_all, read_times
 
 ROOT = Path(__file__).resolve().parent.parent
 SCORE_MIN = 0.9
-LIMIT_S = 120.0  # the tests of one mutant; longer, plus LIMIT_TIMES what they should take, is a kill
+LIMIT_S = 120.0  # of the tests of a mutant, and LIMIT_TIMES their time; longer is a kill
 LIMIT_TIMES = 5.0
 TESTS_MAX_S = 60.0  # expected duration of the tests that a mutant is shown
 FILES_MAX = 12
