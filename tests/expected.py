@@ -1,4 +1,4 @@
-"""Texts that are compared with files of tests/expected: what people read, whole.
+"""Texts that are compared with files of tests/expected_output: what people read, whole.
 
 WRITE_EXPECTED=1 python -m pytest tests/unit/test_verbs_say.py    write them anew, then git diff
 """
@@ -7,7 +7,7 @@ import difflib
 import os
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "expected"
+FOLDER = Path(__file__).resolve().parent / "expected_output"
 
 
 def check_expected(name: str, text: str) -> None:
