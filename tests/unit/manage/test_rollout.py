@@ -23,8 +23,8 @@ S = 1_000_000
 ONE, TWO = VersionedModel("svm", 1), VersionedModel("svm", 2)
 NOTHING = Figures(Counts(), Counts())
 GOOD = Figures(
-    Counts(5000, 0, {20_000: 0}, told=5000, reward=4900),
-    Counts(5000, told=5000, reward=4900),
+    Counts(5000, 0, {20_000: 0}, feedbacks=5000, reward=4900),
+    Counts(5000, feedbacks=5000, reward=4900),
     5000,
     5000,
 )
@@ -118,7 +118,10 @@ def looks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
             (
                 now,
                 Figures(
-                    new, Counts(n, told=float(told), reward=told / 2), n, draw(st.integers(0, n))
+                    new,
+                    Counts(n, feedbacks=float(told), reward=told / 2),
+                    n,
+                    draw(st.integers(0, n)),
                 ),
             )
         )
