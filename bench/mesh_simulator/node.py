@@ -8,14 +8,13 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from bench.mesh_simulator.world import Mirror, Query
-from clipper.mesh.decisions import claims, failures, maintenance, placement
+from bench.mesh_simulator.world import Change, Mirror, Query
+from clipper.mesh.decisions import claims, maintenance, placement
 from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.decisions.load_queue import LoadQueue, LoadTimes, QueuedLoad
 from clipper.mesh.decisions.model_cache import Eviction, ModelCache
 from clipper.mesh.decisions.usage import Usage, UsageCounter
-from clipper.mesh.decisions.vmodels import resolve
-from clipper.mesh.records import Fault, Instance, MeshModel
+from clipper.mesh.records import Instance, MeshModel
 
 if TYPE_CHECKING:
     from bench.mesh_simulator.simulation import Simulation
@@ -25,20 +24,14 @@ AGAIN_MS: Final = 500  # a query that waits looks again, whatever it hears
 
 
 class Node:
-    """One node. An effect of an earlier epoch, before a restart, is ignored. Threads: one."""
+    """One node. Threads: one."""
 
     def __init__(self, world: "Simulation", number: int, mirror: Mirror) -> None:
         self.world, self.number, self.mirror = world, number, mirror
         self.id = f"i{number:04}"
         self.zone = f"z{number % 3}"
         self.rng = Random(world.plan.seed * 7919 + number)
-        self.alive = False
-        self.epoch = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Set the state of a process that has just started."""
-        plan = self.world.plan
+        plan = world.plan
         self.residents = ModelCache(plan.capacity_bytes, churn_ms=plan.churn_ms)
         self.queue = LoadQueue()
         self.loading: dict[str, int] = {}
@@ -46,14 +39,11 @@ class Node:
         self.claiming: set[str] = set()
         self.times = LoadTimes()
         self.uses = UsageCounter()
-        self.quarantine = failures.Quarantine()
         self.waiting: dict[str, list[Query]] = {}
         self.tried: dict[str, set[str]] = {}
-        self.unreachable: dict[str, int] = {}
         self.busy: dict[str, float] = {}
         self.told = Instance(self.id, self.number, "", "")
         self.told_ms = 0
-        self.stopping = False
         self.served = 0
         self.rate = 0.0
 
@@ -63,19 +53,8 @@ class Node:
         """Answer a query from a copy, or wait for one."""
         if query.ended_ms >= 0:
             return
-        if not query.model:
-            vmodel = self.mirror.vmodels.get(query.name)
-            query.model = (
-                query.name
-                if vmodel is None
-                else resolve(vmodel, self.rng.random(), self._is_loaded)
-            )
         model = self.mirror.read(query.model)
         holders = model.copies and claims.loaded_copies(model, self.mirror.field)
-        if holders and self.unreachable:
-            holders = tuple(
-                i for i in holders if self.unreachable.get(i, 0) <= self.world.clock.now_ms
-            )
         if not holders:
             self._wait(query)
             return
@@ -91,12 +70,7 @@ class Node:
                 query.model, 0.0
             )
             holder = nodes[first if calm else second]
-        if not self.world.reach(self, holder):
-            self.unreachable[holder.id] = self.world.clock.now_ms + self.world.plan.lease_ms
-            self.world.clock.after(self.world.plan.hop_ms, self.ask, query)
-        elif not holder.serve(
-            query
-        ):  # it is not there any longer: ask again when the registry says so
+        if not holder.serve(query):  # it is not there any longer: ask when the registry says so
             self.world.clock.after(2 * self.world.plan.lag_ms + 1, self.ask, query)
 
     def _look_later(self, query: Query) -> None:
@@ -131,7 +105,7 @@ class Node:
         if end > query.deadline_ms:
             self.world.clock.at(query.deadline_ms, self.world.refuse, query, "queued too long")
         else:
-            self.world.clock.at(int(end), self.world.answered, query, self, self.epoch)
+            self.world.clock.at(int(end), self.world.answered, query)
         return True
 
     def _wait(self, query: Query) -> None:
@@ -164,21 +138,13 @@ class Node:
 
     def place(self, id: str) -> None:
         """Choose an instance to load a model with waiting queries, unless one loads it."""
-        now, plan = self.world.clock.now_ms, self.world.plan
-        if not self.alive or not any(query.ended_ms < 0 for query in self.waiting.get(id, ())):
+        if not any(query.ended_ms < 0 for query in self.waiting.get(id, ())):
             return
         model = self.mirror.read(id)
-        gone = {i for i, until in self.unreachable.items() if until > now}
-        if claims.alive_copies(model, self.mirror.field).keys() - gone:
-            self.world.clock.after(AGAIN_MS, self._look_again, id, self.epoch)
+        if claims.alive_copies(model, self.mirror.field):
+            self.world.clock.after(AGAIN_MS, self._look_again, id)
             return
-        over = failures.verdict(model, now, plan.settings)
-        if over is not None:
-            for query in self.waiting[id]:
-                self.world.refuse(query, f"loading failed: {over.why}")
-            self._stop_waiting(id)
-            return
-        found = self._choose(model, self.tried[id] | gone)
+        found = self._choose(model, self.tried[id])
         if isinstance(found, placement.NoPlacement):
             if not found.retry_ms:
                 for query in self.waiting[id]:
@@ -186,40 +152,31 @@ class Node:
                 self._stop_waiting(id)
                 return
             self.tried[id].clear()
-            self.world.clock.after(min(found.retry_ms, AGAIN_MS), self._look_again, id, self.epoch)
+            self.world.clock.after(min(found.retry_ms, AGAIN_MS), self._look_again, id)
             return
         self.tried[id].add(found.instance)
-        self.world.clock.after(plan.hop_ms, self._send, id, found.instance, 1, True, self.epoch)
+        self.world.clock.after(self.world.plan.hop_ms, self._send, id, found.instance, 1, True)
 
-    def _look_again(self, id: str, epoch: int) -> None:
-        if epoch == self.epoch and id in self.waiting:
+    def _look_again(self, id: str) -> None:
+        if id in self.waiting:
             self.wake(id)
 
     def _choose(
         self, model: MeshModel, exclude: Collection[str]
     ) -> placement.Placement | placement.NoPlacement:
-        now, plan = self.world.clock.now_ms, self.world.plan
         size = model.size_bytes or self.world.size_of(model.id)
         found = placement.choose(
             model,
             self.mirror.field,
-            now,
+            self.world.clock.now_ms,
             self.rng,
             constraints={},
             seen=self.times,
             prefer_local=self.id,
-            exclude={*exclude, *failures.blocked(model, now, plan.settings)},
-            avoid=self.quarantine.left_alone(now),
+            exclude=exclude,
             size_bytes=size,
         )
         if isinstance(found, placement.Placement):
-            self.world.laws.placed(
-                self.world.nodes[found.instance],
-                self.mirror,
-                size,
-                {*exclude, *model.failures},
-                model,
-            )
             self.mirror.field.place(found.instance, size)
         return found
 
@@ -227,29 +184,18 @@ class Node:
 
     def add_copy(self, id: str, copies: int) -> None:
         """Load one more copy somewhere, until there are `copies`."""
-        model, gone = (
-            self.mirror.read(id),
-            {i for i, until in self.unreachable.items() if until > self.world.clock.now_ms},
-        )
-        found = self._choose(model, gone)
+        found = self._choose(self.mirror.read(id), ())
         if isinstance(found, placement.Placement):
             self.world.clock.after(
-                self.world.plan.hop_ms, self._send, id, found.instance, copies, False, self.epoch
+                self.world.plan.hop_ms, self._send, id, found.instance, copies, False
             )
 
-    def _send(self, id: str, to: str, copies: int, waiting: bool, epoch: int) -> None:
-        if epoch != self.epoch:
-            return
-        target = self.world.nodes[to]
-        if not self.world.reach(self, target):
-            self.unreachable[to] = self.world.clock.now_ms + self.world.plan.lease_ms
-            self.refused(id)
-        else:
-            target.load(id, copies, waiting, self.id)
+    def _send(self, id: str, to: str, copies: int, waiting: bool) -> None:
+        self.world.nodes[to].load(id, copies, waiting, self.id)
 
     def refused(self, id: str) -> None:
         """Choose another instance: the one that was asked cannot load the model."""
-        if self.alive and id in self.waiting:
+        if id in self.waiting:
             self.place(id)
 
     def load(self, id: str, copies: int, waiting: bool, asker: str) -> None:
@@ -261,25 +207,14 @@ class Node:
             self.askers[id][asker] = None
         elif id in self.residents or id in self.claiming:
             return  # its record says so, or soon will
-        elif self.stopping or self.residents.capacity_bytes < self.world.size_of(id):
+        elif self.residents.capacity_bytes < self.world.size_of(id):
             self.world.nodes[asker].refused(id)
         else:
             self.claiming.add(id)
             self.askers[id] = {asker: None}
-            self.world.claim(
-                self, id, copies, partial(self._claimed, id, waiting, self.epoch), self.still()
-            )
+            self.world.claim(self, id, copies, partial(self._claimed, id, waiting))
 
-    def still(self) -> "partial[bool]":
-        """Return a function that returns whether this life of the node goes on."""
-        return partial(self._lives, self.epoch)
-
-    def _lives(self, epoch: int) -> bool:
-        return self.alive and self.epoch == epoch
-
-    def _claimed(
-        self, id: str, waiting: bool, epoch: int, result: MeshModel | ClaimRefused
-    ) -> None:
+    def _claimed(self, id: str, waiting: bool, result: MeshModel | ClaimRefused) -> None:
         self.claiming.discard(id)
         if isinstance(result, ClaimRefused):
             self._answer(id)
@@ -298,11 +233,7 @@ class Node:
     def _give_up(self, id: str) -> None:
         """Drop a load whose claim was refused."""
         self.world.store.commit(
-            self.id,
-            id,
-            lambda model: claims.released(model, self.id),
-            lambda _: self._answer(id),
-            self.still(),
+            id, lambda model: claims.released(model, self.id), lambda _: self._answer(id)
         )
 
     def pump(self) -> None:
@@ -313,7 +244,7 @@ class Node:
             if not isinstance(room, Eviction):
                 if load.waiting and not room.never and now - load.since_ms < plan.space_ms:
                     self.queue.push(load)
-                    self.world.clock.after(AGAIN_MS // 5, self._pump_again, self.epoch)
+                    self.world.clock.after(AGAIN_MS // 5, self.pump)
                     return
                 self._give_up(load.model)
                 continue
@@ -329,13 +260,7 @@ class Node:
                 pinned=self._pinned(load.model),
             )
             self.world.count("loads")
-            self.world.clock.after(
-                self.world.load_ms(load.model), self._loaded, load.model, self.epoch
-            )
-
-    def _pump_again(self, epoch: int) -> None:
-        if epoch == self.epoch and self.alive:
-            self.pump()
+            self.world.clock.after(self.world.load_ms(load.model), self._loaded, load.model)
 
     def _pinned(self, id: str) -> bool:
         return self.mirror.read(id).policy.pinned
@@ -351,45 +276,26 @@ class Node:
         self.busy.pop(id, None)
         self.world.count("evictions")
         used_ms = held.used_ms if held else 0
-        self.world.store.commit(
-            self.id,
-            id,
-            lambda model: claims.released(model, self.id, used_ms),
-            lambda _: None,
-            self.still(),
-        )
+        self._change(id, lambda model: claims.released(model, self.id, used_ms))
 
-    def _loaded(self, id: str, epoch: int) -> None:
-        """End a load, successful or not."""
-        if epoch != self.epoch or not self.alive:
-            return
-        now = self.world.clock.now_ms
+    def _loaded(self, id: str) -> None:
+        """End a load."""
+        now, size = self.world.clock.now_ms, self.world.size_of(id)
         took = now - self.loading.pop(id)
-        fault = self.world.fault_of(self, id)
-        if fault is None:
-            size = self.world.size_of(id)
-            self.residents.loaded(id, size, now_ms=now, cost_ms=took)
-            self.times.add(self.mirror.read(id).type, took)
-            change = partial(_completed, self, now, size)
-            self.askers.pop(id, None)
-        else:
-            self.residents.remove(id)
-            change = partial(_failed, self.id, now, *fault)
+        self.residents.loaded(id, size, now_ms=now, cost_ms=took)
+        self.times.add(self.mirror.read(id).type, took)
+        self.askers.pop(id, None)
         self.world.store.commit(
-            self.id, id, change, partial(self._recorded, id, fault), self.still()
+            id,
+            lambda model: claims.completed(model, self.id, now, size_bytes=size),
+            partial(self._recorded, id),
         )
         self.pump()
 
-    def _recorded(
-        self, id: str, fault: tuple[str, Fault] | None, result: MeshModel | ClaimRefused
-    ) -> None:
+    def _recorded(self, id: str, result: MeshModel | ClaimRefused) -> None:
         if isinstance(result, ClaimRefused):
             self.residents.remove(id)
-        if fault is not None or isinstance(result, ClaimRefused):
             self._answer(id)
-            if fault is not None:
-                self.world.laws.failed(self, id, result)
-                self.world.on_load_failed(self.id, id, fault[1])
 
     # -- upkeep
 
@@ -410,14 +316,11 @@ class Node:
             queued=len(self.queue),
             loading_max=plan.loading_max,
             rate=self.rate,
-            stopping=self.stopping,
         )
 
     def publish(self, always: bool = False) -> None:
         """Write the record of this instance if it has changed enough."""
         now, record = self.world.clock.now_ms, self.record()
-        if not self.world.store.reachable(self.id):
-            return
         if always or maintenance.worth_publishing(
             self.told, record, self.told_ms, now, self.world.plan.settings
         ):
@@ -450,35 +353,21 @@ class Node:
 
     def clean(self) -> None:
         """Run the janitor's round."""
-        if not self.world.store.reachable(self.id):
-            return
         now = self.world.clock.now_ms
         for action in maintenance.janitor(self.view(), now, self.world.plan.settings):
             self.world.count(f"janitor: {type(action).__name__}")
             match action:
                 case maintenance.RemoveClaim(instance, model):
-                    self._change(
-                        model, lambda record, instance=instance: claims.released(record, instance)
-                    )
+                    self._change(model, partial(claims.released, me=instance))
                 case maintenance.UnloadCopy(model, _, spare):
                     self._unload(model, spare)
-                case maintenance.ExpireFailure(model):
-                    self._change(
-                        model,
-                        lambda record: claims.without_failures(
-                            record, now, self.world.plan.settings
-                        ),
-                    )
                 case maintenance.PublishUse(model, used_ms):
-                    self._change(
-                        model,
-                        lambda record, used_ms=used_ms: claims.changed(record, used_ms=used_ms),
-                    )
+                    self._change(model, partial(claims.changed, used_ms=used_ms))
                 case _:
                     self.world.check(False, f"{self.id}: {action}")
 
-    def _change(self, id: str, change: "partial[MeshModel] | object") -> None:
-        self.world.store.commit(self.id, id, change, lambda _: None, self.still())  # type: ignore[arg-type]
+    def _change(self, id: str, change: Change) -> None:
+        self.world.store.commit(id, change, lambda _: None)
 
     def _unload(self, id: str, spare: bool) -> None:
         if not spare:
@@ -490,53 +379,7 @@ class Node:
 
         def gone(result: MeshModel | ClaimRefused) -> None:
             if isinstance(result, MeshModel):
-                self.world.laws.given_up(result)
                 self.residents.remove(id)
                 self.world.count("scaled down")
 
-        self.world.store.commit(self.id, id, keep, gone, self.still())
-
-    def drain(self) -> None:
-        """Stop gracefully: other nodes load recently used models first."""
-        self.stopping = True
-        self.publish(always=True)
-        for load in [self.queue.drop(id) for id in list(self.askers) if id in self.queue]:
-            if load is not None:
-                self._give_up(load.model)
-        self._drain_on(
-            self.epoch, self.world.clock.now_ms + int(1000 * self.world.plan.settings.drain_s)
-        )
-
-    def _drain_on(self, epoch: int, until_ms: int) -> None:
-        if epoch != self.epoch:
-            return
-        moves = [
-            move
-            for move in maintenance.migration(self.view(), self.world.clock.now_ms)
-            if move.wait
-        ]
-        if (
-            not moves and not self.loading and not self.waiting
-        ) or self.world.clock.now_ms >= until_ms:
-            self.world.laws.left(self, self.world.clock.now_ms < until_ms)
-            self.world.leave(self)
-            return
-        for move in moves:
-            model = self.mirror.read(move.model)
-            if not claims.alive_copies(model, self.mirror.field).keys() - {self.id}:
-                self.add_copy(move.model, 2)
-        self.world.clock.after(AGAIN_MS, self._drain_on, epoch, until_ms)
-
-
-def _completed(
-    node: Node, now_ms: int, size_bytes: int, model: MeshModel
-) -> MeshModel | ClaimRefused:
-    after = claims.completed(model, node.id, now_ms, size_bytes=size_bytes)
-    node.world.laws.completed(node, model, after)
-    return after
-
-
-def _failed(
-    me: str, now_ms: int, why: str, fault: Fault, model: MeshModel
-) -> MeshModel | ClaimRefused:
-    return claims.failed(model, me, now_ms, why=why, fault=fault)
+        self.world.store.commit(id, keep, gone)

@@ -2,30 +2,13 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from random import Random
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import Final
 
 from clipper.settings.mesh import MeshSettings
 
 START_MS: Final = 1_700_000_000_000
 WAITS_MS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-FaultKind = Literal["kill", "outage", "cut", "split", "slow", "corrupt", "stop"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault, its start and its duration.
-
-    kill, stop (graceful), cut (no store) and split (no other node) are of the node `number`; a
-    killed or stopped node starts anew afterwards. outage: of the store. slow: loads take ten times
-    as long. corrupt: artifacts of the models whose number modulo 17 is `number`.
-    """
-
-    kind: FaultKind
-    at_ms: int
-    for_ms: int
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,19 +31,14 @@ class Plan:
     hop_ms: int = 1
     commit_ms: int = 3
     lag_ms: int = 5
-    lease_ms: int = 3000
     loading_max: int = 4
     churn_ms: float = 500.0
     space_ms: int = 5000
     load_ms: tuple[float, float] = (40.0, 5.0)  # at least, and for each MB
     typical_bytes: int = 20_000_000
     pinned: int = 0
-    doubled: int = 0  # models, the last ones, whose policy asks for two copies
     upkeep: bool = True
     shared_mirror: bool = False
-    vmodels: int = 0
-    switch_s: float = 0.0
-    faults: tuple[Fault, ...] = ()
     settings: MeshSettings = field(default_factory=MeshSettings)
 
     @property
@@ -99,19 +77,3 @@ class Report:
             if seen >= share * total:
                 return bound
         return math.inf
-
-
-def some_faults(seed: int, plan: Plan) -> Plan:
-    """Return the plan with random faults of all kinds."""
-    rng, last = Random(seed), 1000 * plan.seconds
-    kinds: tuple[FaultKind, ...] = ("kill", "outage", "cut", "split", "slow", "corrupt", "stop")
-    faults = tuple(
-        Fault(
-            rng.choice(kinds),
-            int(rng.random() * last),
-            int(rng.uniform(200, last / 3)),
-            rng.randrange(1000),
-        )
-        for _ in range(rng.randrange(1, 7))
-    )
-    return replace(plan, faults=faults, seed=seed)

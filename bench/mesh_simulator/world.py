@@ -7,7 +7,7 @@ from typing import Any
 
 from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.decisions.placement import InstanceIndex
-from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.records import Instance, MeshModel
 
 Then = Callable[[MeshModel | ClaimRefused], None]
 Change = Callable[[MeshModel], MeshModel | ClaimRefused]
@@ -43,12 +43,11 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """A query of a model or v-model. ended_ms: -1 while it waits."""
+    """A query of a model. ended_ms: -1 while it waits."""
 
-    name: str
+    model: str
     born_ms: int
     deadline_ms: int
-    model: str = ""
     entry: str = ""
     hops: int = 0
     missed: bool = False
@@ -66,7 +65,6 @@ class Mirror:
     def __init__(self, make: Callable[[str], MeshModel]) -> None:
         self._make = make
         self.models: dict[str, MeshModel] = {}
-        self.vmodels: dict[str, VModel] = {}
         self.field = InstanceIndex()
         self.waiters: dict[str, dict[str, Callable[[str], None]]] = {}
 
@@ -88,13 +86,6 @@ class Mirror:
         """Replace the record of an instance."""
         self.field.put(instance)
 
-    def drop_instance(self, id: str) -> None:
-        """Remove an instance."""
-        self.field.remove(id)
-        for model in [model for model in self.waiters if id in self.read(model).copies]:
-            for wake in list(self.waiters[model].values()):
-                wake(model)
-
     def wait(self, model: str, node: str, wake: Callable[[str], None]) -> None:
         """Call `wake` for a node when the record of a model changes."""
         self.waiters.setdefault(model, {})[node] = wake
@@ -107,21 +98,13 @@ class Mirror:
             if not held:
                 del self.waiters[model]
 
-    def list_again(self, store: "Store") -> None:
-        """Read all records, after changes were missed."""
-        self.models, self.vmodels = dict(store.models), dict(store.vmodels)
-        self.field = InstanceIndex(store.instances.values())
-        for model in list(self.waiters):
-            for wake in list(self.waiters[model].values()):
-                wake(model)
-
 
 @dataclass(eq=False)
 class Store:
     """A store with transactions that take time, and mirrors that are updated later.
 
     A change is a function of the record at the time of the commit, which is what a compare-and-set
-    loop amounts to. down_until_ms: nothing commits before. cut: nodes that cannot reach the store.
+    loop amounts to.
     """
 
     clock: Clock
@@ -129,12 +112,8 @@ class Store:
     commit_ms: int
     lag_ms: int
     models: dict[str, MeshModel] = field(default_factory=dict)
-    vmodels: dict[str, VModel] = field(default_factory=dict)
     instances: dict[str, Instance] = field(default_factory=dict)
-    mirrors: dict[int, tuple[Mirror, set[str]]] = field(default_factory=dict)
-    cut: set[str] = field(default_factory=set)
-    down_until_ms: int = 0
-    commits: int = 0
+    mirrors: list[Mirror] = field(default_factory=list)
 
     def read(self, id: str) -> MeshModel:
         """Return the record of a model, made at the first call."""
@@ -143,80 +122,23 @@ class Store:
             held = self.models[id] = self.make(id)
         return held
 
-    def mirror(self, mirror: Mirror, node: str) -> None:
-        """Update a mirror with later changes, on behalf of a node."""
-        self.mirrors.setdefault(id(mirror), (mirror, set()))[1].add(node)
+    def commit(self, model: str, change: Change, then: Then) -> None:
+        """Change a model's record after the commit time. then: called with the result."""
+        self.clock.after(self.commit_ms, self._commit, model, change, then)
 
-    @property
-    def down(self) -> bool:
-        """True while nothing can commit."""
-        return self.clock.now_ms < self.down_until_ms
-
-    def reachable(self, node: str) -> bool:
-        """Return whether a node can reach the store."""
-        return not self.down and node not in self.cut
-
-    def commit(
-        self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]
-    ) -> None:
-        """Change a model's record after the commit time; repeated while the store is away.
-
-        then: called with the result. still: returns False to give up.
-        """
-        self.clock.after(self.commit_ms, self._commit, node, model, change, then, still)
-
-    def _commit(
-        self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]
-    ) -> None:
-        if not still():
-            return
-        if not self.reachable(node):
-            self.clock.after(100, self._commit, node, model, change, then, still)
-            return
+    def _commit(self, model: str, change: Change, then: Then) -> None:
         before = self.read(model)
         after = change(before)
         if isinstance(after, MeshModel) and after is not before:
-            self.commits += 1
             self.models[model] = after
             self._tell(Mirror.put_model, after)
         then(after)
 
     def put_instance(self, instance: Instance) -> None:
         """Write the record of an instance."""
-        self.commits += 1
         self.instances[instance.id] = instance
         self._tell(Mirror.put_instance, instance)
 
-    def drop_instance(self, id: str) -> None:
-        """Delete the record of an instance."""
-        if self.instances.pop(id, None) is not None:
-            self._tell(Mirror.drop_instance, id)
-
-    def put_vmodel(self, vmodel: VModel | None, id: str) -> None:
-        """Write the record of a v-model; None: delete it."""
-
-        def put(mirror: Mirror, told: VModel | None) -> None:
-            if told is None:
-                mirror.vmodels.pop(id, None)
-            else:
-                mirror.vmodels[id] = told
-
-        self.commits += 1
-        put(self, vmodel)  # type: ignore[arg-type]
-        self._tell(put, vmodel)
-
-    def put_models(self, models: tuple[MeshModel, ...]) -> None:
-        """Write records of models."""
-        for model in models:
-            self.models[model.id] = model
-            self._tell(Mirror.put_model, model)
-
     def _tell(self, put: Callable[[Mirror, Any], None], told: Any) -> None:
-        for mirror, nodes in self.mirrors.values():
-            self.clock.after(self.lag_ms, self._deliver, put, mirror, nodes, told)
-
-    def _deliver(
-        self, put: Callable[[Mirror, Any], None], mirror: Mirror, nodes: set[str], told: Any
-    ) -> None:
-        if len(nodes) > 1 or not nodes <= self.cut:
-            put(mirror, told)
+        for mirror in self.mirrors:
+            self.clock.after(self.lag_ms, put, mirror, told)

@@ -19,7 +19,7 @@ def write(path: Path, world: Simulation) -> None:
 
 
 def drawn(world: Simulation) -> str:
-    nodes = [node for node in world.nodes.values() if node.alive]
+    nodes = list(world.nodes.values())
     ids = [world.name(n) for n in range(min(MODELS, world.plan.models))]
     width, height = LEFT + WIDE * len(ids) + 20, TOP + HIGH * (len(nodes) + 1) + 24
     copies = [sum(id in node.residents for node in nodes) for id in ids]
