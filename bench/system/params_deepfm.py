@@ -10,12 +10,16 @@ drawn at random with the same counts, and no quality is reported.
 """
 
 import importlib.util
+import multiprocessing
+import os
+import resource
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,14 @@ from clipper.settings.params import ParamsSettings
 
 DIM, BATCH, HIDDEN, RATE = 16, 512, (64, 32), 0.05
 FIELDS = ("user", "item", "age", "gender", "occupation", "hour", "weekday")
+FIELDS_TABLE = TableSpec(
+    "fields",
+    DIM + 1,
+    optimizer="adagrad",
+    optimizer_settings={"rate": RATE},
+    initializer="normal",
+    initializer_settings={"std": 0.05},
+)
 Array = np.ndarray[Any, Any]
 Torch = Any  # the module, or something of it: it may be absent
 
@@ -95,6 +107,7 @@ def rows(quick: bool = False) -> list[Row]:
         "one": lambda: world.shards(1, prefetch=False),
         "one, prefetch": lambda: world.shards(1, prefetch=True),
         "two": lambda: world.shards(2, prefetch=True),
+        "two processes": lambda: world.processes(2),
     }
     found = interleave(cases, turns)
     note = f"batches of {BATCH}, {epochs} epochs" + ("" if data.real else ", ids drawn at random")
@@ -128,6 +141,22 @@ def rows(quick: bool = False) -> list[Row]:
             note=note,
         ),
     ]
+    two, alone = found["two processes"], found["torch"]
+    out.append(
+        row(
+            f"{name}, two workers as processes",
+            two,
+            "samples/s",
+            "torch",
+            alone,
+            Goal("at_least", 1.3),
+            note=note,
+        )
+    )
+    cpu_us = world.cpu_us
+    for part in ("workers", "shard"):
+        what = f"{name}, two workers as processes: CPU of the {part} for a sample"
+        out.append(row(what, cpu_us[part], "us", "torch", cpu_us["torch"]))
     for case, auc in world.quality.items():
         out.append(row(f"{name}, area under the curve, {case}", auc, "", note=note))
     return out
@@ -147,6 +176,7 @@ class World:
         self._train = [(ids[part], labels[part]) for part in order.split(BATCH)]
         self._size, self._real = sum(data.sizes), data.real
         self.quality: dict[str, float] = {}
+        self.cpu_us: dict[str, float] = {}  # for a sample, of the last run
 
     def torch_alone(self, *, sparse: bool) -> float:
         torch = self._torch
@@ -160,30 +190,20 @@ class World:
             loss_of(model, batch).backward()
             steps.step()
 
-        begun = time.perf_counter()
+        begun, cpu_s = time.perf_counter(), time.process_time()
         for batch in self._train * self._epochs:
             step(batch)
+        if not sparse:
+            self.cpu_us["torch"] = self._by_sample_us(time.process_time() - cpu_s)
         return self._done("torch, sparse gradients" if sparse else "torch", model, begun)
 
     def shards(self, workers: int, *, prefetch: bool) -> float:
         from clipper.params.torch import Embedding, Worker
 
         torch = self._torch
-        spec = TableSpec(
-            "fields",
-            DIM + 1,
-            optimizer="adagrad",
-            optimizer_settings={"rate": RATE},
-            initializer="normal",
-            initializer_settings={"std": 0.05},
-        )
-
-        def ahead(model: Torch, batch: Torch) -> None:
-            model.table.prefetch(batch[0])
-
         with running_set() as folder:
             clients = [Client(folder) for _ in range(workers)]
-            models = [deep_fm(torch, Embedding(client, spec)) for client in clients]
+            models = [deep_fm(torch, Embedding(client, FIELDS_TABLE)) for client in clients]
             each = [
                 Worker(client, model, optimizer="adagrad", settings={"rate": RATE})
                 for client, model in zip(clients, models, strict=True)
@@ -204,6 +224,54 @@ class World:
             each[0].pull()
             return self._done(case, models[0], begun)
 
+    def processes(self, workers: int) -> float:
+        """Train by several processes, each of which prefetches."""
+        from clipper.params.torch import Embedding, Worker
+
+        context = multiprocessing.get_context("fork")
+        ready = context.Barrier(workers + 1)
+        before_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        with running_set() as folder, Client(folder) as client:
+            shard = int(client.call(0, "stats")["pid"])
+            each = [
+                context.Process(target=self._work, args=(folder, k, workers, ready))
+                for k in range(workers)
+            ]
+            for process in each:
+                process.start()
+            ready.wait()
+            begun, shard_s = time.perf_counter(), cpu_s_of(shard)
+            for process in each:
+                process.join()
+            shard_s = cpu_s_of(shard) - shard_s
+            spent_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before_s
+            self.cpu_us |= {
+                "workers": self._by_sample_us(spent_s),
+                "shard": self._by_sample_us(shard_s),
+            }
+            rate = self._epochs * self._samples / (time.perf_counter() - begun)
+            model = deep_fm(self._torch, Embedding(client, FIELDS_TABLE))
+            Worker(client, model, optimizer="adagrad", settings={"rate": RATE}).pull()
+            self._done(f"{workers} processes, prefetch", model, begun)
+        return rate
+
+    def _work(self, folder: str, k: int, workers: int, ready: Barrier) -> None:
+        from clipper.params.torch import Embedding, Worker
+
+        client = Client(folder)
+        model = deep_fm(self._torch, Embedding(client, FIELDS_TABLE))
+        worker = Worker(client, model, optimizer="adagrad", settings={"rate": RATE})
+        ready.wait()
+        for _ in worker.fit((self._train * self._epochs)[k::workers], loss_of, prefetch=ahead):
+            pass
+
+    @property
+    def _samples(self) -> int:
+        return sum(len(labels) for _, labels in self._train)
+
+    def _by_sample_us(self, seconds: float) -> float:
+        return 1e6 * seconds / (self._epochs * self._samples)
+
     def _done(self, case: str, model: Torch, begun: float) -> float:
         took = time.perf_counter() - begun
         if self._real:
@@ -211,7 +279,18 @@ class World:
             with self._torch.no_grad():
                 scores = model.eval()(ids).numpy()
             self.quality[case] = _area(scores, labels)
-        return self._epochs * sum(len(labels) for _, labels in self._train) / took
+        return self._epochs * self._samples / took
+
+
+def ahead(model: Torch, batch: Torch) -> None:
+    """Request the rows of a batch."""
+    model.table.prefetch(batch[0])
+
+
+def cpu_s_of(pid: int) -> float:
+    """Return the CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def deep_fm(torch: Torch, table: Torch) -> Torch:

@@ -3,11 +3,13 @@ may be lost or applied twice.
 
 Workers push rows of minus ones, and steps of a model, with sgd at rate 1 from zeros. So a row's
 value is the number of pushes that reached it. Shards are killed by SIGKILL at seeded times, one at
-a time, the next one when all replicas are whole again. A probe pulls from the killed shard and
-pushes to it, and measures how long that takes.
+a time, the next one when all replicas are whole again. A reader reads rows meanwhile, from shards
+and from replicas; the history of pushes and reads is checked (params_history). A probe pulls from
+the killed shard and pushes to it, and measures how long that takes.
 """
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -21,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
+from bench.system.params_history import PushHistory
 from clipper.params import Client, TableSpec
+from clipper.params.client.client import Array
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
 
@@ -32,6 +36,7 @@ TABLE = TableSpec(
 )
 PATIENCE_S = 60.0
 PROBE = 1 << 40  # ids that only the probe uses
+AGE_S = 0.2  # of rows that are read from a replica
 
 
 @dataclass
@@ -44,6 +49,7 @@ class Found:
     pushes_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    reads: int = 0
 
     def add(self, other: "Found", name: str) -> None:
         self.acknowledged += other.acknowledged
@@ -51,13 +57,16 @@ class Found:
         self.pushes_s += other.pushes_s
         self.whole_s += other.whole_s
         self.wrong += [f"{name}: {text}" for text in other.wrong]
+        self.reads += other.reads
 
 
 class Worker(threading.Thread):
     """Pushes its own rows, on all shards, and every third time a step of the model."""
 
-    def __init__(self, folder: str, number: int) -> None:
+    def __init__(self, folder: str, number: int, history: PushHistory) -> None:
         super().__init__(name=f"worker-{number}")
+        self.history, self.token = history, dict[int, tuple[int, int]]()
+        self.known = 0  # pushes that the token names
         self.client, self.number = Client(folder, worker=number + 1, patience_s=PATIENCE_S), number
         self.ids = np.arange(ROWS) + 1000 * number
         self.pushes = self.models = 0
@@ -72,13 +81,55 @@ class Worker(threading.Thread):
                     gradients: Any = {
                         f"w{self.number}-{i}": -np.ones(1, np.float32) for i in range(SHARDS)
                     }
-                    self.client.push_gradients(gradients, {TABLE.name: (self.ids, minus)})
+                    self.history.push(self.number, functools.partial(self._step, gradients, minus))
                     self.models += 1
                 else:
-                    self.client.push(TABLE.name, self.ids, minus)
+                    self.history.push(self.number, functools.partial(self._push, minus))
                 self.pushes += 1
+                self.known = self.pushes  # after the token
         except Exception as error:
             self.failed = error
+
+    def _push(self, minus: Array) -> None:
+        self.token = self.client.push(TABLE.name, self.ids, minus).token
+
+    def _step(self, gradients: dict[str, Array], minus: Array) -> None:
+        rows = {TABLE.name: (self.ids, minus)}
+        self.token = self.client.push_gradients(gradients, rows)["token"]
+
+
+class Reader(threading.Thread):
+    """Reads a row of a worker, from its shard or a replica, again and again."""
+
+    def __init__(self, folder: str, workers: list[Worker], seed: int, history: PushHistory) -> None:
+        super().__init__(name="reader")
+        self.client, self._workers = Client(folder, patience_s=PATIENCE_S), workers
+        self._draw, self._history = random.Random(seed), history
+        self.enough = threading.Event()
+        self.failed: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.enough.is_set():
+                self._read(self._draw.choice(self._workers))
+        except Exception as error:
+            self.failed = error
+
+    def _read(self, worker: Worker) -> None:
+        known, token, ids = worker.known, worker.token, [self._draw.choice(worker.ids.tolist())]
+        read, number = functools.partial(self._value, ids), worker.number
+        way = self._draw.randrange(3)
+        if way == 0:
+            self._history.read(number, read, "the shard")
+        elif way == 1:
+            aged = functools.partial(read, max_staleness_s=AGE_S)
+            self._history.read(number, aged, "a replica", age_s=AGE_S)
+        else:
+            own = functools.partial(read, after=token)
+            self._history.read(number, own, "a replica after a push", age_s=1e9, least=known)
+
+    def _value(self, ids: list[int], **options: Any) -> float:
+        return float(self.client.pull(TABLE.name, ids, **options)[0, 0])
 
 
 def kill(local: LocalSet, shard: int, found: Found, again_s: float) -> None:
@@ -133,7 +184,8 @@ def check(workers: list[Worker], client: Client, found: Found) -> None:
 
 def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Found:
     """One set, so many kills. pause_s: at most, between them."""
-    draw, found = random.Random(seed), Found()
+    draw, found, history = random.Random(seed), Found(), PushHistory()
+    threads: list[Worker | Reader] = []
     with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
         given = {"shards": SHARDS, "replicas": 1, "folder": folder, "snapshot_s": 0.0, **settings}
         local = LocalSet(ParamsSettings(**given)).start()
@@ -147,9 +199,10 @@ def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Fou
                 client.push_model(
                     dict.fromkeys(names, zero), optimizer="sgd", optimizer_settings={"rate": 1.0}
                 )
-                workers = [Worker(folder, k) for k in range(WORKERS)]
-                for worker in workers:
-                    worker.start()
+                workers = [Worker(folder, k, history) for k in range(WORKERS)]
+                threads = [*workers, Reader(folder, workers, seed, history)]
+                for thread in threads:
+                    thread.start()
                 for _ in range(kills):
                     time.sleep(draw.uniform(0, pause_s))
                     kill(
@@ -158,16 +211,20 @@ def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Fou
                         found,
                         draw.uniform(0, 0.1) if draw.random() < 0.25 else 0.0,
                     )
-                for worker in workers:
-                    worker.enough.set()
-                for worker in workers:
-                    worker.join()
+                for thread in threads:
+                    thread.enough.set()
+                for thread in threads:
+                    thread.join()
                 check(workers, client, found)
+                found.wrong += history.errors()
+                failed = threads[-1].failed
+                found.wrong += [f"the reader: {failed!r}"] if failed else []
+                found.reads = len(history.reads)
         finally:
-            for worker in workers:
-                worker.enough.set()
-                worker.join()
-                worker.client.close()
+            for thread in threads:
+                thread.enough.set()
+                thread.join()
+                thread.client.close()
             local.stop(snapshot=False)
     return found
 
@@ -196,7 +253,7 @@ def _rows(mode: str, total: int, seed: int) -> list[Row]:
             f" {len(found.wrong)} wrong",
             file=sys.stderr,
         )
-    note = f"seed {seed}; {found.acknowledged} pushes acknowledged" + "".join(
+    note = f"seed {seed}; {found.acknowledged} pushes acknowledged, {found.reads} reads" + "".join(
         f"; {text}" for text in found.wrong
     )
     return [
