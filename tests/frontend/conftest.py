@@ -190,11 +190,22 @@ class FakeWatcher:
 class Line:
     """A connection over a fake transport. feed(bytes) and look at `transport`."""
 
-    def __init__(self, handle: Callable[[HttpRequest], HandlerResult], **settings: Any) -> None:
+    def __init__(
+        self,
+        handle: Callable[[HttpRequest], HandlerResult],
+        turn_s: float = 60.0,
+        **settings: Any,
+    ) -> None:
         self.watcher, self.transport = FakeWatcher(), FakeTransport()
         self.work: list[tuple[Any, Any]] = []
         run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
-        self.service = HttpService(HttpSettings(**settings), handle, self.watcher, run)  # type: ignore[arg-type]
+        self.service = HttpService(
+            HttpSettings(**settings),
+            handle,
+            self.watcher,  # type: ignore[arg-type]
+            run,
+            turn_s=turn_s,
+        )
         self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
         self._connect()
 

@@ -1,9 +1,11 @@
 """A connection without a socket: order, limits, times, and every way to make two readers differ
 about a message."""
 
+import gc
 import gzip
 import hashlib
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.http import json_body
 from clipper.frontend.http.connection import PIECE_BYTES
 from clipper.frontend.http.messages import (
     DeferredResponse,
@@ -373,6 +376,87 @@ def test_connections_share_the_large_responses_of_a_turn() -> None:
     while first.watcher.turn():
         pass
     assert [line.statuses for line in lines] == [[200] * 4] * 3
+
+
+def test_a_turn_that_has_taken_its_time_ends() -> None:
+    asked: list[bytes] = []
+
+    def handle(request: HttpRequest) -> HandlerResult:
+        asked.append(request.path)
+        return HttpResponse(200, b"")
+
+    first = Line(handle, turn_s=0.0)
+    second = first.beside()
+    first.connection.data_received(get("/1") * 3)
+    second.connection.data_received(get("/2") * 3)
+    assert asked == [b"/1", b"/2"], "one request of a connection"
+    turns = 0
+    while first.watcher.turn():
+        turns += 1
+    assert asked == [b"/1", b"/2"] * 3
+    assert 4 <= turns < 9, "a connection in a turn"
+    assert first.statuses == second.statuses == [200] * 3
+
+
+def test_a_large_response_is_made_piece_by_piece_and_the_next_one_after_it() -> None:
+    taken: list[bytes] = []
+
+    def texts(path: bytes) -> Iterator[bytes]:
+        for _ in range(10):
+            taken.append(path)
+            yield path * (json_body.PIECE_BYTES // 2)
+
+    def handle(request: HttpRequest) -> HandlerResult:
+        if request.path == b"/s":
+            return HttpResponse(200, b"small")
+        return json_body.answer_texts(texts(request.path))
+
+    line = Line(handle)
+    other = line.beside().feed(get("/s"))
+    other.transport.written = b""
+    line.connection.data_received(get("/a") + get("/b") + get("/s"))
+    assert taken == [b"/a"], "a piece"
+    other.connection.data_received(get("/s"))
+    assert other.transport.written.endswith(b"small"), "small ones go on"
+    line.watcher.turn()
+    assert taken == [b"/a"] * 2
+    line.connection.pause_writing()
+    while line.watcher.turn():
+        pass
+    assert taken == [b"/a"] * 2, "while the client does not read"
+    line.connection.resume_writing()
+    while line.watcher.turn():
+        pass
+    assert taken == [b"/a"] * 10 + [b"/b"] * 10
+    a, b, small = line.transport.written.split(b"HTTP/1.1 200 OK")[1:]
+    assert b"transfer-encoding: chunked" in a
+    size = 10 * json_body.PIECE_BYTES // 2
+    assert (a.count(b"/a"), b.count(b"/b")) == (size, size)
+    assert a.endswith(b"0\r\n\r\n")
+    assert b.endswith(b"0\r\n\r\n")
+    assert small.endswith(b"small")
+    assert not line.connection.is_busy
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_large_response_ends_it() -> None:
+    ended: list[bool] = []
+
+    def texts() -> Iterator[bytes]:
+        try:
+            while True:
+                yield bytes(json_body.PIECE_BYTES)
+        finally:
+            ended.append(True)
+
+    line = Line(lambda _: json_body.answer_texts(texts()))
+    line.connection.data_received(get("/a") * 3)
+    line.watcher.turn()
+    assert not ended
+    line.connection.connection_lost(None)
+    while line.watcher.turn():
+        pass
+    gc.collect()
+    assert ended == [True], "and the others have not begun"
 
 
 def test_the_requests_of_one_turn_are_bounded_whatever_they_cost() -> None:

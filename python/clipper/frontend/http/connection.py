@@ -15,11 +15,12 @@ check of all connections enforces the times, instead of a timer for each.
 A connection answers its requests in order: each has an `Exchange`, and responses leave from the
 front of the queue. A request is handled at once on the loop's thread, unless its body is large or
 its handler asks for a worker thread. The work for one connection in one turn of the loop is bounded
-(`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses); the rest
-waits for the next turn, or until the client has read its responses. A response is made only when it
-can leave: those of a client that does not read stay what the model said, which the cache shares.
-All connections together get one large response, or one piece of one that is streamed, in a turn
-(`LARGE_BYTES`), one connection after another. A disconnected client cancels its queries. A rejected
+(`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses, one request
+when the turn has taken `TURN_S`); the rest waits for the next turn, or until the client has read
+its responses. A response is made only when it can leave: those of a client that does not read stay
+what the model said, which the cache shares. All connections together get one large response, or one
+piece of one that is streamed, in a turn (`LARGE_BYTES`), one connection after another. A
+disconnected client cancels its queries. A rejected
 connection is read a little longer, or the client's kernel would discard the response.
 """
 
@@ -28,6 +29,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -60,10 +62,12 @@ _TCP_NOTSENT_LOWAT = getattr(
     socket, "TCP_NOTSENT_LOWAT", 25
 )  # 25 on Linux; not defined in Python 3.11
 _WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
-PIECE_BYTES = 16 << 10  # maximum that is parsed in one call
+BODY_PIECE_BYTES = 16 << 10  # maximum of a body that is parsed in one call
+PIECE_BYTES = 4 << 10  # maximum that is parsed in one call, of what may be many requests
 LARGE_BYTES = (
-    64 << 10
+    32 << 10
 )  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
+TURN_S = 0.001  # then connections with more than one request wait for the next turn of the loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 # eligible requests in a row before the fast path gets the connection back; doubles each time
@@ -99,7 +103,8 @@ class HttpService:
 
     handle: returns the result of a request, or raises. now_s, date: of the last periodic check.
     exporter: exports spans; None for none. own_user: only processes of this server's user, and of
-    root, are served.
+    root, are served. turn_s: time of a turn of the loop after which those who have had a request
+    answered in it wait.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class HttpService:
         counts: HttpCounts | None = None,
         exporter: SpanExporter | None = None,
         own_user: bool = False,
+        turn_s: float = TURN_S,
     ) -> None:
         self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
@@ -126,6 +132,7 @@ class HttpService:
         self._waiting: deque[HttpConnection] = deque()  # for the next turn of the loop
         self._is_posted = False
         self._has_made_large = False  # in this turn
+        self._turn_s, self._until_s = turn_s, 0.0
 
     # -- turns of the loop
 
@@ -140,6 +147,14 @@ class HttpService:
         for another one: its last response was large, or it has had none."""
         return self._has_made_large and not connection.is_small
 
+    def is_late(self) -> bool:
+        """Return whether the turn has taken its time."""
+        now_s = time.monotonic()
+        if not self._is_posted:  # the first who asks in a turn
+            self._until_s = now_s + self._turn_s
+            self._post()
+        return now_s >= self._until_s
+
     def note_large(self) -> None:
         """Tell that a large response was made in this turn."""
         self._has_made_large = True
@@ -151,16 +166,20 @@ class HttpService:
             self.watcher.post(self._turn)
 
     def _turn(self) -> None:
-        self._is_posted = self._has_made_large = False
+        self._has_made_large = False
+        self._until_s = time.monotonic() + self._turn_s
         passed: list[HttpConnection] = []
-        for _ in range(len(self._waiting)):
+        for i in range(len(self._waiting)):
+            if i and self.is_late():
+                break
             connection = self._waiting.popleft()
             if self.must_wait(connection):
                 passed.append(connection)
             else:
                 connection.advance()
         self._waiting.extendleft(reversed(passed))  # before those that had their turn
-        if self._waiting:
+        self._is_posted = False
+        if self._waiting or self._has_made_large:
             self._post()
 
     def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
@@ -333,7 +352,8 @@ class HttpConnection(asyncio.Protocol):
         while at < len(data) and not (
             self._deaf or self._parsed or self._must_wait() or messages != self._messages
         ):
-            at += self._feed(data[at : at + PIECE_BYTES])
+            size = BODY_PIECE_BYTES if self._phase == _BODY else PIECE_BYTES
+            at += self._feed(data[at : at + size])
         self._kept = b"" if self._deaf else data[at:]
         if self._kept or self._parsed:
             self._regulate()
@@ -348,6 +368,7 @@ class HttpConnection(asyncio.Protocol):
         return (
             len(self._open) >= settings.pipeline_max
             or self._turn_requests >= settings.pipeline_max
+            or (self._turn_requests > 0 and self.service.is_late())
             or self._must_hold()
         )
 
@@ -357,6 +378,7 @@ class HttpConnection(asyncio.Protocol):
             self.full
             or self._turn_bytes >= self.service.settings.unsent_bytes_max
             or self.service.must_wait(self)
+            or bool(self._open and (first := self._open[0].streamed) and first.blocking)
         )
 
     def _has_ready(self) -> bool:

@@ -18,7 +18,7 @@ from clipper.frontend.http.streamed_body import StreamedBody
 from clipper_core.http.json_value import JsonArray
 
 ARRAY_BYTES: Final = 1 << 10  # size of an array from which on the core writes it
-PIECE_BYTES: Final = 64 << 10  # text that is made and sent at once, at least
+PIECE_BYTES: Final = 32 << 10  # text that is made and sent at once, at least
 _PLACE: Final = msgspec.Raw(b"\0")  # of an array; JSON has no such byte
 
 
@@ -81,7 +81,7 @@ def answer_texts(texts: Iterator[bytes], id: bytes = b"") -> HttpResponse | Stre
     first = next(pieces)
     if len(first) < PIECE_BYTES:
         return HttpResponse(200, first, id=id)
-    return StreamedResponse(_PiecewiseBody(first, pieces).start, JSON, id=id)
+    return StreamedResponse(_PiecewiseBody(first, pieces).start, JSON, blocking=True, id=id)
 
 
 def answer_whole(texts: Iterator[bytes], id: bytes = b"") -> HttpResponse:
