@@ -443,7 +443,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_response_ends_it() -> Non
 
     def texts() -> Iterator[bytes]:
         try:
-            while True:
+            for _ in range(100):
                 yield bytes(json_body.PIECE_BYTES)
         finally:
             ended.append(True)

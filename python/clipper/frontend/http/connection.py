@@ -378,7 +378,6 @@ class HttpConnection(asyncio.Protocol):
             self.full
             or self._turn_bytes >= self.service.settings.unsent_bytes_max
             or self.service.must_wait(self)
-            or bool(self._open and (first := self._open[0].streamed) and first.blocking)
         )
 
     def _has_ready(self) -> bool:

@@ -81,7 +81,7 @@ def answer_texts(texts: Iterator[bytes], id: bytes = b"") -> HttpResponse | Stre
     first = next(pieces)
     if len(first) < PIECE_BYTES:
         return HttpResponse(200, first, id=id)
-    return StreamedResponse(_PiecewiseBody(first, pieces).start, JSON, blocking=True, id=id)
+    return StreamedResponse(_PiecewiseBody(first, pieces).start, JSON, id=id)
 
 
 def answer_whole(texts: Iterator[bytes], id: bytes = b"") -> HttpResponse:

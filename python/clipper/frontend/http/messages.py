@@ -160,12 +160,11 @@ class StreamedResponse:
     """A response whose body is written in parts.
 
     begin: called with the body on the event loop, after the headers have been sent. endless: the
-    body has no end of its own and is ended when the server drains; other bodies are waited for.
-    blocking: the connection's next requests are not handled before the body has ended, so that
-    there is one such body at a time. The other arguments are those of HttpResponse.
+    body has no end of its own and is ended when the server drains; other bodies are waited for. The
+    other arguments are those of HttpResponse.
     """
 
-    __slots__ = ("blocking", "content_type", "endless", "headers", "id", "start", "status")
+    __slots__ = ("content_type", "endless", "headers", "id", "start", "status")
 
     def __init__(
         self,
@@ -174,7 +173,6 @@ class StreamedResponse:
         headers: Sequence[tuple[bytes, bytes]] = (),
         *,
         endless: bool = False,
-        blocking: bool = False,
         status: int = 200,
         id: bytes = b"",
     ) -> None:
@@ -184,7 +182,6 @@ class StreamedResponse:
             headers,
             endless,
         )
-        self.blocking = blocking
         self.status, self.id = status, id
 
 
