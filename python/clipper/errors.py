@@ -168,6 +168,14 @@ class NotAllowed(ClipperError):
 # -- how a query can end without a prediction
 
 
+class QuotaExceeded(ClipperError):
+    """A table or a shard would have more rows or bytes than its quota; nothing has changed."""
+
+    rest_status = 507
+    grpc_code = "RESOURCE_EXHAUSTED"
+    slug = "quota-exceeded"
+
+
 class Overloaded(ClipperError):
     """The query could not have finished by its deadline, or a queue or table is full.
     `retry_after_s`: seconds after which another try may succeed."""

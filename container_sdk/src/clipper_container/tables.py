@@ -41,7 +41,7 @@ from clipper_container.params.shard_client import (
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
-    "rows_max", "evicts", "admit_after", "expire_s",
+    "rows_max", "evicts", "admit_after", "expire_s", "quota_rows", "quota_bytes",
 )  # fmt: skip
 PUSHED = struct.Struct("<4I")  # payload of the answer to a push: the counts of `Pushed`
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
@@ -143,7 +143,7 @@ class Tables:
         """Create the table f32[dim], keyed by 64-bit ids, on every shard that does not have it.
 
         spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max,
-        evicts, admit_after, expire_s.
+        evicts, admit_after, expire_s, quota_rows, quota_bytes.
 
         Raises: TypeError for another setting; ShardRefused (`type-conflict`: the table exists with
         other settings); ShardAway.

@@ -356,6 +356,8 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
 @click.option("--rows-max", type=click.IntRange(1), help="Of one shard.")
 @click.option("--evicts/--no-evicts", default=None, help="A full table drops its oldest row.")
 @click.option("--expire-s", type=click.IntRange(0), help="Rows unused for so long go.  [0: never]")
+@click.option("--quota-rows", type=click.IntRange(0), help="Of one shard.  [0: none]")
+@click.option("--quota-bytes", type=click.IntRange(0), help="Of one shard.  [0: none]")
 @_of_folder
 def alter(
     table: str,
@@ -363,6 +365,8 @@ def alter(
     rows_max: int | None,
     evicts: bool | None,
     expire_s: int | None,
+    quota_rows: int | None,
+    quota_bytes: int | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -373,7 +377,14 @@ def alter(
     """
     from clipper.cli import params_tables
 
-    result = params_tables.alter(_folder(folder), table, settings, rows_max, evicts, expire_s)
+    given = {
+        "rows_max": rows_max,
+        "evicts": evicts,
+        "expire_s": expire_s,
+        "quota_rows": quota_rows,
+        "quota_bytes": quota_bytes,
+    }
+    result = params_tables.alter(_folder(folder), table, settings, given)
     text = ", ".join(f"{key} {value}" for key, value in result.items() if key != "name")
     _show(result, as_json, f"{table}: {text}")
 

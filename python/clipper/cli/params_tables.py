@@ -1,7 +1,7 @@
 """`clipper params alter`, `drop`, `erase`, `export`, `import`, `copy`: tables of a set."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,7 @@ def alter(
     folder: Path,
     table: str,
     settings: tuple[str, ...],
-    rows_max: int | None,
-    evicts: bool | None,
-    expire_s: int | None,
+    given: Mapping[str, int | None],
 ) -> dict[str, object]:
     """Change settings of a table. Return its specification."""
     changes: dict[str, object] = {}
@@ -42,10 +40,9 @@ def alter(
             raise click.BadParameter(f"{one!r}: write NAME=NUMBER, such as rate=0.01.")
     if optimizer:
         changes["optimizer_settings"] = optimizer
-    given = {"rows_max": rows_max, "evicts": evicts, "expire_s": expire_s}
     changes |= {key: value for key, value in given.items() if value is not None}
     if not changes:
-        raise click.UsageError("nothing to change: --set, --rows-max, --evicts or --expire-s.")
+        raise click.UsageError("nothing to change: --set, --rows-max, --quota-rows ...")
     with client_of(folder) as client:
         found: dict[str, object] = msgspec.to_builtins(client.alter(table, **changes))
     return found

@@ -86,6 +86,8 @@ class TableOperations:
         rows_max: int | None = None,
         evicts: bool | None = None,
         expire_s: int | None = None,
+        quota_rows: int | None = None,
+        quota_bytes: int | None = None,
     ) -> TableChange:
         """Change settings of a table while it is trained."""
         before = self._spec(name)
@@ -94,6 +96,8 @@ class TableOperations:
             "rows_max": rows_max,
             "evicts": evicts,
             "expire_s": expire_s,
+            "quota_rows": quota_rows,
+            "quota_bytes": quota_bytes,
         }
         changes = {key: value for key, value in given.items() if value is not None}
         if not changes:

@@ -67,6 +67,7 @@ class RefusalCode(IntEnum):
     WORKER_IN_USE = 108
     STATE_LOST = 109
     READS_ONLY = 110
+    OVER_QUOTA = 111
 
 
 class Head(NamedTuple):
@@ -222,6 +223,11 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         errors.Forbidden,
         "the token is missing or wrong",
         "Pass token=, or set CLIPPER_PARAMS__TOKEN.",
+    ),
+    RefusalCode.OVER_QUOTA: (
+        errors.QuotaExceeded,
+        "new rows would exceed a quota, of table number {about} (-1: of all tables of the shard)",
+        "Nothing was changed. `clipper params alter TABLE --quota-rows N`, or params.quota_rows.",
     ),
     RefusalCode.READS_ONLY: (
         errors.Forbidden,

@@ -11,7 +11,15 @@ from clipper_core.params.initializer import Initializer
 from clipper_core.params.optimizer import Optimizer
 
 DIM_MAX = 1 << 16
-ALTERABLE = ("optimizer_settings", "rows_max", "evicts", "expire_s")
+ALTERABLE = (
+    "optimizer_settings",
+    "rows_max",
+    "evicts",
+    "expire_s",
+    "quota_rows",
+    "quota_bytes",
+)
+ROW_BYTES = 24  # of a row beside its floats
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -23,6 +31,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     (seed, name, id) only. rows_max: rows of one shard; with `evicts` a new row replaces the oldest
     one, else new ids are refused. admit_after: number of pushes after which an id gets a row.
     expire_s: rows that were neither pulled nor pushed for this time are removed; 0: never.
+    quota_rows, quota_bytes: of one shard; a push that would make more rows is refused as a whole
+    (QuotaExceeded); 0: no quota.
     """
 
     name: str
@@ -36,6 +46,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     evicts: bool = False
     admit_after: int = 1
     expire_s: int = 0
+    quota_rows: int = 0
+    quota_bytes: int = 0
 
     def check(self) -> "TableSpec":
         """Return this specification if a table can be made of it. Raises InvalidInput."""
@@ -45,6 +57,8 @@ class TableSpec(msgspec.Struct, frozen=True):
                 raise ValueError(
                     f"table {self.name!r}: dim is {self.dim}, where 1 to {DIM_MAX} are possible."
                 )
+            if self.quota_rows < 0 or self.quota_bytes < 0:
+                raise ValueError(f"table {self.name!r}: a quota is a number from 0 on.")
             self.made()
         except (ValueError, TypeError, MemoryError) as error:
             raise InvalidInput(str(error)) from None
@@ -67,6 +81,12 @@ class TableSpec(msgspec.Struct, frozen=True):
             return msgspec.convert(said, TableSpec).check()
         except msgspec.ValidationError as error:
             raise InvalidInput(f"table {self.name!r}: {error}.") from None
+
+    def row_quota(self, width: int) -> int:
+        """Return the rows that the quotas allow on one shard; 0: any. width: floats of a row."""
+        by_bytes = self.quota_bytes // (4 * width + ROW_BYTES)
+        rows = [self.quota_rows] if self.quota_rows else []
+        return min([*rows, max(1, by_bytes)] if self.quota_bytes else rows, default=0)
 
     @property
     def corrects_bias(self) -> bool:

@@ -163,6 +163,25 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         int,
         about("deltas between two full snapshots", "snapshots", ge=0, le=1000),
     ] = 10
+    quota_rows: Annotated[
+        int,
+        about(
+            "rows of all tables of one shard; a push or a table that would exceed them is refused; "
+            "0: no limit",
+            "rows",
+            ge=0,
+            le=1 << 40,
+        ),
+    ] = 0
+    quota_bytes: Annotated[
+        int,
+        about(
+            "bytes of the rows of one shard with their state and index, alike; 0: no limit",
+            "bytes",
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = 0
     mode: Annotated[
         Literal["async", "sync"],
         about(

@@ -9,7 +9,8 @@
 # `shard_loop` is the loop of a shard, `shard_state` what it has. `shard_acceptor` accepts
 # connections, `shard_connection` takes their messages, `shard_rows` pulls and pushes what they ask
 # for, `shard_answers` answers. `shard_region` is memory shared with a worker, `shard_log` holds the
-# changes that followers have not received, `shard_counts` the statistics of each table.
+# changes that followers have not received, `shard_counts` the statistics of each table;
+# `shard_quotas` limits their rows.
 # `shard_stream` sends changes to followers as they come, `change_receiver` is their side.
 # `row_parts` is a worker's side: distinct ids, and rows by shard.
 #

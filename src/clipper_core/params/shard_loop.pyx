@@ -1,13 +1,14 @@
 """A shard's loop, and Python's side of it. What requests do is shard_connection's."""
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 cimport numpy as cnp
 from posix.fcntl cimport O_RDONLY, open as open_fd
 from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.embedding cimport Table
+from clipper_core.params.embedding_rows cimport distinct_init
 from clipper_core.params.shard_acceptor cimport (
     connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
 )
@@ -15,10 +16,11 @@ from clipper_core.params.shard_connection cimport is_busy, take_frames
 from clipper_core.params.optimizer cimport Optimizer, state_floats
 from clipper_core.params.shard_counts cimport Counts, counts_refuse
 from clipper_core.params.shard_log cimport Held, Sequences
+from clipper_core.params.shard_quotas cimport quotas_exceeded
 from clipper_core.params.shard_region cimport receive_with
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NO_TABLE, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
-    DenseVariable, Reply, ShardConnection, ShardHead, padded, place_of, shard_answer,
+    DenseVariable, PartWork, Reply, ShardConnection, ShardHead, padded, place_of, shard_answer,
 )
 from clipper_core.params.shard_stream cimport stream_begin, stream_changes
 from clipper_core.runtime.allocation cimport make, make_room
@@ -432,6 +434,40 @@ cdef class ShardLoop:
         s.places[at].rows, s.places[at].pushes = empty.rows, &empty.pushes
         s.still.unlock()
         self.tables[at] = empty
+
+    def set_quotas(self, list tables not None, u64 rows=0, u64 nbytes=0):
+        """Refuse pushes that would make more rows than these: of each table by its place, and rows
+        and bytes of all tables; 0: no limit. Not while pushes are held."""
+        cdef ShardLoopState* s = self.state
+        cdef vector[u64] each = tables
+        cdef size_t i
+        with nogil:
+            s.still.lock()
+            for i in range(min(each.size(), <size_t> s.place_count.load(relaxed))):
+                s.places[i].quota = each[i]
+        s.quota_rows, s.quota_bytes = rows, nbytes
+        s.has_quotas = bool(rows or nbytes or any(tables))
+        s.still.unlock()
+
+    def over_quota(self, u32 place, ids):
+        """Return the number of the table, or -1 for the shard, whose quota rows of these ids would
+        exceed; None if they fit. While pushes are held."""
+        cdef cnp.ndarray each = np.ascontiguousarray(ids, np.int64)
+        cdef ShardLoopState* s = self.state
+        cdef PartWork work
+        cdef i64 about = 0
+        cdef bint exceeded
+        if not s.has_quotas:
+            return None
+        memset(&work, 0, sizeof(work))
+        work.table, work.n = place, <u32> cnp.PyArray_SIZE(each)
+        work.ids = <const i64*> cnp.PyArray_DATA(each)
+        if not distinct_init(&work.distinct, work.ids, work.n):
+            raise_for(NO_MEMORY, f"{work.n} ids")
+        with nogil:
+            exceeded = quotas_exceeded(s, &work, 1, &about)
+            free(work.distinct.slots)
+        return about if exceeded else None
 
     def set_variables(self, list variables not None, Optimizer optimizer=None, *,
                       bint by_python=False):

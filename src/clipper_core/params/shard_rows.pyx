@@ -17,9 +17,10 @@ from clipper_core.params.shard_answers cimport (
     answer_push, answer_room, push_is_known, push_is_new, shard_refuse,
 )
 from clipper_core.params.shard_counts cimport counts_push
+from clipper_core.params.shard_quotas cimport quotas_exceeded
 from clipper_core.params.shard_replay cimport replay_is_exact, replay_send
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded, place_of,
+    DENSE_TABLE, OVER_QUOTA, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded, place_of,
 )
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.histogram cimport count, note
@@ -307,13 +308,19 @@ cdef bint _send_ahead(ShardLoopState* s, const ShardHead* h, u64 version, const 
     return True
 
 
-cdef void _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, double scale,
+cdef bint _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, double scale,
                  const u8* data, const u8* end) noexcept nogil:
+    """False: a quota would be exceeded, and nothing has changed."""
     cdef u32[4] counted = [0, 0, 0, 0]
+    cdef i64 about = 0
     cdef PartWork* work
     cdef u64 i, version
     cdef bint noted
     s.still.lock()
+    if quotas_exceeded(s, s.works.data(), s.works.size(), &about):
+        s.still.unlock()
+        shard_refuse(s, c, h, OVER_QUOTA, about)
+        return False
     version = s.model.load(relaxed) + 1
     _count_steps(s, scale)
     noted = _send_ahead(s, h, version, data, end)
@@ -334,6 +341,7 @@ cdef void _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, doub
     answer_push(s, c, h, counted)
     s.log.guard.unlock()
     s.still.unlock()
+    return True
 
 
 cdef bint _push(ShardLoopState* s, ShardConnection* c, const ShardHead* h, const ShardPart* parts,
@@ -346,7 +354,7 @@ cdef bint _push(ShardLoopState* s, ShardConnection* c, const ShardHead* h, const
         return False
     ready = push_is_known(s, h) and _has_memory(s)
     if ready:
-        _apply(s, c, h, scale, data, end)
+        ready = _apply(s, c, h, scale, data, end)
     else:
         shard_refuse(s, c, h, NO_MEMORY, h.rows)
     _forget_works(s)

@@ -31,6 +31,7 @@ enum ShardRefusal {
     TOO_OLD = 105,
     NOT_SHARED = 107,
     WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
+    OVER_QUOTA = 111,     // nothing was applied
     READS_ONLY = 110,     // the connection may pull, and not push
     STATE_LOST = 109      // the shard came back without what it had, and waits to be told to begin
                           // anew

@@ -36,6 +36,7 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         WORKER_IN_USE
         STATE_LOST
         READS_ONLY
+        OVER_QUOTA
     cdef cppclass ShardHead:
         u8 kind
         u8 dtype
@@ -93,6 +94,8 @@ cdef cppclass Place:            # a table as the loop has it
     atomic[u64]* pushes
     float* spare                # a row
     u32 flags
+    u64 quota                   # of rows; 0: none
+    u64 coming                  # rows with those of the push that is looked at
 
 cdef cppclass DenseVariable:    # its memory belongs to Python
     float* value
@@ -214,6 +217,9 @@ cdef cppclass ShardLoopState:
     atomic[u64] shared_bytes
     atomic[u32] connections
     ShardCounts* counts
+    bint has_quotas             # under `still`, as those of the tables
+    u64 quota_rows              # of all tables; 0: none
+    u64 quota_bytes
     atomic[u32] running
     atomic[u64] turns           # begun
 

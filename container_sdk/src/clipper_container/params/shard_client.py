@@ -48,6 +48,7 @@ _NAMES = {  # refusal code -> (slug, message)
     ),
     16: ("unknown-table", "no table of number {about}"),
     101: ("forbidden", "the token is missing or wrong"),
+    111: ("quota-exceeded", "new rows would exceed a quota; nothing was changed"),
     110: ("forbidden", "a push needs a token with the role train, and this one has read"),
     NOT_READY: ("shard-away", "it is recovering"),
     OTHER_EPOCH: ("shard-away", "its epoch is {about}, another was meant"),

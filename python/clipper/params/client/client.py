@@ -239,8 +239,9 @@ class Client:
         """Change settings of a table while it is trained, on all shards. Return what it is now.
 
         changes: optimizer_settings (merged with those there are: `{"rate": 0.01}`), rows_max,
-        evicts, expire_s. Workers that create the table as it was before still may. Raises
-        UnknownTable, InvalidInput (nothing was changed), ShardAway (some shards may have changed;
+        evicts, expire_s, quota_rows, quota_bytes. Workers that create the table as it was before
+        still may. Raises UnknownTable, InvalidInput (nothing was changed), ShardAway (some shards
+        may have changed;
         call it again).
         """
         self.call_all("alter", table=table, changes=changes, check=True)
@@ -378,7 +379,7 @@ class Client:
             with contextlib.suppress(ShardAway):
                 self._wait_with_retries(holder, request, until)
                 rows = unpacked(request.body).get("rows")
-            if rows is None:
+            if rows is None or rows.shape[1] != dim:  # of a table that was dropped since
                 rows = self._pulling(table, mine, dtype)()
             out[slice(None) if places is None else places] = rows
         return out

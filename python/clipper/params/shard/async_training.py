@@ -11,7 +11,14 @@ import numpy as np
 
 from clipper.errors import StalePush
 from clipper.params.frames import RefusalCode
-from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
+from clipper.params.shard.gradients import (
+    OLD,
+    SEEN,
+    GradientApplier,
+    Gradients,
+    PushResult,
+    check_quotas,
+)
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import pushes_paused
 from clipper_core.params.shard_loop import ShardLoop
@@ -65,6 +72,8 @@ class AsyncTraining:
     def _apply(self, gradients: Gradients, scale: float) -> PushResult:
         """Apply gradients as one step, which makes one version."""
         with pushes_paused(self.door):
+            for place, ids, _ in gradients.rows:
+                check_quotas(self.door, place, ids)
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
             no_room = sum(

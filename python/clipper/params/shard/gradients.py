@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, QuotaExceeded
 from clipper.params.shard.dense import F32
 from clipper.params.shard.parameters import Ids, Parameters, Piece
 from clipper_core.params.shard_loop import ShardLoop
@@ -112,6 +112,17 @@ class GradientApplier:
                 hint="Nothing was changed.",
             )
         return place, ids.view(np.int64), gradients
+
+
+def check_quotas(loop: ShardLoop, place: int, ids: Ids) -> None:
+    """Raise QuotaExceeded if rows of these ids would exceed a quota, while pushes are paused."""
+    number = loop.over_quota(place, ids)
+    if number is not None:
+        owner = "all tables of the shard" if number < 0 else f"table number {number}"
+        raise QuotaExceeded(
+            f"new rows would exceed the quota of {owner}.",
+            hint="Nothing was changed. `clipper params alter TABLE --quota-rows N` raises one.",
+        )
 
 
 def _number(said: Mapping[str, Any], key: str, default: float) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, DoesNotFit, InvalidInput
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput, QuotaExceeded
 from clipper.params import frames
 from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import MessageKind, RefusalCode, packed, unpacked
@@ -39,7 +39,7 @@ from clipper.params.shard.saved_copies import load_copy
 from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
-from clipper.params.tables import TableSpec
+from clipper.params.tables import ROW_BYTES, TableSpec
 from clipper.params.tokens import TokenFile, check_role
 from clipper.settings.params import ParamsSettings
 from clipper_core.params.shard_loop import ShardLoop
@@ -211,6 +211,7 @@ class Shard:
             self.door.add_table(table, number, by_python=self.training.by_python)
             if not parameters.specs[place].name:
                 self.door.drop_table(number, table)
+        self.set_quotas()
         self._serve_variables()
         for worker, window in found.seen.items():
             self.door.saw(worker, window)
@@ -224,6 +225,27 @@ class Shard:
             self.mark.set()
         self._housekeeping()
         self.door.ready, self.door.state_lost = True, False
+
+    def set_quotas(self) -> None:
+        """Have the core refuse pushes that exceed a quota; to be called when tables change."""
+        parameters, settings = self.parameters, self.config.settings
+        pairs = zip(parameters.specs, parameters.tables, strict=True)
+        quotas = [spec.row_quota(table.width) for spec, table in pairs]
+        self.door.set_quotas(quotas, settings.quota_rows, settings.quota_bytes)
+
+    def check_room(self) -> None:
+        """Raise QuotaExceeded if the tables of this shard have all that its quotas allow."""
+        settings, tables = self.config.settings, self.parameters.tables
+        nbytes = sum(len(table) * (4 * table.width + ROW_BYTES) for table in tables)
+        for count, most, unit in (
+            (self.parameters.rows, settings.quota_rows, "rows"),
+            (nbytes, settings.quota_bytes, "bytes"),
+        ):
+            if 0 < most <= count:
+                raise QuotaExceeded(
+                    f"shard {self.config.number} has {count} {unit} of {most}.",
+                    hint=f"Drop a table, or raise params.quota_{unit}.",
+                )
 
     def _serve_variables(self) -> None:
         """Have the core pull and push the dense variables."""
@@ -464,11 +486,14 @@ class Shard:
             spec = msgspec.convert(said.get("spec"), TableSpec)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"a table's specification: {error}.") from None
+        if spec.name not in self.parameters.numbers():
+            self.check_room()
         place, is_new = self.parameters.create(spec)
         number = self.parameters.table_numbers[place]
         if is_new:
             table = self.parameters.tables[place]
             self.door.add_table(table, number, by_python=self.training.by_python)
+            self.set_quotas()
             self.followers.end_streams()
             self.door.note(DENSE, [])  # tells followers of it
             self.mark.set()

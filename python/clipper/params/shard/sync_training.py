@@ -19,7 +19,14 @@ import numpy as np
 
 from clipper.errors import DoesNotFit, Overloaded, StalePush
 from clipper.params.frames import RefusalCode
-from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
+from clipper.params.shard.gradients import (
+    OLD,
+    SEEN,
+    GradientApplier,
+    Gradients,
+    PushResult,
+    check_quotas,
+)
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
 from clipper_core.params.shard_loop import ShardLoop
@@ -97,6 +104,8 @@ class SyncTraining:
                 hint=hint,
             )
         with pushes_paused(self.door):
+            for place, ids, _ in gradients.rows:
+                check_quotas(self.door, place, ids)
             self.parameters.gathered.append(_part(gradients, step))
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
             position = max(position, self._close_steps(self._waits_for))

@@ -11,7 +11,7 @@ import numpy as np
 from clipper.errors import InvalidInput, StoreError
 from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.dropped_tables import Drop
-from clipper.params.shard.gradients import PushResult
+from clipper.params.shard.gradients import PushResult, check_quotas
 from clipper.params.shard.parameters import DENSE, DROPPED, Ids, Piece
 from clipper.params.shard.replication import pushes_paused
 
@@ -39,6 +39,7 @@ class TableChanges:
         if not said.get("check"):
             with pushes_paused(shard.door):
                 parameters.alter(spec)
+            shard.set_quotas()
             shard.followers.end_streams()  # a reply tells them
             position = shard.door.note(DENSE, [])
         answer = PushResult({"spec": msgspec.to_builtins(spec)}, position)
@@ -65,6 +66,7 @@ class TableChanges:
         except StoreError:
             shard.door.add_table(table, number, by_python=shard.training.by_python)
             raise
+        shard.set_quotas()
         shard.changes.lose()
         position = shard.door.note(DENSE, [])
         shard.answer_when_replicated(PushResult({"dropped": True, "rows": rows}, position), call_id)
@@ -94,6 +96,7 @@ class TableChanges:
         if not isinstance(steps, int):
             raise InvalidInput(f"steps is a number, not {steps!r}.")
         with pushes_paused(shard.door):
+            check_quotas(shard.door, place, ids)
             stamps = np.full(ids.size, shard.door.stamp, np.uint32)
             counted = table.write(ids, rows.astype(np.float32, copy=False), stamps)
             table.steps = max(table.steps, steps)
