@@ -6,7 +6,8 @@
 
 A mutant is one change of one function of python/clipper or container_sdk/src: a comparison flipped,
 a condition negated, `and` swapped with `or`, a number moved by one, True and False swapped, a
-statement, `return` or `await` dropped. Each is made in a copy of the checkout, where a minute of
+statement, `return` or `await` dropped. Texts for people, `raise`, `assert` and the `strict=True` of
+zip, an assertion too, are left alone. Each is made in a copy of the checkout, where a minute of
 tests is run until one fails: first those that run the function (tests/covering.txt, see
 tests.covering), then the test files that name what the module defines. A test that kills a mutant
 must pass on the unchanged copy. A mutant that makes tests take longer than the limit is killed too,
@@ -132,6 +133,8 @@ def nodes_of(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
         return
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert) or is_logging(node):
         return  # texts for people
+    if isinstance(node, ast.keyword) and ast.unparse(node) == "strict=True":
+        return  # an assertion of zip, whose arguments are equally long
     yield function, node
     for field, value in ast.iter_fields(node):
         if field == "annotation":

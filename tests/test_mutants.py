@@ -23,7 +23,7 @@ class Queue:
             return await self.next(n + 1)
         self.size -= n
         _log.info("took %d", 5)
-        self.done()
+        self.done(*zip(self.a, self.b, strict=True))
         raise ValueError(f"{n == 2}")
 '''
 
@@ -42,7 +42,7 @@ def test_each_kind_of_change_is_made_in_functions_only() -> None:
         (12, "1", "2"),
         (12, "1", "0"),
         (13, "self.size -= n", "pass"),
-        (15, "self.done()", "pass"),
+        (15, "self.done(*zip(self.a, self.b, strict=True))", "pass"),
     }
     assert {mutant.function for mutant in mutants_of("queue.py", CODE)} == {"Queue.take"}
     for mutant in mutants_of("queue.py", CODE):

@@ -261,6 +261,7 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
     first = shard.parameters.tables[0]
     _, rows, _ = first.read([1, 2])
     first.write([1, 2], rows, [now - 61, now - 60])
+    shard.door.follow(5)
     shard.post(shard.expire)
     while len(first) == 4:
         client.call(0, "stats")
@@ -269,6 +270,9 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
         "long": 3,
     }
     assert first.read([1, 2, 3, 9])[0].tolist() == [False, True, True, True]
+    _, changed, _ = shard.door.changed(5)  # what replicas and snapshots are told
+    assert {table: ids.tolist() for table, ids in changed.items()} == {0: [1]}
+    shard.door.unfollow(5)
 
 
 def test_a_shard_says_how_it_does(shards: Shards) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.load.profile import Point, advice, bars, fit_latency, profile, seen_by
+from clipper.load.profile import Point, _times, advice, bars, fit_latency, profile, seen_by
 
 
 def points(
@@ -117,3 +117,37 @@ def test_rows_that_are_no_array(type_: str, text: str) -> None:
         lambda rows: [len(row) for row in rows], type_, text, 2, (), 0.01, lambda *_: None
     )
     assert [one.batch for one in found] == [1, 2]
+
+
+class CountingServer:
+    """Says what an engine would say: the mean time of the batches that a model was sent so far."""
+
+    def __init__(self, took_us: list[int], split: int) -> None:
+        self._took_us, self._split, self._seen_us = took_us, split, []
+
+    def predict(self, rows: object, slo_ms: float) -> "CountingServer":
+        assert slo_ms == 120_000
+        turn = len(self._seen_us)
+        self._seen_us += self._took_us[turn : turn + 1 + (turn == self._split)]
+        return self
+
+    predict_many = predict
+
+    def result(self, patience_s: float) -> None:
+        assert patience_s == 120
+
+    def stats(self) -> dict[str, object]:
+        n = len(self._seen_us)
+        row = (3, sum(self._seen_us) / n, n) if n else (3, 0.0, 0)
+        profiles = [{"profile": [(1, 5.0, 7)]}, {}, {"profile": [(2, 6.0, 8), row]}]
+        return {"models": {"profiled:1": {"replicas": profiles}}}
+
+
+@pytest.mark.parametrize("split", [-1, 3])
+def test_a_turn_is_the_growth_of_the_mean_and_one_that_was_split_is_left_out(split: int) -> None:
+    took_us = [900, 800, 100, 200, 300, 500, 400, 600]
+    server, turns = CountingServer(took_us, split), list[tuple[int, int]]()
+    times = _times(server, server, [1, 2, 3], 0.0, lambda turn, of: turns.append((turn, of)))
+    kept = [0.1, 0.2, 0.3, 0.5, 0.4] if split < 0 else [0.1, 0.5, 0.4, 0.6]
+    assert times.tolist() == pytest.approx(kept)
+    assert turns == [(turn, 60) for turn in ((1, 2, 3, 4, 5) if split < 0 else (1, 3, 4, 5))]
