@@ -26,7 +26,7 @@ the models' probabilities in component 7. No rate is to be chosen. The logarithm
 mixture exceeds that of any sequence of components with m changes over T observations by at most
 (m + 1) ln(7 / share) + 2 T share.
 Steps: AdaGrad, Duchi, Hazan and Singer 2011, section 1.1; constant, Zinkevich 2003; Newton's,
-Spiegelhalter and Lauritzen 1990, section 5, and Chapelle and Li 2011, algorithm 3.
+Chapelle and Li 2011, algorithm 3.
 
 Columns of a model: 0 the weight of component 2; 1, 2 the weights of component 3, of a vote and of
 the logit; 3 to 6 those of component 4 and their sums of squared gradients; 7 to 10 and 11 to 14 the
