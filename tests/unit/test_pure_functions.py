@@ -23,7 +23,7 @@ from clipper.load.grpc_target import _salted, _value
 from clipper.manage.overview import _last_log_line, _read_after, _state, _trouble
 from clipper.serving.feedback.observe import _places, _sound
 from clipper.serving.models.batch_cost import rows_limit, with_costs
-from clipper.serving.query.arrays import _with_default
+from clipper.serving.query.arrays import _as_array, _with_default
 from clipper.serving.query.named_outputs import columns_of, only, with_default
 from clipper.serving.query.progress import line
 from clipper.store.cached_store import _ago
@@ -199,6 +199,7 @@ def test_columns_and_arrays() -> None:
         (with_default, [(columns, some, one) for one in (None, {"x": [7, 8], "n": 0.5}, {"x": 9})]),
         (with_default, [(columns, none, {"x": 1})]),
         (_with_default, [(pairs, none, 5)]),
+        (_as_array, [([1, 2.5],), ([pairs, pairs],), ([pairs, some],), ([1, "x"],), ([],)]),
         (columns_of, [(RECORDS, TENSORS), ([RECORDS[0], None], TENSORS), ([], TENSORS)]),
         (only, [({"a": 1, "b": 2}, ("b", "c")), (5, ("a",))]),
         (
