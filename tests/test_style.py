@@ -12,11 +12,11 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
-    "no docstring": 90,
+    "no docstring": 89,
     "weak beginning": 4,
-    "coined word": 54,
-    "coined name": 377,
-    "Any": 1268,
+    "coined word": 53,
+    "coined name": 374,
+    "Any": 1266,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 22

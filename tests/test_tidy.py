@@ -49,6 +49,7 @@ CORE_USERS = {
     "manage",
     "params",
     "selection",
+    "store",
     "metrics",
     "server",
     "__init__",

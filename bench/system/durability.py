@@ -2,17 +2,16 @@
 acknowledged is there once.
 
 A teacher is a process of its own with a real server and real containers. Its threads teach an
-application each: single labels, right or wrong, lists, arrays, for several users. Before a feedback
-is written down the teacher says what it is, and when it has been acknowledged, that it was. The
-driver kills it at a seeded instant, starts it again on what is left, and compares its states, bit
-for bit, with those that come of what was acknowledged, one after another. What was in flight at the
-kill may be there or not.
+application each: single labels, right or wrong, lists, arrays, for several users. When
+a feedback has been acknowledged, the teacher says how many observations it was. The driver kills it
+at a seeded instant and reads the journal: it has what was acknowledged, and perhaps what was in
+flight. Then the driver starts the teacher again on what is left, and compares its states, bit for
+bit, with those that come of the records, one after another.
 
 In half of the runs the states are in a Redis, which is killed or stopped for a while in the middle
 of it.
 """
 
-import base64
 import dataclasses
 import json
 import os
@@ -24,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from clipper.selection.batch_learning import (
     observe_rows,
 )
 from clipper.serving.feedback.journal_records import read
+from clipper.store.journal import Journal
 from clipper.types import VersionedModel
 
 APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb", "d": "mixture", "e": "bandit"}
@@ -66,8 +66,7 @@ def model(by: int) -> Callable[[Any], Any]:
 def teach(state: str, folder: str, seed: int) -> None:
     """Give feedback until the process is killed.
 
-    stdout: a line of its states, then a line for what is written, and one for what was
-    acknowledged.
+    stdout: a line of its states, then one for each feedback that was acknowledged.
     """
     settings: dict[str, Any] = {"state": state, "folder": folder, "feedback": {"write_ms": 5}}
     with clipper.start(**settings) as server:
@@ -82,7 +81,6 @@ def teach(state: str, folder: str, seed: int) -> None:
         say({"states": states})
         for app in apps.values():
             app.predict(np.ones(1)).result(LIVES_MAX_S)
-        listen(server)
         say({"ready": True})
         for i, app in enumerate(apps.values()):
             threading.Thread(
@@ -94,26 +92,6 @@ def teach(state: str, folder: str, seed: int) -> None:
 def encoded(app: Any) -> dict[str, str]:
     learner = app._resolve(app.name).learner
     return {user: learner.policy.encode(learner.state(user)).hex() for user in USERS}
-
-
-def listen(server: Any) -> None:
-    """Print what is about to be written down first."""
-    journal = server._learning.states.journal
-    one, many = journal.append, journal.append_many
-
-    def append(record: bytes) -> int:
-        tell([record])
-        return int(one(record))
-
-    def append_many(records: Sequence[bytes]) -> int:
-        tell(records)
-        return int(many(records))
-
-    def tell(records: Sequence[bytes]) -> None:
-        written = [base64.b64encode(record).decode() for record in records]
-        say({"written": read(records[0])[0], "records": written})
-
-    journal.append, journal.append_many = append, append_many
 
 
 _saying = threading.Lock()
@@ -191,13 +169,14 @@ def is_so(states: State, application: str, recorded: dict[str, str]) -> bool:
 class Book:
     """Reports of the processes that gave feedback on one folder.
 
-    in_flight: of the last one, records by application.
+    in_flight: of the last one, records by application.  last: number of the last record read.
     """
 
     states: State = dataclasses.field(default_factory=dict)
     in_flight: dict[str, list[bytes]] = dataclasses.field(default_factory=dict)
     acknowledged: int = 0
     feedbacks: int = 0
+    last: int = 0
 
     def check(self, found: dict[str, dict[str, str]]) -> str:
         """Compare with what a teacher has found; -> what is wrong. Of what was in flight some may
@@ -223,22 +202,36 @@ class Book:
             " the states differ"
         )
 
-    def read(self, lines: list[bytes]) -> str:
-        """Add the report of a killed process; return its failure, or an empty text."""
+    def read(self, lines: list[bytes], journal: Path) -> str:
+        """Add the report of a killed process and its journal; return what is wrong with them."""
+        counts: dict[str, int] = dict.fromkeys(APPLICATIONS, 0)
         for line in lines:
             said = json.loads(line)
             if "failed" in said:
                 return str(said["failed"])
-            if "written" in said:
-                self.in_flight.setdefault(said["written"], []).extend(
-                    map(base64.b64decode, said["records"])
-                )
             if "acknowledged" in said:
-                for record in self.in_flight.pop(said["acknowledged"], []):
-                    self.states = after(self.states, record)
-                self.acknowledged += said["count"]
+                counts[said["acknowledged"]] += said["count"]
                 self.feedbacks += 1
+        self.in_flight = self._new_records(journal)
+        for application, count in counts.items():
+            self.acknowledged += count
+            records = self.in_flight.setdefault(application, [])
+            while count > 0 and records:
+                seen = read(records[0])[4]
+                count -= len(seen) if isinstance(seen, ObservationRows) else 1
+                self.states = after(self.states, records.pop(0))
+            if count:
+                return f"application {application}: the journal lacks {count} observations"
         return ""
+
+    def _new_records(self, folder: Path) -> dict[str, list[bytes]]:
+        found: dict[str, list[bytes]] = {}
+        journal = Journal(folder)
+        for number, record in journal.replay(self.last):
+            found.setdefault(read(record)[0], []).append(record)
+            self.last = number
+        journal.close()
+        return found
 
 
 # -- the driver
@@ -324,7 +317,7 @@ class Life:
             time.sleep(draw.uniform(0.0, 0.5))
         finally:
             said = teacher.kill()
-        return self.book.read(said)
+        return self.book.read(said, self.folder / "state" / "journal")
 
     def last_look(self) -> str:
         """One more start, without a kill before it has looked."""

@@ -16,12 +16,13 @@ from clipper.serving.feedback.answer_records import (
 )
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.states import Learner
-from clipper.serving.feedback.window import FeedbackWindow, Joined
+from clipper.serving.feedback.window import FeedbackWindow
 from clipper.settings.server import FeedbackSettings
 from clipper.store import MemoryStore, Store
 from clipper.store.expiring import LeasedLists, expiring_lists
 from clipper.testing import wait_until
 from clipper.types import VersionedModel
+from clipper_core.learning.join_table import Joined
 from tests.store.test_shared_states import Connect, connect
 
 __all__ = ["connect"]

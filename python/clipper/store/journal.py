@@ -12,13 +12,12 @@ kill of the process; `fsync`, the disk has it. Concurrent commits share one fsyn
 After a failed fsync the journal refuses appends until the server restarts.
 
 In mode `os` the end of the last segment is memory-mapped: an append is a copy into the page cache
-without a system call (0.3 us instead of 2). The space is allocated before it is mapped, so that a
-full disk is an error of the allocation and never a signal during a copy. Unused space is truncated
-when the segment ends, or at the next start. The price: a process that truncates the file kills the
-running server.
+without a system call (clipper_core.learning.journal_end). The space is allocated before it is
+mapped, so that a full disk is an error of the allocation and never a signal during a copy. Unused
+space is truncated when the segment ends, or at the next start. The price: a process that truncates
+the file kills the running server.
 """
 
-import mmap
 import os
 import re
 import struct
@@ -30,12 +29,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from clipper.errors import Overloaded, StoreError
+from clipper_core.learning.journal_end import JournalEnd, framed
 
 SEGMENT_BYTES: Final = 16 << 20
 RECORD_BYTES_MAX: Final = 1 << 20
 MAPPED_BYTES: Final = 256 << 10  # allocated at a time
 _HEAD = struct.Struct("<II")
-_pack, _HEAD_BYTES, _crc32 = _HEAD.pack, _HEAD.size, zlib.crc32
 _SALT = 0xFFFFFFFF  # so that zeros are not a valid record
 
 Mode = Literal["memory", "os", "fsync"]
@@ -60,12 +59,9 @@ class Journal:
         self._segments: list[
             tuple[int, Path, int]
         ] = []  # first record, file, bytes; of the last, bytes when it was opened
-        self._next = 1
         self._fd = -1
         self._failed = ""
-        self._map: mmap.mmap | None = None
-        self._at = 0  # offset of the next record in the last segment
-        self._room = 0  # an append that ends before this offset is a copy into the map
+        self.end = JournalEnd(self.mode != "memory")
         self._closed_bytes = 0  # of all segments but the last
         if self.mode != "memory":
             self._open()
@@ -74,7 +70,8 @@ class Journal:
 
     def _detach_from_parent(self) -> None:
         """Detach a forked child, which must not write to its parent's files."""
-        self._lock, self._map, self._room, self._fd = threading.Lock(), None, 0, -1
+        self._lock, self._fd = threading.Lock(), -1
+        self.end.unmap()
 
     # -- opening
 
@@ -83,14 +80,14 @@ class Journal:
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in _segments_in(self._folder):
             first = int(path.stem)
-            if self._segments and first < self._next:
+            if self._segments and first < self.end.next:
                 raise StoreError(
-                    f"the journal's segment {path} begins at {first}, before {self._next}."
+                    f"the journal's segment {path} begins at {first}, before {self.end.next}."
                 )
             count, good = _scan(path)
             self._segments.append((first, path, good))
-            self._next = first + count + self._cut(path, good)
-        self._synced = self._next - 1
+            self.end.next = first + count + self._cut(path, good)
+        self._synced = self.last
         self._continue()
 
     def _cut(self, path: Path, good: int) -> int:
@@ -111,23 +108,23 @@ class Journal:
         assert self._folder is not None
         self._end_segment()
         if fresh or not self._segments or self._segments[-1][2] >= SEGMENT_BYTES or self.damaged:
-            path = self._folder / f"{self._next:020d}.log"
-            self._segments.append((self._next, path, 0))
+            path = self._folder / f"{self.end.next:020d}.log"
+            self._segments.append((self.end.next, path, 0))
         self._fd = os.open(self._segments[-1][1], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._at = self._segments[-1][2]
+        self.end.at = self._segments[-1][2]
         self._closed_bytes = sum(size for _, _, size in self._segments[:-1])
 
     def _end_segment(self) -> None:
         """Truncate the last segment to its records and close it."""
-        fd, mapped = self._fd, self._map
+        fd, was_mapped = self._fd, self.end.mapped > 0
         if fd < 0:
             return
+        self.end.unmap()
         first, path, _ = self._segments[-1]
-        self._segments[-1] = (first, path, self._at)
-        self._fd, self._map, self._room = -1, None, 0
-        if mapped is not None:
-            mapped.close()
-            os.ftruncate(fd, self._at)
+        self._segments[-1] = (first, path, self.end.at)
+        self._fd = -1
+        if was_mapped:
+            os.ftruncate(fd, self.end.at)
         os.close(fd)
 
     # -- appending
@@ -137,28 +134,21 @@ class Journal:
 
         The record is durable as the mode says after `commit` of that number.
         """
-        size = len(record)
-        with self._lock:
-            end = self._at + _HEAD_BYTES + size
-            if end > self._room or size > RECORD_BYTES_MAX:
-                if self.mode != "memory":
-                    self._write((record,))
-            else:
-                head = _pack(size, _crc32(record, _SALT ^ size))
-                self._map[self._at : end] = head + record  # type: ignore[index]
-                self._at = end
-            number = self._next
-            self._next = number + 1
-        return number
+        return self.end.append(record) or self.append_framed(framed((record,)), 1)
 
     def append_many(self, records: Sequence[bytes]) -> int:
         """Append records in their order and return the number of the last."""
-        with self._lock:
-            last = self._next + len(records) - 1
-            if self.mode != "memory" and records:
-                self._write(records)
-            self._next = last + 1
-        return last
+        return self.append_framed(framed(records), len(records)) if records else self.last
+
+    def append_framed(self, data: bytes, count: int) -> int:
+        """Append `count` records, each with its head, and return the number of the last."""
+        number = self.end.append_framed(data, count)
+        if not number:
+            with self._lock:
+                self.end.room = 0  # until there is more, everybody waits here
+                self._write(data, count)
+                number = self.last
+        return number
 
     def commit(self, upto: int) -> None:
         """Wait until the records up to a number are durable as the mode says."""
@@ -170,21 +160,20 @@ class Journal:
         lost.
         """
         with self._lock:
-            if number >= self._next:
-                self._next = number + 1
+            if number >= self.end.next:
+                self.end.room, self.end.next = 0, number + 1
                 if self._fd >= 0:
                     self._continue(fresh=True)
 
-    def _write(self, records: Sequence[bytes]) -> None:
+    def _write(self, data: bytes, count: int) -> None:
         if self._fd < 0:
             raise StoreError("the journal is closed.", hint="Restart the server.")
         if self._failed:
             raise StoreError(self._failed, hint="Check the disk, then restart the server.")
-        if (longest := max(map(len, records))) > RECORD_BYTES_MAX:
+        if (longest := max(_sizes(data))) > RECORD_BYTES_MAX:
             raise StoreError(
                 f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible."
             )
-        data = b"".join([part for record in records for part in (_head(record), record)])
         if self.nbytes + len(data) > self.bytes_max:
             raise Overloaded(
                 f"the journal holds {self.nbytes} of {self.bytes_max} bytes.",
@@ -195,43 +184,39 @@ class Journal:
             )
         if self.mode == "os":
             self._make_room(len(data))
-        if self._map is not None and self._at + len(data) <= len(self._map):
-            self._map[self._at : self._at + len(data)] = data
-        else:
+        if not self.end.append_framed(data, count):
             self._write_all(data)
-        self._at += len(data)
-        if self._at >= SEGMENT_BYTES:
+            self.end.at += len(data)
+            self.end.next += count
+        if self.end.at >= SEGMENT_BYTES:
             if self.mode == "fsync":
                 os.fdatasync(self._fd)
-            self._next += len(records)
             self._continue()
-            self._next -= len(records)
 
     def _make_room(self, nbytes: int) -> None:
         """Allocate and map space for an append; without a map, appends are written."""
-        need = self._at + nbytes
-        if self._map is None or len(self._map) < need:
-            mapped, self._map, self._room = self._map, None, 0
-            if mapped is not None:
-                mapped.close()
+        need = self.end.at + nbytes
+        if self.end.mapped < need:
+            self.end.unmap()
             more = max(need, min(need + MAPPED_BYTES, SEGMENT_BYTES))
             try:
                 os.posix_fallocate(self._fd, 0, more)
-                self._map = mmap.mmap(self._fd, more)
+                self.end.map(self._fd, more)
             except OSError:
-                os.ftruncate(self._fd, self._at)
+                os.ftruncate(self._fd, self.end.at)
                 return
-        self._room = min(len(self._map), SEGMENT_BYTES - 1, self.bytes_max - self._closed_bytes)
+        most = min(SEGMENT_BYTES - 1, self.bytes_max - self._closed_bytes)
+        self.end.room = min(self.end.mapped, most)
 
     def _write_all(self, data: bytes) -> None:
         """Write all data or none: a full disk leaves no incomplete record before a later one."""
-        view, at = memoryview(data), self._at
+        view, at = memoryview(data), self.end.at
         try:
             while view:
                 count = os.pwrite(self._fd, view, at)
                 view, at = view[count:], at + count
         except OSError as error:
-            os.ftruncate(self._fd, self._at)
+            os.ftruncate(self._fd, self.end.at)
             path = self._segments[-1][1]
             raise StoreError(
                 f"cannot write the journal {path}: {error.strerror}.", hint="Free some disk."
@@ -242,7 +227,7 @@ class Journal:
             if self._synced >= last:
                 return
             with self._lock:
-                upto, fd = self._next - 1, os.dup(self._fd)
+                upto, fd = self.last, os.dup(self._fd)
             try:
                 if self._failed:
                     raise StoreError(self._failed, hint="Check the disk, then restart the server.")
@@ -265,17 +250,17 @@ class Journal:
     @property
     def last(self) -> int:
         """Number of the newest record; 0 if there never was one."""
-        return self._next - 1
+        return self.end.next - 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of all segments."""
-        return self._closed_bytes + self._at
+        return self._closed_bytes + self.end.at
 
     def replay(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield (number, record) of the stored records after number `after`."""
         with self._lock:
-            segments, end = list(self._segments), self._at
+            segments, end = list(self._segments), self.end.at
         for place, (first, path, opened) in enumerate(segments):
             number, size = first, end if place == len(segments) - 1 else opened
             for record in _records(path.read_bytes()[:size]):
@@ -306,22 +291,26 @@ def read_journal(folder: Path) -> Iterator[bytes]:
         yield from _records(path.read_bytes())
 
 
-def _head(record: bytes) -> bytes:
-    size = len(record)
-    return _pack(size, _crc32(record, _SALT ^ size))
+def _sizes(data: bytes) -> Iterator[int]:
+    """Yield the sizes of records that have their heads."""
+    at = 0
+    while at < len(data):
+        size, _ = _HEAD.unpack_from(data, at)
+        yield size
+        at += _HEAD.size + size
 
 
 def _records(data: bytes, at: int = 0) -> Iterator[bytes]:
     """Yield the valid records from offset `at` to the first invalid one."""
-    while at + _HEAD_BYTES <= len(data):
+    while at + _HEAD.size <= len(data):
         size, crc = _HEAD.unpack_from(data, at)
-        if size > len(data) - at - _HEAD_BYTES:
+        if size > len(data) - at - _HEAD.size:
             return
-        record = data[at + _HEAD_BYTES : at + _HEAD_BYTES + size]
-        if _crc32(record, _SALT ^ size) != crc:
+        record = data[at + _HEAD.size : at + _HEAD.size + size]
+        if zlib.crc32(record, _SALT ^ size) != crc:
             return
         yield record
-        at += _HEAD_BYTES + size
+        at += _HEAD.size + size
 
 
 def _segments_in(folder: Path) -> list[Path]:
@@ -334,7 +323,7 @@ def _scan(path: Path) -> tuple[int, int]:
     count = good = 0
     for record in _records(path.read_bytes()):
         count += 1
-        good += _HEAD_BYTES + len(record)
+        good += _HEAD.size + len(record)
     return count, good
 
 

@@ -1,13 +1,15 @@
 # The arithmetic of policies and of models that learn online.
 #
-# May import: runtime.
+# May import: runtime, wire.
 #
 # `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
 # `mixture` weighs votes by a mixture of logistic regressions. `linear` has the linear models that
 # predict how good each model is for a query. `feedback_update` applies one observation, or an array
 # of them: losses, calibration, then the rule's step. `label_votes` combines the labels of a query.
+# `join_table` keeps the answers that feedback may come for, `journal_end` the pages to which its
+# records are copied, and `label_feedback` does all that one label needs.
 #
-# State comes in and goes out as numpy arrays; nothing is kept between calls. The caller gives the
-# seeds of random numbers.
+# The arithmetic has state come in and go out as numpy arrays, and keeps nothing between calls. The
+# caller gives the seeds of random numbers.
 #
 # Threads: none of its own. Functions run on the caller's thread, with the GIL.

@@ -7,7 +7,10 @@
 # python/clipper/selection/learned.py's, which is also the obvious twin of this module in the tests.
 #
 # Threads: any; the state belongs to the caller.
-from clipper_core.learning.bandit cimport RuleState
+cimport numpy as cnp
+from cpython.object cimport PyObject
+
+from clipper_core.learning.bandit cimport MODELS_MAX, Rule, RuleState
 from clipper_core.learning.mixture cimport RowShape
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
@@ -40,3 +43,39 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
                                 u32* winner) noexcept nogil
 # ^ confidence before calibration, and a model that gave the answer; -1 when nobody was heard
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
+
+cdef struct Votes:              # what was said about one query, with the label, as numbers
+    i64[MODELS_MAX] values
+    u8[MODELS_MAX] heard
+    u8[MODELS_MAX] cells
+    double[MODELS_MAX] confidence
+    u32 cell                    # the highest hash of a label
+    bint anyone                 # whether any model was heard
+    Observation observation     # of these arrays
+
+cdef class FeedbackUpdate:
+    cdef Rule rule
+    cdef double fade
+    cdef object make, bit_of
+
+    cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
+                   u32 chosen, double p, object label, double weight) except -1
+    # ^ outputs, confidence: of k models, borrowed; NULL where one was not heard.  chosen: the only
+    # model that was asked, k when all were. False: it is for `policy.observe`
+    cdef OpenState open(self, object state, tuple models)
+    # ^ None if the state is of other models, or not finite
+    cdef cnp.ndarray _bins(self, cnp.ndarray sure)
+    cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
+    cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
+    cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0
+
+cdef class OpenState:           # a state while it learns several observations: arrays of its own
+    cdef FeedbackUpdate update
+    cdef object state
+    cdef cnp.ndarray rows, sure
+    cdef double seen
+    cdef u64 labels
+    cdef bint changed
+
+    cdef int learn(self, Votes* votes) except -1
+    cdef object closed(self)                        # the state as it is now

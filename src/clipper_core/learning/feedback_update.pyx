@@ -3,14 +3,14 @@ array of them."""
 cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
-from cpython.object cimport PyObject
+from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.math cimport NAN, exp, isfinite, log, rint
 
 import numpy as np
 
 from clipper_core.learning.bandit cimport (
-    GREEDY, HEDGE, KL_UCB, LOGODDS, MEMORIES, MIXTURE, MODELS_MAX, SQUARECB, STACKING, THOMPSON,
-    Rule, doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
+    GREEDY, HEDGE, KL_UCB, LOGODDS, MEMORIES, MIXTURE, SQUARECB, STACKING, THOMPSON,
+    doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
 )
 from clipper_core.learning.mixture cimport (
     Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally, rows_with,
@@ -312,9 +312,6 @@ cdef class FeedbackUpdate:
     label seen. make: of (models, rows, seen, labels, sure, rest), the state object.  bit_of: of a
     label that is no number, the bit it sets.
     """
-    cdef Rule rule
-    cdef double fade
-    cdef object make, bit_of
 
     def __cinit__(self, Rule rule not None, double fade, make, bit_of):
         self.rule = rule
@@ -361,82 +358,114 @@ cdef class FeedbackUpdate:
         rest: what else the state holds, which stays.  asked: the models that were, with the
         probabilities `odds`. heard: by model, objects with `output` and `confidence`.
         """
-        cdef i64[MODELS_MAX] values
-        cdef u8[MODELS_MAX] was_heard
-        cdef u8[MODELS_MAX] cells
-        cdef double[MODELS_MAX] confidence
-        cdef list said = []
+        cdef Votes votes
+        cdef OpenState opened = OpenState.__new__(OpenState)
+        cdef PyObject* outputs[MODELS_MAX]
+        cdef PyObject* confidence[MODELS_MAX]
         cdef PyObject* found
-        cdef object kind = type(label)
-        cdef Observation observation
-        cdef Learner learner
-        cdef u32 i, k = <u32> len(models), cell
-        cdef bint mixed = self.rule.state.kind == MIXTURE
-        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
-                and isfinite(weight)):
-            return None
-        if k == 0 or k > MODELS_MAX or rows.shape[0] != k + mixed or type(heard) is not dict:
-            return None
-        if not self._asked(&observation, asked, odds, models):
+        cdef object value
+        cdef u32 i, k = <u32> len(models), chosen = k
+        if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
+                or type(heard) is not dict):
             return None
         for i in range(k):
             found = PyDict_GetItem(<dict> heard, models[i])
-            was_heard[i] = found != NULL
-            values[i] = 0
-            confidence[i] = NAN
-            if found == NULL:
-                said.append(None)
-            elif not _read_one(<object> found, label, kind, said, values + i, confidence + i):
-                return None
-        observation.values, observation.heard, observation.confidence = (values, was_heard,
-                confidence)
-        observation.label, observation.weight, observation.cells = 0, weight, cells
+            outputs[i] = confidence[i] = NULL
+            if found != NULL:           # the prediction keeps them
+                value = (<object> found).output
+                outputs[i] = <PyObject*> value
+                value = (<object> found).confidence
+                confidence[i] = <PyObject*> value
+            if len(asked) == 1 and asked[0] == models[i]:
+                chosen = i
+        if chosen == k and asked != models:
+            return None
+        if not self.read(&votes, k, outputs, confidence, chosen,
+                         odds[0] if odds and len(asked) == 1 else 1.0, label, weight):
+            return None
+        opened.update, opened.seen, opened.labels = self, seen, labels
+        opened.rows, opened.sure = self._rows(rows, 0), doubles_copied(self._bins(sure))
+        if not _is_finite(opened.rows) or not _is_finite(opened.sure):  # `policy.observe` mends it
+            return None
+        opened.learn(&votes)
+        if not opened.changed:
+            return False
+        return self.make(models, opened.rows, opened.seen, opened.labels, opened.sure, rest)
+
+    cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
+                   u32 chosen, double p, object label, double weight) except -1:
+        cdef object kind = type(label)
+        cdef Observation* observation = &votes.observation
+        cdef u32 i, j
+        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
+                and isfinite(weight)):
+            return False
+        if chosen == k and _chooses_one(self.rule.state.kind):
+            return False
+        votes.anyone = False
+        for i in range(k):
+            votes.heard[i] = outputs[i] != NULL
+            votes.values[i] = 0
+            votes.confidence[i] = NAN
+            if outputs[i] == NULL:
+                continue
+            votes.anyone = True
+            if type(<object> outputs[i]) is not kind:
+                return False
+            if not PyObject_RichCompareBool(<object> outputs[i], label, Py_EQ):
+                votes.values[i] = i + 1
+                for j in range(i):      # the same number for the same label
+                    if votes.values[j] and PyObject_RichCompareBool(<object> outputs[j],
+                                                                    <object> outputs[i], Py_EQ):
+                        votes.values[i] = votes.values[j]
+                        break
+            if <object> confidence[i] is not None:
+                votes.confidence[i] = <object> confidence[i]
+                if votes.confidence[i] != votes.confidence[i]:
+                    votes.confidence[i] = 0.0
+        observation.values, observation.heard = votes.values, votes.heard
+        observation.confidence, observation.cells = votes.confidence, votes.cells
+        observation.label, observation.weight = 0, weight
+        observation.chosen, observation.p = chosen, p
         observation.bit = (<u64> 1 << <u32> (label & 63) if kind is int
                            or kind is bool else self.bit_of(label))
-        cell = <u32> lowest_bit(observation.bit)
-        if mixed:
-            cell = self._hashes(kind, said, values, cell, cells)
-        rows = self._rows(rows, cell)
-        sure = doubles_copied(self._bins(sure))
-        learner = self._pupil(rows, sure, seen, labels)
-        if not _is_finite(rows) or not _is_finite(sure):    # `policy.observe` mends it
-            return None
-        if not feedback_update_learn(&learner, &observation):
-            return False
-        return self.make(models, rows, learner.seen, learner.labels, sure, rest)
+        votes.cell = <u32> lowest_bit(observation.bit)
+        if self.rule.state.kind == MIXTURE:
+            votes.cell = self._hashes(votes, k, outputs, kind)
+        return True
 
-    cdef u32 _hashes(self, object kind, list said, const i64* values, u32 label,
-                     u8* cells) except? 0:
-        """Of the labels that the models gave, 0 to 63; `label` is that of the right one. -> the
-        largest of all."""
-        cdef u32 i, cell, high = label
-        for i in range(<u32> len(said)):
-            cells[i] = 0
-            if said[i] is None:
+    cdef OpenState open(self, object state, tuple models):
+        cdef OpenState opened = OpenState.__new__(OpenState)
+        cdef object known = state.models
+        cdef cnp.ndarray rows = state.rows
+        if (known is not models and known != models
+                or rows.shape[0] != len(models) + (self.rule.state.kind == MIXTURE)):
+            return None
+        opened.update, opened.state = self, state
+        opened.rows = self._rows(rows, 0)
+        opened.sure = doubles_copied(self._bins(state.sure))
+        opened.seen, opened.labels = state.seen, state.labels
+        if not _is_finite(opened.rows) or not _is_finite(opened.sure):
+            return None
+        return opened
+
+    cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
+        """Of the labels that the models gave, 0 to 63; `votes.cell` is that of the right one. ->
+        the largest of all."""
+        cdef u32 i, cell, high = votes.cell
+        for i in range(k):
+            votes.cells[i] = 0
+            if outputs[i] == NULL:
                 continue
-            if values[i] == 0:
-                cell = label
+            if votes.values[i] == 0:
+                cell = votes.cell
             elif kind is int or kind is bool:
-                cell = <u32> (said[i] & 63)
+                cell = <u32> (<object> outputs[i] & 63)
             else:
-                cell = <u32> lowest_bit(<u64> self.bit_of(said[i]))
-            cells[i] = <u8> cell
+                cell = <u32> lowest_bit(<u64> self.bit_of(<object> outputs[i]))
+            votes.cells[i] = <u8> cell
             high = max(high, cell)
         return high
-
-    cdef bint _asked(self, Observation* observation, tuple asked, object odds,
-                     tuple models) except -1:
-        """All of the models, or one of them: else False."""
-        cdef u32 i, k = <u32> len(models)
-        observation.chosen, observation.p = k, 1.0
-        if len(asked) != 1:
-            return not _chooses_one(self.rule.state.kind) and asked == models
-        for i in range(k):
-            if asked[0] is models[i] or asked[0] == models[i]:
-                observation.chosen = i
-                observation.p = odds[0] if odds else 1.0
-                return True
-        return False
 
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
              confidence, label, bits, chosen, p, cells=None):
@@ -495,28 +524,26 @@ cdef class FeedbackUpdate:
         return rows, seen
 
 
-cdef bint _read_one(object prediction, object label, object kind, list said, i64* value,
-                    double* confidence) except -1:
-    """A prediction's output as a number: 0 what the label is, else the same for the same. False:
-    not of a kind with the label."""
-    cdef object output = prediction.output
-    cdef object own = prediction.confidence
-    cdef Py_ssize_t i
-    if type(output) is not kind:
-        return False
-    value[0] = 0
-    if output != label:
-        value[0] = len(said) + 1
-        for i in range(len(said)):
-            if said[i] is not None and said[i] == output:
-                value[0] = i + 1
-                break
-    said.append(output)
-    if own is not None:
-        confidence[0] = own
-        if confidence[0] != confidence[0]:
-            confidence[0] = 0.0
-    return True
+@cython.final
+cdef class OpenState:
+    cdef int learn(self, Votes* votes) except -1:
+        cdef FeedbackUpdate update = self.update
+        cdef Learner learner
+        if not votes.anyone:
+            return 0
+        if update.rule.state.kind == MIXTURE and votes.cell >= mixture_shape(self.rows).buckets:
+            self.rows = update._rows(self.rows, votes.cell)
+        learner = update._pupil(self.rows, self.sure, self.seen, self.labels)
+        feedback_update_learn(&learner, &votes.observation)
+        self.seen, self.labels, self.changed = learner.seen, learner.labels, True
+        return 0
+
+    cdef object closed(self):
+        cdef object state = self.state
+        if not self.changed:
+            return state
+        return self.update.make(state.models, self.rows, self.seen, self.labels, self.sure,
+                                state.tracked)
 
 
 cdef bint _is_finite(cnp.ndarray array):

@@ -1,9 +1,8 @@
 from collections.abc import Callable
 from typing import Any, final
 
-import numpy as np
-
-_Columns = tuple[Any, ...]
+from clipper_core.learning.feedback_update import FeedbackUpdate
+from clipper_core.learning.join_table import Joined, JoinTable
 
 def record_of(
     head: bytes,
@@ -27,57 +26,44 @@ class Mean:
     def add(self, value: float, weight: float = 1.0) -> None: ...
     def stats(self) -> dict[str, float]: ...
 
-def count_right(
-    heard: object,
-    label: object,
-    answer: object,
-    weight: float,
-    counts: dict[Any, Any],
-    right: Mean,
-) -> bool: ...
+@final
+class LabelCounts:
+    """How often the answer and each model gave the right label. Threads: any."""
+
+    @property
+    def models(self) -> dict[Any, Any]: ...
+    @property
+    def right(self) -> Mean: ...
+    def __init__(self, models: dict[Any, Any], right: Mean) -> None: ...
+    def count(self, heard: object, label: object, answer: object, weight: float) -> bool: ...
 
 @final
 class LabelSteps:
-    """Writes down a label and learns it, for a learner whose policy the core learns. Threads:
-    any."""
+    """Writes down labels and learns them, for one learner. Threads: any."""
 
+    @property
+    def application(self) -> str: ...
     def __init__(
         self,
         learner: object,
         lock: object,
         journal: object,
-        one: Callable[..., Any],
+        update: FeedbackUpdate | None,
         node: str,
         dirty: dict[Any, None],
         observation: Callable[..., Any],
+        commit: Callable[[int], bool],
     ) -> None: ...
-    def learn(
-        self,
-        head: bytes,
-        user: str,
-        plan: object,
-        heard: object,
-        label: object,
-        answer: object,
-    ) -> int: ...
 
-def in_one_state(found: list[Any]) -> bool: ...
-def label_columns(
-    found: list[Any], models: tuple[Any, ...], place: dict[Any, int]
-) -> (
-    tuple[
-        _Columns,
-        _Columns,
-        _Columns,
-        np.ndarray[Any, np.dtype[np.int32]],
-        np.ndarray[Any, np.dtype[np.float64]],
-    ]
-    | None
-): ...
+def learn_label(
+    table: JoinTable, prediction: object, application: str, label: object
+) -> bool | None: ...
+def learn_labels(
+    table: JoinTable, predictions: list[Any], application: str, labels: list[Any]
+) -> int | None: ...
 def take_listed(
     ids: list[str],
-    known: dict[str, Any],
-    find: Callable[[str], Any],
-    now_s: float,
+    table: JoinTable,
+    find: Callable[[str], Joined | None],
     application: str,
-) -> tuple[list[int], list[Any], list[int]]: ...
+) -> tuple[list[int], list[Joined], list[int]]: ...

@@ -1,19 +1,18 @@
 """Feedback about labels, read from the objects of queries without others in between: its record in
-the journal, the columns of a list of answers, and how often each model was right."""
+the journal, what it teaches, and how often each model was right."""
 cimport cython
-cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
-from cpython.object cimport PyObject
-from libc.math cimport NAN
+from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
-import numpy as np
-
+from clipper_core.learning.bandit cimport MODELS_MAX
+from clipper_core.learning.feedback_update cimport FeedbackUpdate, OpenState, Votes
+from clipper_core.learning.join_table cimport Joined, JoinTable
+from clipper_core.learning.journal_end cimport HEAD_BYTES, JournalEnd, head_of
 from clipper_core.runtime.machine cimport i64, u8, u32, u64
-
-cnp.import_array()
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -21,6 +20,9 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
 
 cdef enum:
+    DONE = 0                    # of a list: written down and applied
+    ALONE = 1                   # each is to be learned by itself
+    GENERAL = 2                 # it is for the general path
     RECORD_MAX = 2048           # bytes of a record that is made here
     LABEL_MAX = 1024            # characters or bytes of a plain label
 
@@ -29,6 +31,12 @@ cdef struct Bytes:
     u8* at
     u8* end
     bint full
+
+
+cdef i64 _now_us() noexcept:
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <i64> now.tv_sec * 1000000 + now.tv_nsec // 1000
 
 
 # -- MessagePack, each value in its shortest form
@@ -140,24 +148,62 @@ cdef bint _put_values(Bytes* out, tuple values) except -1:
     return True
 
 
-cdef bint _put_heard(Bytes* out, dict place, dict heard) except -1:
-    """(place, output, confidence) of each model that has a place."""
+cdef inline bint _is_label(object kind) noexcept:
+    return kind is int or kind is str or kind is bool or kind is bytes
+
+
+cdef struct Said:               # predictions of one query; the objects belong to them
+    PyObject* model[MODELS_MAX]
+    PyObject* output[MODELS_MAX]
+    PyObject* confidence[MODELS_MAX]
+    PyObject* place[MODELS_MAX]     # of the model among the learner's, an int; NULL: none
+    u32 n
+
+
+cdef bint _gather(Said* said, object heard, dict place) except -1:
+    """False for what is no dict, or too large."""
     cdef PyObject* model
     cdef PyObject* prediction
-    cdef PyObject* found
-    cdef Py_ssize_t at = 0, n = 0
+    cdef Py_ssize_t at = 0
+    cdef object value
+    said.n = 0
+    if type(heard) is not dict or len(<dict> heard) > MODELS_MAX:
+        return False
     while PyDict_Next(heard, &at, &model, &prediction):
-        n += PyDict_GetItem(place, <object> model) != NULL
+        value = (<object> prediction).output
+        said.output[said.n] = <PyObject*> value
+        value = (<object> prediction).confidence
+        said.confidence[said.n] = <PyObject*> value
+        said.model[said.n] = model
+        said.place[said.n] = PyDict_GetItem(place, <object> model)
+        said.n += 1
+    return True
+
+
+cdef inline bint _alike(const Said* said, object label) noexcept:
+    """Whether a label and all outputs are labels of one type."""
+    cdef u32 i
+    if not _is_label(type(label)):
+        return False
+    for i in range(said.n):
+        if type(<object> said.output[i]) is not type(label):
+            return False
+    return True
+
+
+cdef bint _put_heard(Bytes* out, const Said* said) except -1:
+    """(place, output, confidence) of each model that has a place."""
+    cdef u32 i
+    cdef Py_ssize_t n = 0
+    for i in range(said.n):
+        n += said.place[i] != NULL
     _put_array(out, n)
-    at = 0
-    while PyDict_Next(heard, &at, &model, &prediction):
-        found = PyDict_GetItem(place, <object> model)
-        if found == NULL:
+    for i in range(said.n):
+        if said.place[i] == NULL:
             continue
         _put_array(out, 3)
-        if not (_put_value(out, <object> found)
-                and _put_value(out, (<object> prediction).output)
-                and _put_value(out, (<object> prediction).confidence)):
+        if not (_put_value(out, <object> said.place[i]) and _put_value(out, <object> said.output[i])
+                and _put_value(out, <object> said.confidence[i])):
             return False
     return True
 
@@ -171,28 +217,30 @@ def record_of(bytes head, str user, dict place, tuple asked, tuple odds, seen, i
     observation.
     """
     cdef object truth = seen.truth
-    return _record(head, user, place, asked, odds, seen.predictions, truth.label, truth.score,
-                   seen.answer, seen.weight, seen.plan.features, time_us)
-
-
-cdef object _record(bytes head, object user, dict place, tuple asked, tuple odds, object heard,
-                    object label, object score, object answer, object weight, tuple features,
-                    i64 time_us):
     cdef u8[RECORD_MAX] buffer
     cdef Bytes out
-    if type(heard) is not dict or len(<dict> heard) > 1000 or len(asked) > 1000:
-        return None
+    cdef Said said
     out.at, out.end, out.full = buffer, buffer + RECORD_MAX, False
-    _put(&out, PyBytes_AS_STRING(head), <u64> PyBytes_GET_SIZE(head))
-    if not (_put_value(&out, user) and _put_values(&out, asked) and _put_values(&out, odds)
-            and _put_heard(&out, place, <dict> heard) and _put_value(&out, label)
-            and _put_value(&out, score) and _put_value(&out, answer)
-            and _put_value(&out, weight) and _put_values(&out, features)):
-        return None
-    _put_int(&out, time_us)
-    if out.full:
+    if not _gather(&said, seen.predictions, place) or not _put_record(
+            &out, head, user, asked, odds, &said, truth.label, truth.score, seen.answer,
+            seen.weight, seen.plan.features, time_us):
         return None
     return PyBytes_FromStringAndSize(<char*> buffer, out.at - buffer)
+
+
+cdef bint _put_record(Bytes* out, bytes head, object user, tuple asked, tuple odds,
+                      const Said* said, object label, object score, object answer, object weight,
+                      tuple features, i64 time_us) except -1:
+    if len(asked) > MODELS_MAX or len(features) > MODELS_MAX:
+        return False
+    _put(out, PyBytes_AS_STRING(head), <u64> PyBytes_GET_SIZE(head))
+    if not (_put_value(out, user) and _put_values(out, asked) and _put_values(out, odds)
+            and _put_heard(out, said) and _put_value(out, label)
+            and _put_value(out, score) and _put_value(out, answer)
+            and _put_value(out, weight) and _put_values(out, features)):
+        return False
+    _put_int(out, time_us)
+    return not out.full
 
 
 # -- what is told, beside what was said
@@ -211,10 +259,6 @@ def is_plain(label):
     if kind is bytes:
         return PyBytes_GET_SIZE(label) <= LABEL_MAX
     return kind is bool
-
-
-cdef inline bint _is_label(object kind) noexcept:
-    return kind is int or kind is str or kind is bool or kind is bytes
 
 
 @cython.binding(False)
@@ -240,234 +284,454 @@ cdef class Mean:
 
     def add(self, double value, double weight=1.0):
         """Add a value."""
-        self.n += weight
-        self.total += value * weight
+        self.add_one(value, weight)
+
+    cdef void add_one(self, double value, double weight) noexcept:
+        self.add_sum(weight, value * weight)
+
+    cdef void add_sum(self, double n, double total) noexcept:
+        self.n += n
+        self.total += total
 
     def stats(self):
         """Return the count and the mean."""
         return {"n": self.n, "mean": self.total / self.n} if self.n else {"n": 0.0}
 
 
-@cython.binding(False)
-def count_right(heard, label, answer, double weight, dict counts, Mean right):
-    """Count whether the answer and each model of `counts` gave a label.
+@cython.final
+cdef class Tally:
+    """Counts of a list of labels, by the model's place."""
+    cdef double[MODELS_MAX] outputs, right_outputs
+    cdef double answers, right_answers
 
-    heard: predictions by model.  counts: by model, objects with a Mean `feedback`.  right: of the
-    answer. -> False, and nothing is counted, unless all are labels of one type.
+    cdef bint add(self, const Said* said, object answer, object label) except -1:
+        """False, and nothing is counted, if the answer is of another type, or a model has no
+        place."""
+        cdef u32 i, at
+        if type(answer) is not type(label):
+            return False
+        for i in range(said.n):
+            if said.place[i] == NULL:
+                return False
+        self.answers += 1
+        self.right_answers += PyObject_RichCompareBool(answer, label, Py_EQ)
+        for i in range(said.n):
+            at = <object> said.place[i]
+            self.outputs[at] += 1
+            self.right_outputs[at] += PyObject_RichCompareBool(<object> said.output[i], label,
+                                                               Py_EQ)
+        return True
+
+
+@cython.final
+cdef class LabelCounts:
+    """How often the answer and each model gave the right label. Threads: any.
+
+    models: by model, objects with a Mean `feedback`.  right: of the answer.
     """
-    cdef PyObject* model
-    cdef PyObject* prediction
-    cdef PyObject* found
-    cdef Py_ssize_t at = 0
-    cdef Mean mean
-    if type(answer) is not type(label) or not alike(label, heard):
-        return False
-    right.n += weight
-    if answer == label:
-        right.total += weight
-    while PyDict_Next(<dict> heard, &at, &model, &prediction):
-        found = PyDict_GetItem(counts, <object> model)
-        if found != NULL:
-            mean = (<object> found).feedback
-            mean.n += weight
-            if (<object> prediction).output == label:
-                mean.total += weight
-    return True
+    cdef readonly dict models
+    cdef readonly Mean right
+
+    def __init__(self, dict models not None, Mean right not None):
+        self.models, self.right = models, right
+
+    def count(self, heard, label, answer, double weight):
+        """Count a label; heard: predictions by model. -> False, and nothing is counted, unless all
+        are labels of one type."""
+        cdef Said said
+        return _gather(&said, heard, self.models) and self.add(&said, label, answer, weight)
+
+    cdef bint add(self, const Said* said, object label, object answer, double weight) except -1:
+        cdef PyObject* found
+        cdef Mean mean
+        cdef u32 i
+        if type(answer) is not type(label) or not _alike(said, label):
+            return False
+        self.right.add_one(PyObject_RichCompareBool(answer, label, Py_EQ), weight)
+        for i in range(said.n):
+            found = PyDict_GetItem(self.models, <object> said.model[i])
+            if found != NULL:
+                mean = (<object> found).feedback
+                mean.add_one(PyObject_RichCompareBool(<object> said.output[i], label, Py_EQ),
+                             weight)
+        return True
 
 
-# -- one answer
+    cdef bint add_tally(self, tuple models, Tally tally) except -1:
+        cdef PyObject* found
+        cdef Mean mean
+        cdef u32 i
+        self.right.add_sum(tally.answers, tally.right_answers)
+        for i in range(<u32> len(models)):
+            found = PyDict_GetItem(self.models, models[i])
+            if found != NULL:
+                mean = (<object> found).feedback
+                mean.add_sum(tally.outputs[i], tally.right_outputs[i])
+        return True
+
+
+# -- labels of answers
+
+@cython.final
+cdef class Open:
+    """A context's state, open, and the last row of a list that it has learned."""
+    cdef object held
+    cdef OpenState state
+    cdef Py_ssize_t row
+
+    cdef bint learn(self, Votes* votes, Py_ssize_t row) except -1:
+        self.state.learn(votes)
+        self.row = row
+        return True
+
 
 @cython.final
 cdef class LabelSteps:
-    """Writes down a label and learns it, for a learner whose policy the core learns.
+    """Writes down labels and learns them, for one learner. Threads: any.
 
-    learner: with `head`, `models`, `place`, `shared`, `known(user)` and `apply(user, seen,
-    number)`.  lock: of the states.  journal: with `append(record)`, -> its number.  one: of
-    FeedbackUpdate.  node: this server's name.  dirty: of (learner, user).  observation: makes one
-    of a plan, predictions, a label and an answer.  Threads: any.
+    learner: with `application`, `head`, `models`, `place`, `shared`, `learns`, `watcher`,
+    `known(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)` and
+    `observe(user, seen, number)`.  lock: of the states.  journal: with `end` and
+    `append_framed(records, count)`.  update: what the core can learn of its policy, or None.  node:
+    this server's name.  dirty: of (learner, user).  observation: makes one of a plan, predictions,
+    a label and an answer.  commit: called with the number of a record; returns whether it is to be
+    called for the next one too.
     """
-    cdef object learner, lock, journal, one, node, observation
+    cdef object learner, lock, journal, node, observation, commit
+    cdef readonly str application
+    cdef FeedbackUpdate update
+    cdef JournalEnd end
     cdef dict place, dirty
     cdef tuple models, everyone
+    cdef bint learns, commits
 
-    def __init__(self, learner, lock, journal, one, str node, dirty, observation):
-        self.learner, self.lock, self.journal, self.one = learner, lock, journal, one
-        self.node, self.dirty, self.observation = node, dirty, observation
-        self.place, self.models = learner.place, learner.models
+    def __init__(self, learner, lock, journal, FeedbackUpdate update, str node, dict dirty,
+                 observation, commit):
+        self.learner, self.lock, self.journal, self.update = learner, lock, journal, update
+        self.node, self.dirty, self.observation, self.commit = node, dirty, observation, commit
+        self.application, self.place, self.models = (learner.application, learner.place,
+                                                     learner.models)
+        self.end, self.learns, self.commits = journal.end, learner.learns, True
         self.everyone = tuple(range(len(self.models)))
 
-    @cython.binding(False)
-    def learn(self, bytes head, str user, plan, heard, label, answer):
-        """Write down and apply a label of weight 1. -> the number of its record; 0, and nothing has
-        changed, if it is for the general path.
-        """
-        cdef timespec now
-        cdef object asked = plan.models, own = None, shared, record, number
-        cdef tuple odds = plan.probabilities
-        cdef tuple positions
+    cdef bint put(self, Bytes* out, Said* said, Votes* votes, Joined joined, object label,
+                  i64 time_us) except -1:
+        """Write the record of a label of weight 1, with its head, and read it for the core's
+        update if there is one. False: it is for the general path."""
+        cdef object plan = joined.plan
+        cdef object asked = plan.models, odds = plan.probabilities, features = plan.features
+        cdef tuple positions = self.everyone
+        cdef bytes head = self.learner.head
+        cdef u8* begin = out.at
         cdef PyObject* at
-        if asked is self.models or asked == self.models:
-            positions = self.everyone
-        elif len(asked) == 1:
-            at = PyDict_GetItem(self.place, asked[0])
+        cdef u32 chosen = <u32> len(self.everyone)
+        if (type(asked) is not tuple or type(odds) is not tuple or type(features) is not tuple
+                or not head or len(joined.late)):
+            return False
+        if asked is not self.models and asked != self.models:
+            at = PyDict_GetItem(self.place, asked[0]) if len(asked) == 1 else NULL
             if at == NULL:
-                return 0
-            positions = (<object> at,)
-        else:
-            return 0
-        if plan.features or (len(odds) and len(odds) != len(positions)):
-            return 0
-        if not alike(label, heard):
-            return 0
-        clock_gettime(CLOCK_REALTIME, &now)
-        record = _record(head, user, self.place, positions, odds, heard, label, None, answer, 1.0,
-                         plan.features, <i64> now.tv_sec * 1000000 + now.tv_nsec // 1000)
-        if record is None:
+                return False
+            positions, chosen = (<object> at,), <object> at
+        elif chosen == 1:
+            chosen = 0
+        if len(odds) and len(odds) != len(positions):
+            return False
+        if self.update is not None and len(features):   # they are for the policy
+            return False
+        if not _gather(said, joined.arrived, self.place) or not _alike(said, label):
+            return False
+        out.at += HEAD_BYTES
+        if not _put_record(out, head, joined.user, positions, odds, said, label, None,
+                           joined.answer, 1.0, features, time_us):
+            return False
+        head_of(begin, begin + HEAD_BYTES, <u64> (out.at - begin) - HEAD_BYTES)
+        if self.update is not None:
+            return self.read(votes, said, chosen,
+                             odds[0] if len(odds) and len(positions) == 1 else 1.0, label)
+        return True
+
+    cdef bint read(self, Votes* votes, const Said* said, u32 chosen, double p,
+                   object label) except -1:
+        cdef PyObject* outputs[MODELS_MAX]
+        cdef PyObject* confidence[MODELS_MAX]
+        cdef u32 i, at, k = <u32> len(self.everyone)
+        for i in range(k):
+            outputs[i] = NULL
+        for i in range(said.n):
+            if said.place[i] != NULL:
+                at = <object> said.place[i]
+                outputs[at], confidence[at] = said.output[i], said.confidence[i]
+        return self.update.read(votes, k, outputs, confidence, chosen, p, label, 1.0)
+
+    cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
+        cdef u64 number = self.end.put(records, nbytes, count)
+        return number if number else <u64> self.journal.append_framed(
+            PyBytes_FromStringAndSize(<const char*> records, <Py_ssize_t> nbytes), count)
+
+    cdef u64 learn(self, Joined joined, object label) except? 0:
+        """-> the number of the record; 0, and nothing has changed, if it is for the general path.
+        """
+        cdef u8[HEAD_BYTES + RECORD_MAX] buffer
+        cdef Bytes out
+        cdef Said said
+        cdef Votes votes
+        cdef u64 number
+        out.at, out.end, out.full = buffer, buffer + HEAD_BYTES + RECORD_MAX, False
+        if not self.put(&out, &said, &votes, joined, label, _now_us()):
             return 0
         self.lock.acquire()
         try:
-            shared = self.learner.shared
-            if user:
-                own = self.learner.known(user)
-                if own is None or own.prior is not None:
-                    return 0
-            if shared.prior is not None:
-                return 0
-            number = self.journal.append(record)
-            if own is not None:
-                self._apply(own, user, plan, heard, label, answer, number)
-            self._apply(shared, "", plan, heard, label, answer, number)
+            if joined.user:
+                self.learner.admit(joined.user)
+            number = self.append(buffer, <u64> (out.at - buffer), 1)
+            if self.update is None:
+                if self.learns:
+                    self.learner.observe(joined.user, self.seen(joined, label), number)
+            else:
+                if joined.user:
+                    self.apply(self.learner.ready(joined.user), &votes, joined, label, joined.user,
+                               number)
+                self.apply(self.learner.shared, &votes, joined, label, "", number)
         finally:
             self.lock.release()
+        self.sync(number)
+        self.tell(&said, joined, label)
         return number
 
-    cdef _apply(self, held, str context, plan, heard, label, answer, number):
-        cdef object state, found = None
-        cdef dict applied = held.applied
-        if <u64> applied.get(self.node, 0) >= <u64> number:
-            return
-        state = held.state
-        try:
-            found = self.one(state.models, state.rows, state.sure, state.seen, state.labels,
-                             state.tracked, plan.models, plan.probabilities, heard, label, 1.0)
-        except Exception:
-            found = None
-        if found is None:       # for the policy itself, which says in the log what is wrong
-            self.learner.apply(context, self.observation(plan, heard, label, answer), number)
-            return
-        held.touched = True
-        if found is not False:
-            held.state = found
-        applied[self.node] = number
+    cdef object seen(self, Joined joined, object label):
+        return self.observation(joined.plan, joined.arrived, label, joined.answer)
+
+    cdef bint apply(self, object held, Votes* votes, Joined joined, object label, str context,
+                    u64 number) except -1:
+        cdef OpenState opened
+        cdef PyObject* at = PyDict_GetItem(<dict> held.applied, self.node)
+        if at != NULL and <u64> <object> at >= number:
+            return True
+        opened = self.update.open(held.state, self.models)
+        if opened is None:      # the policy mends it, or the log says what is wrong
+            self.learner.apply(context, self.seen(joined, label), number)
+            return True
+        opened.learn(votes)
+        return self.close(held, opened, context, number)
+
+    cdef bint close(self, object held, OpenState opened, str context, u64 number) except -1:
+        if opened.changed:
+            held.state = opened.closed()
+        held.applied[self.node] = number
         if not held.since:
             held.since = number
         self.dirty[(self.learner, context)] = None
+        return True
 
+    cdef bint tell(self, const Said* said, Joined joined, object label) except -1:
+        """Tell who watches."""
+        cdef object watcher = self.learner.watcher
+        cdef object counts
+        if watcher is None:
+            return True
+        counts = watcher.labels
+        if counts is not None:
+            if (<LabelCounts?> counts).add(said, label, joined.answer, 1.0):
+                return True
+        elif watcher.on_label(joined.arrived, label, joined.answer):
+            return True
+        return watcher.on_feedback(self.seen(joined, label))
 
-# -- lists of answers
+    cdef bint sync(self, u64 number) except -1:
+        if self.commits:
+            self.commits = self.commit(number)
+        return True
 
-def in_one_state(list found):
-    """Return whether all answers are of one learner and one user."""
-    cdef object first = found[0], learner = first.learner, user = first.user, joined
-    for joined in found:
-        if joined.learner is not learner or joined.user != user:
+    cdef int learn_block(self, list found, list labels) except -1:
+        """Write labels down together and apply them. -> DONE, or what else is to be done: then
+        nothing has changed. Under the lock."""
+        cdef Py_ssize_t i, n = len(found)
+        cdef u8* records = NULL
+        cdef u8* grown
+        cdef u64 size = 0, last = 0
+        cdef i64 now = _now_us()
+        cdef Bytes out
+        cdef Said said
+        cdef Votes votes
+        cdef Joined joined
+        cdef Tally tally = Tally.__new__(Tally)
+        cdef list apart = []
+        cdef dict contexts = {}
+        cdef bint together = not self.learns or self.open_all(contexts, found)
+        out.at = NULL
+        out.full = False
+        try:
+            for i in range(n):
+                if size < <u64> (out.at - records) + HEAD_BYTES + RECORD_MAX:
+                    size += size // 2 + (1 << 16)
+                    grown = <u8*> realloc(records, size)
+                    if grown == NULL:
+                        raise MemoryError()
+                    out.at, records = grown + (out.at - records), grown
+                out.end = out.at + HEAD_BYTES + RECORD_MAX
+                joined = found[i]
+                if not self.put(&out, &said, &votes, joined, labels[i], now):
+                    return GENERAL
+                if self.learns and together:
+                    if joined.user:
+                        (<Open> contexts[joined.user]).learn(&votes, i)
+                    (<Open> contexts[""]).learn(&votes, i)
+                if not tally.add(&said, joined.answer, labels[i]):
+                    apart.append(i)
+            if not together:
+                return ALONE
+            last = self.append(records, <u64> (out.at - records), <u64> n)
+        finally:
+            free(records)
+        for context, one in contexts.items():
+            self.close((<Open> one).held, (<Open> one).state, context,
+                       last - <u64> (n - 1 - (<Open> one).row))
+        self.tell_tally(tally, found, labels, apart)
+        return DONE
+
+    cdef bint open_all(self, dict contexts, list found) except -1:
+        """Open the states that these answers teach. False if one is not here, or is for its
+        policy."""
+        cdef Joined joined
+        cdef Py_ssize_t i
+        if self.update is None or not self.open(contexts, ""):
             return False
-    return True
+        for i in range(len(found)):
+            joined = found[i]
+            if PyDict_GetItem(contexts, joined.user) == NULL and not self.open(contexts,
+                                                                               joined.user):
+                return False
+        return True
+
+    cdef bint open(self, dict contexts, str context) except -1:
+        cdef Open one = Open.__new__(Open)
+        one.held = self.learner.known(context)
+        if one.held is None or one.held.prior is not None:
+            return False
+        one.held.touched = True
+        one.state = self.update.open(one.held.state, self.models)
+        contexts[context] = one
+        return one.state is not None
+
+    cdef bint tell_tally(self, Tally tally, list found, list labels, list apart) except -1:
+        """Tell who watches about a list; apart: what is not in the tally."""
+        cdef object watcher = self.learner.watcher
+        cdef object i
+        cdef Said said
+        cdef Joined joined
+        if watcher is None:
+            return True
+        if watcher.labels is None:
+            apart = list(range(len(found)))
+        else:
+            (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
+        for i in apart:
+            joined = found[i]
+            if not _gather(&said, joined.arrived, self.place) or not self.tell(&said, joined,
+                                                                               labels[i]):
+                break
+        return True
 
 
-def label_columns(list found, tuple models, dict place):
-    """Columns of what the models said of a list of answers, if all of it is whole numbers of 64
-    bits: (outputs i64[n] by model, heard bool[n] or None, confidence f64[n] or None, asked i32[n],
-    p f64[n]); else None.
+@cython.binding(False)
+def learn_label(JoinTable table not None, prediction, str application, label):
+    """Learn the label of an answer of this server. -> True if it counts, False if feedback came
+    before; None, and nothing has changed, if it is for the general path.
 
-    place: position by model.  asked: position of the only model that was asked, -1 if all of
-    `models` were.
+    prediction: an answer or its id.
     """
-    cdef Py_ssize_t n = len(found), k = len(models), i, j
-    cdef cnp.ndarray values = np.zeros((k, n), np.int64)
-    cdef cnp.ndarray heard = np.zeros((k, n), np.bool_)
-    cdef cnp.ndarray sure = np.empty((k, n))
-    cdef cnp.ndarray asked = np.full(n, -1, np.int32)
-    cdef cnp.ndarray odds = np.ones(n)
-    cdef i64* value = <i64*> cnp.PyArray_DATA(values)
-    cdef u8* was_heard = <u8*> cnp.PyArray_DATA(heard)
-    cdef double* own = <double*> cnp.PyArray_DATA(sure)
-    cdef object joined, plan, chosen, said, output, confidence
-    cdef tuple order = models
-    cdef PyObject* prediction
-    cdef PyObject* at
-    cdef int overflow = 0
-    cdef list absent = [False] * k
-    cdef list reported = [False] * k
-    for i in range(n):
-        joined = found[i]
-        plan, said = joined.plan, joined.arrived
-        chosen = plan.models
-        if joined.late or type(said) is not dict:
-            return None
-        if len(<tuple> chosen) == 1:
-            at = PyDict_GetItem(place, (<tuple> chosen)[0])
-            if at == NULL:
-                return None
-            (<int*> cnp.PyArray_DATA(asked))[i] = <int> <object> at
-            if plan.probabilities:
-                (<double*> cnp.PyArray_DATA(odds))[i] = plan.probabilities[0]
-        elif chosen is not order and chosen != order:
-            return None
-        for j in range(k):
-            own[j * n + i] = NAN
-            prediction = PyDict_GetItem(<dict> said, order[j])
-            if prediction == NULL:
-                absent[j] = True
-                continue
-            output = (<object> prediction).output
-            if type(output) is not int:
-                return None
-            value[j * n + i] = PyLong_AsLongLongAndOverflow(output, &overflow)
-            if overflow:
-                return None
-            was_heard[j * n + i] = True
-            confidence = (<object> prediction).confidence
-            if confidence is not None:
-                own[j * n + i] = confidence
-                if own[j * n + i] != own[j * n + i]:
-                    own[j * n + i] = 0.0
-                reported[j] = True
-    return (
-        tuple([values[j] for j in range(k)]),
-        tuple([heard[j] if absent[j] else None for j in range(k)]),
-        tuple([sure[j] if reported[j] else None for j in range(k)]),
-        asked,
-        odds,
-    )
+    cdef Joined joined = _ready(table, prediction, application, label, table.now_s())
+    cdef u64 number = 0
+    if joined is None:
+        return None
+    if joined.told:
+        return False
+    joined.told = True
+    try:
+        number = (<LabelSteps> joined.learner.steps).learn(joined, label)
+    finally:                    # what the journal refuses may be told again
+        joined.told = number > 0
+    return True if number else None
 
 
-def take_listed(list ids, known, find, double now_s, str application):
+cdef Joined _ready(JoinTable table, object prediction, str application, object label, double now):
+    """None for what is for the general path."""
+    cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
+    cdef Joined joined = table.find(id) if type(id) is str else None
+    if (joined is None or joined.until_s < now or joined.is_written or not is_plain(label)
+            or (<LabelSteps?> joined.learner.steps).application != application):
+        return None
+    return joined
+
+
+def learn_labels(JoinTable table not None, list predictions not None, str application,
+                 list labels not None):
+    """Learn labels of answers of this server. -> how many count; None, and nothing has changed, if
+    they are for the general path. The others were told before.
+
+    Raises what the journal raises: then all may be told again, and what was written down counts
+    once.
+    """
+    cdef list found = []
+    cdef list told = []
+    cdef double now = table.now_s()
+    cdef Joined joined
+    cdef LabelSteps steps = None
+    cdef Py_ssize_t i, done = 0
+    cdef int outcome = DONE
+    try:
+        for i in range(len(predictions)):
+            joined = _ready(table, predictions[i], application, labels[i], now)
+            if joined is None or (steps is not None and joined.learner is not steps.learner):
+                outcome = GENERAL
+                break
+            steps = joined.learner.steps
+            if not joined.told:
+                joined.told = True
+                found.append(joined)
+                told.append(labels[i])
+        if outcome == DONE and found:
+            with steps.lock:
+                outcome = steps.learn_block(found, told)
+        if outcome == ALONE:
+            while done < len(found) and steps.learn(found[done], told[done]):
+                done += 1
+        elif outcome == DONE:
+            done = len(found)
+            if done:
+                steps.sync(steps.end.next - 1)
+    finally:                    # what the journal refuses may be told again
+        for i in range(done, len(found)):
+            (<Joined> found[i]).told = False
+    return None if outcome == GENERAL else done
+
+
+def take_listed(list ids not None, JoinTable table not None, find, str application):
     """Take the answers of an application whose feedback has not come, each once: set `told`.
 
-    known: answers by id.  find: returns the answer of an id that is not there, or None.
-    -> (positions in `ids`, the answers, positions of unknown ids). The caller holds the lock of
-    `known`.
+    find: returns the answer of an id that is not in the table, or None.
+    -> (positions in `ids`, the answers, positions of unknown ids).
     """
     cdef list places = []
     cdef list found = []
     cdef list unknown = []
     cdef Py_ssize_t i
-    cdef PyObject* at
-    cdef object joined, learner = None
+    cdef Joined joined
+    cdef object learner = None
     cdef bint ours = False
-    if not isinstance(known, dict):
-        raise TypeError("known must be a dict")
+    cdef double now = table.now_s()
     for i in range(len(ids)):
-        at = PyDict_GetItem(<dict> known, ids[i])
-        joined = find(ids[i]) if at == NULL else <object> at
+        joined = table.find(ids[i])
+        if joined is None:
+            joined = find(ids[i])
         if joined is None:
             unknown.append(i)
             continue
         if joined.learner is not learner:
             learner = joined.learner
             ours = learner.application == application
-        if not ours or <double> joined.until_s < now_s:
+        if not ours or joined.until_s < now:
             unknown.append(i)
         elif not joined.told:
             joined.told = True

@@ -15,7 +15,7 @@ from clipper.selection.batch_learning import ObservationRows, column_of
 from clipper.serving.feedback.ground_truth import label_column, truth_of, weight_of
 from clipper.serving.feedback.journal_records import read, written, written_rows
 from clipper.serving.feedback.states import Learner, States
-from clipper.serving.feedback.window import FeedbackWindow, JoinedRows
+from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, seen_of
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -47,7 +47,7 @@ def test_a_prediction_is_taken_once(learner: Learner) -> None:
     fill(window, learner, "x", "y")
     joined = window.take("x", "app")
     assert joined is not None
-    assert joined.observation(Truth(7), 1.0).answer == "x"
+    assert seen_of(joined, Truth(7)).answer == "x"
     assert window.take("x", "app") is None
     assert window.take("y", "app") is not None
 

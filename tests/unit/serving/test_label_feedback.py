@@ -1,21 +1,30 @@
 """What the core reads from the objects of feedback is what Python would have."""
 
+import math
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.errors import Overloaded
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.policy import loss, losses
-from clipper.types import VersionedModel
+from clipper.serving.feedback.journal_records import written
+from clipper.serving.feedback.states import Learner, States
+from clipper.store.journal import Journal, read_journal
+from clipper.store.memory import MemoryStore
+from clipper.types import Answer, VersionedModel
+from clipper_core.learning.join_table import JoinTable
 from clipper_core.learning.label_feedback import (
+    LabelCounts,
     Mean,
     alike,
-    count_right,
     is_plain,
-    label_columns,
+    learn_label,
+    learn_labels,
     record_of,
 )
 
@@ -32,14 +41,6 @@ VALUES: list[Any] = [
 
 class Counts(msgspec.Struct):
     feedback: Mean
-
-
-class Given(msgspec.Struct):
-    learner: object
-    user: str
-    plan: Plan
-    arrived: dict[VersionedModel, Prediction]
-    late: tuple[Any, ...] = ()
 
 
 def seen_of(chance: random.Random, values: list[Any]) -> Observation:
@@ -77,12 +78,13 @@ def test_other_values_are_for_the_general_encoder(value: Any) -> None:
 def test_right_answers_are_counted_as_by_their_losses() -> None:
     chance, counts, right = random.Random(8), {m: Counts(Mean()) for m in MODELS[:2]}, Mean()
     expected, expected_right = {m: Mean() for m in MODELS[:2]}, Mean()
+    labels_right = LabelCounts(counts, right)
     for _ in range(300):
         seen = seen_of(chance, chance.choice([[0, 1, 2], ["x", "y"], [b"x", b""], [1, 1.0, True]]))
         kinds = {type(one.output) for one in seen.predictions.values()} | {type(seen.answer)}
         labels = kinds == {type(seen.truth.label)} and kinds != {float}
         truth, answer = seen.truth, seen.answer
-        told = count_right(seen.predictions, truth.label, answer, seen.weight, counts, right)
+        told = labels_right.count(seen.predictions, truth.label, answer, seen.weight)
         assert told == labels
         if labels:
             for model, lost in losses(seen).items():
@@ -104,26 +106,91 @@ def test_labels_that_need_no_check() -> None:
     assert not alike(True, heard)
 
 
-def test_columns_of_a_list() -> None:
-    one = Plan((MODELS[1],), (0.25,))
-    found = [
-        Given(None, "", Plan(MODELS), {m: Prediction(i, 0.5) for i, m in enumerate(MODELS)}),
-        Given(None, "", one, {MODELS[1]: Prediction(7)}),
-    ]
-    columns = label_columns(found, MODELS, PLACE)
-    assert columns is not None
-    outputs, heard, confidence, asked, p = columns
-    assert [column.tolist() for column in outputs] == [[0, 0], [1, 7], [2, 0]]
-    assert [None if column is None else column.tolist() for column in heard] == [
-        [True, False],
-        None,
-        [True, False],
-    ]
-    assert np.isnan(confidence[1][1])
-    assert confidence[1][0] == 0.5
-    assert asked.tolist() == [-1, 1]
-    assert p.tolist() == [1.0, 0.25]
-    for other in (2**63, "x", True):
-        found[0].arrived[MODELS[0]] = Prediction(other)
-        assert label_columns(found, MODELS, PLACE) is None
-    assert label_columns([Given(None, "", Plan(MODELS[:2]), {})], MODELS, PLACE) is None
+@pytest.mark.parametrize("seed", range(8))
+def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
+    """One by one and in lists, of several users, told twice: as by `observe_one` in the same
+    order, in state and in the journal."""
+    chance = random.Random(seed)
+    text = chance.choice(["exp3", "kl_ucb", "exp4", "stacking", "mixture", "ensemble"])
+    one, other = learner_of(text), learner_of(text)
+    table = JoinTable(1000, 60.0, 1 << 30, Answer)
+    values: list[Any] = chance.choice(
+        [[0, 1, 70], ["x", "yy", "z"], [b"x", b""], [True, False], [0, "x"]]
+    )
+    counted = 0
+    for turn in range(40):
+        ids = [f"n-{turn}-{i}" for i in range(chance.choice([1, 1, 30]))]
+        for id in ids:
+            plan = plan_of(text, chance)
+            heard = {
+                model: Prediction(chance.choice(values), chance.choice([None, 0.25, math.nan]))
+                for model in chance.sample(MODELS, chance.randint(1, 3))
+            }
+            user = chance.choice(["", "u", "v", f"w{turn}"])
+            answer = chance.choice([*values, None])
+            table.add(id, one, user, plan, heard, answer)
+        labels = [chance.choice(values) for _ in ids]
+        if len(ids) > 1:
+            found = learn_labels(table, [*ids, ids[0]], "app", [*labels, labels[0]])
+            learned = found == len(ids)
+        else:
+            learned = learn_label(table, ids[0], "app", labels[0]) is True
+            assert learn_label(table, ids[0], "app", labels[0]) is (False if learned else None)
+        if not learned:
+            assert not any(joined.told for joined in map(table.get, ids) if joined)
+            continue
+        counted += len(ids)
+        for id, label in zip(ids, labels, strict=True):
+            joined = table.get(id)
+            assert joined is not None
+            assert joined.told
+            seen = Observation(joined.plan, joined.arrived, Truth(label), joined.answer)
+            other.states.observe_one(other, joined.user, seen, written(other, joined.user, seen))
+    assert counted or len({type(value) for value in values}) > 1
+    assert one.states.journal.last == other.states.journal.last == counted
+    assert one.users() == other.users()
+    if one.learns:
+        for user in one.users():
+            encoded = [each.policy.encode(each.state(user)) for each in (one, other)]
+            assert encoded[0] == encoded[1]
+            assert one.held(user).applied == other.held(user).applied
+    one.states.close()
+    other.states.close()
+
+
+def learner_of(text: str) -> Learner:
+    states = States(MemoryStore(), Journal(None), "n", 100, 1e9)
+    return states.learner("app", text, create_policy(text), MODELS)
+
+
+def plan_of(text: str, chance: random.Random) -> Plan:
+    if text in ("exp3", "kl_ucb"):
+        return Plan((chance.choice(MODELS),), (0.25,))
+    return Plan(MODELS, (), (), tuple(chance.sample([0.5, -1.0], chance.randint(0, 2))))
+
+
+def is_refused(table: JoinTable, id: str) -> bool:
+    try:
+        return learn_label(table, id, "app", 1) is not True
+    except Overloaded:
+        return True
+
+
+def test_what_the_journal_refuses_may_be_told_again(tmp_path: Path) -> None:
+    states = States(MemoryStore(), Journal(tmp_path, "os", 1500), "n", 100, 1e9)
+    learner = states.learner("app", "stacking", create_policy("stacking"), MODELS)
+    table = JoinTable(1000, 60.0, 1 << 30, Answer)
+    ids = [f"n-{i}" for i in range(30)]
+    for id in ids:
+        table.add(id, learner, "", Plan(MODELS), {model: Prediction(1) for model in MODELS}, 1)
+    with pytest.raises(Overloaded):
+        learn_labels(table, ids, "app", [1] * 30)
+    assert learner.state("").seen == 0
+    told = next(i for i, id in enumerate(ids) if is_refused(table, id))
+    assert 10 < told < 30
+    assert learner.state("").seen == told == states.journal.last
+    states.journal.bytes_max = 1 << 20
+    assert learn_labels(table, ids, "app", [1] * 30) == 30 - told
+    assert learner.state("").seen == 30
+    states.close()
+    assert len(list(read_journal(tmp_path))) == 30

@@ -30,9 +30,10 @@ from clipper.errors import LeaseLost, StoreError, UnknownPrediction
 from clipper.selection import Observation, Truth
 from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner, Seen
-from clipper.serving.feedback.window import FeedbackWindow, Joined
+from clipper.serving.feedback.window import FeedbackWindow, seen_of
 from clipper.store.expiring import ExpiringLists, expiring_lists
 from clipper.store.store import Store
+from clipper_core.learning.join_table import Joined
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "feedback/answers/"
@@ -364,7 +365,7 @@ def _encoded(batch: Sequence[Answered]) -> Iterator[tuple[int, bytes]]:
     for id, joined in batch:
         if joined.nbytes <= 2 * RECORD_BYTES_MAX:
             joined.is_written = True
-            seen = joined.observation(Truth(), 1.0)
+            seen = seen_of(joined, Truth())
             yield _number_of(id), b"" if joined.told else written(joined.learner, joined.user, seen)
 
 

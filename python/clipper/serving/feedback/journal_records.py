@@ -5,8 +5,8 @@ columns begin with a byte that no msgpack does, and keep whole numbers as narrow
 Both end with the time of the feedback, which no state depends on.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,10 +14,12 @@ import numpy as np
 from clipper.clock import wall_time_us
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import Column, ObservationRows
-from clipper.serving.feedback.states import Learner
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
 from clipper_core.learning.label_feedback import record_of
+
+if TYPE_CHECKING:
+    from clipper.serving.feedback.states import Learner
 
 NDARRAY = 1  # extension type of msgpack
 COLUMNS = b"\xc1"  # first byte of a record of columns
@@ -61,14 +63,14 @@ _ROWS_DECODER = msgspec.msgpack.Decoder(
 )
 
 
-def written(learner: Learner, user: str, seen: Observation) -> bytes:
+def written(learner: "Learner", user: str, seen: Observation) -> bytes:
     """An observation as the journal keeps it: models by their place in the learner's list."""
     place, plan, truth = learner.place, seen.plan, seen.truth
     asked, odds = learner.positions(plan.models), plan.probabilities
     if odds and len(asked) != len(odds):
         odds = ()
-    head, time_us = learner.head or head_of(learner), wall_time_us()
-    if record := record_of(head, user, place, asked, odds, seen, time_us):
+    time_us = wall_time_us()
+    if record := record_of(learner.head, user, place, asked, odds, seen, time_us):
         return record
     said = []
     for model, heard in seen.predictions.items():
@@ -88,18 +90,16 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
             time_us,
         )
     )
-    return head + rest[1:]
+    return learner.head + rest[1:]
 
 
-def head_of(learner: Learner) -> bytes:
-    """Return the first three fields of every record of this learner, in an array of thirteen."""
-    names = tuple(map(str, learner.models))
-    learner.head = b"\x9d" + _ENCODER.encode((learner.application, learner.text, names))[1:]
-    return learner.head
+def head_of(application: str, policy: str, models: Iterable[VersionedModel]) -> bytes:
+    """Return the first three fields of every record of a learner, in an array of thirteen."""
+    return b"\x9d" + _ENCODER.encode((application, policy, tuple(map(str, models))))[1:]
 
 
 def written_rows(
-    learner: Learner, user: str, rows: ObservationRows
+    learner: "Learner", user: str, rows: ObservationRows
 ) -> Iterator[tuple[ObservationRows, bytes]]:
     """Records of many observations, each with the rows that are in it."""
     for at in range(0, len(rows), CHUNK):
@@ -111,7 +111,7 @@ def written_rows(
 
 
 def _halved(
-    learner: Learner, user: str, rows: ObservationRows
+    learner: "Learner", user: str, rows: ObservationRows
 ) -> Iterator[tuple[ObservationRows, bytes]]:
     """Whole, if that is not too long for a record."""
     names = tuple(map(str, learner.models))

@@ -26,14 +26,15 @@ from clipper.serving.feedback.ground_truth import (
     length_of,
     user_of,
 )
-from clipper.serving.feedback.journal_records import head_of, written, written_rows
+from clipper.serving.feedback.journal_records import written, written_rows
 from clipper.serving.feedback.states import Learner, Seen
-from clipper.serving.feedback.window import FeedbackWindow, Joined, JoinedRows
+from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, heard_of, seen_of
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
 from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.engine.model import predict_all
-from clipper_core.learning.label_feedback import alike, in_one_state, label_columns
+from clipper_core.learning.join_table import Joined
+from clipper_core.learning.label_feedback import alike, learn_label, learn_labels
 from clipper_core.runtime.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]
@@ -71,6 +72,10 @@ def observe(
             " two."
         )
     user = user_of(user)
+    if input is None and truth.score is None and weight == 1.0:
+        counts = learn_label_of(resolved, prediction, truth.label)
+        if counts is not None:
+            return counts
     if prediction is None:
         resolved = side_of(resolved, user)
         seen = _asked_again(resolved, input, user, truth, weight, context)
@@ -104,31 +109,29 @@ def observe(
     if joined is None:
         return False
     learner, user = joined.learner, joined.user
-    made: Observation | None = None
-    number, steps, plan = 0, learner.steps, joined.plan
     try:
         if joined.is_written:
             _fitted(truth, joined)  # a label that does not fit claims nothing
             if not all(_claimed(resolved, [(id, joined)])):
                 return False
-        if steps is not None and weight == 1.0 and truth.score is None and not joined.late:
-            head = learner.head or head_of(learner)
-            number = steps.learn(head, user, plan, joined.arrived, truth.label, joined.answer)
-        if not number:
-            made = joined.observation(_fitted(truth, joined), weight)
-            number = learner.states.observe_one(learner, user, made, written(learner, user, made))
+        seen = seen_of(joined, _fitted(truth, joined), weight)
+        number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
     except BaseException:
         joined.told = False  # what the journal refuses may be told again
         raise
     learner.states.commit(number)
-    if made is None:
-        _tell_watcher_of_label(joined, truth)
-    else:
-        _tell_watcher(learner, made)
+    _tell_watcher(learner, seen)
     if resolved.feedback.online_learning.active:
-        seen = made or joined.observation(truth, weight)
         resolved.feedback.online_learning.tell_of(resolved.all_cores, id, seen)
     return True
+
+
+def learn_label_of(resolved: ResolvedApplication, prediction: object, label: object) -> bool | None:
+    """Learn a label of weight 1 in the core. None, and nothing has changed, if it cannot."""
+    feedback = resolved.feedback
+    if feedback.window is None or feedback.online_learning.active:
+        return None
+    return learn_label(feedback.window.table, prediction, resolved.name, label)
 
 
 def observe_many(
@@ -145,6 +148,11 @@ def observe_many(
     if rows is not None:
         raise InvalidInput("rows= chooses among the rows of an array of answers; this is a list.")
     _same_length(length_of("predictions", predictions), labels)
+    if not resolved.feedback.online_learning.active:
+        listed = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+        counted = learn_labels(window.table, list(predictions), resolved.name, listed)
+        if counted is not None:
+            return Counted(counted, len(listed) - counted, 0)
     column = label_column(labels)
     ids = [
         prediction.id if type(prediction) is Answer else _id_of(prediction)
@@ -162,7 +170,7 @@ def observe_many(
         zip(places, found, told, strict=True) if resolved.feedback.online_learning.active else ()
     ):
         resolved.feedback.online_learning.tell_of(
-            resolved.all_cores, ids[i], joined.observation(Truth(label), 1.0)
+            resolved.all_cores, ids[i], seen_of(joined, Truth(label))
         )
     away = (
         _tell_others(resolved, window, ids, listed, missing)
@@ -251,7 +259,7 @@ def _fitted(truth: Truth, joined: Joined) -> Truth:
     """What was told, in the kind of what the models said."""
     if not truth.known or (not joined.late and alike(truth.label, joined.arrived)):
         return truth
-    label = fitted_label(truth.label, [said.output for said in joined.heard().values()])
+    label = fitted_label(truth.label, [said.output for said in heard_of(joined).values()])
     return truth if label is truth.label else Truth(label)
 
 
@@ -291,11 +299,8 @@ def _learn_joined(found: list[Joined], labels: Sequence[Any]) -> Sequence[Any]:
     if not found:
         return labels
     groups: dict[tuple[Learner, str], list[int]] = {}
-    if in_one_state(found):
-        groups[(found[0].learner, found[0].user)] = list(range(len(found)))
-    else:
-        for i, joined in enumerate(found):
-            groups.setdefault((joined.learner, joined.user), []).append(i)
+    for i, joined in enumerate(found):
+        groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
     told: list[tuple[Learner, list[Joined], Sequence[Any], ObservationRows | None]] = []
     try:
@@ -343,7 +348,7 @@ def _items(
         return [(learner, user, part, record) for part, record in written_rows(learner, user, rows)]
     items: list[Item] = []
     for joined, label in zip(found, labels, strict=True):
-        seen = joined.observation(Truth(label), 1.0)
+        seen = seen_of(joined, Truth(label))
         items.append((learner, user, seen, written(learner, user, seen)))
     return items
 
@@ -353,13 +358,6 @@ def _columns(
 ) -> ObservationRows | None:
     """None for plans that columns cannot say."""
     place, right = learner.place, column_of(labels)
-    if isinstance(right, np.ndarray) and right.dtype == np.int64:
-        columns = label_columns(found, learner.models, place)
-        if columns is not None:
-            outputs, was_heard, confidence, which, odds = columns
-            return ObservationRows(
-                learner.models, outputs, was_heard, confidence, right, which, odds
-            )
     asked, p = [-1] * len(found), [1.0] * len(found)
     for i, joined in enumerate(found):
         models = joined.plan.models
@@ -368,8 +366,8 @@ def _columns(
             p[i] = joined.plan.probabilities[0] if joined.plan.probabilities else 1.0
         elif models != learner.models:
             return None
-    heard = [joined.heard() for joined in found]
-    said_by, heard_of, own_of = [], [], []
+    heard = [heard_of(joined) for joined in found]
+    said_by, heard_by, own_of = [], [], []
     for model in learner.models:
         said = [one.get(model) for one in heard]
         absent = None in said
@@ -381,7 +379,7 @@ def _columns(
         said_by.append(
             column_of([filler if prediction is None else prediction.output for prediction in said])
         )
-        heard_of.append(
+        heard_by.append(
             np.array([prediction is not None for prediction in said]) if absent else None
         )
         own = [None if prediction is None else prediction.confidence for prediction in said]
@@ -391,7 +389,7 @@ def _columns(
     return ObservationRows(
         learner.models,
         tuple(said_by),
-        tuple(heard_of),
+        tuple(heard_by),
         tuple(own_of),
         right,
         np.array(asked, np.int32),
@@ -483,12 +481,6 @@ def _tell_watcher(learner: Learner, seen: Observation) -> None:
         learner.watcher.on_feedback(seen)
 
 
-def _tell_watcher_of_label(joined: Joined, truth: Truth) -> None:
-    watcher = joined.learner.watcher
-    if watcher is not None and not watcher.on_label(joined.arrived, truth.label, joined.answer):
-        watcher.on_feedback(joined.observation(truth, 1.0))
-
-
 def _tell_watcher_of_list(
     learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: ObservationRows | None
 ) -> None:
@@ -498,7 +490,7 @@ def _tell_watcher_of_list(
         learner.watcher.on_feedback_rows(rows, column_of([joined.answer for joined in found]))
         return
     for joined, label in zip(found, labels, strict=True):
-        if not learner.watcher.on_feedback(joined.observation(Truth(label), 1.0)):
+        if not learner.watcher.on_feedback(seen_of(joined, Truth(label))):
             return
 
 

@@ -45,12 +45,13 @@ from clipper.selection.batch_learning import (
 )
 from clipper.selection.policy import Predictions
 from clipper.selection.stateless_policy import learns
+from clipper.serving.feedback.journal_records import head_of
 from clipper.serving.feedback.state_sync import StateSync
 from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, unsealed
 from clipper.store.journal import Journal
 from clipper.store.store import ABSENT, Record, Store
 from clipper.types import VersionedModel
-from clipper_core.learning.label_feedback import LabelSteps
+from clipper_core.learning.label_feedback import LabelCounts, LabelSteps
 
 USER_CHARS_MAX: Final = 512  # of the name of a user
 
@@ -63,6 +64,11 @@ Seen = Observation | ObservationRows
 
 class FeedbackObserver(Protocol):
     """Observer of feedback, called once the feedback is in the journal."""
+
+    @property
+    def labels(self) -> LabelCounts | None:
+        """Return what counts labels without a call of `on_label`; None if it wants the calls."""
+        ...
 
     def on_feedback(self, seen: Observation) -> bool:
         """Observe one feedback. Returns False when there is more than the budget covers."""
@@ -122,7 +128,7 @@ class Learner:
         self.lesson = native_update_of(policy)
         self.place = {model: i for i, model in enumerate(self.models)}
         self._all = tuple(range(len(self.models)))
-        self.head = b""  # of its records, once there is one
+        self.head = head_of(application, text, self.models)  # of its records
         self.watcher: FeedbackObserver | None = None
         self.prefix = f"{PREFIX}{application}/{set_id(models)}/"
         self._held: dict[str, Held] = {}
@@ -130,18 +136,15 @@ class Learner:
             str, str
         ] = {}  # contexts whose names are too long for a key, by what stands in its place
         self.shared = self.held(SHARED)
-        self.steps = (
-            LabelSteps(
-                self,
-                states.lock,
-                states.journal,
-                self.lesson.one,
-                states.node,
-                states.dirty,
-                _labelled,
-            )
-            if self.lesson is not None and self.learns
-            else None
+        self.steps = LabelSteps(
+            self,
+            states.lock,
+            states.journal,
+            self.lesson,
+            states.node,
+            states.dirty,
+            _labelled,
+            states.commit,
         )
 
     def positions(self, models: Sequence[VersionedModel]) -> tuple[int, ...]:
@@ -235,15 +238,9 @@ class Learner:
 
     def apply(self, context: str, seen: Seen, number: int) -> None:
         """Apply what was observed to one context's state. Under the lock of the states."""
-        held = self._held.get(context)
-        if held is None:
-            held = self.held(context)
-        held.touched = True
+        held = self.ready(context)
         if held.applied.get(self._node, 0) >= number:
             return
-        if held.prior is not None:
-            self._follow(held)
-            held.prior = None
         try:
             if isinstance(seen, ObservationRows):
                 held.state = observe_rows(self.policy, held.state, seen)
@@ -257,6 +254,22 @@ class Learner:
         if not held.since:
             held.since = number
         self._dirty[(self, context)] = None
+
+    def ready(self, context: str) -> Held:
+        """Return a context's state, about to learn. Under the lock of the states."""
+        held = self._held.get(context)
+        if held is None:
+            held = self.held(context)
+        held.touched = True
+        if held.prior is not None:
+            self._follow(held)
+            held.prior = None
+        return held
+
+    def admit(self, user: str) -> None:
+        """Raise Overloaded for feedback of a context that there is no room for."""
+        if user not in self._held and self.learns:
+            self.states.refuse_if_full()
 
     def clean(self) -> list[tuple[str, Held]]:
         """Return the contexts without unwritten observations."""
@@ -451,9 +464,9 @@ class States:
             self._make_room()
             return len(self._ring) >= 2 * self._states_max
 
-    def _admit(self, learner: Learner, user: str) -> None:
-        """Raise Overloaded for feedback of a context that there is no room for."""
-        if user and learner.learns and learner.known(user) is None and self.is_full():
+    def refuse_if_full(self) -> None:
+        """Raise Overloaded if no more contexts are kept."""
+        if self.is_full():
             hint = "The store is too slow, or away; or raise feedback.contexts_max."
             raise Overloaded(
                 f"{len(self._ring)} contexts wait to be written to the store.", hint=hint
@@ -465,7 +478,7 @@ class States:
         """Write down and apply; -> the number to `commit`."""
         with self.lock:
             if user:
-                self._admit(learner, user)
+                learner.admit(user)
             number = self.journal.append(record)
             learner.observe(user, seen, number)
         return number
@@ -474,18 +487,21 @@ class States:
         """Write down all at once, and apply one after another; -> the number to `commit`."""
         with self.lock:
             for learner, user, _, _ in items:
-                self._admit(learner, user)
+                if user:
+                    learner.admit(user)
             last = self.journal.append_many([record for *_, record in items])
             for number, (learner, user, seen, _) in enumerate(items, last - len(items) + 1):
                 learner.observe(user, seen, number)
         return last
 
-    def commit(self, number: int) -> None:
-        """Return once the records up to that number are as sure as the journal's mode says."""
+    def commit(self, number: int) -> bool:
+        """Return once the records up to that number are as sure as the journal's mode says: whether
+        the next ones are so only after such a call."""
         if self.journal.mode == "fsync":
             self.journal.commit(number)
         if not self._sync.writes:
             self.start_writing()
+        return self.journal.mode == "fsync" or not self._sync.writes
 
     def replay(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
         """Apply what the journal has and the states have not; -> how many were applied. Once,

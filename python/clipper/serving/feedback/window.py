@@ -22,45 +22,28 @@ from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.forwarding import Forwarding
 from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
-from clipper.types import VersionedModel
+from clipper.types import Answer, VersionedModel
 from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.learning.join_table import Joined, JoinTable
 from clipper_core.learning.label_feedback import take_listed
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
-ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
+
+def heard_of(joined: Joined) -> dict[VersionedModel, Prediction]:
+    """Return the predictions that arrived, including late ones that have arrived since."""
+    if not joined.late:
+        return joined.arrived  # type: ignore[no-any-return]
+    heard = dict(joined.arrived)
+    for model, future in joined.late:
+        if future.done() and future.status() is Status.OK:
+            heard[model] = Prediction(future.output(0), future.confidence(0))
+    return heard
 
 
-class Joined(msgspec.Struct, eq=False):
-    """An answered query that feedback may still come for.
-
-    late: futures of observers, and of nobody
-    else."""
-
-    learner: Learner
-    user: str
-    plan: Plan
-    arrived: dict[VersionedModel, Prediction]
-    answer: Any
-    late: tuple[tuple[VersionedModel, Future], ...]
-    until_s: float
-    told: bool = False
-    nbytes: int = 0
-    is_written: bool = False  # to the store, or about to be
-    is_claimed: bool = False  # there, by this server
-
-    def heard(self) -> dict[VersionedModel, Prediction]:
-        """Return the predictions that arrived, including late ones that have arrived since."""
-        if not self.late:
-            return self.arrived
-        heard = dict(self.arrived)
-        for model, future in self.late:
-            if future.done() and future.status() is Status.OK:
-                heard[model] = Prediction(future.output(0), future.confidence(0))
-        return heard
-
-    def observation(self, truth: Truth, weight: float) -> Observation:
-        return Observation(self.plan, self.heard(), truth, self.answer, weight)
+def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
+    """Return an answer with what was told about it."""
+    return Observation(joined.plan, heard_of(joined), truth, joined.answer, weight)
 
 
 def _number_in(id: str) -> int | None:
@@ -71,17 +54,6 @@ def _number_in(id: str) -> int | None:
         if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits)
         else None
     )
-
-
-def _bytes_of(joined: Joined) -> int:
-    outputs = [prediction.output for prediction in joined.arrived.values()]
-    return ANSWER_BYTES + sum(_size_of(output) for output in (joined.answer, *outputs))
-
-
-def _size_of(output: Any) -> int:
-    if isinstance(output, np.ndarray):
-        return output.nbytes
-    return len(output) if isinstance(output, str | bytes) else 0
 
 
 class JoinedRows:
@@ -205,33 +177,27 @@ class FeedbackWindow:
         size_max: int,
         window_s: float,
         bytes_max: int = 256 << 20,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         forwarding: Forwarding | None = None,
         keep: Callable[[str, Joined], None] | None = None,
     ) -> None:
         self.forwarding = forwarding
         self._keep = keep
-        self._size_max, self._window_s, self._bytes_max, self._clock = (
-            size_max,
-            window_s,
-            bytes_max,
-            clock,
-        )
-        self._joined: OrderedDict[str, Joined] = OrderedDict()
+        self._size_max, self._window_s, self._clock = size_max, window_s, clock or time.monotonic
+        self.table = JoinTable(size_max, window_s, bytes_max, Answer, clock)
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0
-        self._bytes = 0
         self._lock = threading.Lock()
         self.direct = RecentAnswers(size_max, bytes_max)
         self._owners: list[tuple[Learner, Plan, str]] = []  # of the answers in `direct`, by number
 
     def __len__(self) -> int:
-        return len(self._joined) + len(self.direct)
+        return len(self.table) + len(self.direct)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept, estimated."""
-        return self._bytes + self.direct.nbytes
+        return self.table.nbytes + self.direct.nbytes
 
     def add(
         self,
@@ -244,24 +210,9 @@ class FeedbackWindow:
         late: tuple[tuple[VersionedModel, Future], ...] = (),
     ) -> None:
         """Remember a query until its feedback comes."""
-        joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
-        with self._lock:
-            self._add(id, joined)
+        joined = self.table.add(id, learner, user, plan, arrived, answer, late)
         if self._keep is not None and learner.learns:
             self._keep(id, joined)
-
-    def _add(self, id: str, joined: Joined) -> None:
-        """Under the lock."""
-        if self._joined.setdefault(id, joined) is joined:
-            joined.nbytes = _bytes_of(joined)
-            self._bytes += joined.nbytes
-        while self._joined and (
-            len(self._joined) > self._size_max
-            or self._bytes > self._bytes_max
-            or self._is_over(next(iter(self._joined.values())))
-        ):
-            _, oldest = self._joined.popitem(last=False)
-            self._bytes -= oldest.nbytes
 
     def owner(self, learner: Learner, plan: Plan, node: str) -> int:
         """Return the number under which the core keeps answers of this learner to that plan in
@@ -275,7 +226,7 @@ class FeedbackWindow:
 
     def _find(self, id: str) -> Joined | None:
         """Under the lock: the answer of that id, whoever gave it."""
-        joined = self._joined.get(id)
+        joined = self.table.get(id)
         if joined is not None or not len(self.direct):
             return joined
         number = _number_in(id)
@@ -288,17 +239,8 @@ class FeedbackWindow:
         learner, plan, _ = self._owners[owner]
         if age_s > self._window_s:
             return None
-        joined = Joined(
-            learner,
-            "",
-            plan,
-            {plan.models[0]: Prediction(output, confidence)},
-            output,
-            (),
-            self._clock() + self._window_s,
-        )
-        self._add(id, joined)
-        return joined
+        arrived = {plan.models[0]: Prediction(output, confidence)}
+        return self.table.add(id, learner, "", plan, arrived, output)
 
     def records(self, node: str) -> Iterator[tuple[int, bytes]]:
         """Yield the answers of this node that feedback may still come for, by the number in their
@@ -307,15 +249,13 @@ class FeedbackWindow:
         for given in self.direct.numbers():
             with self._lock:
                 self._find(f"{node}-{given:x}")
-        with self._lock:
-            waiting = list(reversed(self._joined.items()))
-        for id, joined in waiting:
+        for id, joined in reversed(self.table.items()):
             of, _, _ = id.rpartition("-")
             number = _number_in(id)
             if joined.is_written or of != node or number is None:
                 continue
             if not self._is_over(joined):
-                seen = joined.observation(Truth(), 1.0)
+                seen = seen_of(joined, Truth())
                 yield number, b"" if joined.told else written(joined.learner, joined.user, seen)
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
@@ -338,16 +278,13 @@ class FeedbackWindow:
         """The query of that id, once; None when its feedback has come already. UnknownPrediction if
         it is not here."""
         with self._lock:
-            joined = self._joined.get(id) or self._find(id)
-            if joined is None or joined.until_s < self._clock():
-                raise self._unknown(id)
-            whose = joined.learner.application
-            if whose != application:
-                raise _foreign(id, whose, application)
-            if joined.told:
-                return None
-            joined.told = True
-            return joined
+            joined = self._find(id)
+        if joined is None:
+            raise self._unknown(id)
+        whose = joined.learner.application
+        if whose != application:
+            raise _foreign(id, whose, application)
+        return joined if joined.claim() else None
 
     def take_many(
         self, ids: Sequence[str], application: str
@@ -357,7 +294,7 @@ class FeedbackWindow:
         Returns their positions in the ids, the queries, and the positions of unknown ids.
         """
         with self._lock:
-            return take_listed(list(ids), self._joined, self._find, self._clock(), application)
+            return take_listed(list(ids), self.table, self._find, application)
 
     def rows_of(self, id: str, application: str) -> JoinedRows:
         """The array of that id. UnknownPrediction if it is not here."""

@@ -9,7 +9,7 @@ from clipper.errors import InvalidInput
 from clipper.selection.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
-from clipper.serving.feedback.observe import Counted, observe, observe_many
+from clipper.serving.feedback.observe import Counted, learn_label_of, observe, observe_many
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, Answers
@@ -79,6 +79,11 @@ class ApplicationHandle:
         application's), Overloaded, StoreError. Threads: any.
         """
         resolved = self._resolve(self.name)
+        plain = correct is None and score is None and input is None and user is None
+        if plain and type(weight) is float and weight == 1.0 and context is None:
+            counts = learn_label_of(resolved, prediction, label)
+            if counts is not None:
+                return counts
         truth = truth_of(label, correct, score)
         return observe(resolved, prediction, input, user, truth, weight_of(weight), context)
 

@@ -30,7 +30,7 @@ from clipper.serving.rollout.roles import PRIMARY, RoleAssignment
 from clipper.serving.rollout.sketch import Bucket
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model as CoreModel
-from clipper_core.learning.label_feedback import Mean, count_right
+from clipper_core.learning.label_feedback import LabelCounts, Mean
 from clipper_core.results.future import Future
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 from clipper_core.runtime.status import Status
@@ -74,6 +74,7 @@ class ApplicationCounters:
         self._defaults: Counts[str] = Counts()
         self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
         self._right = Mean()
+        self.labels = LabelCounts(self._models, self._right)
         self._comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
         self._feedback_tokens = Bucket(_FEEDBACK_RATE, _FEEDBACK_BURST, clock())
 
@@ -102,9 +103,8 @@ class ApplicationCounters:
         stats = ApplicationStats(self, models, assignment)
         models = [*models, *rolling]
         with self._lock:
-            self._models = {
-                model: counts for model, counts in self._models.items() if model in models
-            }
+            for gone in self._models.keys() - models:
+                del self._models[gone]
             self._pairs = {
                 pair: mean
                 for pair, mean in self._pairs.items()
@@ -191,7 +191,7 @@ class ApplicationCounters:
         and of the answer.
         """
         # it runs no Python, so it needs no lock
-        return count_right(heard, label, answer, weight, self._models, self._right)
+        return self.labels.count(heard, label, answer, weight)
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
         """Count feedback of many rows: all of it for numeric columns, else as much as the budget

@@ -21,6 +21,7 @@ from clipper.selection.policy import Predictions, loss
 from clipper.serving.feedback.states import FeedbackObserver
 from clipper.serving.rollout.guards import Counts, Figures, guards_in
 from clipper.types import VersionedModel
+from clipper_core.learning.label_feedback import LabelCounts
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 COMPARED_S_MAX = (
@@ -97,6 +98,8 @@ class RolloutObserver:
     """
 
     __slots__ = ("_arm", "_next")
+
+    labels: LabelCounts | None = None  # each label is a call
 
     def __init__(self, next: FeedbackObserver, arm: SideStats) -> None:
         self._next, self._arm = next, arm
