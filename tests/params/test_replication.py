@@ -239,6 +239,28 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
                 )
 
 
+def test_table_that_a_follower_was_not_told_of_is_told_before_it_is_streamed_to() -> None:
+    draw = np.random.default_rng(1)
+    line = LossyLine(draw, 1 << 30)
+    primary = line.primary = Primary(1, draw)
+    follower, (state,) = ReplicaFollower(1, 0, line, 0.0), primary.followers.each
+    for _ in range(3):
+        primary.door.note(DENSE, [])
+        step(follower)
+    primary.door.note(DENSE, [])
+    assert state.can_stream, "what a stream can say may be missing"
+    primary.parameters.create(PLAIN)
+    primary.followers.end_streams()
+    primary.door.note(DENSE, [])
+    assert not state.can_stream
+    for _ in range(2):
+        step(follower)
+        primary.door.note(DENSE, [])
+    assert state.can_stream
+    assert follower.replica is not None
+    same(follower.replica.parameters, primary.parameters)
+
+
 # -- over sockets
 
 

@@ -116,6 +116,7 @@ class FollowerState:
         self._whole = self._exact = self._confirmed = False
         self._rounds = 0
         self.streaming = False  # changes are sent as they come
+        self._needs_reply = False  # a table or a model was made since the last one
         self._heard = 0
         self._origin: Origin | None = None
         self._missed: dict[int, Ids] | None = None
@@ -180,13 +181,19 @@ class FollowerState:
 
     @property
     def can_stream(self) -> bool:
-        """Tell whether the follower has all but changes that were not sent yet."""
-        return self.waited and self.is_whole and self._exact and not self._backlog
+        """Tell whether the follower has all but changes that can be streamed to it."""
+        whole = self.is_whole and self._exact and not self._backlog
+        return self.waited and whole and not self._needs_reply
 
     def start_stream(self, now: float) -> Piece:
         """Send changes as they come, from the answer to this call on. Return that answer."""
         self.streaming, self.last_seen_s = True, now
         return {"streams": True, "base": self._changes.position_of(0)}
+
+    def require_reply(self) -> None:
+        """Send no changes as they come before the next reply: it alone can say what has changed."""
+        self._needs_reply = True
+        self.end_stream()
 
     def end_stream(self) -> None:
         """Send no changes as they come: the follower is told, and asks for a resync."""
@@ -267,6 +274,7 @@ class FollowerState:
             if found is None:
                 return None
             position, changed, told = found
+            self._needs_reply = False
             seen = {}
             if self._missed is not None:
                 changed, self._missed = union([self._missed, changed]), None
@@ -375,7 +383,7 @@ class FollowerSet:
     def end_streams(self) -> None:
         """Let followers ask again: there is something that only a reply can say."""
         for one in self.each:
-            one.end_stream()
+            one.require_reply()
 
     def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
         """Return the answer to a follower; None if it is sent later."""
