@@ -22,7 +22,7 @@ GOALS = {
     "an array": Goal("value_at_least", 1_000_000),
 }
 BOUNDS = {
-    "one by one": "Python: the call, the join and the journal's record",
+    "one by one": "reading the answer's objects, and a copy of the state for each label",
     "a list": "Python: the join and the record, an object an answer",
     "an array": "",
 }

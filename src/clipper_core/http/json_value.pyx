@@ -1,6 +1,6 @@
 """Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits
-that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and left to Python: bytes, other text, halves, what
-is not finite, and what a model says beside its output.
+that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and
+left to Python: bytes, other text, halves, what is not finite, and what a model adds to its output.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport INFINITY, NAN, isfinite, ldexp
@@ -17,7 +17,7 @@ from clipper_core.wire.prediction cimport (
 
 import numpy as np
 
-from clipper_core.runtime.dtype import NAMES
+from clipper_core.runtime.dtype import NAMES as _NAMES
 
 cdef extern from *:
     """
@@ -242,7 +242,7 @@ cdef bint _put_bytes(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
 
 cdef bint json_go_on(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
     cdef u64 end = out.size() + bytes_max
-    cdef u32 depth = 0 if c.flat else c.rank, i
+    cdef u32 depth = 0 if c.flat else c.rank
     cdef u8* to
     cdef u8* first
     if c.dtype == STR or c.dtype == BYTES:
@@ -258,14 +258,14 @@ cdef bint json_go_on(JsonCursor* c, Bytes* out, u64 bytes_max) noexcept nogil:
         if c.done:
             to = _write_brackets(c, to)
         else:
-            for i in range(depth):
+            for _ in range(depth):
                 to = _put(to, "[", 1)
         to = _write_one(to, c.dtype, c.data + c.done * c.item)
         out.end += <u64> (to - first)
         c.done += 1
     if c.done < c.count:
         return False
-    for i in range(depth):
+    for _ in range(depth):
         out.put_byte(93)
     return True
 
@@ -360,7 +360,7 @@ cdef class JsonArray:
     def __init__(self, array, bint flat=False):
         cdef u32 i
         kind = "bool" if array.dtype.kind == "b" else f"{array.dtype.kind}{8 * array.itemsize}"
-        dtype = int(NAMES.get(kind, 0))
+        dtype = int(_NAMES.get(kind, 0))
         if not (BOOL <= dtype <= F64 and array.dtype.isnative) or array.ndim > JSON_DIMS_MAX:
             raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions is not "
                             "written as JSON here")

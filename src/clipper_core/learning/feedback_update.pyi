@@ -48,3 +48,7 @@ class FeedbackUpdate:
     def graded(
         self, rows: _Rows, seen: float, losses: ArrayLike, chosen: ArrayLike, p: ArrayLike
     ) -> tuple[_Rows, float]: ...
+
+@final
+class OpenState:
+    """A state while it learns several observations, in arrays of its own."""

@@ -17,7 +17,7 @@ cdef class Joined:
 cdef class JoinTable:
     cdef dict known                     # by id
     cdef object order, clock
-    cdef readonly object answer_type
+    cdef object answer_type
     cdef i64 size_max, bytes_max
     cdef double window_s
     cdef readonly i64 nbytes

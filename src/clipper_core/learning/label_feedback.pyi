@@ -55,6 +55,14 @@ class LabelSteps:
         commit: Callable[[int], bool],
     ) -> None: ...
 
+@final
+class Tally:
+    """Counts of a list of labels, by the model's place."""
+
+@final
+class OpenContext:
+    """A context's state, open, and the last row of a list that it has learned."""
+
 def learn_label(
     table: JoinTable, prediction: object, application: str, label: object
 ) -> bool | None: ...

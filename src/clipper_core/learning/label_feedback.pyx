@@ -356,7 +356,6 @@ cdef class LabelCounts:
                              weight)
         return True
 
-
     cdef bint add_tally(self, tuple models, Tally tally) except -1:
         cdef PyObject* found
         cdef Mean mean
@@ -373,7 +372,7 @@ cdef class LabelCounts:
 # -- labels of answers
 
 @cython.final
-cdef class Open:
+cdef class OpenContext:
     """A context's state, open, and the last row of a list that it has learned."""
     cdef object held
     cdef OpenState state
@@ -575,8 +574,8 @@ cdef class LabelSteps:
                     return GENERAL
                 if self.learns and together:
                     if joined.user:
-                        (<Open> contexts[joined.user]).learn(&votes, i)
-                    (<Open> contexts[""]).learn(&votes, i)
+                        (<OpenContext> contexts[joined.user]).learn(&votes, i)
+                    (<OpenContext> contexts[""]).learn(&votes, i)
                 if not tally.add(&said, joined.answer, labels[i]):
                     apart.append(i)
             if not together:
@@ -585,8 +584,8 @@ cdef class LabelSteps:
         finally:
             free(records)
         for context, one in contexts.items():
-            self.close((<Open> one).held, (<Open> one).state, context,
-                       last - <u64> (n - 1 - (<Open> one).row))
+            self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
+                       last - <u64> (n - 1 - (<OpenContext> one).row))
         self.tell_tally(tally, found, labels, apart)
         return DONE
 
@@ -605,7 +604,7 @@ cdef class LabelSteps:
         return True
 
     cdef bint open(self, dict contexts, str context) except -1:
-        cdef Open one = Open.__new__(Open)
+        cdef OpenContext one = OpenContext.__new__(OpenContext)
         one.held = self.learner.known(context)
         if one.held is None or one.held.prior is not None:
             return False

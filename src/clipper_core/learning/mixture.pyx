@@ -380,7 +380,8 @@ cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexce
     return rows[k * _width(shape) + EQUAL_SUM] == 0.0
 
 
-cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil:
+cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
+                          double* weights) noexcept nogil:
     cdef u32 width = _width(shape), i, component, b, n, column
     cdef const double* shared = rows + k * width
     cdef const double* row

@@ -27,8 +27,8 @@ from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.histogram cimport note
 from clipper_core.runtime.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD,
-    acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64,
-    monotonic_us, relaxed, release, u64, u8,
+    acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal,
+    i64, monotonic_us, relaxed, release, u64, u8,
 )
 from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN, raise_for

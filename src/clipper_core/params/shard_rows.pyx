@@ -20,7 +20,8 @@ from clipper_core.params.shard_counts cimport counts_push
 from clipper_core.params.shard_quotas cimport quotas_exceeded
 from clipper_core.params.shard_replay cimport replay_is_exact, replay_send
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, OVER_QUOTA, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit, padded, place_of,
+    DENSE_TABLE, OVER_QUOTA, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit,
+    padded, place_of,
 )
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.histogram cimport count, note
