@@ -2,8 +2,8 @@
 #
 # State: f64[k + 1, FIXED + 6 * buckets + 2 * features], one row for each of the k models and one
 # for what they share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a
-# label belongs to the bucket that the low bits of its hash name. `features` is the length of the queries'
-# context, 0 until the first feedback with one.
+# label belongs to the bucket that the low bits of its hash name. `features` is the length of the
+# queries' context, 0 until the first feedback with one.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
