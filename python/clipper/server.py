@@ -129,6 +129,7 @@ class ClipperServer:
                 self._dir.folder,
                 config.feedback,
                 self._is_shared,
+                config.limits.state_bytes_max,
             )
             if self._store_is_away:
                 self._learning.start_without_store()

@@ -405,6 +405,24 @@ def test_acknowledged_feedback_survives_kills(tmp_path: Path):
     assert acknowledged <= seen <= acknowledged + 4
 
 
+def test_what_was_learned_survives_in_a_folder_without_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal forgets segments that are written to the store; a store in memory ends with the
+    process."""
+    monkeypatch.setattr("clipper.store.journal.SEGMENT_BYTES", 1 << 12)
+    told = 0
+    for _ in range(2):
+        with clipper.start(folder=str(tmp_path), feedback={"write_ms": 5}) as server:
+            server.deploy("m", lambda xs: xs[:, 0].astype(int), input="f64[1]")
+            app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=30_000)
+            model = clipper.VersionedModel("m", 1)
+            learner = server._learning.states.learner("a", "kl_ucb", None, [model])
+            assert learner.state(None).seen == told
+            answers = [app.predict(np.array([float(i % 7)])).result() for i in range(200)]
+            told += sum(app.feedback(answer, label=1) for answer in answers)
+
+
 @pytest.mark.parametrize("with_redis", [False, True], ids=["folder", "redis"])
 def test_after_kills_the_states_are_those_of_serial_replay(with_redis: bool):
     """A short `python -m bench durability`: single labels, lists and arrays of several users, while

@@ -32,7 +32,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     folder: Annotated[
         str,
         about(
-            "folder of packed models and of the journal; empty: the folder of `state`, if it is one"
+            "folder of packed models, the journal and, without `state`, what policies learned;"
+            " empty: the folder of `state`, if it is one"
         ),
     ] = ""
     address: Annotated[

@@ -18,19 +18,31 @@ from clipper.serving.feedback.window import FeedbackWindow
 from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
+from clipper.store.sqlite import SqliteStore
 from clipper.store.store import Store
 from clipper.types import VersionedModel
 
 _log = logging.getLogger(__name__)
 
+STATES_FILE = "learned.db"
+
 
 class Learning:
     """The parts that learn from feedback. Threads: any. folder: the server's state folder; None:
     keep nothing beyond the process. shared: whether other servers may use the store.
+
+    Where the store is memory and there is a folder, states are kept in a file of that folder, of at
+    most `bytes_max` bytes (0: no limit): the journal forgets what has been written to the store,
+    which has to outlive the process.
     """
 
     def __init__(
-        self, store: Store, folder: Path | None, settings: FeedbackSettings, shared: bool = False
+        self,
+        store: Store,
+        folder: Path | None,
+        settings: FeedbackSettings,
+        shared: bool = False,
+        bytes_max: int = 0,
     ) -> None:
         self.node = secrets.token_hex(4)  # part of the ids of the answers of this process
         mode = "memory" if folder is None else settings.journal
@@ -42,10 +54,18 @@ class Learning:
                 "the journal is damaged; feedback acknowledged there is lost: %s",
                 self.journal.damaged,
             )
-        follows = not isinstance(store, MemoryStore)
+        in_memory = isinstance(store, MemoryStore)
+        self._file: SqliteStore | None = None
+        if in_memory and folder is not None:
+            self._file = SqliteStore(folder / STATES_FILE, bytes_max=bytes_max)
         name = _name_in(folder)
         self.states = States(
-            store, self.journal, name, settings.contexts_max, settings.write_ms / 1000, follows
+            self._file or store,
+            self.journal,
+            name,
+            settings.contexts_max,
+            settings.write_ms / 1000,
+            not in_memory,
         )
         self._forwarding: Forwarding | None = None
         if shared:
@@ -138,6 +158,8 @@ class Learning:
             self._leave_answers()
             self._forwarding.close()
         self.states.close()
+        if self._file is not None:
+            self._file.close()
 
     def _leave_answers(self) -> None:
         if self.records is not None and (count := self.records.leave(self.window)):
