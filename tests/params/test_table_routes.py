@@ -47,7 +47,7 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     assert client.pull("plain", [1]).tolist() == [[1] * 3]
     assert not [one for one in remote.history() if "table" in one["verb"]]
     assert post("plain/alter", {"expire_s": 900})["changed"][0]["after"]["expire_s"] == 900
-    assert post("plain/erase", {"ids": [1, 2, 77]})["rows"] == 2
+    assert post("plain/erase", {"ids": [1, 2.0, 77]})["rows"] == 2
     assert post("plain/copy", {"to": "twin"})["rows"] == 8
     assert post("twin/export", {"file": "twin.npz"})["rows"] == 8
     assert post("twin/drop", {})["message"] == "dropped table twin"

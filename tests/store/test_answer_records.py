@@ -200,3 +200,26 @@ def test_a_store_that_is_away_delays_no_feedback_and_has_all_later(
     wait_until(lambda: not here.records._claims.numbers, "the claims are, too", 20)
     assert other.records.take_many([first[0], later[0]], "app") == [None, None]
     assert isinstance(other.records.take(later[-1], "app"), Joined)
+
+
+def test_records_are_left_while_another_thread_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a server is closed while its store returns."""
+    begins, plain = threading.Event(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "clipper-answer-records":
+            begins.set()
+            threading.Event().wait(0.1)
+        plain(thread)
+
+    limits = RecordLimits(600.0, 0.01, 1 << 14, 1 << 20, 1 << 30)
+    records = AnswerRecords(MemoryStore(), A, limits, lambda record: None)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    starter = threading.Thread(target=records.start)
+    starter.start()
+    assert begins.wait(10)
+    assert records.leave(FeedbackWindow(1, 1.0)) == 0
+    starter.join()
+    assert not [one for one in threading.enumerate() if one.name == "clipper-answer-records"]

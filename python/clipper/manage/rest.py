@@ -202,6 +202,16 @@ def needed_by(verb: Callable[..., object], names: tuple[str, ...]) -> list[str]:
     ]
 
 
+def _with_integers(value: object, type_: object) -> object:
+    """Return the value with whole floats as integers where the type has integers: 1.0 is an integer
+    by JSON Schema."""
+    if type_ == list[int] and isinstance(value, list):
+        return [_with_integers(one, int) for one in value]
+    if type_ is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
 def _over_the_wire(type_: object) -> Any:
     """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
     return (
@@ -231,7 +241,7 @@ def _converted(
             f"unknown member {name!r}{guess}", hint=f"Members: {', '.join(known) or 'none'}."
         )
     try:
-        return msgspec.convert(value, takes[name], strict=strict)
+        return msgspec.convert(_with_integers(value, takes[name]), takes[name], strict=strict)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"`{name}`: {error}.") from None
 

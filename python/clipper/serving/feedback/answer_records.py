@@ -90,6 +90,7 @@ class AnswerRecords:
         self._claiming = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
+        self._starting = threading.Lock()
         self._is_away = False
         self._thread: threading.Thread | None = None
         self._sizes: OrderedDict[str, list[float]] = OrderedDict()  # bytes and end of each key
@@ -121,11 +122,12 @@ class AnswerRecords:
 
     def start(self) -> None:
         """Start the thread that writes, if anything is to be written. Once."""
-        if self.is_writing and self._thread is None and not self._closing:
-            self._thread = threading.Thread(
-                target=self._run, name="clipper-answer-records", daemon=True
-            )
-            self._thread.start()
+        with self._starting:  # a server may be closed while its store returns
+            if self.is_writing and self._thread is None and not self._closing:
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-answer-records", daemon=True
+                )
+                self._thread.start()
 
     def claim(self, found: Sequence[tuple[str, Joined]]) -> list[bool]:
         """Claim answers of this server that are taken for feedback; return which of them count.
@@ -295,7 +297,8 @@ class AnswerRecords:
 
         What the store does not take is forgotten. Stops the thread. Once.
         """
-        self._closing = True
+        with self._starting:
+            self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()

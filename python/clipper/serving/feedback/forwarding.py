@@ -110,6 +110,7 @@ class Forwarding:
         ] = {}  # servers that did not reply, until when they are not asked
         self._unsent: dict[str, Reply] = {}  # replies that the store has not taken yet
         self._stop = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
         self._is_listening = False
@@ -190,10 +191,13 @@ class Forwarding:
             except StoreError as error:  # its thread tries again
                 _log.warning("feedback of other servers is not taken yet: %s", error)
             self._learn = learn
-            self._thread = threading.Thread(
-                target=self._run, name="clipper-forwarding", daemon=True
-            )
-            self._thread.start()
+            with self._starting:  # a server may be closed while its store returns
+                if self._stop.is_set():
+                    return
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-forwarding", daemon=True
+                )
+                self._thread.start()
 
     def _run(self) -> None:
         again_s = AGAIN_S_MIN
@@ -282,7 +286,8 @@ class Forwarding:
 
     def stop(self) -> None:
         """Take nothing more, and refuse those that wait. Idempotent."""
-        self._stop.set()
+        with self._starting:
+            self._stop.set()
         if self._watch is not None:
             self._watch.close()
         if self._thread is not None:

@@ -252,11 +252,12 @@ class StateSync:
     def start_following(self) -> None:
         """Start the thread that hears what other servers write, if there may be any and it does not
         run."""
-        if self._follows and self._follower is None and not self._closing:
-            self._follower = threading.Thread(
-                target=self._follow, name="clipper-states-watch", daemon=True
-            )
-            self._follower.start()
+        with self._states.lock:
+            if self._follows and self._follower is None and not self._closing:
+                self._follower = threading.Thread(
+                    target=self._follow, name="clipper-states-watch", daemon=True
+                )
+                self._follower.start()
 
     def _follow(self) -> None:
         again_s = AGAIN_S_MIN
@@ -317,7 +318,8 @@ class StateSync:
 
     def close(self) -> None:
         """Write what is not written yet. Idempotent."""
-        self._closing = True
+        with self._states.lock:
+            self._closing = True
         self._wake.set()
         if self._watch is not None:
             self._watch.close()
