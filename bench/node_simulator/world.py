@@ -174,7 +174,7 @@ class World:
 
     @property
     def clocks(self) -> bool:
-        """Whether the wall clock of some node is wrong."""
+        """Return whether the wall clock of some node is wrong."""
         return any(one.life.ahead_ms(self.loop.time()) for one in self.nodes.values())
 
     def step(self, seconds: float) -> None:

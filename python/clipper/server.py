@@ -250,7 +250,7 @@ class ClipperServer:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether other servers may use the store."""
+        """Return whether other servers may use the store."""
         return self._store.remote or self._dir.is_apart
 
     @property

@@ -510,7 +510,7 @@ class Client:
 
     @contextlib.contextmanager
     def _as_errors(self) -> Iterator[None]:
-        """What can go wrong with a connection, as NoServer."""
+        """Raise NoServer for whatever goes wrong with a connection."""
         import http.client  # by those who ask: `import clipper` stays as quick as it was
 
         try:

@@ -363,7 +363,7 @@ _EXPORTED: Schema = {"type": "object"}
 
 
 def _query_routes() -> RouteTable:
-    """As the query listener has it."""
+    """The description as the query listener gives it."""
     routes = of_applications()
     return {
         ("POST", f"/admin/applications/{{}}/{verb}"): routes["POST", f"/api/{{}}/{verb}"]

@@ -327,7 +327,7 @@ class Operations:
         promote: bool,
         settings: dict[str, Any],
     ) -> VersionedModel:
-        """What can be said of a deployment without starting a container."""
+        """Check what can be checked of a deployment without starting a container."""
         catalog, config = self._server.catalog, self._server.config
         check_name_of(name, "model")
         least, most = replica_bounds(name, settings["replicas"], config.limits.replicas_max)

@@ -143,7 +143,7 @@ def is_eligible(resolved: ResolvedApplication) -> bool:
 
 
 class _FastPathConnection:
-    """What an exchange needs of its connection, where the door has that."""
+    """The connection of an exchange whose socket the compiled server has."""
 
     gone = False
 
@@ -363,7 +363,7 @@ class FastPath:
         self._give(ending, exchange.data or b"", exchange.close)
 
     def _give(self, ending: Ending, response: bytes, close: bool) -> None:
-        """To the door; when it has no memory to take it, again in a moment."""
+        """Give it to the compiled server; try again in a moment when that has no memory."""
         try:
             self.door.answer(ending.worker, ending.ticket, response, close)
         except MemoryError:

@@ -302,7 +302,7 @@ class Forwarding:
 
 
 def _parts(feedback: ForwardedFeedback) -> Iterator[bytes]:
-    """As requests of bounded size."""
+    """Yield the feedback as requests of bounded size."""
     data = _ENCODER.encode(feedback) if len(feedback.ids) <= IDS_MAX else b""
     if len(feedback.ids) == 1 or (data and len(data) <= BYTES_MAX):
         yield data

@@ -211,7 +211,7 @@ def _read_rows(record: bytes) -> tuple[Read, int]:
 
 
 def _wide(column: Column) -> Column:
-    """As it was before `_narrow`."""
+    """Return the array as it was before `_narrow`."""
     if isinstance(column, np.ndarray) and column.dtype.kind == "i" and column.ndim == 1:
         return np.asarray(column, np.int64)
     return column

@@ -256,7 +256,7 @@ def _same_length(n: int, labels: Sequence[Any]) -> None:
 
 
 def _fitted(truth: Truth, joined: Joined) -> Truth:
-    """What was told, in the kind of what the models said."""
+    """Return the label in the type of the models' outputs."""
     if not truth.known or (not joined.late and alike(truth.label, joined.arrived)):
         return truth
     label = fitted_label(truth.label, [said.output for said in heard_of(joined).values()])
