@@ -13,7 +13,7 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
     "no docstring": 89,
-    "weak beginning": 4,
+    "weak beginning": 1,
     "coined word": 53,
     "coined name": 374,
     "Any": 1266,

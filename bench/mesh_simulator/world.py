@@ -22,22 +22,22 @@ class Clock:
         self._count = 0
         self.done = 0
 
-    def at(self, time_ms: int, act: Callable[..., None], *told: Any) -> None:
+    def at(self, time_ms: int, act: Callable[..., None], *arguments: Any) -> None:
         """Schedule a call at a time, or now if that has passed."""
         self._count += 1
-        heapq.heappush(self._events, (max(time_ms, self.now_ms), self._count, act, told))
+        heapq.heappush(self._events, (max(time_ms, self.now_ms), self._count, act, arguments))
 
-    def after(self, delay_ms: int, act: Callable[..., None], *told: Any) -> None:
+    def after(self, delay_ms: int, act: Callable[..., None], *arguments: Any) -> None:
         """Schedule a call after a delay."""
-        self.at(self.now_ms + delay_ms, act, *told)
+        self.at(self.now_ms + delay_ms, act, *arguments)
 
     def run(self, until_ms: int) -> None:
         """Execute the events up to a time, in order."""
         events = self._events
         while events and events[0][0] <= until_ms:
-            self.now_ms, _, act, told = heapq.heappop(events)
+            self.now_ms, _, act, arguments = heapq.heappop(events)
             self.done += 1
-            act(*told)
+            act(*arguments)
         self.now_ms = until_ms
 
 
@@ -139,6 +139,6 @@ class Store:
         self.instances[instance.id] = instance
         self._tell(Mirror.put_instance, instance)
 
-    def _tell(self, put: Callable[[Mirror, Any], None], told: Any) -> None:
+    def _tell(self, put: Callable[[Mirror, Any], None], arguments: Any) -> None:
         for mirror in self.mirrors:
-            self.clock.after(self.lag_ms, put, mirror, told)
+            self.clock.after(self.lag_ms, put, mirror, arguments)

@@ -33,9 +33,9 @@ cdef class Joined:
 
     def claim(self):
         """Set `told`. -> whether it was not set before."""
-        cdef bint told = self.told
+        cdef bint before = self.told
         self.told = True
-        return not told
+        return not before
 
 
 @cython.final

@@ -673,7 +673,7 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
     once.
     """
     cdef list found = []
-    cdef list told = []
+    cdef list fresh_labels = []
     cdef double now = table.now_s()
     cdef Joined joined
     cdef LabelSteps steps = None
@@ -689,12 +689,12 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
             if not joined.told:
                 joined.told = True
                 found.append(joined)
-                told.append(labels[i])
+                fresh_labels.append(labels[i])
         if outcome == DONE and found:
             with steps.lock:
-                outcome = steps.learn_block(found, told)
+                outcome = steps.learn_block(found, fresh_labels)
         if outcome == ALONE:
-            while done < len(found) and steps.learn(found[done], told[done]):
+            while done < len(found) and steps.learn(found[done], fresh_labels[done]):
                 done += 1
         elif outcome == DONE:
             done = len(found)

@@ -290,40 +290,40 @@ cdef class ChangeReceiver:
         Raises StatusError (BAD_FRAME) if it does not fit the copy, or finds no memory: the copy is
         broken then; ConnectionError.
         """
-        cdef bint fits, told = True
+        cdef bint fits, sent = True
         with nogil:
             if self.head.kind == SHARD_REPLAY:
                 fits = _replay_fits(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    told = self.tell(self.head.sequence, 0)
+                    sent = self.tell(self.head.sequence, 0)
                     fits = _replay(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
             else:
                 fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    told = self.tell(self.head.sequence, 0)
+                    sent = self.tell(self.head.sequence, 0)
             self.input.drop(HEAD_BYTES + self.head.payload_bytes)
             if not self.input.size():
                 self.input.shrink(KEEP_BYTES)
         if not fits:
             raise_for(BAD_FRAME, "changes of a shard do not fit its copy")
-        if not told:
+        if not sent:
             raise ConnectionError("the shard does not read")
 
     def acknowledge(self, u64 position, *, bint asks=False):
         """Tell the shard that all changes up to `position` are written. asks: it answers at once,
         also if nothing has changed. Threads: any. Raises ConnectionError."""
-        cdef bint told
+        cdef bint sent
         with nogil:
-            told = self.tell(position, ASKS if asks else 0)
-        if not told:
+            sent = self.tell(position, ASKS if asks else 0)
+        if not sent:
             raise ConnectionError("the shard does not read")
 
     cdef bint tell(self, u64 position, u8 flags) noexcept nogil:
-        cdef bint told
+        cdef bint sent
         self.guard.lock()
-        told = _acknowledge(self.fd, position, flags)
+        sent = _acknowledge(self.fd, position, flags)
         self.guard.unlock()
-        return told
+        return sent
 
     cdef int comes(self, int wait_ms) noexcept nogil:
         """As poll: whether a message comes."""

@@ -294,8 +294,8 @@ def _id_of(prediction: str | Answer) -> str:
 
 
 def _learn_joined(found: list[Joined], labels: Sequence[Any]) -> Sequence[Any]:
-    """By context, in the order of each; -> the labels as they were learned. What is refused may be
-    told again."""
+    """Learn labels by context, in the order of each; return them as they were learned. What is
+    refused may be sent again."""
     if not found:
         return labels
     groups: dict[tuple[Learner, str], list[int]] = {}

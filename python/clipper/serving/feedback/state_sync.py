@@ -207,9 +207,11 @@ class StateSync:
     # -- what others wrote
 
     def _merge(self, learner: "Learner", user: str, record: Record | None) -> None:
-        """What is in the store now is not what this server wrote. Somebody else did; or nobody: the
-        answer to a write was lost, or the store was killed and knows less than before; then what is
-        here has it all."""
+        """Merge a state with that of the store, which this server did not write.
+
+        Either another server did; or the answer to a write was lost, or the store was killed and
+        knows less than before: then the state that is here has it all.
+        """
         with self._states.lock:
             held = learner.held(user)
             theirs = learner.read(record) if record else None

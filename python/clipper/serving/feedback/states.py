@@ -376,7 +376,8 @@ class States:
         return held
 
     def _get(self, key: str) -> Record | None:
-        """From the store; of one elsewhere, once this server is up, within READ_S."""
+        """Read a record of the store: of one on another host, once this server is up, within
+        READ_S."""
         if not (self._hurried and self._store.remote):
             return self._store.get(key)
         if self._reader is not None and self._reader.is_alive():
@@ -415,7 +416,8 @@ class States:
         return Held(state, state, record.revision, stored.applied)
 
     def _related(self, learner: Learner, user: str) -> Any:
-        """From the set of models of the same application and policy with most in common."""
+        """Return the state of the set of models of the same application and policy that has most in
+        common with this one."""
         others = [
             other
             for other in self._learners.values()

@@ -400,8 +400,8 @@ def finish(future: Future) -> Answer:
 
 
 def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
-    """What a model that is asked by its name said, NaN and infinities too: no policy has to make
-    anything of it."""
+    """Return the output of a model that the query names, NaN and infinities too: no policy combines
+    it."""
     for model, prediction in arrived.items():
         if prediction.output is not None:
             return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
@@ -440,7 +440,7 @@ def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
 
 
 def _log_outcome(resolved: ResolvedApplication, id: str, request_id: str, reason: str) -> None:
-    """At level INFO, and not every one of a flood."""
+    """Log a default answer at level INFO, and not every one of a flood."""
     if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
         return
     more = f" ({left_out} more defaults before it are not in this log)" if left_out else ""

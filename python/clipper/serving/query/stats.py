@@ -390,7 +390,7 @@ _LATE = frozenset(
 
 
 def _ends(counts: _OfModel) -> dict[str, int]:
-    """How its tasks ended, as the answers saw it."""
+    """Count how a model's tasks ended, by outcome."""
     late = sum(n for status, n in counts.missing.items() if status in _LATE)
     return {
         "in_time": counts.used.value + counts.unused.value,
@@ -417,7 +417,8 @@ def duration(took: Snapshot) -> dict[str, float | None]:
 def _kind_of(
     future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]
 ) -> str:
-    """Of the reason for a default: `unsure`, `not_finite`, or how the first task ended."""
+    """Return the kind of reason for a default: `unsure`, `not_finite`, or how the first task
+    ended."""
     if used:
         return "unsure"
     return "not_finite" if arrived else future.status(0).name.lower()

@@ -1,5 +1,5 @@
-"""What a rollout must keep to, as `p99<20ms, error<1%, reward>=-1%, agreement>90%`, and tests that
-may be looked at all the time.
+"""Guards of a rollout, as `p99<20ms, error<1%, reward>=-1%, agreement>90%`, and their tests, which
+may be evaluated at any time.
 
 A bare threshold on what was counted so far is wrong sooner or later: looked at often enough, every
 good version is over it once. So each guard is two sequential tests, whose error rates hold however

@@ -221,7 +221,7 @@ class Watched:
             )  # more than come in, and some may have to wait for a stuck observer
 
     def _compare_with(self, most: int) -> None:
-        """Those that are complete; the others go to the back."""
+        """Compare those that are complete; the others go to the back of the queue."""
         for _ in range(min(most, len(self._pending))):
             entry = self._pending.popleft()
             if all(future.done() for _, future in entry[2]):

@@ -50,7 +50,7 @@ class Role(msgspec.Struct, frozen=True):
 
     @property
     def observes(self) -> bool:
-        """Whether models of this role observe queries without answering."""
+        """Return whether models of this role observe queries without answering."""
         return self.kind in OBSERVERS
 
 
