@@ -29,7 +29,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("schema",),
     ("types",),
     ("settings", "options"),
-    ("config", "selection", "store", "metrics", "state_dir", "tls"),
+    ("config", "selection", "store", "metrics", "state_dir", "tls", "credential_file"),
     ("catalog_view", "config_schema"),
     ("catalog_rules",),
     ("catalog",),

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import clipper
+from clipper.credential_file import line_of, new_key
 from clipper.errors import ClipperError
-from clipper.frontend.auth.api_keys import line_of, new_key
 from clipper.testing import MemoryContainer
 from clipper_container.wire import frames as wire
 

@@ -37,8 +37,8 @@ def key(name: str, path: Path, role: str | None) -> None:
     clipper key trainers --role train --file params-tokens
     curl -H "Authorization: Bearer $KEY" http://HOST:8080/api
     """
+    from clipper.credential_file import line_of, new_key
     from clipper.errors import InvalidInput
-    from clipper.frontend.auth.api_keys import line_of, new_key
 
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
         raise InvalidInput(f"name {name[:60]!r} of a key: one word, without blanks.")
@@ -48,8 +48,7 @@ def key(name: str, path: Path, role: str | None) -> None:
         "a",
         encoding="utf-8",
     ) as file:
-        line = line_of(name, made)
-        file.write(f"{line.replace(' ', f' {role} ', 1) if role else line}\n")
+        file.write(f"{line_of(name, made, role or '')}\n")
     click.echo(made)
     click.echo(
         f"the hash of this key is in {path}, under {name!r}; the key itself is nowhere but here",

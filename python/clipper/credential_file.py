@@ -1,0 +1,117 @@
+"""Files of credentials, such as `http.api_keys_file` and `params.tokens_file`.
+
+A line is `NAME sha256:HEX`, or `NAME ROLE sha256:HEX` in a file with roles, where HEX is the hash
+of the key as it is sent. Only the holder has the key itself. A key is 32 random bytes, so a plain
+hash does not reveal it, and the time of a lookup by the hash tells an attacker nothing but what
+they sent.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from clipper.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_MARK = "sha256:"
+_START = "ck_"
+
+
+class Credential(NamedTuple):
+    """A line of the file. digest: the hash of the key. role: empty in a file without roles."""
+
+    digest: bytes
+    name: str
+    role: str
+
+
+class CredentialFile:
+    """The credentials of one file, found by their keys. Threads: any.
+
+    setting: the setting that names the file, for errors. roles: those that a line may have; empty:
+    lines have none. Raises ConfigError for a file that cannot be read, or has a line of another
+    form.
+    """
+
+    def __init__(self, path: str, setting: str, roles: Sequence[str] = ()) -> None:
+        self._path, self._setting, self._roles = path, setting, roles
+        self._seen = self._stamp()
+        self._credentials = self._read()
+
+    def find(self, key: bytes) -> Credential | None:
+        """Return the credential of a key; None if the file does not have it."""
+        digest = hashlib.sha256(key).digest()
+        found = self._credentials.get(digest[:8])
+        return found if found and hmac.compare_digest(found.digest, digest) else None
+
+    def refresh(self) -> bool:
+        """Reload the file if it has changed; return whether new credentials are in use.
+
+        Those that were read before stay in use while the file has an error. Reads the file: do not
+        call it on an event loop.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            self._credentials = self._read()
+        except ConfigError as error:
+            _log.warning("the keys that were read before stay: %s", error)
+            return False
+        _log.info("%s: %d keys from now on", self._setting, len(self._credentials))
+        return True
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def _read(self) -> dict[bytes, Credential]:
+        try:
+            lines = Path(self._path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", "") or "it is not UTF-8 text"
+            raise ConfigError(f"{self._setting} = {self._path!r} cannot be read: {why}.") from None
+        found = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if words and not words[0].startswith("#"):
+                one = self._parse(words, number)
+                found[one.digest[:8]] = one
+        return found
+
+    def _parse(self, words: Sequence[str], number: int) -> Credential:
+        try:
+            name, *role, mark = words
+            digest = bytes.fromhex(mark.removeprefix(_MARK))
+            is_known = role[0] in self._roles and len(role) == 1 if self._roles else not role
+            if not is_known or not mark.startswith(_MARK) or len(digest) != 32:
+                raise ValueError
+        except (ValueError, IndexError):
+            form = "NAME ROLE sha256:HEX" if self._roles else "NAME sha256:HEX"
+            which = f", ROLE is {', '.join(self._roles)}" if self._roles else ""
+            raise ConfigError(
+                f"{self._path}:{number}: a line is `{form}`{which}.",
+                hint="Add one with: clipper key NAME"
+                f"{' --role ROLE' if self._roles else ''} --file FILE",
+            ) from None
+        return Credential(digest, name, "".join(role))
+
+
+def new_key() -> str:
+    """Return a new random key."""
+    return _START + secrets.token_urlsafe(32)
+
+
+def line_of(name: str, key: str, role: str = "") -> str:
+    """Return the line of the file that stands for a key."""
+    hashed = hashlib.sha256(key.encode()).hexdigest()
+    return " ".join(filter(None, (name, role, f"{_MARK}{hashed}")))
