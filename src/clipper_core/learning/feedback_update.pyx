@@ -15,6 +15,7 @@ from clipper_core.learning.bandit cimport (
 from clipper_core.learning.mixture cimport (
     Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally, rows_with,
 )
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
@@ -23,6 +24,8 @@ cdef enum:
     LABEL_BITS = 64
     BINS_MAX = 1024
 
+cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
 cdef double[65] CLASSES         # by how many bits of `labels` are set
 
 
@@ -372,9 +375,9 @@ cdef class FeedbackUpdate:
             found = PyDict_GetItem(<dict> heard, models[i])
             outputs[i] = confidence[i] = NULL
             if found != NULL:           # the prediction keeps them
-                value = (<object> found).output
+                value = read_member(&OUTPUT, <object> found)
                 outputs[i] = <PyObject*> value
-                value = (<object> found).confidence
+                value = read_member(&CONFIDENCE, <object> found)
                 confidence[i] = <PyObject*> value
             if len(asked) == 1 and asked[0] == models[i]:
                 chosen = i

@@ -13,11 +13,15 @@ from clipper_core.learning.feedback_update cimport FeedbackUpdate, OpenState, Vo
 from clipper_core.learning.join_table cimport Joined, JoinTable
 from clipper_core.learning.journal_end cimport HEAD_BYTES, JournalEnd, head_of
 from clipper_core.runtime.machine cimport i64, u8, u32, u64
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
     bint PyUnicode_IS_COMPACT_ASCII(object text)
+
+cdef extern from *:
+    u64 big_endian "__builtin_bswap64"(u64 value) noexcept nogil
 
 cdef enum:
     DONE = 0                    # of a list: written down and applied
@@ -25,6 +29,15 @@ cdef enum:
     GENERAL = 2                 # it is for the general path
     RECORD_MAX = 2048           # bytes of a record that is made here
     LABEL_MAX = 1024            # characters or bytes of a plain label
+
+
+cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
+cdef ObjectMember ID                    # of an answer
+cdef ObjectMember STEPS, HEAD           # of a learner
+OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
+MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
+ID.name, STEPS.name, HEAD.name = b"id", b"steps", b"head"
 
 
 cdef struct Bytes:
@@ -50,13 +63,17 @@ cdef inline void _put(Bytes* out, const void* data, u64 n) noexcept:
 
 
 cdef inline void _put_tag(Bytes* out, u8 tag, u64 value, u32 nbytes) noexcept:
-    """A tag and a big-endian number of so many bytes."""
+    """A tag and a big-endian number of so many bytes, at most 8."""
     cdef u8[9] data
-    cdef u32 i
-    data[0] = tag
-    for i in range(nbytes):
-        data[nbytes - i] = <u8> (value >> (8 * i))
-    _put(out, data, nbytes + 1)
+    cdef u8* at = out.at if out.end - out.at >= 9 else data
+    at[0] = tag
+    if nbytes:
+        value = big_endian(value << (64 - 8 * nbytes))
+        memcpy(at + 1, &value, 8)
+    if at is out.at:
+        out.at += nbytes + 1
+    else:
+        _put(out, data, nbytes + 1)
 
 
 cdef void _put_int(Bytes* out, i64 value) noexcept:
@@ -170,9 +187,9 @@ cdef bint _gather(Said* said, object heard, dict place) except -1:
     if type(heard) is not dict or len(<dict> heard) > MODELS_MAX:
         return False
     while PyDict_Next(heard, &at, &model, &prediction):
-        value = (<object> prediction).output
+        value = read_member(&OUTPUT, <object> prediction)
         said.output[said.n] = <PyObject*> value
-        value = (<object> prediction).confidence
+        value = read_member(&CONFIDENCE, <object> prediction)
         said.confidence[said.n] = <PyObject*> value
         said.model[said.n] = model
         said.place[said.n] = PyDict_GetItem(place, <object> model)
@@ -249,6 +266,10 @@ cdef bint _put_record(Bytes* out, bytes head, object user, tuple asked, tuple od
 def is_plain(label):
     """Return whether a label is a bool, an int of 64 bits, or a short ASCII str or bytes: then it
     needs no further check."""
+    return _is_plain(label)
+
+
+cdef bint _is_plain(object label) except -1:
     cdef object kind = type(label)
     cdef int overflow = 0
     if kind is int:
@@ -271,7 +292,7 @@ def alike(label, heard):
     if type(heard) is not dict or not _is_label(kind):
         return False
     while PyDict_Next(heard, &at, &model, &prediction):
-        if type((<object> prediction).output) is not kind:
+        if type(read_member(&OUTPUT, <object> prediction)) is not kind:
             return False
     return True
 
@@ -418,9 +439,10 @@ cdef class LabelSteps:
         """Write the record of a label of weight 1, with its head, and read it for the core's
         update if there is one. False: it is for the general path."""
         cdef object plan = joined.plan
-        cdef object asked = plan.models, odds = plan.probabilities, features = plan.features
+        cdef object asked = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
+        cdef object features = read_member(&FEATURES, plan)
         cdef tuple positions = self.everyone
-        cdef bytes head = self.learner.head
+        cdef bytes head = read_member(&HEAD, self.learner)
         cdef u8* begin = out.at
         cdef PyObject* at
         cdef u32 chosen = <u32> len(self.everyone)
@@ -648,7 +670,7 @@ def learn_label(JoinTable table not None, prediction, str application, label):
         return False
     joined.told = True
     try:
-        number = (<LabelSteps> joined.learner.steps).learn(joined, label)
+        number = (<LabelSteps> read_member(&STEPS, joined.learner)).learn(joined, label)
     finally:                    # what the journal refuses may be told again
         joined.told = number > 0
     return True if number else None
@@ -656,10 +678,11 @@ def learn_label(JoinTable table not None, prediction, str application, label):
 
 cdef Joined _ready(JoinTable table, object prediction, str application, object label, double now):
     """None for what is for the general path."""
-    cdef object id = prediction.id if type(prediction) is table.answer_type else prediction
+    cdef object id = (read_member(&ID, prediction) if type(prediction) is table.answer_type
+                      else prediction)
     cdef Joined joined = table.find(id) if type(id) is str else None
-    if (joined is None or joined.until_s < now or joined.is_written or not is_plain(label)
-            or (<LabelSteps?> joined.learner.steps).application != application):
+    if (joined is None or joined.until_s < now or joined.is_written or not _is_plain(label)
+            or (<LabelSteps?> read_member(&STEPS, joined.learner)).application != application):
         return None
     return joined
 
@@ -685,7 +708,7 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
             if joined is None or (steps is not None and joined.learner is not steps.learner):
                 outcome = GENERAL
                 break
-            steps = joined.learner.steps
+            steps = read_member(&STEPS, joined.learner)
             if not joined.told:
                 joined.told = True
                 found.append(joined)

@@ -13,12 +13,16 @@ from clipper_core.learning.feedback_update cimport (
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
 from clipper_core.runtime.machine cimport i64, u8, u32, u64
+from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
 
 cdef extern from *:
     int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
+
+cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
 
 
 @cython.final
@@ -69,7 +73,8 @@ cdef class LabelVotes:
             if found == NULL:
                 said.append(None)
                 continue
-            output, own = (<object> found).output, (<object> found).confidence
+            output = read_member(&OUTPUT, <object> found)
+            own = read_member(&CONFIDENCE, <object> found)
             if kind is None:
                 kind = type(output)
                 if kind is not int and kind is not str and kind is not bytes and kind is not bool:

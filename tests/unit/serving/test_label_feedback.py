@@ -75,6 +75,35 @@ def test_other_values_are_for_the_general_encoder(value: Any) -> None:
     assert record_of(b"\x9d", "", PLACE, (0,), (), seen, 0) is None
 
 
+def test_predictions_may_be_of_any_types_in_turn() -> None:
+    class Slots:
+        __slots__ = "confidence", "output"
+        output: int
+        confidence: None
+
+    class Plain:
+        output, confidence = 7, None
+
+    class Computed(Prediction):
+        def __getattribute__(self, name: str) -> Any:
+            return 9 if name == "output" else None
+
+    slots, derived = Slots(), type("Derived", (Prediction,), {})(5)
+    for prediction, output in [
+        *((Prediction(3), 3), (slots, None), (Plain(), 7), (Prediction(4), 4)),
+        *((Computed(1), 9), (derived, 5), (slots, 8), (Prediction(6), 6)),
+    ]:
+        seen = Observation(Plan(MODELS), {MODELS[0]: prediction}, Truth(1), 1)  # type: ignore[dict-item]
+        if output is None:  # an empty slot
+            with pytest.raises(AttributeError, match="output"):
+                record_of(b"\x9d", "", PLACE, (0,), (), seen, 0)
+            slots.output, slots.confidence = 8, None
+        else:
+            record = record_of(b"\x9d", "", PLACE, (0,), (), seen, 0)
+            assert record is not None
+            assert bytes([0x93, 0, output, 0xC0]) in record
+
+
 def test_right_answers_are_counted_as_by_their_losses() -> None:
     chance, counts, right = random.Random(8), {m: Counts(Mean()) for m in MODELS[:2]}, Mean()
     expected, expected_right = {m: Mean() for m in MODELS[:2]}, Mean()
