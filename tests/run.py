@@ -3,7 +3,7 @@
     python -m tests.run                      all tests
     python -m tests.run tests/core -k cache  pytest arguments pass through; paths select rooms and
     files
-    python -m tests.run --jobs 4             processes at a time (default: one more than cores, or
+    python -m tests.run --jobs 4             processes at a time (default: two more than cores, or
                                              JOBS): tests wait for other processes, too
     python -m tests.run --fetch "COMMAND"    what fetches the programs that tests need; until it has
                                              ended, only rooms run that need none
@@ -540,7 +540,7 @@ def write_times(root: Path, times: dict[str, float]) -> None:
 def read_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False, usage=__doc__)
     parser.add_argument(
-        "--jobs", type=int, default=int(os.environ.get("JOBS") or (os.cpu_count() or 2) + 1)
+        "--jobs", type=int, default=int(os.environ.get("JOBS") or (os.cpu_count() or 2) + 2)
     )
     parser.add_argument("--fetch", default="", help="a command that fetches what tests need")
     parser.add_argument(
