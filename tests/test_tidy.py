@@ -54,7 +54,17 @@ CORE_USERS = {
     "server",
     "__init__",
 }
-SDK_USERS = {"deploy", "server", "cli", "demo", "errors", "params", "schema", "__init__"}
+SDK_USERS = {
+    "deploy",
+    "frontend",
+    "server",
+    "cli",
+    "demo",
+    "errors",
+    "params",
+    "schema",
+    "__init__",
+}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 
 BANNED_NAMES = {

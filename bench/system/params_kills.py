@@ -25,9 +25,9 @@ import numpy as np
 from bench.harness import Goal, Row, Sample, row
 from bench.system.params_history import PushHistory
 from clipper.params import Client, TableSpec
-from clipper.params.client.client import Array
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
+from clipper_container.params.rows import Array
 
 SHARDS, WORKERS, ROWS = 3, 2, 24
 LIFE = 25  # kills of one set; then another begins

@@ -11,9 +11,9 @@ import numpy as np
 
 from bench.harness import Goal, Row, interleave, row
 from clipper.params import Client, TableSpec
-from clipper.params.client.client import Array
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
+from clipper_container.params.rows import Array
 
 DIM, SIZES = 64, (64, 512)
 

@@ -3,28 +3,27 @@ next step. The container SDK has the root and InvalidInput.
 """
 
 import concurrent.futures
-import difflib
-from collections.abc import Iterable
-from typing import ClassVar, Self
 
+from clipper_container.errors import AlreadyExists as AlreadyExists
 from clipper_container.errors import ClipperError as ClipperError
+from clipper_container.errors import DoesNotFit as DoesNotFit
+from clipper_container.errors import Forbidden as Forbidden
+from clipper_container.errors import FrameError as FrameError
 from clipper_container.errors import InvalidInput as InvalidInput
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """` - did you mean 'svm'?` when a choice is close to `word`, else the empty string."""
-    close = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.6)
-    return f" - did you mean {close[0]!r}?" if close else ""
-
+from clipper_container.errors import OutOfMemory as OutOfMemory
+from clipper_container.errors import Overloaded as Overloaded
+from clipper_container.errors import QuotaExceeded as QuotaExceeded
+from clipper_container.errors import ShardAway as ShardAway
+from clipper_container.errors import StalePush as StalePush
+from clipper_container.errors import StateLost as StateLost
+from clipper_container.errors import TooLarge as TooLarge
+from clipper_container.errors import TypeConflict as TypeConflict
+from clipper_container.errors import Unknown as Unknown
+from clipper_container.errors import UnknownTable as UnknownTable
+from clipper_container.errors import UnknownVariable as UnknownVariable
+from clipper_container.errors import did_you_mean as did_you_mean
 
 # -- what the caller got wrong
-
-
-class TooLarge(InvalidInput):
-    """An input or a frame above its limit."""
-
-    rest_status = 413
-    slug = "too-large"
 
 
 class ConfigError(InvalidInput):
@@ -43,31 +42,6 @@ class PullFailed(PackagingError):
     """A model's files could not be pulled from their URL; the message names it and the cause."""
 
     slug = "pull"
-
-
-class FrameError(InvalidInput):
-    """Bytes that are no frame of the wire protocol."""
-
-    slug = "frame"
-
-
-class Unknown(ClipperError, LookupError):
-    """A name nothing is registered under."""
-
-    rest_status = 404
-    grpc_code = "NOT_FOUND"
-    slug = "unknown"
-    noun: ClassVar[str] = "thing"
-    known_as: ClassVar[str] = "Known"
-
-    @classmethod
-    def named(cls, name: str, known: Iterable[str]) -> Self:
-        """The error for `name` when only `known` exist: `no model 'svn' - did you mean 'svm'?
-        Loaded: logreg, svm.`"""
-        names = sorted(known)
-        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-        guess = did_you_mean(name, names) or "."
-        return cls(f"no {cls.noun} {name!r}{guess}", hint=f"{cls.known_as}: {shown or 'none yet'}.")
 
 
 class UnknownModel(Unknown):
@@ -94,59 +68,12 @@ class UnknownApplication(Unknown):
     known_as = "Applications"
 
 
-class UnknownTable(Unknown):
-    """No such embedding table on these shards."""
-
-    noun = "table"
-    slug = "unknown-table"
-
-
-class UnknownVariable(Unknown):
-    """No dense variable of this name has been pushed to these shards."""
-
-    noun = "variable"
-    slug = "unknown-variable"
-
-
 class UnknownPrediction(Unknown):
     """Feedback for a prediction that is not remembered: never made here, too old, or another
     application's."""
 
     slug = "prediction-not-found"
     noun = "prediction"
-
-
-class Forbidden(ClipperError):
-    """Permission denied: the caller's key does not allow this."""
-
-    rest_status = 403
-    grpc_code = "PERMISSION_DENIED"
-    slug = "forbidden"
-
-
-class AlreadyExists(ClipperError):
-    """The name, or name and version, is taken, and what is registered does not change."""
-
-    rest_status = 409
-    grpc_code = "ALREADY_EXISTS"
-    slug = "already-exists"
-
-
-class TypeConflict(ClipperError, TypeError):
-    """Two things that are to work together have different input types."""
-
-    rest_status = 409
-    grpc_code = "FAILED_PRECONDITION"
-    slug = "type-conflict"
-
-
-class DoesNotFit(InvalidInput):
-    """Possible, but not of this application, or beside its other settings: feedback where nothing
-    is learned, a role for a model that is not linked."""
-
-    rest_status = 409
-    grpc_code = "FAILED_PRECONDITION"
-    slug = "does-not-fit"
 
 
 class StillLinked(ClipperError):
@@ -166,35 +93,6 @@ class NotAllowed(ClipperError):
 
 
 # -- how a query can end without a prediction
-
-
-class QuotaExceeded(ClipperError):
-    """A table or a shard would have more rows or bytes than its quota; nothing has changed."""
-
-    rest_status = 507
-    grpc_code = "RESOURCE_EXHAUSTED"
-    slug = "quota-exceeded"
-
-
-class Overloaded(ClipperError):
-    """The query could not have finished by its deadline, or a queue or table is full.
-    `retry_after_s`: seconds after which another try may succeed."""
-
-    rest_status = 429
-    grpc_code = "RESOURCE_EXHAUSTED"
-    slug = "overloaded"
-
-    def __init__(self, message: str = "", *, hint: str = "", retry_after_s: float = 1.0) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
-
-
-class OutOfMemory(ClipperError, MemoryError):
-    """An allocation failed; the query was refused and nothing else is touched."""
-
-    rest_status = 503
-    grpc_code = "RESOURCE_EXHAUSTED"
-    slug = "out-of-memory"
 
 
 class DeadlineExceeded(ClipperError, TimeoutError):
@@ -296,49 +194,6 @@ class LeaseLost(StoreError):
     rest_status = 409
     grpc_code = "ABORTED"
     slug = "lease-lost"
-
-
-class ShardAway(ClipperError, ConnectionError):
-    """A shard of the parameter server does not answer, or recovers: what was asked of it may be
-    asked again.
-
-    sequence: of a push, to send the same push again; shards that have applied it do not apply it
-    twice. 0: it was no push.
-    """
-
-    rest_status = 503
-    grpc_code = "UNAVAILABLE"
-    slug = "shard-away"
-
-    def __init__(self, message: str = "", *, hint: str = "", sequence: int = 0) -> None:
-        super().__init__(message, hint=hint)
-        self.sequence = sequence
-
-
-class StalePush(ClipperError):
-    """A gradient of parameters that have changed too often since; the shard that refused it has
-    applied nothing.
-
-    sequence: of the push. Other shards may have applied it: computed anew and sent with this
-    sequence, it is applied only where it was refused.
-    """
-
-    rest_status = 409
-    grpc_code = "ABORTED"
-    slug = "stale-push"
-
-    def __init__(self, message: str = "", *, hint: str = "", sequence: int = 0) -> None:
-        super().__init__(message, hint=hint)
-        self.sequence = sequence
-
-
-class StateLost(ClipperError):
-    """A shard of the parameter server came back without its rows and variables, and waits to be
-    told to begin anew."""
-
-    rest_status = 503
-    grpc_code = "FAILED_PRECONDITION"
-    slug = "state-lost"
 
 
 class DeployFailed(ClipperError):

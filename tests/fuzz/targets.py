@@ -357,7 +357,7 @@ class _Shard:
             one._folder.cleanup()
 
     def _answer(self) -> None:
-        from clipper.params.frames import unpacked
+        from clipper_container.params.frames import unpacked
 
         while not self._stopping.wait(0.0005):
             for whom, _, body in self._door.calls():
@@ -367,14 +367,14 @@ class _Shard:
 
 
 def _hello() -> bytes:
-    from clipper.params.frames import Head, MessageKind, packed
+    from clipper_container.params.frames import Head, MessageKind, packed
 
     call = packed({"call": "hello", "worker": 3, "ids": np.arange(3)})
     return Head(MessageKind.CALL, id=1, payload_bytes=len(call)).packed() + call
 
 
 def _shard_seeds() -> dict[str, bytes]:
-    from clipper.params.frames import Head, MessageKind
+    from clipper_container.params.frames import Head, MessageKind
 
     ids = np.arange(3, dtype="<i8").tobytes()
     rows = np.ones((3, 5), "<f4").tobytes() + bytes(4)
@@ -409,7 +409,7 @@ def _shard_seeds() -> dict[str, bytes]:
 
 
 def _run_shard(data: bytes) -> None:
-    from clipper.params.frames import HEAD_BYTES, read_head, unpacked
+    from clipper_container.params.frames import HEAD_BYTES, read_head, unpacked
 
     if len(data) >= HEAD_BYTES:
         with contextlib.suppress(ClipperError):

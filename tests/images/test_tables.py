@@ -9,8 +9,8 @@ import pytest
 
 import clipper
 from clipper.errors import DoesNotFit
-from clipper.params.client.connection import addresses_in
 from clipper_container import Model
+from clipper_container.params.connection import addresses_in
 from tests.images.engines import PATIENCE_S, QUICK, Engine
 from tests.params.test_pserver_kills import free_port
 

@@ -11,9 +11,15 @@ import pytest
 
 from clipper.errors import AlreadyExists, ShardAway, TooLarge
 from clipper.params import Client, TableSpec
-from clipper.params.frames import HEAD_BYTES, Head, MessageKind, packed, read_head, unpacked
+from clipper_container.params.frames import (
+    HEAD_BYTES,
+    Head,
+    MessageKind,
+    packed,
+    read_head,
+    unpacked,
+)
 from clipper_container.params.push_identity import SEQUENCE_MAX
-from clipper_container.params.shard_client import ShardRefused
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, full, ones, until, zeros
 
@@ -83,7 +89,7 @@ def test_second_live_client_of_one_number_is_refused(shards: Shards, kind: str) 
     shards.up(2).client().create(COUNTS)
     first, second = (client_of(shards, kind, worker=7) for _ in range(2))
     first.push("counts", [1, 2], -ones((2, 1)))
-    with pytest.raises((AlreadyExists, ShardRefused), match="worker number 7"):
+    with pytest.raises(AlreadyExists, match="worker number 7"):
         second.push("counts", [1, 2], -ones((2, 1)))
     first.close()
     for _ in range(3):
@@ -100,7 +106,7 @@ def test_client_whose_number_was_taken_over_is_told(shards: Shards, kind: str) -
     first.close()
     second.push("counts", [1], -ones((1, 1)))
     second.close()
-    with pytest.raises((AlreadyExists, ShardRefused), match="another client pushes as worker 7"):
+    with pytest.raises(AlreadyExists, match="another client pushes as worker 7"):
         first.push("counts", [1], -ones((1, 1)))
     assert shards.client().pull("counts", [1])[0, 0] == 2
     first.close()
@@ -142,10 +148,10 @@ def test_push_above_a_frame_is_refused_at_once_by_all(shards: Shards, kind: str)
     shards.up(2, frame_bytes_max=1 << 16).client().create(COUNTS)
     client = client_of(shards, kind)
     ids = [2, *range(1, 40_000, 2)]  # shard 1 has too many, shard 0 has one
-    with pytest.raises((TooLarge, ShardRefused), match=r"(it takes|the limit is) 65536"):
+    with pytest.raises(TooLarge, match="it takes 65536"):
         client.push("counts", ids, -ones((len(ids), 1)))
     assert client.pull("counts", [2])[0, 0] == 0
-    with pytest.raises((TooLarge, ShardRefused), match="65536"):
+    with pytest.raises(TooLarge, match="65536"):
         client.pull("counts", list(range(0, 40_000, 2)))
     client.push("counts", [1, 2], -ones((2, 1)))
     assert client.pull("counts", [1, 2]).ravel().tolist() == [1, 1]

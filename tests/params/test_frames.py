@@ -1,4 +1,4 @@
-"""clipper.params.frames and partition: what travels, and to whom."""
+"""Messages of shards, and the partition of rows: what travels, and to whom."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from clipper.errors import (
     UnknownModel,
     UnknownTable,
 )
-from clipper.params.frames import (
+from clipper.params.partition import shard_of_name
+from clipper.params.tables import TableSpec
+from clipper_container.params.frames import (
     HEAD_BYTES,
     Head,
     MessageKind,
@@ -24,8 +26,7 @@ from clipper.params.frames import (
     refusal,
     unpacked,
 )
-from clipper.params.partition import shard_of_name, shards_of_ids, split_by_shard
-from clipper.params.tables import TableSpec
+from clipper_container.params.rows import shards_of_ids, split_by_shard
 from clipper_core.runtime.status import Status
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
@@ -115,6 +116,12 @@ def test_what_is_no_array_is_no_call(fields: dict[str, object]) -> None:
 def test_bytes_that_are_no_map_are_refused(body: bytes) -> None:
     with pytest.raises(FrameError):
         unpacked(body)
+
+
+def test_refusals_of_the_core_have_its_numbers() -> None:
+    assert {one.name: one.value for one in RefusalCode if one < 100} == {
+        one.name: Status[one.name] for one in RefusalCode if one < 100
+    }
 
 
 def test_refusals_are_errors_with_a_next_step() -> None:

@@ -52,9 +52,8 @@ def test_shards_that_move_are_found(tmp_path: Path) -> None:
         for number in (1, 0):
             until(
                 lambda: all(
-                    one["whole"]
+                    [one["whole"] for one in said["followers"]] == [True]
                     for _, said in client.call_all("stats")
-                    for one in said["followers"]
                 )
             )
             servers.pop(number).close(snapshot=False)

@@ -16,9 +16,9 @@ from clipper.credential_file import line_of, new_key
 from clipper.deploy.params_manifests import ParamsShipment
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.params_grpc.server import ShardGrpc
-from clipper.params.client.connection import addresses_in
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
+from clipper_container.params.connection import addresses_in
 from tests.frontend.certificates import Authority
 from tests.params.conftest import TOKEN, Shards, until
 from tests.params.document import Shard

@@ -7,8 +7,8 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import TableSpec
-from clipper.params.frames import Head, MessageKind
 from clipper.params.shard import replication
+from clipper_container.params.frames import Head, MessageKind
 from clipper_core.params.optimizer import Optimizer
 from tests.params.conftest import Shards, until, zeros
 from tests.params.test_streams import assert_copied, receiver, streams

@@ -10,8 +10,8 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.params import Client, TableSpec
-from clipper.params.client.connection import call_once
 from clipper.params.shard import replica_reads
+from clipper_container.params.connection import call_once
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_streams import SGD, streams
 

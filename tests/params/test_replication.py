@@ -12,13 +12,13 @@ import pytest
 
 from clipper.errors import ClipperError, ShardAway
 from clipper.params import TableSpec
-from clipper.params.client.connection import ShardConnection
-from clipper.params.frames import Head, MessageKind, packed, unpacked
 from clipper.params.shard import recovery, replication
 from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import FollowerSet, Origin, ReplicaFollower, ShardReplica
+from clipper_container.params.connection import ShardConnection
+from clipper_container.params.frames import Head, MessageKind, packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach

@@ -9,12 +9,12 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import Client, TableSpec
-from clipper.params.client import connection
-from clipper.params.frames import packed
 from clipper.params.shard import replication
 from clipper.params.shard.change_log import ChangeLog, History
 from clipper.params.shard.replication import ReplicaFollower, ShardReplica
 from clipper.params.shard.shard import TICK_S
+from clipper_container.params import connection
+from clipper_container.params.frames import packed
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_replication import LossyLine, Primary, same, step
 

@@ -20,7 +20,14 @@ from clipper.errors import (
     UnknownVariable,
 )
 from clipper.params import TableSpec
-from clipper.params.frames import Head, MessageKind, RefusalCode, packed, read_head, unpacked
+from clipper_container.params.frames import (
+    Head,
+    MessageKind,
+    RefusalCode,
+    packed,
+    read_head,
+    unpacked,
+)
 from clipper_container.tables import Tables
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer

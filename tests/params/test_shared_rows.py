@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.params import Client, TableSpec
-from clipper.params.client import connection as line
-from clipper_container.params import shard_client as sdk
-from clipper_container.params import shared_rows
+from clipper_container.params import connection, shared_rows
 from clipper_container.params.shared_rows import (
     BLOCK_BYTES_MIN,
     SharedRows,
@@ -30,8 +28,7 @@ DIM = 64
 
 @pytest.fixture(autouse=True)
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "SHARED_BYTES_MIN", 1)
-    monkeypatch.setattr(sdk, "SHARED_BYTES_MIN", 1)
+    monkeypatch.setattr(connection, "SHARED_BYTES_MIN", 1)
 
 
 # -- blocks

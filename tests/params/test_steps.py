@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clipper.errors import ClipperError, InvalidInput, UnknownTable, UnknownVariable
 from clipper.params import Client, TableSpec
-from clipper.params.client.connection import ShardRequest
-from clipper.params.frames import VARIABLE, Head, MessageKind, RefusalCode
+from clipper_container.params.connection import ShardRequest
+from clipper_container.params.frames import VARIABLE, Head, MessageKind, RefusalCode
 from clipper_core.params.optimizer import Optimizer
 from clipper_core.params.row_parts import combine, distinct, put_rows, split_parts
 from clipper_core.runtime.status import Status

@@ -10,9 +10,9 @@ import pytest
 
 from clipper.errors import FrameError
 from clipper.params import TableSpec
-from clipper.params.frames import HEAD, MAGIC, VERSION, Head, MessageKind
 from clipper.params.shard.parameters import Parameters
 from clipper.params.shard.replication import ReplicaFollower, ShardReplica
+from clipper_container.params.frames import HEAD, MAGIC, VERSION, Head, MessageKind
 from clipper_core.params.change_receiver import ChangeReceiver
 from clipper_core.params.embedding import Table
 from clipper_core.params.shard_loop import ShardLoop

@@ -15,13 +15,13 @@ import clipper
 from clipper.errors import DoesNotFit, InvalidInput
 from clipper.metrics.collect import of_model
 from clipper.params import Client, TableSpec
-from clipper.params.client.connection import addresses_in
 from clipper.params.client.row_watcher import RowWatcher, WatchedPredictions
-from clipper.params.frames import unpacked
 from clipper.params.shard import change_watchers as changes_module
 from clipper.params.shard.change_watchers import SLOT, ChangeWatchers
 from clipper.params.shard.parameters import Parameters
 from clipper_container import Model
+from clipper_container.params.connection import addresses_in
+from clipper_container.params.frames import unpacked
 from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, full, ones
 

@@ -485,8 +485,8 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     \b
     clipper params snapshot --folder shop
     """
-    from clipper.params.client.connection import addresses_in
     from clipper.params.local.local_set import snapshot_all
+    from clipper_container.params.connection import addresses_in
 
     place = _folder(folder)
     addresses, token = addresses_in(place)

@@ -55,8 +55,8 @@ def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
     """
     from clipper.deploy.ray_nodes import join_ray, take_down
     from clipper.deploy.ray_shards import remove_group, shards_of
-    from clipper.params.client.connection import addresses_in
     from clipper.params.local.local_set import snapshot_all
+    from clipper_container.params.connection import addresses_in
 
     ray = join_ray(address)
     actors = shards_of(ray, name)

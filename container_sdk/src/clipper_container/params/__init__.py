@@ -1,4 +1,5 @@
-"""Client of the shards of a parameter server: messages, push numbers, shared memory.
+"""Client of the shards of a parameter server: messages, connections, push numbers, shared memory.
 
-The public class is `clipper_container.tables.Tables`.
+`clipper_container.tables.Tables` is the client of a container, `clipper.params.Client` that of the
+server and of workers; both are built of these parts.
 """

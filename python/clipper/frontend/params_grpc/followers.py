@@ -13,9 +13,9 @@ import numpy as np
 
 from clipper.errors import DoesNotFit
 from clipper.frontend.params_grpc.tensors import Ids, tensor_of
-from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.shard import Shard
+from clipper_container.params.frames import TABLES_MAX
 
 FOLLOWERS_MAX: Final = 16
 IDS_MAX: Final = 1 << 22  # unsent ids of a follower; beyond that it needs a full sync

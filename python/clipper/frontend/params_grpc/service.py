@@ -24,11 +24,12 @@ from clipper.frontend.params_grpc.tensors import (
     values_in,
 )
 from clipper.frontend.protocols import message
-from clipper.params.frames import TABLES_MAX
-from clipper.params.partition import shard_of_name, shards_of_ids
+from clipper.params.partition import shard_of_name
 from clipper.params.shard.parameters import Parameters
 from clipper.params.shard.shard import Shard
 from clipper.params.tables import TableSpec, optimizer_in
+from clipper_container.params.frames import TABLES_MAX
+from clipper_container.params.rows import shards_of_ids
 
 SERVICE: Final = "PServer"
 ALIASES: Final = {

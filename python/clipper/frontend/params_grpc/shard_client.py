@@ -10,7 +10,8 @@ import os
 from typing import Any
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.frames import (
+from clipper.params.shard.parameters import Ids, Piece
+from clipper_container.params.frames import (
     DTYPES,
     HEAD_BYTES,
     Head,
@@ -20,7 +21,6 @@ from clipper.params.frames import (
     refusal,
     unpacked,
 )
-from clipper.params.shard.parameters import Ids, Piece
 
 _LIMIT = 1 << 20  # read buffer in bytes
 

@@ -11,14 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable, UnknownVariable
-from clipper.params.client.connection import (
+from clipper.params.partition import shard_of_name
+from clipper.params.tables import TableSpec
+from clipper_container.params.connection import (
+    Buffer,
+    Fill,
     RequestPart,
     ShardConnection,
     ShardRequest,
-    addresses_in,
     call,
 )
-from clipper.params.frames import (
+from clipper_container.params.frames import (
     DTYPES,
     DUPLICATE,
     PART_BYTES,
@@ -30,19 +33,25 @@ from clipper.params.frames import (
     padding,
     unpacked,
 )
-from clipper.params.partition import Ids, shard_of_name, split_by_shard
-from clipper.params.tables import TableSpec
-from clipper_container.params.push_identity import PushIdentity, renew_after_fork
+from clipper_container.params.rows import (
+    NUMPY,
+    Array,
+    Ids,
+    answer_bytes,
+    as_ids,
+    check_dtype,
+    check_gradients,
+    rows_in,
+    split_by_shard,
+)
+from clipper_container.params.shard_set import ShardSet, numbered
 from clipper_core.params.row_parts import put_rows, split_parts
+from clipper_core.runtime.spin import Receiver
 
-Array = npt.NDArray[Any]
-Buffer = Any  # bytes, or an array's memory
 Variables = Mapping[str, npt.NDArray[np.float32]]
-_NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 SPIN_US = 50
 REPLICA_WAIT_S = 0.05  # for a replica, before the shard itself is asked
 Token = dict[int, tuple[int, int]]  # shard -> (epoch, version)
-_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Pushed(msgspec.Struct, frozen=True):
@@ -124,66 +133,36 @@ class Client:
         shared: bool = True,
         spin_us: int = SPIN_US,
     ) -> None:
-        addresses: list[str]
-        self._folder, known = "", ""
-        if isinstance(shards, str) and shards.startswith(("unix:", "tcp:")):
-            addresses = [shards]
-        elif isinstance(shards, str | os.PathLike):
-            self._folder = os.fspath(shards)
-            addresses, known = addresses_in(self._folder)
-        else:
-            addresses = list(shards)
-        if not addresses:
-            raise InvalidInput(
-                "a set of no shards.", hint="Give the addresses of all of them, in order."
-            )
-        self._addresses = addresses
-        self.patience_s = patience_s
-        self._specs: dict[str, TableSpec] = {}
-        self._token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
-        self._answer_s, self._shared, self._spin_us = answer_s, shared, spin_us
-        self._identity = PushIdentity(worker)
+        self._shards = ShardSet(
+            shards,
+            lambda said: msgspec.convert(said, TableSpec),
+            token=token,
+            worker=worker,
+            patience_s=patience_s,
+            answer_s=answer_s,
+            shared=shared,
+            fill=lambda: _spinning(spin_us),
+        )
         self._replica = 0  # that was read last
-        self.connections = self._new_connections()
-        renew_after_fork(self)
-
-    def _new_connections(self) -> list[ShardConnection]:
-        return [
-            ShardConnection(
-                i,
-                self._address,
-                self._token,
-                self._identity,
-                self._answer_s,
-                shares=self._shared,
-                spin_us=self._spin_us,
-            )
-            for i in range(len(self._addresses))
-        ]
-
-    def forked(self) -> None:
-        """Replace connections and worker number in a forked child; they belong to the parent."""
-        parents = self.connections
-        self._identity = PushIdentity()
-        self.connections = self._new_connections()
-        for connection in parents:
-            connection.close()
 
     @property
     def folder(self) -> str:
         """Folder of the set; empty if the addresses were given."""
-        return self._folder
+        return self._shards.folder
 
     @property
     def worker(self) -> int:
         """Worker number of this client."""
-        return self._identity.worker
+        return self._shards.identity.worker
+
+    @property
+    def connections(self) -> list[ShardConnection]:
+        """Connection to each shard."""
+        return self._shards.connections
 
     def close(self) -> None:
         """Close all connections."""
-        for connection in self.connections:
-            with connection.lock:
-                connection.close()
+        self._shards.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,9 +184,7 @@ class Client:
         """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict
         (it exists with other settings)."""
         spec.check()
-        for connection, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
-            connection.tables[spec.name] = int(said["number"])
-        self._specs[spec.name] = spec
+        self._shards.create(spec, msgspec.to_builtins(spec))
 
     def begin_anew(self) -> list[int]:
         """Let shards that lost their state continue with empty tables (StateLost); others are not
@@ -219,21 +196,13 @@ class Client:
         begun = [
             connection.number for connection, said in self.call_all("begin_anew") if said["begun"]
         ]
-        for spec in self._specs.values():
+        for spec in self._shards.specs.values():
             self.create(spec)
         return begun
 
     def spec(self, table: str) -> TableSpec:
         """Return the specification of a table. Raises UnknownTable."""
-        if table not in self._specs:
-            said = self.call(0, "tables")["tables"]
-            self._specs.update(
-                {name: msgspec.convert(spec, TableSpec) for name, spec in said.items()}
-            )
-        try:
-            return self._specs[table]
-        except KeyError:
-            raise UnknownTable.named(table, self._specs) from None
+        return self._shards.spec(table)
 
     def alter(self, table: str, **changes: object) -> TableSpec:
         """Change settings of a table while it is trained, on all shards. Return what it is now.
@@ -246,8 +215,8 @@ class Client:
         """
         self.call_all("alter", table=table, changes=changes, check=True)
         said = self.call_all("alter", table=table, changes=changes)[0][1]
-        self._specs[table] = msgspec.convert(said["spec"], TableSpec)
-        return self._specs[table]
+        self._shards.specs[table] = msgspec.convert(said["spec"], TableSpec)
+        return self._shards.specs[table]
 
     def drop(self, table: str) -> int:
         """Remove a table, with its rows, on the shards and their replicas. Return how many rows
@@ -259,7 +228,7 @@ class Client:
         ShardAway (some shards may have dropped it; call it again).
         """
         answers = [answer for _, answer in self.call_all("drop", table=table)]
-        self._specs.pop(table, None)
+        self._shards.specs.pop(table, None)
         for connection in self.connections:
             connection.forget_names()
         if not any(one["dropped"] for one in answers):
@@ -275,9 +244,9 @@ class Client:
         the initial value. Raises UnknownTable, InvalidInput, ShardAway.
         """
         self.spec(table)
-        parts = self._parts(as_ids(ids))
+        parts = self._shards.parts(as_ids(ids))
         asks = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
-        self._request_all(asks)
+        self._shards.request_all(asks)
         return sum(int(unpacked(ask.body)["erased"]) for _, ask in asks)
 
     def write(self, table: str, ids: npt.ArrayLike, rows: npt.ArrayLike, *, steps: int = 0) -> int:
@@ -291,12 +260,12 @@ class Client:
         self.spec(table)
         each, values = as_ids(ids), np.ascontiguousarray(rows, np.float32)
         if values.ndim != 2 or len(values) != each.size:
-            raise _misshapen(table, each.size, self.spec(table).dim, values)
+            check_gradients(table, each.size, self.spec(table).dim, values)
         asks = []
-        for shard, mine, places in self._parts(each):
+        for shard, mine, places in self._shards.parts(each):
             part = values if places is None else values[places]
             asks.append((shard, call("write", table=table, ids=mine, rows=part, steps=steps)))
-        self._request_all(asks)
+        self._shards.request_all(asks)
         return sum(int(unpacked(ask.body)["no_room"]) for _, ask in asks)
 
     def walk(self, table: str) -> Iterator[tuple[Ids, Array]]:
@@ -306,7 +275,7 @@ class Client:
         Each row is whole as it was at one moment. Raises UnknownTable, ShardAway.
         """
         for shard in range(len(self.connections)):
-            self._check_tables(shard, [table])
+            self._shards.check_tables(shard, [table])
             number = self.connections[shard].tables[table]
             place = number % TABLES_MAX
             cursor: list[int] | None = [place, 0]
@@ -361,7 +330,7 @@ class Client:
         self._replica = (self._replica + 1) % replicas
         fields = {"table": table, "dtype": dtype, "wait_s": REPLICA_WAIT_S}
         requests = []
-        for shard, mine, places in self._parts(ids):
+        for shard, mine, places in self._shards.parts(ids):
             holder = (shard + 1 + self._replica) % len(self.connections)
             request = call(
                 "pull_replica",
@@ -371,13 +340,13 @@ class Client:
                 after=after.get(shard),
                 **fields,
             )
-            self._try_to_send(holder, request, until)
+            self._shards.send(holder, request, until)
             requests.append((holder, request, mine, places))
-        out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
+        out: Array = np.empty((ids.size, dim), NUMPY.get(dtype, np.float32))
         for holder, request, mine, places in requests:
             rows = None
             with contextlib.suppress(ShardAway):
-                self._wait_with_retries(holder, request, until)
+                self._shards.wait(holder, request, until)
                 rows = unpacked(request.body).get("rows")
             if rows is None or rows.shape[1] != dim:  # of a table that was dropped since
                 rows = self._pulling(table, mine, dtype)()
@@ -424,43 +393,24 @@ class Client:
         """
         each = as_ids(ids)
         rows = np.ascontiguousarray(gradients, np.float32)
-        dim = self.spec(table).dim
-        if rows.shape != (each.size, dim):
-            raise _misshapen(table, each.size, dim, rows)
-        sequence = sequence or self._new_sequence()
-        asks = []
-        parts = self._parts(each)
-        if parts and len(self.connections) > 1 and self.spec(table).corrects_bias:
-            there = {shard for shard, _, _ in parts}
-            none = np.empty(0, np.int64), np.empty(0, np.intp)
-            parts += [(i, *none) for i in range(len(self.connections)) if i not in there]
-        for shard, mine, places in parts:
-            part = rows if places is None else rows[places]
-            buffers = mine, part.reshape(-1), padding(part.nbytes)
-            model = self.connections[shard].version if versioned else 0
-            size = mine.nbytes + part.nbytes + len(buffers[2])
-            head = Head(
-                MessageKind.PUSH,
-                0,
-                0,
-                0,
-                mine.size,
-                0,
-                0,
-                self.worker,
+        check_gradients(table, each.size, self.spec(table).dim, rows)
+        sequence = sequence or self._shards.new_sequence()
+        all_shards = len(self.connections) > 1 and self.spec(table).corrects_bias
+        with numbered(sequence):
+            answers = self._shards.push(
+                table,
+                each,
+                rows,
                 sequence,
-                model,
-                scale,
-                size,
+                scale=scale,
+                versioned=versioned,
+                all_shards=all_shards,
             )
-            asks.append((shard, self._of_rows(table, shard, head, buffers)))
-        with _numbered(sequence):
-            answers = self._request_all(asks)
-        repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
-        counts = [PUSHED.unpack(ask.body) for _, ask in asks if len(ask.body) == PUSHED.size]
+        repeated = tuple(shard for shard, head, _ in answers if head.flags & DUPLICATE)
+        counts = [PUSHED.unpack(body) for _, _, body in answers if len(body) == PUSHED.size]
         sums = (sum(each) for each in zip(*counts, strict=True))
-        versions = {shard: head.model for shard, head in answers}
-        token = {shard: (head.epoch, head.model) for shard, head in answers}
+        versions = {shard: head.model for shard, head, _ in answers}
+        token = {shard: (head.epoch, head.model) for shard, head, _ in answers}
         return Pushed(sequence, versions, token, repeated, *sums)
 
     # -- dense variables, and the model as a whole
@@ -496,12 +446,12 @@ class Client:
             (i, ShardRequest(Head(MessageKind.PULL_DENSE, model=since[i] + 1 if since else 0)))
             for i in range(len(self.connections))
         ]
-        sent = self._sent(asks)
+        sent = self._shards.send_all(asks)
 
         def take() -> tuple[list[int], dict[str, Array]]:
             versions, found = [], {}
             for shard, ask, until in sent:
-                head = self._wait_with_retries(shard, ask, until)
+                head = self._shards.wait(shard, ask, until)
                 found.update(self._dense_in(shard, head.rows, ask.body))
                 versions.append(head.model)
             return versions, found
@@ -545,12 +495,12 @@ class Client:
         What is requested after this sees the push. The gradients must not change before `result`.
         Synchronous shards are waited for here.
         """
-        sequence = sequence or self._new_sequence()
+        sequence = sequence or self._shards.new_sequence()
         dense = self._by_shard(variables or {})
         tables = {name: self._checked_rows(name, *given) for name, given in (rows or {}).items()}
         if not self.connections[0].frame_bytes_max:
             self.call_all("tables")  # connects, which tells the mode
-        with _numbered(sequence):
+        with numbered(sequence):
             if self.connections[0].mode == "sync":
                 gathered = self._push_gathered(dense, tables, versions, scale, sequence)
                 return Pending(lambda: gathered)
@@ -561,20 +511,13 @@ class Client:
     def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
         """Call one shard and return its answer. Raises the error that the shard answers, and
         ShardAway."""
-        ask = call(name, **fields)
-        self._wait_with_retries(shard, ask, time.monotonic() + self.patience_s)
-        return unpacked(ask.body)
+        return self._shards.call(shard, name, **fields)
 
     def call_all(
         self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> list[tuple[ShardConnection, dict[str, Any]]]:
         """Call all shards at once. each: additional fields, by shard."""
-        asks = [
-            (i, call(name, **fields, **(each[i] if each else {})))
-            for i in range(len(self.connections))
-        ]
-        self._request_all(asks)
-        return [(self.connections[shard], unpacked(ask.body)) for shard, ask in asks]
+        return self._shards.call_all(name, each=each, **fields)
 
     # -- inside
 
@@ -582,8 +525,7 @@ class Client:
         self, table: str, ids: npt.ArrayLike, gradients: npt.ArrayLike
     ) -> tuple[Ids, Array]:
         each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
-        if given.shape != (each.size, self.spec(table).dim):
-            raise _misshapen(table, each.size, self.spec(table).dim, given)
+        check_gradients(table, each.size, self.spec(table).dim, given)
         return each, given
 
     def _push_step(
@@ -600,7 +542,7 @@ class Client:
         sizes = [0] * len(dense)  # bytes of the buffers
         names, given = list(tables), list(tables.values())
         for shard, numbers, counts, ids, places in self._split([ids for ids, _ in given]):
-            self._check_tables(shard, [names[n] for n in numbers])
+            self._shards.check_tables(shard, [names[n] for n in numbers])
             at = 0
             for number, count in zip(numbers, counts, strict=True):
                 gradients = given[number][1]
@@ -634,11 +576,11 @@ class Client:
                 payload_bytes=PART_BYTES * len(each) + sizes[shard],
             )
             asks.append((shard, ShardRequest(head, buffers[shard], parts=each)))
-        sent = self._sent(asks)
+        sent = self._shards.send_all(asks)
 
         def take() -> StepResult:
             try:
-                with _numbered(sequence):
+                with numbered(sequence):
                     return self._step_answers(sent, sequence)
             except InvalidInput:
                 _check_finite(dense, tables)
@@ -651,7 +593,7 @@ class Client:
         rows are the same for any number of shards."""
         for shard, each in enumerate(parts):
             there = {one.name for one in each}
-            self._check_tables(shard, tables)
+            self._shards.check_tables(shard, tables)
             each += [RequestPart(table, 0) for table in tables if table not in there]
 
     def _step_answers(
@@ -663,7 +605,7 @@ class Client:
         token: Token = {}
         for shard, ask, until in sent:
             try:
-                head = self._wait_with_retries(shard, ask, until)
+                head = self._shards.wait(shard, ask, until)
             except StalePush as error:
                 if ask.answer is None or ask.answer.rows != RefusalCode.TOO_STALE:
                     raise
@@ -719,45 +661,11 @@ class Client:
             },
         }
 
-    def _new_sequence(self) -> int:
-        """Return the next sequence number, above all that the shards know of this worker number.
-
-        Raises InvalidInput if there is none left.
-        """
-        if not self._identity.has_pushed:
-            self.call_all("tables")  # connects to every shard, which tells its highest sequence
-            self._identity.start_after(max(connection.sequence for connection in self.connections))
-        try:
-            return self._identity.next()
-        except OverflowError as error:
-            raise InvalidInput(f"{error}.") from None
-
-    def _address(self, shard: int) -> str:
-        if self._folder:
-            self._addresses, _ = addresses_in(self._folder)
-        return self._addresses[shard]
-
     def _by_shard(self, variables: Variables) -> list[dict[str, Array]]:
         parts: list[dict[str, Array]] = [{} for _ in self.connections]
         for name, value in variables.items():
             parts[shard_of_name(name, len(parts))][name] = np.ascontiguousarray(value, np.float32)
         return parts
-
-    def _of_rows(
-        self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0
-    ) -> ShardRequest:
-        self._check_tables(shard, [table])
-        return ShardRequest(head, buffers, table=table, expects=expects)
-
-    def _check_tables(self, shard: int, tables: Sequence[str]) -> None:
-        """Learn the numbers of tables on a shard. Raises UnknownTable."""
-        known = self.connections[shard].tables
-        if not all(table in known for table in tables):
-            self.connections[shard].note_names(self.call(shard, "tables"), "numbers")
-            known = self.connections[shard].tables
-            for table in tables:
-                if table not in known:
-                    raise UnknownTable.named(table, known)
 
     def _check_variable(self, shard: int, name: str, gradient: Array) -> None:
         """Raise UnknownVariable, or InvalidInput for another shape."""
@@ -808,111 +716,38 @@ class Client:
         numbers = [n for n, ids in enumerate(each) if ids.size]
         return [(0, numbers, [each[n].size for n in numbers], each, None)] if numbers else []
 
-    def _sent(
-        self, asks: Sequence[tuple[int, ShardRequest]]
-    ) -> list[tuple[int, ShardRequest, float]]:
-        """Send all requests. Raises TooLarge before anything is sent."""
-        until = time.monotonic() + self.patience_s
-        for shard, ask in asks:
-            self.connections[shard].check(ask)
-        for shard, ask in asks:
-            self._try_to_send(shard, ask, until)
-        return [(shard, ask, until) for shard, ask in asks]
-
-    def _parts(self, ids: Ids) -> list[tuple[int, Ids, npt.NDArray[np.intp] | None]]:
-        """Return (shard, its ids, their positions; None for all) for each shard that has some."""
-        if len(self.connections) == 1:
-            return [(0, ids, None)] if ids.size else []
-        return [
-            (shard, ids[places], places)
-            for shard, places in split_by_shard(ids, len(self.connections))
-        ]
-
-    def _request_all(self, asks: Sequence[tuple[int, ShardRequest]]) -> list[tuple[int, Head]]:
-        """Send all requests, then wait for the answers. Raises TooLarge before anything is sent."""
-        return [
-            (shard, self._wait_with_retries(shard, ask, until))
-            for shard, ask, until in self._sent(asks)
-        ]
-
-    def _try_to_send(self, shard: int, ask: ShardRequest, until: float) -> None:
-        connection = self.connections[shard]
-        try:
-            with self._locked(connection, until):
-                connection.send(ask)
-        except OSError:
-            ask.id = 0  # wait_with_retries sends it again
-
-    def _wait_with_retries(self, shard: int, ask: ShardRequest, until: float) -> Head:
-        connection = self.connections[shard]
-        with self._locked(connection, until):
-            return connection.wait_with_retries(ask, until)
-
-    @contextlib.contextmanager
-    def _locked(self, connection: ShardConnection, until: float) -> Iterator[None]:
-        """Hold a connection while a request is sent or awaited. Raises ShardAway."""
-        if not connection.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
-            raise ShardAway(f"{connection.name}: it does not answer others of this client.")
-        try:
-            yield
-        except UnknownTable:  # what is known of tables may be of dropped ones
-            self._specs.clear()
-            for one in self.connections:
-                one.forget_names()
-            raise
-        finally:
-            connection.lock.release()
-
     def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
-        """Send the requests of a pull; the function that is returned waits for the rows."""
-        if dtype not in DTYPES:
-            raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
-        dim, parts, until = self.spec(table).dim, [], time.monotonic() + self.patience_s
-        for shard, mine, places in self._parts(ids):
-            head = Head(MessageKind.PULL, DTYPES[dtype], rows=mine.size, payload_bytes=mine.nbytes)
-            ask = self._of_rows(table, shard, head, (mine,), answer_bytes(mine.size, dim, dtype))
-            self._try_to_send(shard, ask, until)
-            parts.append((shard, ask, places))
-
-        def take() -> Array:
-            for shard, ask, _ in parts:
-                self._wait_with_retries(shard, ask, until)
-            if len(parts) == 1:
-                return rows_in(parts[0][1].body, ids.size, dim, dtype)
-            out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
-            for _, ask, places in parts:
-                out[places] = rows_in(ask.body, ask.head.rows, dim, dtype)
-            return out
-
-        return take
+        return self._shards.pulling(table, self.spec(table).dim, ids, dtype)
 
     def _pulling_tables(
         self, ids: Mapping[str, npt.ArrayLike], dtype: str
     ) -> Callable[[], dict[str, Array]]:
         """Send the requests of `pull_tables`; the function that is returned waits for the rows."""
-        if dtype not in DTYPES:
-            raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
+        check_dtype(dtype)
         names, each = list(ids), [as_ids(given) for given in ids.values()]
-        dims, until = [self.spec(name).dim for name in names], time.monotonic() + self.patience_s
+        dims, until = (
+            [self.spec(name).dim for name in names],
+            time.monotonic() + self._shards.patience_s,
+        )
         asks = []
         for shard, numbers, counts, mine, places in self._split(each):
-            self._check_tables(shard, [names[n] for n in numbers])
+            self._shards.check_tables(shard, [names[n] for n in numbers])
             parts = [RequestPart(names[n], k) for n, k in zip(numbers, counts, strict=True)]
             size = PART_BYTES * len(parts) + 8 * sum(counts)
             sizes = [answer_bytes(k, dims[n], dtype) for n, k in zip(numbers, counts, strict=True)]
             head = Head(MessageKind.PULL_TABLES, DTYPES[dtype], rows=len(parts), payload_bytes=size)
             ask = ShardRequest(head, mine, parts=parts, expects=sum(sizes))
-            self._try_to_send(shard, ask, until)
+            self._shards.send(shard, ask, until)
             asks.append((shard, ask, list(zip(numbers, counts, sizes, strict=True)), places))
 
         def take() -> dict[str, Array]:
-            of = _NUMPY.get(dtype, np.float32)
+            of = NUMPY.get(dtype, np.float32)
             found: dict[str, Array] = {}
             for n, name in enumerate(names):
                 if not each[n].size or len(self.connections) > 1:
                     found[name] = np.empty((each[n].size, dims[n]), of)
             for shard, ask, parts, places in asks:
-                self._wait_with_retries(shard, ask, until)
+                self._shards.wait(shard, ask, until)
                 at = first = 0
                 for n, count, size in parts:
                     rows = rows_in(ask.body, count, dims[n], dtype, at)
@@ -948,44 +783,10 @@ def _check_finite(
             )
 
 
-@contextlib.contextmanager
-def _numbered(sequence: int) -> Iterator[None]:
-    """Add the push's sequence to errors after which it may be sent again."""
-    try:
-        yield
-    except (ShardAway, StalePush) as error:
-        raise type(error)(error.message, hint=error.hint, sequence=sequence) from error
-
-
-def answer_bytes(n: int, dim: int, dtype: str) -> int:
-    """Return the size of a payload with n rows."""
-    scales = 4 * n + -4 * n % 8 if dtype == "i8" else 0
-    rows = n * dim * _ELEMENT_BYTES[dtype]
-    return rows + -rows % 8 + scales
-
-
-def _misshapen(table: str, n: int, dim: int, given: Array) -> InvalidInput:
-    return InvalidInput(f"table {table!r}: gradients are f32[{n}, {dim}], not {list(given.shape)}.")
-
-
-def rows_in(body: memoryview, n: int, dim: int, dtype: str, at: int = 0) -> Array:
-    """Return the rows of an answer, which begin at a place of its payload: [n, dim]."""
-    if dtype != "i8":
-        return np.frombuffer(body, _NUMPY[dtype], n * dim, at).reshape(n, dim)
-    rows = np.frombuffer(body, np.int8, n * dim, at).reshape(n, dim)
-    scales = np.frombuffer(body, np.float32, n, at + n * dim + len(padding(n * dim)))
-    found: Array = rows * scales[:, None]
-    return found
-
-
-def as_ids(ids: npt.ArrayLike) -> Ids:
-    """Return ids as contiguous i64[n]; u64 keeps its bits. Raises InvalidInput."""
-    array = np.asarray(ids)
-    if array.dtype == np.uint64:
-        array = array.view(np.int64)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InvalidInput(f"ids are whole numbers [n], not {array.dtype}{list(array.shape)}.")
-    return np.ascontiguousarray(array, np.int64)
+def _spinning(spin_us: int) -> Fill:
+    """Return a function that polls for an answer before it sleeps, while that pays."""
+    receiver = Receiver(spin_us=spin_us)
+    return lambda connection, into: receiver.fill(connection.fileno(), into)
 
 
 __all__ = ["Client", "Pending", "Pushed", "StepResult", "as_ids"]

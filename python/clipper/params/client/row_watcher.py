@@ -19,9 +19,9 @@ import numpy as np
 
 from clipper.errors import ClipperError, UnknownTable
 from clipper.params.client.client import Client
-from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
-from clipper.params.frames import MessageKind, refusal, unpacked
+from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
+from clipper_container.params.frames import MessageKind, refusal, unpacked
 
 _log = logging.getLogger(__name__)
 WAIT_S = 1.0  # longest time that a question stays open

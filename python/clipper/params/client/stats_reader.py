@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipper.errors import ClipperError
-from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
-from clipper.params.frames import MessageKind, refusal, unpacked
+from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
+from clipper_container.params.frames import MessageKind, refusal, unpacked
 from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
 Stats = Mapping[str, Any]

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from clipper.errors import DoesNotFit, InvalidInput
 from clipper.params.client.client import Client
-from clipper.params.partition import Ids
 from clipper.params.tables import TableSpec
+from clipper_container.params.rows import Ids
 
 BATCH = 8192  # rows of one message
 SUFFIXES = (".npy", ".npz", ".safetensors", ".parquet")

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
-from clipper.params.client.connection import SHARDS_FILE, addresses_in
 from clipper.params.shard.recovery import write_atomically
 from clipper.settings.params import ParamsSettings, with_absolute_paths
+from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # never resolves, so clients retry
 FRESH_S = 0.2  # age at which the cached addresses are read again

@@ -27,11 +27,11 @@ from typing import Any
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput
-from clipper.params.client.connection import SHARDS_FILE, addresses_in
 from clipper.params.local.address_file import read_address_file
 from clipper.params.shard.server import EXIT_FAILED, Beside, die_with, folder_of, run
 from clipper.params.shard.shard import Shard, ShardConfig
 from clipper.settings.params import ParamsSettings
+from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 log = logging.getLogger("clipper.params")
 ASK_BYTES_MAX = 1 << 16

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.params.client.connection import ShardConnection, call_once
+from clipper_container.params.connection import ShardConnection, call_once
 
 log = logging.getLogger("clipper.params")
 EVERY_S = 1.0

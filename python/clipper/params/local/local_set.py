@@ -35,7 +35,6 @@ from clipper.errors import (
     ShardAway,
     StateLost,
 )
-from clipper.params.client.connection import ShardConnection, addresses_in, call_once
 from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, write_address_file
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
@@ -46,6 +45,7 @@ from clipper.params.tables import optimizer_in
 from clipper.params.tokens import TokenFile
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
+from clipper_container.params.connection import ShardConnection, addresses_in, call_once
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for a last snapshot

@@ -19,7 +19,6 @@ from clipper.errors import (
     did_you_mean,
 )
 from clipper.params.client.client import Client
-from clipper.params.client.connection import SHARDS_FILE, addresses_in
 from clipper.params.client.stats_cache import StatsCache
 from clipper.params.client.stats_reader import Stats, StatsReader
 from clipper.params.client.user_rows import UserRows, check_context_table
@@ -27,6 +26,7 @@ from clipper.params.local.address_file import read_address_file
 from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
+from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # for a set that starts or recovers

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import StalePush
-from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import (
     OLD,
     SEEN,
@@ -21,6 +20,7 @@ from clipper.params.shard.gradients import (
 )
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import pushes_paused
+from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 
 _NONE = np.empty(0, np.int64)

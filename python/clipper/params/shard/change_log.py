@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
+from clipper_container.params.frames import TABLES_MAX
 from clipper_core.params.shard_loop import ShardLoop, each_once
 
 SLOT = 9  # follower number in the shard's log; see also snapshots and change_watchers

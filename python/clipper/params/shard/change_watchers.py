@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.params.frames import packed
 from clipper.params.shard.parameters import Ids, Parameters, Piece
+from clipper_container.params.frames import packed
 from clipper_core.params.shard_loop import ShardLoop
 
 SLOT = 8  # follower number in the shard's log

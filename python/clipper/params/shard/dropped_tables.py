@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clipper.errors import StoreError
-from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.parameters import Parameters
 from clipper.params.shard.recovery import write_atomically
+from clipper_container.params.frames import TABLES_MAX
 
 FILE = "dropped.json"
 ENTRIES_MAX = 4096  # of drops; older ones are in every snapshot that is kept

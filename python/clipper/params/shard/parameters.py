@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
-from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.dense import Dense
 from clipper.params.tables import ALTERABLE, TableSpec
+from clipper_container.params.frames import TABLES_MAX
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 

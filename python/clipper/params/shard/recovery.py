@@ -22,11 +22,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
-from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.change_log import History, ids_in, union
 from clipper.params.shard.parameters import Ids, Parameters, Piece
 from clipper.params.shard.replication import Origin
+from clipper_container.params.connection import ShardConnection, call_once
 
 log = logging.getLogger("clipper.params")
 PAUSE_S = 0.02

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from clipper.errors import InvalidInput, UnknownTable
-from clipper.params.frames import DTYPES, packed
 from clipper.params.shard.parameters import Ids, Piece
 from clipper.params.shard.replication import ReplicaFollower
+from clipper_container.params.frames import DTYPES, packed
 
 WAIT_S_MAX = 1.0  # for a copy to catch up
 OPEN_MAX = 1024  # pulls that wait; more go to the primary at once

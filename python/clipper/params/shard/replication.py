@@ -39,11 +39,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.client.connection import ShardConnection, call_once
-from clipper.params.frames import Head, packed
 from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper.version import VERSION
+from clipper_container.params.connection import ShardConnection, call_once
+from clipper_container.params.frames import Head, packed
 from clipper_core.params.change_receiver import ChangeReceiver, Changes
 from clipper_core.params.embedding import Table
 from clipper_core.params.shard_loop import ShardLoop

@@ -21,9 +21,6 @@ import msgspec
 
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput, QuotaExceeded
-from clipper.params import frames
-from clipper.params.client.connection import ShardConnection, call_once
-from clipper.params.frames import MessageKind, RefusalCode, packed, unpacked
 from clipper.params.local.address_file import AddressFile
 from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import PrimaryLog
@@ -42,6 +39,9 @@ from clipper.params.shard.table_changes import TableChanges
 from clipper.params.tables import ROW_BYTES, TableSpec
 from clipper.params.tokens import TokenFile, check_role
 from clipper.settings.params import ParamsSettings
+from clipper_container.params import frames
+from clipper_container.params.connection import ShardConnection, call_once
+from clipper_container.params.frames import MessageKind, RefusalCode, packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop
 
 log = logging.getLogger("clipper.params")

@@ -5,23 +5,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from clipper.metrics.process import resident_bytes
-from clipper.params.frames import RefusalCode
 from clipper.params.shard.parameters import Piece
 from clipper.params.shard.replication import FollowerState
-from clipper_core.runtime.status import Status
+from clipper_container.params.frames import RefusalCode
 
 if TYPE_CHECKING:
     from clipper.params.shard.shard import Shard
 
-_STATUSES: Final = (
-    Status.FULL,
-    Status.BAD_INPUT,
-    Status.BAD_FRAME,
-    Status.TOO_LARGE,
-    Status.NO_MEMORY,
-    Status.UNKNOWN,
-)
-_REASONS: Final = {int(one): one.name.lower() for one in (*_STATUSES, *RefusalCode)}
+_REASONS: Final = {int(one): one.name.lower() for one in RefusalCode}
 _SAMPLES = 4096
 
 

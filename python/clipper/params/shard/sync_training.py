@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import DoesNotFit, Overloaded, StalePush
-from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import (
     OLD,
     SEEN,
@@ -29,6 +28,7 @@ from clipper.params.shard.gradients import (
 )
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
+from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 
 NOTHING: Any = []

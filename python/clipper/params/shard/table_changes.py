@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, StoreError
-from clipper.params.frames import TABLES_MAX
 from clipper.params.shard.dropped_tables import Drop
 from clipper.params.shard.gradients import PushResult, check_quotas
 from clipper.params.shard.parameters import DENSE, DROPPED, Ids, Piece
 from clipper.params.shard.replication import pushes_paused
+from clipper_container.params.frames import TABLES_MAX
 
 if TYPE_CHECKING:
     from clipper.params.shard.shard import CallId, Shard

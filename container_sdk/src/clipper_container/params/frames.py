@@ -1,4 +1,5 @@
-"""Messages between workers and shards: headers, calls, and the errors of refusals.
+"""Messages between the clients and the shards of a parameter server: headers, calls, and the
+errors of refusals.
 
 A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer. Arrays in it are maps of
 dtype, shape and bytes. docs/params.md describes all fields.
@@ -12,9 +13,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from clipper import errors
-from clipper.errors import ClipperError, FrameError
-from clipper_core.runtime.status import Status, bind_errors
+from clipper_container import errors
+from clipper_container.errors import ClipperError, FrameError
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size
@@ -52,11 +52,17 @@ class MessageKind(IntEnum):
 
 
 class RefusalCode(IntEnum):
-    """Reasons of a refusal, in addition to those of `Status`.
+    """Reasons of a refusal. Those below 100 have the numbers of the core's `Status`.
 
     CALL_FAILED: the payload is a map of slug, message and hint.
     """
 
+    FULL = 2
+    BAD_INPUT = 12
+    BAD_FRAME = 13
+    TOO_LARGE = 14
+    NO_MEMORY = 15
+    UNKNOWN = 16
     NOT_ADMITTED = 101
     NOT_READY = 102
     OTHER_EPOCH = 103
@@ -160,11 +166,14 @@ def _array(fields: dict[Any, Any]) -> Any:
 # -- refusals
 
 
-_BY_SLUG: dict[str, type[ClipperError]] = {
-    one.slug: one
-    for one in vars(errors).values()
-    if isinstance(one, type) and issubclass(one, ClipperError)
-}
+def _class_of(slug: str) -> type[ClipperError]:
+    """Return the class of errors that defines a slug, or ClipperError."""
+    classes = [ClipperError]
+    for one in classes:
+        if vars(one).get("slug") == slug:
+            return one
+        classes += one.__subclasses__()
+    return ClipperError
 
 
 def failed(error: Exception) -> bytes:
@@ -185,7 +194,7 @@ def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> Clip
     """Return the error of a REFUSED answer. what: the shard and the request, for the message."""
     if head.rows == RefusalCode.CALL_FAILED:
         said = unpacked(body)
-        kind = _BY_SLUG.get(str(said.get("slug")), ClipperError)
+        kind = _class_of(str(said.get("slug")))
         return kind(str(said.get("message", "")), hint=str(said.get("hint", "")))
     about = int.from_bytes(body[:8], "little", signed=True) if len(body) >= 8 else 0
     kind, text, hint = _REFUSALS.get(head.rows, (ClipperError, "refused with code {code}", ""))
@@ -193,32 +202,32 @@ def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> Clip
 
 
 _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
-    Status.BAD_INPUT: (
+    RefusalCode.BAD_INPUT: (
         errors.InvalidInput,
         "a gradient of id {about} holds NaN or infinity, or the scale is no number above 0",
         "Nothing was changed. Clip gradients, or look for the batch that makes them.",
     ),
-    Status.BAD_FRAME: (
+    RefusalCode.BAD_FRAME: (
         errors.FrameError,
         "a payload of {about} bytes does not fit its rows",
         "Is the width the table's?",
     ),
-    Status.TOO_LARGE: (
+    RefusalCode.TOO_LARGE: (
         errors.TooLarge,
         "more than {about} bytes",
         "Ask for fewer rows, or raise params.frame_bytes_max.",
     ),
-    Status.FULL: (
+    RefusalCode.FULL: (
         errors.Overloaded,
         "{about} pushes wait for replicas",
         "Is a replica away? `clipper params ps` tells.",
     ),
-    Status.UNKNOWN: (
+    RefusalCode.UNKNOWN: (
         errors.UnknownTable,
         "no table of number {about}",
         "Create it first: client.create(TableSpec(...)).",
     ),
-    Status.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
+    RefusalCode.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
     RefusalCode.NOT_ADMITTED: (
         errors.Forbidden,
         "the token is missing or wrong",
@@ -272,17 +281,3 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         "Do not send it again.",
     ),
 }
-
-# A process that imports clipper.params alone, as a shard does, raises these errors too.
-bind_errors(
-    {
-        status: _REFUSALS[status][0]
-        for status in (
-            Status.BAD_INPUT,
-            Status.BAD_FRAME,
-            Status.TOO_LARGE,
-            Status.FULL,
-            Status.NO_MEMORY,
-        )
-    }
-)

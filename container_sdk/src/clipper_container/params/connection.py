@@ -1,4 +1,4 @@
-"""Connection of a worker to one shard.
+"""Connection of a client of a parameter server to one shard.
 
 Requests are answered in any order and matched by id. A connection is made again when the shard was
 restarted.
@@ -21,17 +21,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clipper.errors import (
+from clipper_container.errors import (
     AlreadyExists,
     ClipperError,
     InvalidInput,
     ShardAway,
+    TableLost,
     TooLarge,
     UnknownTable,
     UnknownVariable,
 )
-from clipper.params import frames
-from clipper.params.frames import (
+from clipper_container.params import frames
+from clipper_container.params.frames import (
     HEAD_BYTES,
     IN_REGION,
     VARIABLE,
@@ -45,14 +46,15 @@ from clipper.params.frames import (
 )
 from clipper_container.params.push_identity import PushIdentity
 from clipper_container.params.shared_rows import SharedRowsAllocator
-from clipper_core.runtime.spin import Receiver
-from clipper_core.runtime.status import Status
+from clipper_container.wire.transport import connect
 
 Buffer = Any  # bytes, or an array's memory
+Fill = Callable[[socket.socket, bytearray | memoryview], bool]
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 SHARED_BYTES_MIN = 1 << 16  # smaller answers are as fast over the socket
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.1
+PROTOCOL = 1
 _AGAIN = (RefusalCode.NOT_READY, RefusalCode.OTHER_EPOCH)
 
 
@@ -119,7 +121,8 @@ class ShardConnection:
 
     number: of the shard. address: called at each connect, since a restarted shard may have another
     address. identity: of the client that pushes; None: nothing is pushed. shares: use shared memory
-    for large pulls from a shard on this host. spin_us: time to poll for an answer before sleeping.
+    for large pulls from a shard on this host. fill: reads from the socket until a buffer is full,
+    and returns False if the shard closed the connection.
     """
 
     def __init__(
@@ -131,13 +134,13 @@ class ShardConnection:
         answer_s: float,
         *,
         shares: bool = False,
-        spin_us: int = 0,
+        fill: Fill | None = None,
     ) -> None:
         self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
         self._identity = identity
         self.lock = threading.RLock()
         self._shares, self._sharing = shares, SharedRowsAllocator()
-        self._receiver = Receiver(spin_us=spin_us)
+        self._fill = fill or receive_all
         self._socket: socket.socket | None = None
         self._next = 0
         self._open: dict[int, ShardRequest] = {}
@@ -218,7 +221,7 @@ class ShardConnection:
                     if head.kind == MessageKind.ANSWER:
                         return head
                     error = refusal(head, ask.body, self.name)
-                    if head.rows == Status.UNKNOWN:
+                    if head.rows == RefusalCode.UNKNOWN:
                         gone = int.from_bytes(ask.body[:8], "little", signed=True)
                         raise self._dropped([k for k, n in self.tables.items() if n == gone])
                     if head.rows == RefusalCode.NOT_SHARED and ask.block is not None:
@@ -282,7 +285,7 @@ class ShardConnection:
     def _number(self, table: str) -> int:
         if table not in self.tables:
             self._check_ready()
-            raise UnknownTable.named(table, self.tables)
+            raise TableLost.named(table, self.tables)
         return self.tables[table]
 
     def _variable(self, name: str) -> int:
@@ -354,7 +357,7 @@ class ShardConnection:
 
     def _receive(self) -> None:
         try:
-            self._fill(self._head)
+            self._read(self._head)
             head = read_head(self._head)
             ask = self._open.pop(head.id, None)
             if (
@@ -366,7 +369,7 @@ class ShardConnection:
                 body = memoryview(ask.block.data)
             else:
                 body = memoryview(np.empty(head.payload_bytes, np.uint8).data)
-                self._fill(body)
+                self._read(body)
         except BlockingIOError:
             self.close()
             raise TimeoutError("it does not answer") from None
@@ -377,9 +380,9 @@ class ShardConnection:
         if ask is not None:
             ask.body, ask.answer = body, head
 
-    def _fill(self, into: bytearray | memoryview) -> None:
+    def _read(self, into: bytearray | memoryview) -> None:
         assert self._socket is not None
-        if not self._receiver.fill(self._socket.fileno(), into):
+        if not self._fill(self._socket, into):
             raise ConnectionError("it closed the connection")
 
     def _dial(self) -> None:
@@ -390,7 +393,7 @@ class ShardConnection:
             if me is not None
             else {"worker": 0}
         )
-        ask = call("hello", token=self._token, protocol=1, **who)
+        ask = call("hello", token=self._token, protocol=PROTOCOL, **who)
         try:
             self._send(ask)
             head = self.wait(ask)
@@ -440,37 +443,35 @@ def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[He
     return head, unpacked(ask.body)
 
 
+def receive_all(connection: socket.socket, into: bytearray | memoryview) -> bool:
+    """Read until a buffer is full; False if the peer closed the connection. Raises OSError."""
+    rest = memoryview(into)
+    while rest:
+        n = connection.recv_into(rest, 0, socket.MSG_WAITALL)
+        if n == 0:
+            return False
+        rest = rest[n:]
+    return True
+
+
 def connected(address: str, answer_s: float) -> socket.socket:
     """Connect to `unix:/path` or `tcp:host:port`. Raises OSError, InvalidInput."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix" and rest:
-        connection = socket.socket(socket.AF_UNIX)
-        target: Any = rest
-    elif kind == "tcp" and rest.rpartition(":")[2].isdecimal():
-        host, _, port = rest.rpartition(":")
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        target = (host.strip("[]"), int(port))
-    else:
-        raise InvalidInput(
-            f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port."
-        )
     try:
-        connection.settimeout(answer_s)
-        connection.connect(target)
+        connection = connect(address, answer_s)
+    except ValueError as error:
+        raise InvalidInput(f"{error}.") from None
+    try:
         if (
-            kind == "tcp" and connection.getsockname()[0] == connection.getpeername()[0]
+            connection.family != socket.AF_UNIX
+            and connection.getsockname()[0] == connection.getpeername()[0]
         ):  # one host: see calm_loopback of the core
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         connection.settimeout(None)
-        for option in (
-            socket.SO_RCVTIMEO,
-            socket.SO_SNDTIMEO,
-        ):  # kernel timeouts: Python's would poll before each read
-            connection.setsockopt(
-                socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
-            )
+        waits = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            # the kernel's timeouts: Python's would poll before each read
+            connection.setsockopt(socket.SOL_SOCKET, option, waits)
     except OSError:
         connection.close()
         raise
