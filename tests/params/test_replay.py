@@ -21,6 +21,11 @@ SPECS = (
         TableSpec(f"clipped-{name}", 3, optimizer=name, optimizer_settings=CLIPPED)
         for name in Optimizer.SETTINGS
     ),
+    *(
+        TableSpec(f"{dtype}-{name}", 5, optimizer=name, initializer="normal", dtype=dtype)
+        for dtype in ("f16", "bf16", "i8")
+        for name in ("sgd", "adam", "rowwise_adagrad")
+    ),
     TableSpec("admits", 3, admit_after=3),
     TableSpec("evicts", 3, rows_max=40, evicts=True),
     TableSpec("fills", 3, rows_max=40),

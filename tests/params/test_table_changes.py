@@ -167,6 +167,43 @@ def test_files_that_cannot_be_read_say_why(shards: Shards, tmp_path: Path) -> No
         client.write("plain", [1], np.full((1, 3), np.nan))
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "i8"])
+def test_rows_of_fewer_bits_are_the_same_after_all_ways(
+    shards: Shards, tmp_path: Path, dtype: str
+) -> None:
+    client, every = shards.up(2, replicas=1).client(), np.arange(-10, 20)
+    spec = TableSpec("small", 5, dtype=dtype, initializer="normal")
+    client.create(spec)
+    until(lambda: streams(shards))
+    draw = np.random.default_rng(6)
+    for _ in range(9):
+        client.push("small", draw.permutation(every)[:20], draw.standard_normal((20, 5)))
+    assert_copied(shards)
+    rows = client.pull("small", every)
+    if dtype != "bf16":  # which is pulled as bits
+        assert (client.pull("small", every, dtype) == rows).all()
+    export_table(client, "small", tmp_path / "rows.npz")
+    client.create(TableSpec("back", 5, dtype=dtype))
+    import_table(client, "back", tmp_path / "rows.npz")
+    copy_table(client, "small", "twin")
+    shards.wait_for_copies()
+    shards.lose(0)  # it comes back from its replica, the next time from a snapshot
+    assert shards.begin(0).ready.wait(20)
+    assert (client.pull("small", every) == rows).all()
+    shards.down()
+    for shard in (0, 1):
+        shards.begin(shard)
+    client = shards.client()
+    for name in ("small", "back", "twin"):
+        found = client.pull(name, read_rows(tmp_path / "rows.npz")[0])
+        assert (found == read_rows(tmp_path / "rows.npz")[1]).all()
+    assert client.spec("small").dtype == dtype
+    with pytest.raises(TypeConflict, match="dtype"):
+        client.create(TableSpec("small", 5, initializer="normal"))
+    with pytest.raises(InvalidInput, match="dtype"):
+        client.create(TableSpec("other", 5, dtype="f8"))
+
+
 def test_copied_table_trains_on_as_the_first_does(shards: Shards) -> None:
     client = taught(shards)
     assert copy_table(client, "adam", "twin") == 30
@@ -185,6 +222,7 @@ def test_command_line(shards: Shards, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("1\n2\n")
     np.save(tmp_path / "rows.npy", ones((4, 2)))
     for line, shows in (
+        ("create small 4 --dtype i8 --optimizer adam --set rate=0.5", "dtype i8"),
         ("alter plain --set rate=0.25", "rate"),
         (f"erase plain 5 --file {tmp_path}/ids", "3 rows are gone"),
         (f"export plain {tmp_path}/rows.npz", "27 rows"),
@@ -195,6 +233,7 @@ def test_command_line(shards: Shards, tmp_path: Path) -> None:
         found = run.invoke(params, [*line.split(), "--folder", str(folder)])
         assert found.exit_code == 0, found.output
         assert shows in found.output
-    for line in ("alter plain", "alter plain --set rate", "erase plain"):
+    wrong = ("alter plain", "alter plain --set rate", "erase plain", "create few 2 --set rate")
+    for line in wrong:
         found = run.invoke(params, [*line.split(), "--folder", str(folder)])
         assert found.exit_code == 2, found.output

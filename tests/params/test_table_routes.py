@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import InvalidInput, NotAllowed, UnknownTable
+from clipper.errors import InvalidInput, NotAllowed, TypeConflict, UnknownTable
 from clipper.params import TableSpec
 from tests.frontend.conftest import warm_workers
 from tests.params.conftest import ones
@@ -49,6 +49,10 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     assert post("plain/alter", {"expire_s": 900})["changed"][0]["after"]["expire_s"] == 900
     assert post("plain/erase", {"ids": [1, 2.0, 77]})["rows"] == 2
     assert post("plain/copy", {"to": "twin"})["rows"] == 8
+    made = {"dim": 4, "dtype": "f16", "optimizer": "adam", "optimizer_settings": {"rate": 0.5}}
+    assert post("small/create?dry_run=true", made)["dry_run"]
+    assert post("small/create", made)["changed"][0]["after"]["dtype"] == "f16"
+    assert client.spec("small") == TableSpec("small", **made)
     assert post("twin/export", {"file": "twin.npz"})["rows"] == 8
     assert post("twin/drop", {})["message"] == "dropped table twin"
     assert post("twin/import", {"file": "twin.npz", "create": True})["rows"] == 8
@@ -63,14 +67,15 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
             "alter table",
             "erase rows",
             "copy table",
+            "create table",
             "export table",
             "drop table",
             "import table",
         )
     ]
     assert entries[1]["changed"][0]["after"] == {"erased": 2}
-    assert entries[4]["changed"][0]["before"]["rows"] == 8
-    assert entries[4]["changed"][0]["after"] is None
+    assert entries[5]["changed"][0]["before"]["rows"] == 8
+    assert entries[5]["changed"][0]["after"] is None
     assert not server.catalog.applications()
 
 
@@ -79,6 +84,10 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     [
         ("none/drop", {}, UnknownTable),
         ("none/export", {"file": "a.npz"}, UnknownTable),
+        ("new/create", {"dim": 0}, InvalidInput),
+        ("new/create", {"dtype": "f16"}, InvalidInput),
+        ("new/create", {"dim": 2, "dtype": "f8"}, InvalidInput),
+        ("there/create", {"dim": 2, "dtype": "f16"}, TypeConflict),
         ("there/alter", {}, InvalidInput),
         ("there/alter", {"dim": 3}, InvalidInput),
         ("there/alter", {"rows_max": 0}, InvalidInput),

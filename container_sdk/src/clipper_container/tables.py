@@ -26,6 +26,7 @@ from clipper_container.params.shard_set import ShardSet, numbered
 SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
     "rows_max", "evicts", "admit_after", "expire_s", "quota_rows", "quota_bytes",
+    "dtype",
 )  # fmt: skip
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
@@ -90,7 +91,8 @@ class Tables:
         """Create the table f32[dim], keyed by 64-bit ids, on every shard that does not have it.
 
         spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max,
-        evicts, admit_after, expire_s, quota_rows, quota_bytes.
+        evicts, admit_after, expire_s, quota_rows, quota_bytes, dtype (of the stored rows: f32, f16,
+        bf16, i8).
 
         Raises: TypeError for another setting; TypeConflict (the table exists with other settings);
         InvalidInput; ShardAway.

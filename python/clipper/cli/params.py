@@ -344,6 +344,43 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
     _show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
 
 
+@params.command(short_help="Create a table.")
+@click.argument("table")
+@click.argument("dim", type=click.IntRange(1))
+@click.option("--dtype", default="f32", help="Of stored weights: f32, f16, bf16 or i8.  [f32]")
+@click.option("--optimizer", default="adagrad", help="Such as adam.  [adagrad]")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A setting of the optimizer, such as rate=0.01.",
+)
+@click.option("--initializer", default="uniform", help="Such as normal or zeros.  [uniform]")
+@click.option("--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Of one shard.")
+@click.option("--evicts", is_flag=True, help="A full table drops its oldest row.")
+@_of_folder
+def create(
+    table: str,
+    dim: int,
+    settings: tuple[str, ...],
+    folder: Path | None,
+    as_json: bool,
+    **given: object,
+) -> None:
+    """Create TABLE with rows of DIM floats on all shards. One that exists with the same settings
+    stays as it is.
+
+    \b
+    clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
+    """
+    from clipper.cli import params_tables
+
+    result = params_tables.create(_folder(folder), table, dim, settings, given)
+    text = ", ".join(f"{key} {value}" for key, value in result.items() if key != "name")
+    _show(result, as_json, f"{table}: {text}")
+
+
 @params.command(short_help="Change settings of a table while it is trained.")
 @click.argument("table")
 @click.option(

@@ -1,4 +1,4 @@
-"""`clipper params alter`, `drop`, `erase`, `export`, `import`, `copy`: tables of a set."""
+"""`clipper params create`, `alter`, `drop`, `erase`, `export` and others: tables of a set."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -21,6 +21,33 @@ def client_of(folder: Path) -> Iterator["Client"]:
         yield client
 
 
+def create(
+    folder: Path, table: str, dim: int, settings: tuple[str, ...], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Create a table. Return its specification."""
+    from clipper.params.tables import TableSpec
+
+    fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
+    spec = msgspec.convert(fields, TableSpec)
+    with client_of(folder) as client:
+        client.create(spec)
+    found: dict[str, object] = msgspec.to_builtins(spec)
+    return found
+
+
+def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in settings:
+        key, equals, value = one.partition("=")
+        try:
+            found[key] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.BadParameter(f"{one!r}: write NAME=NUMBER, such as rate=0.01.")
+    return found
+
+
 def alter(
     folder: Path,
     table: str,
@@ -29,16 +56,7 @@ def alter(
 ) -> dict[str, object]:
     """Change settings of a table. Return its specification."""
     changes: dict[str, object] = {}
-    optimizer: dict[str, float] = {}
-    for one in settings:
-        key, equals, value = one.partition("=")
-        try:
-            optimizer[key] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise click.BadParameter(f"{one!r}: write NAME=NUMBER, such as rate=0.01.")
-    if optimizer:
+    if optimizer := _numbers(settings):
         changes["optimizer_settings"] = optimizer
     changes |= {key: value for key, value in given.items() if value is not None}
     if not changes:

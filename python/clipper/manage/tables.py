@@ -23,6 +23,7 @@ IDS_MAX = 1 << 20  # of one request to erase rows
 TABLE_VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("GET", "/admin/tables", "tables", ()),
     ("GET", "/admin/tables/{}", "table", ("name",)),
+    ("POST", "/admin/tables/{}/create", "create_table", ("name",)),
     ("POST", "/admin/tables/{}/alter", "alter_table", ("name",)),
     ("POST", "/admin/tables/{}/drop", "drop_table", ("name",)),
     ("POST", "/admin/tables/{}/erase", "erase_rows", ("name",)),
@@ -78,6 +79,46 @@ class TableOperations:
         """One table: its specification, and its rows on all shards."""
         self._spec(name)
         return next(row for row in self.tables() if row["name"] == name)
+
+    def create_table(
+        self,
+        name: str,
+        dim: int,
+        dtype: str = "f32",
+        optimizer: str = "adagrad",
+        optimizer_settings: dict[str, float] | None = None,
+        initializer: str = "uniform",
+        initializer_settings: dict[str, float] | None = None,
+        seed: int = 0,
+        rows_max: int = (1 << 32) - 1,
+        evicts: bool = False,
+        admit_after: int = 1,
+        expire_s: int = 0,
+        quota_rows: int = 0,
+        quota_bytes: int = 0,
+    ) -> TableChange:
+        """Create a table. One that exists with the same settings stays as it is."""
+        from clipper.params.tables import TableSpec
+
+        spec = TableSpec(
+            name,
+            dim,
+            optimizer,
+            optimizer_settings or {},
+            initializer,
+            initializer_settings or {},
+            seed,
+            rows_max,
+            evicts,
+            admit_after,
+            expire_s,
+            quota_rows,
+            quota_bytes,
+            dtype,
+        ).check()
+        if not self._dry_run:
+            self._server.params.create(spec)
+        return self._record("create table", name, None, spec, f"created table {name}")
 
     def alter_table(
         self,

@@ -19,7 +19,7 @@ ALTERABLE = (
     "quota_rows",
     "quota_bytes",
 )
-ROW_BYTES = 24  # of a row beside its floats
+ROW_BYTES = 24  # of a row beside its weights and state
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -31,6 +31,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     (seed, name, id) only. rows_max: rows of one shard; with `evicts` a new row replaces the oldest
     one, else new ids are refused. admit_after: number of pushes after which an id gets a row.
     expire_s: rows that were neither pulled nor pushed for this time are removed; 0: never.
+    dtype: what weights are stored as: f32, f16, bf16 or i8; the optimizer's state is f32, and
+    updates of f16, bf16 and i8 are rounded at random, without bias.
     quota_rows, quota_bytes: of one shard; a push that would make more rows is refused as a whole
     (QuotaExceeded); 0: no quota.
     """
@@ -48,6 +50,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     expire_s: int = 0
     quota_rows: int = 0
     quota_bytes: int = 0
+    dtype: str = "f32"
 
     def check(self) -> "TableSpec":
         """Return this specification if a table can be made of it. Raises InvalidInput."""
@@ -82,9 +85,9 @@ class TableSpec(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise InvalidInput(f"table {self.name!r}: {error}.") from None
 
-    def row_quota(self, width: int) -> int:
-        """Return the rows that the quotas allow on one shard; 0: any. width: floats of a row."""
-        by_bytes = self.quota_bytes // (4 * width + ROW_BYTES)
+    def row_quota(self, nbytes: int) -> int:
+        """Return the rows that the quotas allow on one shard; 0: any. nbytes: of a row."""
+        by_bytes = self.quota_bytes // (nbytes + ROW_BYTES)
         rows = [self.quota_rows] if self.quota_rows else []
         return min([*rows, max(1, by_bytes)] if self.quota_bytes else rows, default=0)
 
@@ -104,6 +107,7 @@ class TableSpec(msgspec.Struct, frozen=True):
             optimizer=Optimizer(self.optimizer, **self.optimizer_settings),
             initializer=Initializer(self.initializer, **self.initializer_settings),
             seed=self.seed,
+            dtype=self.dtype,
             rows_max=rows_max or self.rows_max,
             evicts=self.evicts,
             admit_after=self.admit_after,

@@ -168,7 +168,7 @@ cdef bint _replay_rows(ShardLoopState* s, const ReplayPart* part, const Stride* 
     if not distinct_init(&distinct, ids, part.n):
         return False
     rows_push(s.places[part.table].rows, stride, ids, &distinct, gradients,
-              s.places[part.table].spare, part.stamp, &pushed)
+              s.places[part.table].spare, part.steps, part.stamp, &pushed)
     free(distinct.slots)
     s.places[part.table].pushes.store(part.steps, relaxed)
     s.log.append(part.table, ids, part.n, 0, 0)

@@ -25,6 +25,7 @@ class Table:
         optimizer: Optimizer | None = None,
         initializer: Initializer | None = None,
         seed: int = 0,
+        dtype: str = "f32",
         rows_max: int = 4294967296,
         evicts: bool = False,
         admit_after: int = 1,
@@ -34,6 +35,8 @@ class Table:
     def dim(self) -> int: ...
     @property
     def width(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
     def alter(self, optimizer: Optimizer, *, rows_max: int, evicts: bool) -> None: ...
     @property
     def nbytes(self) -> int: ...

@@ -13,7 +13,7 @@ import numpy as np
 from clipper_core.params.embedding_rows cimport (
     PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init,
     rows_bound, rows_bytes, rows_count, rows_expire, rows_free, rows_init, rows_pull, rows_push,
-    rows_read, rows_remove, rows_walk, rows_write,
+    rows_read, rows_remove, rows_walk, rows_write, spare_floats,
 )
 from clipper_core.params.initializer cimport Initializer
 from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, state_floats, stride_of
@@ -44,16 +44,18 @@ cdef class Table:
     """Threads: any. One shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's
     state.
 
-    name, seed: what rows begin as depends on these and the id alone.  rows_max: bound of the rows;
-    `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
+    name, seed: what rows begin as depends on these and the id alone.  dtype: what weights are
+    stored as: f32, f16, bf16 or i8 (multiples of one power of two a row); the state is f32. An
+    update of f16, bf16 and i8 is rounded at random, without bias, by name, seed, id and step.
+    Whole rows are read and written as f32.  rows_max: bound of the rows; `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
     new ids are refused, and counted.  admit_after: an id gets a row at its so-many-th push, up to
-    255; until then its gradients count for nothing. Memory: 4 bytes x dim x (1 + slots of the
-    optimizer), and 20 to 24 bytes more, a row. Errors: StatusError (BAD_INPUT) for settings out of
-    range; (NO_MEMORY).
+    255; until then its gradients count for nothing. Memory of a row: its weights (f32: 4 bytes x
+    dim), 4 bytes x dim x slots of the optimizer, and 20 to 24 bytes more. Errors: StatusError
+    (BAD_INPUT) for settings out of range; (NO_MEMORY).
     """
 
     def __cinit__(self, str name not None, u32 dim, *, Optimizer optimizer=None,
-                  Initializer initializer=None, u64 seed=0,
+                  Initializer initializer=None, u64 seed=0, str dtype not None="f32",
                   u64 rows_max=1 << 32, bint evicts=False, u32 admit_after=1):
         self.optimizer = optimizer or Optimizer("adagrad")
         self.initializer = initializer or Initializer("uniform")
@@ -64,6 +66,9 @@ cdef class Table:
         if not 1 <= rows_max <= 1 << 32 or not 1 <= admit_after <= SEEN_MAX:
             raise_for(BAD_INPUT,
                       f"table {name!r}: rows_max is 1 to 2^32, admit_after 1 to {SEEN_MAX}")
+        if dtype not in _DTYPES:
+            raise_for(BAD_INPUT,
+                      f"table {name!r}: no dtype {dtype!r}: rows are {', '.join(_DTYPES)}")
         self.name, self.seed, self.rows_max = name, seed, min(rows_max, (1 << 32) - 1)
         self.rows = <Rows*> aligned_new(sizeof(Rows))
         if self.rows == NULL:
@@ -73,6 +78,7 @@ cdef class Table:
         self.rows.key = key_of(name, seed)
         self.rows.dim = dim
         self.rows.width = <u32> (dim + state_floats(self.optimizer.rule, dim))
+        self.rows.stored = <Pulled> <int> _DTYPES[dtype][0]
         self.rows.evicts = evicts
         self.rows.admit_after = admit_after
         if not rows_init(self.rows, self.rows_max,
@@ -102,6 +108,11 @@ cdef class Table:
     def width(self):
         """Floats of a row with its state: the weights, then each slot of the optimizer."""
         return self.rows.width
+
+    @property
+    def row_bytes(self):
+        """Memory of a row with its state, as it is stored, without its place in the index."""
+        return self.rows.arena.row_bytes
 
     @property
     def steps(self):
@@ -151,8 +162,8 @@ cdef class Table:
         """[n, dim]: the weights of n ids; of one without a row, what it would begin as.
 
         ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or
-        i8: then (i8[n, dim], f32[n]), to be multiplied.  out: f32[n, dim] to fill instead.  stamp:
-        marks the rows as in use at that time, above 0.
+        i8: then (i8[n, dim], f32[n]), to be multiplied; that of the table gives what is stored.
+        out: f32[n, dim] to fill instead.  stamp: marks the rows as in use at that time, above 0.
         """
         cdef cnp.ndarray wanted = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(wanted)
@@ -167,7 +178,7 @@ cdef class Table:
             raise_for(BAD_INPUT, f"`out` is f32, and dtype is {dtype}")
         if kind == PULL_I8:
             scales = np.empty(n, np.float32)
-        cdef float* fresh = <float*> malloc(self.rows.dim * sizeof(float))
+        cdef float* fresh = <float*> malloc(spare_floats(self.rows.dim) * sizeof(float))
         if fresh == NULL:
             raise_for(NO_MEMORY, f"table {self.name!r}")
         cdef const i64* each = <const i64*> cnp.PyArray_DATA(wanted)
@@ -197,7 +208,8 @@ cdef class Table:
         cdef Distinct distinct
         cdef Pushed pushed
         cdef Stride stride
-        cdef float* sum = <float*> malloc(self.rows.dim * sizeof(float))
+        cdef float* sum = <float*> malloc(spare_floats(self.rows.dim) * sizeof(float))
+        cdef u64 number
         cdef bint sound = False, room = False
         cdef cnp.ndarray left = np.empty(n if gone is not None and self.rows.evicts else 0,
                                          np.int64)
@@ -209,9 +221,9 @@ cdef class Table:
             if sound and sum != NULL:
                 room = distinct_init(&distinct, each, n)
             if room:
-                stride = stride_of(&self.rows.rule,
-                                   step if step else self.pushes.fetch_add(1, acq_rel) + 1, scale)
-                rows_push(self.rows, &stride, each, &distinct, by, sum, stamp, &pushed)
+                number = step if step else self.pushes.fetch_add(1, acq_rel) + 1
+                stride = stride_of(&self.rows.rule, number, scale)
+                rows_push(self.rows, &stride, each, &distinct, by, sum, number, stamp, &pushed)
                 free(distinct.slots)
             free(sum)
         if not sound:
@@ -308,7 +320,7 @@ cdef class Table:
             made = arena_reserve(&self.rows.arena, rows)
         if not made:
             raise_for(NO_MEMORY,
-                      f"table {self.name!r}: {rows} more rows of {4 * self.rows.width} bytes")
+                      f"table {self.name!r}: {rows} more rows of {self.row_bytes} bytes")
 
 
 cdef cnp.ndarray _ids(ids):

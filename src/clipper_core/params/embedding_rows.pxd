@@ -1,9 +1,10 @@
 # An embedding table: rows of floats by 64-bit id, made at their first update, trained and read by
 # any number of threads at once.
 #
-# A row is its weights and, right behind them, the optimizer's state. No two ids share a row. Until
-# its first update a row is a pure function of (key of the table, id), so reading one that is not
-# there stores nothing and still always gives the same.
+# A row is its weights and, right behind them, the optimizer's state. Weights may be stored in less
+# than f32 (stored_row.hpp); rows that are read or written whole are f32. No two ids share a row.
+# Until its first update a row is a pure function of (key of the table, id), so reading one that is
+# not there stores nothing and still always gives the same.
 #
 # Threads: any. A row is read and written under the lock of its id's bucket, or by a thread that is
 # the only one inside the gate; which keeps everybody out while a part of the index moves. What
@@ -39,7 +40,9 @@ cdef struct Rows:
     Start start
     u64 key
     u32 dim
-    u32 width                   # floats of a row with its state
+    u32 width                   # floats of a row with its state, as f32
+    Pulled stored               # what its weights are in memory
+    u32 weight_bytes            # of a row in memory; the state lies behind them
     bint evicts             # the oldest row goes when there is no room; else the new one is refused
     u32 admit_after             # an id has a row after so many pushes
     u64 seen_mask
@@ -58,6 +61,10 @@ cdef struct Distinct:       # the ids of a push, each once, in the order of thei
     u32* slots                  # one piece of memory for all; free() it
     u64 mask
 
+cdef inline u64 spare_floats(u64 dim) noexcept nogil:
+    """Of a row, and of the same as it is stored."""
+    return 2 * dim + 2
+
 # its settings are in place.  seen: counters, 2^k or 0
 cdef bint rows_init(Rows* rows, u64 rows_max, u64 seen) noexcept nogil
 cdef void rows_free(Rows* rows) noexcept nogil
@@ -65,14 +72,15 @@ cdef void rows_free(Rows* rows) noexcept nogil
 cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales,
                    float* fresh,
                    u32 stamp) noexcept nogil
-# ^ -> how many of them have no row: what they would begin as.  fresh: room for a row.  stamp: 0
-# leaves theirs as it is
+# ^ -> how many of them have no row: what they would begin as.  fresh: room for spare_floats.
+# stamp: 0 leaves theirs as it is
 
 cdef bint distinct_init(Distinct* distinct, const i64* ids, u64 n) noexcept nogil
 cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* distinct,
-                    const float* gradients, float* sum,
+                    const float* gradients, float* sum, u64 number,
                     u32 stamp, Pushed* pushed) noexcept nogil
-# ^ gradients[n, dim], all finite; those of one id are summed first.  sum: room for a row
+# ^ gradients[n, dim], all finite; those of one id are summed first.  sum: room for spare_floats.
+# number: of the step, which rounding depends on
 
 cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width,
                      const u32* stamps,

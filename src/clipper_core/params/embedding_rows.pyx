@@ -43,6 +43,17 @@ cdef extern from "params/embedding.hpp" namespace "clipper" nogil:
     void row_to_bf16(const float* row, u32 n, u16* out) noexcept
     float row_to_i8(const float* row, u32 n, signed char* out) noexcept
 
+cdef extern from "params/stored_row.hpp" namespace "clipper" nogil:
+    cdef cppclass Rounding:
+        pass
+    Rounding to_nearest() noexcept
+    Rounding at_random(u64 key, i64 id, u64 step) noexcept
+    u32 stored_bytes(u32 stored, u32 n) noexcept
+    void stored_put(u32 stored, const float* weights, u32 n, void* to,
+                    const Rounding& by) noexcept
+    void stored_get(u32 stored, const void* row, u32 n, float* weights) noexcept
+    float stored_i8(const void* row, u32 n, signed char* out) noexcept
+
 cdef enum:
     LOOKED_AT = 8           # buckets with rows, when one must go: the oldest of some twenty
     SEEN_MAX = 255
@@ -54,8 +65,10 @@ cdef u32 NONE = 0xFFFFFFFFu
 cdef bint rows_init(Rows* rows, u64 rows_max, u64 seen) noexcept nogil:
     rows.seen_mask = seen - 1 if seen else 0
     rows.seen = <atomic[u8]*> calloc(seen, 1) if seen else NULL
+    rows.weight_bytes = stored_bytes(rows.stored, rows.dim)
     return ((rows.seen != NULL or not seen) and index_init(&rows.index)
-            and arena_init(&rows.arena, rows.width * sizeof(float), rows_max))
+            and arena_init(&rows.arena, rows.weight_bytes
+                           + (rows.width - rows.dim) * sizeof(float), rows_max))
 
 
 cdef void rows_free(Rows* rows) noexcept nogil:
@@ -116,9 +129,9 @@ cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
 # -- pull
 # --------------------------------------------------------------------------------------------------
 
-cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats, bint to_write,
+cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u64 nbytes, bint to_write,
                        bint stamps) noexcept nogil:
-    """Where they seem to lie; and their buckets, and as many floats of their rows, on the way."""
+    """Where they seem to lie; and their buckets, and as many bytes of their rows, on the way."""
     cdef u64 i
     for i in range(n):
         seen[i].home = index_bucket(&rows.index, index_hash(ids[i]))
@@ -126,7 +139,7 @@ cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats
     for i in range(n):
         index_look(&seen[i], ids[i])
         if seen[i].row != NO_ROW:
-            fetch_row(arena_row(&rows.arena, seen[i].row), floats * sizeof(float), to_write)
+            fetch_row(arena_row(&rows.arena, seen[i].row), nbytes, to_write)
             if stamps:
                 fetch_to_write(arena_stamp(&rows.arena, seen[i].row))
 
@@ -143,29 +156,58 @@ cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u6
         scales[i] = row_to_i8(row, dim, <signed char*> out + i * dim)
 
 
+cdef void _give_stored(Rows* rows, const void* row, Pulled kind, void* out, u64 i, float* scales,
+                       float* spare) noexcept nogil:
+    """Of a table that does not store f32: as it is stored, if that is asked for."""
+    cdef u32 dim = rows.dim
+    if kind == PULL_F32:
+        stored_get(rows.stored, row, dim, <float*> out + i * dim)
+    elif kind != rows.stored:
+        stored_get(rows.stored, row, dim, spare)
+        _give_out(spare, dim, kind, out, i, scales)
+    elif kind == PULL_I8:
+        scales[i] = stored_i8(row, dim, <signed char*> out + i * dim)
+    else:
+        memcpy(<u16*> out + i * dim, row, dim * sizeof(u16))
+
+
+cdef void _give_start(Rows* rows, i64 id, Pulled kind, void* out, u64 i, float* scales,
+                      float* spare) noexcept nogil:
+    """What the row of an id would begin as."""
+    start_row(rows.start, rows.key, id, spare, rows.dim)
+    if rows.stored != PULL_F32:
+        stored_put(rows.stored, spare, rows.dim, spare + rows.dim, to_nearest())
+        _give_stored(rows, spare + rows.dim, kind, out, i, scales, spare)
+    else:
+        _give_out(spare, rows.dim, kind, out, i, scales)
+
+
 cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales,
                    float* fresh,
                    u32 stamp) noexcept nogil:
     cdef Seen[BLOCK] seen
     cdef u64 at = 0, block, i, unknown = 0
     cdef u32 row
-    cdef bint sole = False
+    cdef bint sole = False, plain = rows.stored == PULL_F32
     while at < n:
         sole = _enter_for(rows, n - at) if at % BATCH == 0 else _still_sole(rows, sole)
         block = min(n - at, <u64> BLOCK)
-        _look(rows, ids + at, block, seen, rows.dim, False, stamp != 0)
+        _look(rows, ids + at, block, seen, rows.weight_bytes, False, stamp != 0)
         for i in range(block):
             row = seen[i].row if sole else hold_seen(&seen[i], ids[at + i])
             if row != NO_ROW:
-                _give_out(arena_row(&rows.arena, row), rows.dim, kind, out, at + i, scales)
+                if plain:
+                    _give_out(arena_row(&rows.arena, row), rows.dim, kind, out, at + i, scales)
+                else:
+                    _give_stored(rows, arena_row(&rows.arena, row), kind, out, at + i, scales,
+                                 fresh)
                 if stamp:
                     arena_stamp(&rows.arena, row)[0] = stamp
             if not sole:
                 bucket_unlock(seen[i].home)
             if row == NO_ROW:
                 unknown += 1
-                start_row(rows.start, rows.key, ids[at + i], fresh, rows.dim)
-                _give_out(fresh, rows.dim, kind, out, at + i, scales)
+                _give_start(rows, ids[at + i], kind, out, at + i, scales, fresh)
         at += block
         if at % BATCH == 0 or at == n:
             rows.gate.leave(sole)
@@ -269,9 +311,21 @@ cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:
     return least >= rows.admit_after
 
 
-cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexcept nogil:
+cdef inline float* _state(Rows* rows, u32 row) noexcept nogil:
+    return <float*> (<u8*> arena_row(&rows.arena, row) + rows.weight_bytes)
+
+
+cdef void _start(Rows* rows, i64 id, u32 row, float* spare) noexcept nogil:
+    if spare != NULL:
+        start_row(rows.start, rows.key, id, spare, rows.dim)
+        stored_put(rows.stored, spare, rows.dim, arena_row(&rows.arena, row), to_nearest())
+    start_slots(&rows.rule, _state(rows, row), rows.dim)
+
+
+cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, float* spare,
+                Pushed* pushed) noexcept nogil:
     """A row for an id that had none, and its bucket held again. False: there is no room, and
-    nothing is held."""
+    nothing is held. spare: room for a row; NULL: the caller writes the weights."""
     cdef u32 row = _row_for_one_more(rows, pushed)
     cdef u64 size
     if row == NO_ROW:
@@ -284,8 +338,7 @@ cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexce
         size = index_size(&rows.index, hash)
         if not index_full(&rows.index, hash) and index_add(&rows.index, hash, held, id, row):
             held.row = row
-            start_row(rows.start, rows.key, id, arena_row(&rows.arena, row), rows.dim)
-            start_slots(&rows.rule, arena_row(&rows.arena, row) + rows.dim, rows.dim)
+            _start(rows, id, row, spare)
             pushed.made += 1
             return True
         bucket_unlock(held.home)
@@ -341,17 +394,29 @@ cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradient
     return sum
 
 
-cdef inline void _apply(Rows* rows, const Stride* step, u32 at, const float* gradient,
-                        u32 stamp) noexcept nogil:
+cdef void _apply_stored(Rows* rows, const Stride* step, u32 at, const float* gradient,
+                        float* weights, const Rounding& by) noexcept nogil:
     cdef float* row = arena_row(&rows.arena, at)
-    optimizer_step(rows.rule, step[0], row, row + rows.dim, rows.dim, gradient, rows.dim)
+    stored_get(rows.stored, row, rows.dim, weights)
+    optimizer_step(rows.rule, step[0], weights, _state(rows, at), rows.dim, gradient, rows.dim)
+    stored_put(rows.stored, weights, rows.dim, row, by)
+
+
+cdef inline void _apply(Rows* rows, const Stride* step, u32 at, i64 id, const float* gradient,
+                        float* spare, u64 number, u32 stamp) noexcept nogil:
+    cdef float* row = arena_row(&rows.arena, at)
+    if rows.stored == PULL_F32:
+        optimizer_step(rows.rule, step[0], row, row + rows.dim, rows.dim, gradient, rows.dim)
+    else:
+        _apply_stored(rows, step, at, gradient, spare, at_random(rows.key, id, number))
     if stamp:
         arena_stamp(&rows.arena, at)[0] = stamp
 
 
 cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* d,
-                    const float* gradients, float* sum,
+                    const float* gradients, float* sum, u64 number,
                     u32 stamp, Pushed* pushed) noexcept nogil:
+    cdef float* spare = sum + rows.dim
     cdef Seen[BLOCK] seen
     cdef i64[BLOCK] block_ids
     cdef u64 at = 0, block, i, moves
@@ -362,12 +427,13 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
         block = min(d.n - at, <u64> BLOCK)
         for i in range(block):
             block_ids[i] = ids[d.first[at + i]]
-        _look(rows, block_ids, block, seen, rows.width, True, stamp != 0)
+        _look(rows, block_ids, block, seen, rows.arena.row_bytes, True, stamp != 0)
         moves = rows.moves
         for i in range(block):
             if rows.moves != moves:     # one of those before had no row, and then no room in its
                                         # part
-                _look(rows, block_ids + i, block - i, seen + i, rows.width, True, stamp != 0)
+                _look(rows, block_ids + i, block - i, seen + i, rows.arena.row_bytes, True,
+                      stamp != 0)
                 moves = rows.moves
             held.home = seen[i].home
             held.row = seen[i].row if sole else hold_seen(&seen[i], block_ids[i])
@@ -380,10 +446,12 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
                 if not _admitted(rows, index_hash(block_ids[i])):
                     pushed.unadmitted += 1
                     continue
-                if not _make(rows, index_hash(block_ids[i]), block_ids[i], &held, pushed):
+                if not _make(rows, index_hash(block_ids[i]), block_ids[i], &held, spare,
+                             pushed):
                     pushed.refused += 1
                     continue
-            _apply(rows, step, held.row, _summed(d, at + i, gradients, rows.dim, sum), stamp)
+            _apply(rows, step, held.row, block_ids[i],
+                   _summed(d, at + i, gradients, rows.dim, sum), spare, number, stamp)
             if not sole:
                 bucket_unlock(held.home)
             pushed.applied += 1
@@ -408,8 +476,11 @@ cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32
         held = index_hold(&rows.index, hash, ids[i])
         if held.row == NO_ROW:
             bucket_unlock(held.home)
-        if held.row != NO_ROW or _make(rows, hash, ids[i], &held, pushed):
-            memcpy(arena_row(&rows.arena, held.row), values + i * width, width * sizeof(float))
+        if held.row != NO_ROW or _make(rows, hash, ids[i], &held, NULL, pushed):
+            stored_put(rows.stored, values + i * width, rows.dim,
+                       arena_row(&rows.arena, held.row), to_nearest())
+            memcpy(_state(rows, held.row), values + i * width + rows.dim,
+                   (width - rows.dim) * sizeof(float))
             arena_stamp(&rows.arena, held.row)[0] = stamps[i] if stamps != NULL else 0
             bucket_unlock(held.home)
             pushed.applied += 1
@@ -417,6 +488,15 @@ cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32
             pushed.refused += 1
         if (i + 1) % BATCH == 0 or i + 1 == n:
             rows.gate.leave(False)
+
+
+cdef inline void _copy_whole(Rows* rows, u32 row, float* values) noexcept nogil:
+    if rows.stored == PULL_F32:
+        memcpy(values, arena_row(&rows.arena, row), rows.width * sizeof(float))
+    else:
+        stored_get(rows.stored, arena_row(&rows.arena, row), rows.dim, values)
+        memcpy(values + rows.dim, _state(rows, row),
+               (rows.width - rows.dim) * sizeof(float))
 
 
 cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps,
@@ -429,8 +509,7 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
         held = index_hold(&rows.index, index_hash(ids[i]), ids[i])
         found[i] = held.row != NO_ROW
         if found[i]:
-            memcpy(values + i * rows.width, arena_row(&rows.arena, held.row),
-                   rows.width * sizeof(float))
+            _copy_whole(rows, held.row, values + i * rows.width)
             stamps[i] = arena_stamp(&rows.arena, held.row)[0]
             count += 1
         bucket_unlock(held.home)
@@ -457,8 +536,7 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
         bucket_lock(home)
         here = index_gather(&rows.index, hash[0], home, ids + n, at)
         for i in range(here):
-            memcpy(values + (n + i) * rows.width, arena_row(&rows.arena, at[i]),
-                   rows.width * sizeof(float))
+            _copy_whole(rows, at[i], values + (n + i) * rows.width)
             stamps[n + i] = arena_stamp(&rows.arena, at[i])[0]
         bucket_unlock(home)
         n += here

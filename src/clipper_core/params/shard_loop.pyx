@@ -8,7 +8,7 @@ from posix.fcntl cimport O_RDONLY, open as open_fd
 from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.embedding cimport Table
-from clipper_core.params.embedding_rows cimport distinct_init
+from clipper_core.params.embedding_rows cimport distinct_init, spare_floats
 from clipper_core.params.shard_acceptor cimport (
     connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
 )
@@ -395,7 +395,7 @@ cdef class ShardLoop:
         if at > count or (at < count and s.running.load(acquire)
                           and s.places[at].number.load(relaxed) != NO_TABLE):
             raise_for(BAD_INPUT, f"table {table.name!r}: {new} is no free place")
-        spare = <float*> malloc(max(<u64> 64, table.rows.width * sizeof(float)))
+        spare = <float*> malloc(max(<u64> 64, spare_floats(table.rows.dim) * sizeof(float)))
         if spare == NULL:
             raise_for(NO_MEMORY, f"table {table.name!r}")
         with nogil:

@@ -262,7 +262,7 @@ cdef void _count_steps(ShardLoopState* s, double scale) noexcept nogil:
 cdef void _apply_rows(ShardLoopState* s, PartWork* work) noexcept nogil:
     cdef Place* place = &s.places[work.table]
     rows_push(place.rows, &work.stride, work.ids, &work.distinct, work.gradients, place.spare,
-              work.stamp, &work.pushed)
+              work.steps, work.stamp, &work.pushed)
     s.pushed.fetch_add(work.pushed.applied, relaxed)
     counts_push(s.counts, work.table, work.pushed.applied, work.pushed.made,
                 work.pushed.unadmitted, work.pushed.refused, work.pushed.evicted)

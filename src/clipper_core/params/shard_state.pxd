@@ -92,7 +92,7 @@ cdef cppclass Place:            # a table as the loop has it
     atomic[u32] number          # of the table that is here; NO_TABLE: it was dropped
     Rows* rows
     atomic[u64]* pushes
-    float* spare                # a row
+    float* spare                # spare_floats
     u32 flags
     u64 quota                   # of rows; 0: none
     u64 coming                  # rows with those of the push that is looked at

@@ -230,13 +230,13 @@ class Shard:
         """Have the core refuse pushes that exceed a quota; to be called when tables change."""
         parameters, settings = self.parameters, self.config.settings
         pairs = zip(parameters.specs, parameters.tables, strict=True)
-        quotas = [spec.row_quota(table.width) for spec, table in pairs]
+        quotas = [spec.row_quota(table.row_bytes) for spec, table in pairs]
         self.door.set_quotas(quotas, settings.quota_rows, settings.quota_bytes)
 
     def check_room(self) -> None:
         """Raise QuotaExceeded if the tables of this shard have all that its quotas allow."""
         settings, tables = self.config.settings, self.parameters.tables
-        nbytes = sum(len(table) * (4 * table.width + ROW_BYTES) for table in tables)
+        nbytes = sum(len(table) * (table.row_bytes + ROW_BYTES) for table in tables)
         for count, most, unit in (
             (self.parameters.rows, settings.quota_rows, "rows"),
             (nbytes, settings.quota_bytes, "bytes"),
