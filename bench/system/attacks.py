@@ -5,7 +5,8 @@ The server, the client and the attacker have a process each. The client sends a 
 model every 5 ms over a connection of its own; a latency counts from when the query was due. Windows
 without and with the attack come in turns, in one run. The attacker is nice: it would be on another
 machine, and here it must not take the core that the server needs; what a process takes that only
-computes is the first row.
+computes is the first row. How late a process wakes that only sleeps, in the same seconds, says how
+much of the waiting is the machine's.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from bench.harness import Goal, Row, Sample, row
 from bench.system.attackers import ATTACKS, Target, ask
+from bench.system.deadlines import bare_sleeper
 
 EVERY_S = 0.005
 TIMES, MORE_MS = (
@@ -47,10 +49,15 @@ class Window:
 
     latency_ms: list[float] = field(default_factory=list)
     bad: int = 0
+    asleep_ms: list[float] = field(default_factory=list)  # lateness of a process that only sleeps
 
     @property
     def p99_ms(self) -> float:
-        return sorted(self.latency_ms)[int(0.99 * len(self.latency_ms))]
+        return _p99(self.latency_ms)
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * len(values))]
 
 
 class Client:
@@ -68,6 +75,7 @@ class Client:
 
     def ask_for(self, seconds: float, into: Window) -> None:
         """Ask for `seconds`. Raises OSError where no answer comes within 10 s."""
+        sleeper = bare_sleeper(seconds)
         begun = time.perf_counter()
         for i in range(int(seconds / EVERY_S)):
             due = begun + i * EVERY_S
@@ -76,6 +84,7 @@ class Client:
             answer = self._ask()
             into.latency_ms.append((time.perf_counter() - due) * 1000)
             into.bad += not answer.startswith(b"HTTP/1.1 200") or b'"default":true' in answer
+        into.asleep_ms += [float(late) / 1000 for late in sleeper.communicate()[0].split()]
 
     def _ask(self) -> bytes:
         self._count += 1
@@ -189,16 +198,21 @@ def rows_of(
     calm, hard = (
         Sample(tuple(window.p99_ms for window in windows)) for windows in (idle, attacked)
     )
+    floor, hard_floor = (
+        Sample(tuple(_p99(window.asleep_ms) for window in windows)) for windows in (idle, attacked)
+    )
     bound = Goal("value_at_most", TIMES * calm.median + MORE_MS)
     longest = max(max(window.latency_ms) for window in attacked)
     bad = sum(window.bad for window in attacked)
     note = f"{count} times; the longest took {longest:.1f} ms; {bad} errors and defaults"
     title, why = ATTACKS[name][1], BOUNDED_BY.get(name, "")
+    asleep = row(f"{title}: p99 of a process that only sleeps", hard_floor, "ms", "idle", floor)
     if name == "compute":
-        return [row(f"{title}: p99", hard, "ms", "idle", calm, note=note)]
+        return [row(f"{title}: p99", hard, "ms", "idle", calm, note=note), asleep]
     memory = Goal("value_at_most", GROWTH_MIB)
     return [
         row(f"{title}: p99", hard, "ms", "idle", calm, bound, note, why),
+        asleep,
         row(f"{title}: memory", growth, "MiB", goal=memory, bounded_by=why),
     ]
 

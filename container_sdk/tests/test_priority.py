@@ -27,12 +27,15 @@ def test_threads_and_children_get_their_priority_back() -> None:
     for ever."""
     said = run("""
         def seen(task):
-            return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task)
+            with open(f"/proc/{task or 'self'}/sched") as file:  # the slice: since Linux 6.12
+                slice = [line.split(":")[1].strip() for line in file if "se.slice" in line]
+            return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task), slice
 
         before = seen(0)
         restore = lower()
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
         assert os.getpriority(os.PRIO_PROCESS, 0) >= before[1]
+        assert seen(0)[2] == ["100000000"] * len(before[2])
         over = threading.Event()
         thread = threading.Thread(target=over.wait)
         thread.start()

@@ -14,8 +14,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from clipper_container.worker.priority import lower
 
 if TYPE_CHECKING:
     from clipper_container.forking import Message
@@ -328,12 +330,20 @@ def die_with_parent(pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def main(argv: Sequence[str] | None = None, forked: frozenset[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    forked: frozenset[str] | None = None,
+    restore: Callable[[], None] | None = None,
+) -> int:
     """Run the command; return the exit code. forked: in a forked process, the names of the modules
-    that it had then.
+    that it had then. restore: restores the CPU priority, which is low already.
     """
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words, argparse.Namespace(forked=forked, words=words))
+    if restore is None and words[:1] != ["host"]:  # a host loads models beside those it serves
+        restore = lower()
+    arguments = parser().parse_args(
+        words, argparse.Namespace(forked=forked, words=words, restore=restore)
+    )
     if arguments.verb == "healthy":
         return _healthy(arguments.path, arguments.within)
     if arguments.die_with_parent is not None:
@@ -395,7 +405,12 @@ def _fork_server(arguments: argparse.Namespace) -> int:
         pid, safe_path = os.getpid(), sys.flags.safe_path
 
         def replica(request: Message, fds: Sequence[int]) -> int:
-            return become(fds, lambda words: main(words, frozenset(sys.modules)), pid, safe_path)
+            return become(
+                fds,
+                lambda words: main(words, frozenset(sys.modules), arguments.restore),
+                pid,
+                safe_path,
+            )
 
         return ReplicaForkServer(connection, replica, Imports()).run()
 
@@ -436,7 +451,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.worker.declared_tables import give_tables
     from clipper_container.worker.evaluation import user_traceback
     from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
-    from clipper_container.worker.priority import lower
     from clipper_container.worker.serve import evaluator_of, serve
     from clipper_container.worker.warmup import warm_up
 
@@ -456,7 +470,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         return EXIT_USAGE
     forked, reporter = arguments.forked, Reporter(arguments.report_fd)
-    restore = lower()
     try:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code),
@@ -464,7 +477,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         if forked is not None and not model.fork:
             reporter.say(plain="the model asks for it")
-            restore()
+            arguments.restore()
             _start_anew(arguments, token, reporter.hand_on())
         tables = give_tables(model)
         model.load()
@@ -513,7 +526,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     reporter.close()
     gc.collect()
     gc.freeze()  # exempt start-up objects from garbage collection
-    restore()
+    arguments.restore()
     stop = StopSwitch()
     stop.on_signals(
         signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
@@ -523,6 +536,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             AllServers(model, arguments.connect, options, stop, arguments.alive_file or "").run()
         else:
             serve(model, arguments.connect, options, stop, arguments.alive_file or "")
+        lower()  # the kernel takes milliseconds to free the memory of a large process
     except ContainerRejected as refused:
         print(
             f"model '{arguments.name}' was rejected by {arguments.connect}: {refused}",

@@ -119,6 +119,22 @@ def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec, pac
     assert "hush" not in line
 
 
+def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
+    """What starts leaves the cores to those that serve, from its first instruction on."""
+
+    def seen(task):
+        return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task)
+
+    deployer.start(
+        spec("import os\nprint('loads', os.sched_getscheduler(0) == os.SCHED_BATCH)\n" + SOURCE)
+    )
+    pid = events.next(EventKind.STARTED).pid
+    assert seen(parent(pid))[0] == os.SCHED_BATCH
+    wait_for_log(deployer, "loads True")
+    until(lambda: seen(pid) == seen(0))
+    assert {seen(int(task)) for task in os.listdir(f"/proc/{pid}/task")} == {seen(0)}
+
+
 def test_the_exit_code_is_the_childs_and_no_zombie_stays(deployer, events, spec):
     deployer.start(spec("import os, sys\nprint(os.getppid())\nsys.exit(7)\n"))
     exited = events.next(EventKind.EXITED)

@@ -10,8 +10,6 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
-from clipper_container.worker.priority import lower
-
 NOT_BEFORE_A_FORK = {  # top-level module -> why a replica imports it by itself
     "jax": "it starts threads",
     "numba": "it reads its thread limit once",
@@ -46,16 +44,12 @@ class Imports:
         return len(self._names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Import modules, at low priority; those that are not installed are skipped.
+        """Import modules; those that are not installed are skipped.
 
         Raises: Unsafe when an import fails, starts a thread, or opens an accelerator.
         """
-        restore = lower()
-        try:
-            for name in names:
-                self._import(name)
-        finally:
-            restore()
+        for name in names:
+            self._import(name)
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
             if file and file not in self._files and file.startswith(self._places):
