@@ -3,9 +3,10 @@
 import functools
 import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from google.protobuf.message import Message
 
 from clipper.errors import ClipperError, InvalidInput
 from clipper.frontend.grpc.calls import (
@@ -30,7 +31,6 @@ from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import InputType
 
-Message = Any  # of protobuf: its class is made at run time
 SERVICE: Final = "clipper.v1.Applications"
 _PREDICTION, _VALUE, _REPLY = (
     message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply")
@@ -159,7 +159,7 @@ class ApplicationService:
 # -- values
 
 
-def row_of(value: Message, taken: InputType | Tensors, name: str) -> Any:
+def row_of(value: Message, taken: InputType | Tensors, name: str) -> object:
     """Return a Value as an input. Raises InvalidInput for an empty or an unsuitable value."""
     kind = value.WhichOneof("kind")
     if kind in (None, "json"):

@@ -10,13 +10,21 @@ import functools
 import hmac
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
 from clipper.frontend.auth.api_keys import ApiKeys
@@ -45,6 +53,10 @@ _KINDS: Final = {
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+_T = TypeVar("_T")
+Read = Callable[[Any], Any]  # (bytes, or a stream of them) -> message, or a stream of them
+Handle = Callable[[Any, "GrpcCall"], Any]  # (what `Read` returns, call) -> reply, or a stream
+Requests = bytes | AsyncIterator[bytes]
 
 
 class GrpcCall:
@@ -52,9 +64,9 @@ class GrpcCall:
 
     __slots__ = ("_metadata", "began_ns", "context", "trace")
 
-    def __init__(self, context: Any, exporter: SpanExporter | None) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext, exporter: SpanExporter | None) -> None:
         self.context, self.began_ns = context, now_ns()
-        self._metadata: dict[str, Any] | None = None
+        self._metadata: dict[str, str | bytes] | None = None
         self.trace: Trace | None = None
         metadata = self.metadata
         if exporter is not None or "traceparent" in metadata:
@@ -85,7 +97,7 @@ class GrpcCall:
             self.trace.end_query(resolved.name, futures)
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, str | bytes]:
         """The metadata by name; of repeated names the last value."""
         if self._metadata is None:
             self._metadata = dict(self.context.invocation_metadata() or ())
@@ -154,11 +166,11 @@ class GrpcDispatcher:
         token = self.node.config.http.token
         return bool(token) and hmac.compare_digest(call.authorization, f"Bearer {token}".encode())
 
-    async def work(self, run: Callable[[], Any]) -> Any:
+    async def work(self, run: Callable[[], _T]) -> _T:
         """Run a blocking function on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, run)
 
-    async def manage(self, run: Callable[[], Any]) -> Any:
+    async def manage(self, run: Callable[[], _T]) -> _T:
         """Run a blocking function of management on a thread of its own pool, so that no query
         waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._managers, run)
@@ -186,8 +198,8 @@ class GrpcDispatcher:
         return min(left_us, given_us)
 
     def handlers(
-        self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()
-    ) -> list[Any]:
+        self, service: str, each: Mapping[str, Handle], names: Iterable[str] = ()
+    ) -> list[grpc.GenericRpcHandler]:
         """Return the handlers of a service for grpcio.
 
         each: a coroutine (request, call) by method name, or an async generator for streams. names:
@@ -212,7 +224,7 @@ class GrpcDispatcher:
 
     def unary(
         self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
-    ) -> Any:
+    ) -> grpc.RpcMethodHandler:
         """Return the handler of a method whose request and reply are bytes."""
         admit, counts = (
             functools.partial(self._admit, self._keys),
@@ -234,14 +246,14 @@ class GrpcDispatcher:
 
     def _calling(
         self,
-        handle: Any,
-        read: Callable[[Any], Any],
+        handle: Handle,
+        read: Read,
         admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
-    ) -> Any:
+    ) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Message | bytes]]:
         everything = self._counts
 
-        async def serve(request: Any, context: Any) -> Any:
+        async def serve(request: bytes, context: grpc.aio.ServicerContext) -> Message | bytes:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
@@ -262,14 +274,16 @@ class GrpcDispatcher:
 
     def _streaming(
         self,
-        handle: Any,
-        read: Callable[[Any], Any],
+        handle: Handle,
+        read: Read,
         admit: Callable[[GrpcCall], None],
         counts: MethodCounts,
-    ) -> Any:
+    ) -> Callable[[Requests, grpc.aio.ServicerContext], AsyncIterator[Message]]:
         everything = self._counts
 
-        async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async def serve(
+            requests: Requests, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[Message]:
             call, code = GrpcCall(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
@@ -297,14 +311,16 @@ class GrpcDispatcher:
             )
 
     async def in_order(
-        self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
-    ) -> AsyncIterator[Any]:
+        self,
+        requests: AsyncIterator[Message],
+        answer: Callable[[Message], Coroutine[None, None, Message]],
+    ) -> AsyncIterator[Message]:
         """Yield the answers to a stream's requests, in order; up to `grpc.pipeline_max` are in
         progress.
 
         `answer` returns errors as answers. Ends with ShuttingDown when the server closes.
         """
-        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(
+        under_way: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(
             self.node.config.grpc.pipeline_max
         )
 
@@ -334,7 +350,7 @@ def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:
         waiter.set_result(None)
 
 
-async def _until(event: asyncio.Event, step: Any) -> None:
+async def _until(event: asyncio.Event, step: Coroutine[None, None, None]) -> None:
     """Run `step` to its end, or until the event is set."""
     both = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
     try:
@@ -352,16 +368,16 @@ def _after(
     return lambda data: then(first(data))
 
 
-def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
+def decoder(kind: type[Message], is_stream: bool) -> Read:
     """Return a function that decodes bytes, or a stream of them. It raises InvalidInput."""
 
-    def read(data: bytes) -> Any:
+    def read(data: bytes) -> Message:
         try:
             return kind.FromString(data)
         except DecodeError:
             raise InvalidInput(f"the bytes are no {kind.DESCRIPTOR.full_name}.") from None
 
-    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
         async for data in stream:
             yield read(data)
 
@@ -401,7 +417,9 @@ def retry_s_of(error: ClipperError) -> float:
     return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
 
 
-async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, Any]] = ()) -> Any:
+async def abort(
+    context: grpc.aio.ServicerContext, error: Exception, trailing: Iterable[tuple[str, str]] = ()
+) -> NoReturn:
     """End a call by an error. trailing: further trailing metadata."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
@@ -411,7 +429,7 @@ async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, An
     status.details.add().Pack(
         _INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]})
     )
-    again: list[tuple[str, Any]] = []
+    again: list[tuple[str, str]] = []
     if retry_s:
         retry = _RETRY()
         retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
@@ -423,3 +441,4 @@ async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, An
     await context.abort(
         code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again)
     )
+    raise error  # abort() always raises

@@ -6,9 +6,11 @@ others allow.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Final
 
 import grpc
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import Message
 
 from clipper.errors import UnknownApplication
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
@@ -29,7 +31,7 @@ class HealthService:
         self._response = message("grpc.health.v1.HealthCheckResponse")
         self.handlers = calls.handlers(HEALTH, {"Check": self.check, "Watch": self.watch})
 
-    async def check(self, request: Any, call: GrpcCall) -> Any:
+    async def check(self, request: Message, call: GrpcCall) -> Message:
         """Return the status of one service or application. Raises UnknownApplication."""
         status = await self._calls.work(lambda: self._status(request.service))
         if status == _SERVICE_UNKNOWN:
@@ -37,7 +39,7 @@ class HealthService:
             raise UnknownApplication.named(request.service[:200], known)
         return self._response(status=status)
 
-    async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
+    async def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
         """Yield the status, and again at each change."""
         reported = None
         while not self._calls.closing.is_set():
@@ -74,10 +76,12 @@ class ReflectionService:
         )  # the same messages under the name of older tools
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
-    async def info(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
+    async def info(
+        self, requests: AsyncIterator[Message], call: GrpcCall
+    ) -> AsyncIterator[Message]:
         """Answer a stream of reflection requests."""
 
-        async def answer(request: Any) -> Any:
+        async def answer(request: Message) -> Message:
             return self._response(
                 valid_host=request.host, original_request=request, **about(request, self._services)
             )
@@ -86,12 +90,12 @@ class ReflectionService:
             yield reply
 
 
-def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
+def about(request: Message, services: tuple[str, ...]) -> dict[str, object]:
     """Return the fields of a ServerReflectionResponse to a request."""
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in services]}}
-    finders: dict[str, Callable[[str], Any]] = {
+    finders: dict[str, Callable[[str], FileDescriptor]] = {
         "file_by_filename": pool().FindFileByName,
         "file_containing_symbol": pool().FindFileContainingSymbol,
     }
@@ -110,7 +114,7 @@ def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _with_imports(file: Any) -> list[Any]:
+def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
     """Return a file and all files that it imports, each once."""
     found = {file.name: file}
     for imported in file.dependencies:
@@ -118,5 +122,5 @@ def _with_imports(file: Any) -> list[Any]:
     return list(found.values())
 
 
-def _refusal(code: Any, text: str) -> dict[str, Any]:
+def _refusal(code: grpc.StatusCode, text: str) -> dict[str, object]:
     return {"error_response": {"error_code": code.value[0], "error_message": text}}

@@ -4,7 +4,9 @@ inference/operations.py implements the operations.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Final
+
+from google.protobuf.message import Message
 
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, known, text_of
 from clipper.frontend.http.repository import ModelContainers
@@ -17,7 +19,7 @@ SERVICE: Final = "inference.GRPCInferenceService"
 _FINAL = "triton_final_response"
 
 
-def _response(name: str) -> Any:
+def _response(name: str) -> type[Message]:
     return message(f"inference.{name}Response")
 
 
@@ -46,56 +48,56 @@ class InferenceService:
         }
         self.handlers = calls.handlers(SERVICE, each)
 
-    async def live(self, request: object, call: GrpcCall) -> Any:
+    async def live(self, request: object, call: GrpcCall) -> Message:
         """Return that the process is alive."""
         return _response("ServerLive")(live=True)
 
-    async def ready(self, request: object, call: GrpcCall) -> Any:
+    async def ready(self, request: object, call: GrpcCall) -> Message:
         """Return whether the server is ready."""
         return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
 
-    async def server(self, request: Any, call: GrpcCall) -> Any:
+    async def server(self, request: Message, call: GrpcCall) -> Message:
         """Return the server's metadata."""
         return _response("ServerMetadata")(**self._models.server())
 
-    async def model_ready(self, request: Any, call: GrpcCall) -> Any:
+    async def model_ready(self, request: Message, call: GrpcCall) -> Message:
         """Return whether a model is ready."""
         target = self._models.target(request.name, request.version)
         return _response("ModelReady")(
             ready=await self._calls.work(lambda: self._models.is_ready(target))
         )
 
-    async def metadata(self, request: Any, call: GrpcCall) -> Any:
+    async def metadata(self, request: Message, call: GrpcCall) -> Message:
         """Return a model's metadata."""
         return _response("ModelMetadata")(
             **self._models.metadata(self._models.target(request.name, request.version))
         )
 
-    async def config(self, request: Any, call: GrpcCall) -> Any:
+    async def config(self, request: Message, call: GrpcCall) -> Message:
         """Return a model's configuration in Triton's format."""
         found = self._models.config(self._models.target(request.name, request.version))
         return _response("ModelConfig")(config=found)
 
-    async def statistics(self, request: Any, call: GrpcCall) -> Any:
+    async def statistics(self, request: Message, call: GrpcCall) -> Message:
         """Return counts since the start, of one model or of all."""
         found = await self._calls.work(
             lambda: self._models.statistics(request.name, request.version)
         )
         return _response("ModelStatistics")(**found)
 
-    async def index(self, request: Any, call: GrpcCall) -> Any:
+    async def index(self, request: Message, call: GrpcCall) -> Message:
         """List applications and models."""
         return _response("RepositoryIndex")(
             models=await self._calls.work(lambda: self._models.index(request.ready))
         )
 
-    async def load(self, request: Any, call: GrpcCall) -> Any:
+    async def load(self, request: Message, call: GrpcCall) -> Message:
         """Load a model, for management; for others, check that it is loaded."""
         load = self._repository.load_named if self._calls.manages(call) else self._models.load
         await self._calls.manage(lambda: load(request.model_name))
         return _response("RepositoryModelLoad")()
 
-    async def unload(self, request: Any, call: GrpcCall) -> Any:
+    async def unload(self, request: Message, call: GrpcCall) -> Message:
         """Unload a model, for management. Raises Forbidden for others."""
         unload = self._repository.unload_named if self._calls.manages(call) else self._models.unload
         await self._calls.manage(lambda: unload(request.model_name))
@@ -103,11 +105,11 @@ class InferenceService:
 
     # -- asking
 
-    async def infer(self, request: object, call: GrpcCall) -> Any:
+    async def infer(self, request: object, call: GrpcCall) -> Message:
         """Answer an infer request."""
         return await self._infer(request, call, True)
 
-    async def _infer(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
+    async def _infer(self, request: Message, call: GrpcCall, until_deadline: bool) -> Message:
         """Answer an infer request. until_deadline: the call's deadline is the query's SLO, not
         only a limit."""
         models = self._models
@@ -149,7 +151,7 @@ class InferenceService:
         several: MultiModelRequest,
         slo_us_of: Callable[[InferenceTarget, object], int],
         call: GrpcCall,
-    ) -> Any:
+    ) -> Message:
         if several.is_array:
             await self._calls.work(lambda: several.ask(slo_us_of, call.request_id, call.trace))
         else:
@@ -157,11 +159,13 @@ class InferenceService:
         await self._calls.done(several.futures)
         return several.response()
 
-    async def stream(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
+    async def stream(
+        self, requests: AsyncIterator[Message], call: GrpcCall
+    ) -> AsyncIterator[Message]:
         """Answer a stream of infer requests. An error is the reply to its request, and the
         stream goes on."""
 
-        async def answer(request: Any) -> Any:
+        async def answer(request: Message) -> Message:
             try:
                 found = await self._infer(request, call, False)
             except Exception as error:

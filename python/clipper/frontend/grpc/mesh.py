@@ -11,7 +11,9 @@ import hmac
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
 
 from clipper.errors import (
     AlreadyExists,
@@ -82,7 +84,7 @@ class MeshService:
 
     # -- models
 
-    async def register(self, request: Any, call: GrpcCall) -> Any:
+    async def register(self, request: Message, call: GrpcCall) -> Message:
         """Register a model."""
         actor = self.check_manages(call)
         info = _info(request, "modelInfo")
@@ -98,17 +100,17 @@ class MeshService:
             await self._work(request.sync, _by(actor, lambda: register(*about, **settings)))
         )
 
-    async def unregister(self, request: Any, call: GrpcCall) -> Any:
+    async def unregister(self, request: Message, call: GrpcCall) -> Message:
         """Remove a model."""
         actor = self.check_manages(call)
         await self._calls.manage(_by(actor, lambda: self._mesh.unregister(request.modelId)))
         return message("mmesh.UnregisterModelResponse")()
 
-    async def status(self, request: Any, call: GrpcCall) -> Any:
+    async def status(self, request: Message, call: GrpcCall) -> Message:
         """Return the status of a model."""
         return _model_info(await self._calls.manage(lambda: self._mesh.status(request.modelId)))
 
-    async def ensure_loaded(self, request: Any, call: GrpcCall) -> Any:
+    async def ensure_loaded(self, request: Message, call: GrpcCall) -> Message:
         """Load a model."""
         ensure, sync, used_ms = self._mesh.ensure_loaded, request.sync, request.lastUsedTime
         return _model_info(
@@ -154,7 +156,7 @@ class MeshService:
 
     # -- v-models
 
-    async def set_vmodel(self, request: Any, call: GrpcCall) -> Any:
+    async def set_vmodel(self, request: Message, call: GrpcCall) -> Message:
         """Create or change a v-model."""
         actor = self.check_manages(call)
         info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
@@ -181,7 +183,7 @@ class MeshService:
 
         return await self._vmodel_info(await self._work(request.sync, _by(actor, set_it)))
 
-    async def delete_vmodel(self, request: Any, call: GrpcCall) -> Any:
+    async def delete_vmodel(self, request: Message, call: GrpcCall) -> Message:
         """Delete a v-model. Another owner's is left as it is, without an error, as clients
         expect."""
         actor = self.check_manages(call)
@@ -195,7 +197,7 @@ class MeshService:
         await self._calls.manage(_by(actor, delete))
         return message("mmesh.DeleteVModelResponse")()
 
-    async def vmodel_status(self, request: Any, call: GrpcCall) -> Any:
+    async def vmodel_status(self, request: Message, call: GrpcCall) -> Message:
         """Return the status of a v-model."""
         found = await self._calls.manage(
             lambda: self._mesh.vmodel_status(request.vModelId, request.owner)
@@ -266,7 +268,7 @@ def _by(actor: str, run: Callable[[], _T]) -> Callable[[], _T]:
     return act
 
 
-def _resolve(resolve: Callable[[Any], None], what: Any) -> None:
+def _resolve(resolve: Callable[[_T], None], what: _T) -> None:
     with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller or the loop has gone
         resolve(what)
 

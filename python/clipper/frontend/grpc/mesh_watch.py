@@ -12,9 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import grpc.aio
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from clipper.errors import ClipperError, Overloaded, ShuttingDown
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, abort
@@ -52,7 +54,7 @@ class MeshWatchService:
         self._last_words: set[asyncio.Task[None]] = set()
         self.handlers = calls.handlers(SERVICE, {"Watch": self.watch})
 
-    async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
+    async def watch(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
         """Yield the changes of the mesh."""
         self._check(call)
         if len(self._open) >= WATCHERS_MAX:
@@ -80,7 +82,7 @@ class MeshWatchService:
             watcher.leave()
             closing.cancel()
 
-    def _cut_off(self, context: object, task: "asyncio.Task[Any] | None") -> None:
+    def _cut_off(self, context: object, task: "asyncio.Task[object] | None") -> None:
         """End a call that is blocked in a write: cancel its task, and send the reason when there
         is room."""
         if task is not None:
@@ -105,7 +107,7 @@ class MeshWatchCall:
         self, watch: _Watch, cut_off: Callable[[], None], gone: Callable[["MeshWatchCall"], None]
     ) -> None:
         self._watch, self._cut_off, self._gone = watch, cut_off, gone
-        self._pieces: asyncio.Queue[Any] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Message | ClipperError | None] = asyncio.Queue()
         self._room = threading.Semaphore(PIECES_MAX)
         self._left = False
         self._taken = False  # the reply taken last may still be unsent
@@ -120,7 +122,7 @@ class MeshWatchCall:
         """Wait for the thread."""
         self._thread.join()
 
-    async def next(self) -> Any:
+    async def next(self) -> Message | None:
         """Return the next reply, or None at the end. The reply before has been sent. Raises
         ClipperError."""
         if self._taken:
@@ -181,12 +183,12 @@ class MeshWatchCall:
             self._loop.call_soon_threadsafe(act, *words)
 
 
-async def _end(context: Any, error: ClipperError) -> None:
+async def _end(context: grpc.aio.ServicerContext, error: ClipperError) -> None:
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # abort() always raises
         await abort(context, error)
 
 
-def event_message(event: MeshEvent) -> Any:
+def event_message(event: MeshEvent) -> Message:
     """A clipper.v1.MeshEvent."""
     made = _EVENT(kind=_KINDS[event.kind], of=event.of, id=event.id, revision=event.revision)
     record = event.record
@@ -203,7 +205,7 @@ def event_message(event: MeshEvent) -> Any:
     return made
 
 
-def _fill(into: Any, record: Any) -> None:
+def _fill(into: Message, record: object) -> None:
     """Copy the fields of a record to the fields of a message with the same names, without nested
     messages."""
     for name in _plain(into.DESCRIPTOR):
@@ -215,5 +217,5 @@ def _fill(into: Any, record: Any) -> None:
 
 
 @functools.cache
-def _plain(of: Any) -> tuple[str, ...]:
+def _plain(of: Descriptor) -> tuple[str, ...]:
     return tuple(field.name for field in of.fields if field.message_type is None)

@@ -6,9 +6,11 @@ A table (mesh/data_plane.py) lists the methods, and where the model's id is in a
 concatenated, which protobuf reads as one message.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
+
+import grpc
 
 from clipper.errors import BadOutput, InvalidInput
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
@@ -36,9 +38,9 @@ class PayloadMethods:
 
     def __init__(self, calls: GrpcDispatcher, table: DataPlane) -> None:
         self._calls, self._table, self._models = calls, table, InferenceOperations(calls.node)
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, grpc.RpcMethodHandler] = {}
 
-    def service(self, details: Any) -> Any:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Return the handler of a call; None for UNIMPLEMENTED."""
         name = details.method.removeprefix("/")
         method = self._table.of(name)
@@ -50,7 +52,7 @@ class PayloadMethods:
             self._known[counted] = self._calls.unary(service, last, self._answer(counted))
         return self._known[counted]
 
-    def _answer(self, counted: str) -> Callable[[bytes, GrpcCall], Any]:
+    def _answer(self, counted: str) -> Callable[[bytes, GrpcCall], Awaitable[bytes]]:
         async def answer(payload: bytes, call: GrpcCall) -> bytes:
             return await self._ask(self._table.of(counted) or OTHER, payload, call)
 

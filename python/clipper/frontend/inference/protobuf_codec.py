@@ -8,9 +8,10 @@ typed field of `contents` for their datatype. Outputs are returned raw. Source: 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from google.protobuf.message import Message
 
 from clipper.errors import InvalidInput
 from clipper.frontend.inference import codec
@@ -33,7 +34,7 @@ _FIELDS: Final = {
 }
 
 
-def decode(request: Any) -> codec.InferRequest:
+def decode(request: Message) -> codec.InferRequest:
     """Decode a ModelInferRequest. Raises InvalidInput."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -62,7 +63,7 @@ def decode(request: Any) -> codec.InferRequest:
     return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True, outputs)
 
 
-def _typed(tensor: Any, shape: tuple[int, ...]) -> object:
+def _typed(tensor: Message, shape: tuple[int, ...]) -> object:
     name = tensor.name[:64]
     field = _FIELDS.get(tensor.datatype)
     if field is None:
@@ -87,7 +88,7 @@ def _typed(tensor: Any, shape: tuple[int, ...]) -> object:
         raise InvalidInput(f"tensor {name!r} is no {tensor.datatype}: {error}.") from None
 
 
-def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(parameters: Mapping[str, Message]) -> dict[str, bool | int | float | str]:
     """Return a map of InferParameter as plain values, without the empty ones."""
     return {
         key: getattr(value, choice)
@@ -103,7 +104,7 @@ def encode(
     outputs: object,
     parameters: Mapping[str, object],
     wanted: Sequence[codec.RequestedOutput] = (),
-) -> Any:
+) -> Message:
     """Return a ModelInferResponse.
 
     outputs, wanted: as of codec.output_tensors. Raises BadOutput, InvalidInput.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import Message
 
 from clipper.errors import DoesNotFit
 from clipper.frontend.params_grpc.tensors import Ids, tensor_of
@@ -55,7 +56,7 @@ class RowFollower:
         self.told = []
         return True
 
-    def news(self, parameters: Parameters, bytes_max: int) -> Iterator[Any]:
+    def news(self, parameters: Parameters, bytes_max: int) -> Iterator[Message]:
         """Yield tensors of the changed rows, as many as fit; the others stay pending."""
         pending, self.pending, self.count, size = self.pending, {}, 0, 0
         for table, parts in pending.items():
@@ -136,7 +137,7 @@ class RowFollowers:
                     one.add(table, ids)
 
 
-def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
+def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Message]:
     """Yield the current rows of some ids; ids without a row are a tensor of width 0."""
     (part,) = parameters.of({table: ids})["rows"]
     if part["ids"].size:
@@ -146,7 +147,7 @@ def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
         yield tensor_of(name, np.empty((part["gone"].size, 0), np.float32), part["gone"].tolist())
 
 
-def weights(parameters: Parameters, part: dict[str, Any]) -> Any:
+def weights(parameters: Parameters, part: dict[str, Any]) -> Message:
     """Return the weights of some rows as a tensor, without the optimizer's state."""
     spec = parameters.specs[part["table"] % TABLES_MAX]
     return tensor_of(

@@ -16,11 +16,13 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import uvloop
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 
 from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.auth.credential_files import CredentialFiles
-from clipper.frontend.grpc.calls import abort, decoder
+from clipper.frontend.grpc.calls import Requests, abort, decoder
 from clipper.frontend.grpc.credentials import credentials_of
 from clipper.frontend.grpc.health import HEALTH, REFLECTION, about
 from clipper.frontend.params_grpc.service import (
@@ -44,7 +46,7 @@ _GATHER_S: Final = 1.0
 _SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
 _OLDER: Final = "grpc.reflection.v1alpha.ServerReflection"
 _SERVING, _NOT_SERVING = 1, 2
-Method = Callable[[Any, ShardCall], Awaitable[Any]]
+Method = Callable[[Message, ShardCall], Awaitable[Message]]
 
 
 class ShardGrpc:
@@ -147,7 +149,7 @@ class ShardGrpc:
 
     # -- handlers
 
-    def _handlers(self) -> Iterator[Any]:
+    def _handlers(self) -> Iterator[grpc.GenericRpcHandler]:
         names = {method.name: method.name for method in methods_of(SERVICE)}
         names |= ALIASES
         kinds = {method.name: method for method in methods_of(SERVICE)}
@@ -166,10 +168,12 @@ class ShardGrpc:
         for name in (REFLECTION, _OLDER):
             yield grpc.method_handlers_generic_handler(name, told)
 
-    def _unary(self, kind: Any, run: Method, *, open_to_all: bool = False) -> Any:
+    def _unary(
+        self, kind: MethodDescriptor, run: Method, *, open_to_all: bool = False
+    ) -> grpc.RpcMethodHandler:
         read = decoder(message(kind.input_type.full_name), False)
 
-        async def serve(data: bytes, context: Any) -> Any:
+        async def serve(data: bytes, context: grpc.aio.ServicerContext) -> Message:
             call = ShardCall(context)
             try:
                 if not open_to_all:
@@ -187,11 +191,15 @@ class ShardGrpc:
             serve, response_serializer=kinds.SerializeToString
         )
 
-    def _stream(self, service: str, run: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
+    def _stream(
+        self, service: str, run: Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[Message]]
+    ) -> grpc.RpcMethodHandler:
         (kind,) = [method for method in methods_of(service) if method.server_streaming]
         read = decoder(message(kind.input_type.full_name), kind.client_streaming)
 
-        async def serve(given: Any, context: Any) -> AsyncIterator[Any]:
+        async def serve(
+            given: Requests, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[Message]:
             try:
                 if service != HEALTH:
                     self._admit(ShardCall(context))
@@ -223,10 +231,10 @@ class ShardGrpc:
 
     # -- health, reflection
 
-    async def _check(self, request: Any, _: ShardCall) -> Any:
+    async def _check(self, request: Message, _: ShardCall) -> Message:
         return message("grpc.health.v1.HealthCheckResponse")(status=self._status(request.service))
 
-    async def _watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
+    async def _watch(self, request: Message, _: object) -> AsyncIterator[Message]:
         told = None
         while not self._closing.is_set():
             status = self._status(request.service)
@@ -244,7 +252,7 @@ class ShardGrpc:
             raise Unknown.named(service[:200], _SERVICES)
         return _SERVING if self._shard.door.ready and not self._closing.is_set() else _NOT_SERVING
 
-    async def _reflect(self, requests: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
+    async def _reflect(self, requests: AsyncIterator[Message], _: object) -> AsyncIterator[Message]:
         response = message("grpc.reflection.v1.ServerReflectionResponse")
         async for request in requests:
             yield response(

@@ -6,11 +6,13 @@ the trailing metadata `shard`. Values without a field in the messages are metada
 that need several messages; `follower` and `serial` of clients that follow rows.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
+import grpc.aio
 import msgspec
 import numpy as np
+from google.protobuf.message import Message
 
 from clipper.errors import InvalidInput, ShardAway, StateLost, TooLarge, TypeConflict, UnknownTable
 from clipper.frontend.params_grpc.followers import RowFollowers, weights
@@ -74,8 +76,8 @@ class ShardCall:
 
     __slots__ = ("metadata", "trailing")
 
-    def __init__(self, context: Any) -> None:
-        self.metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self.metadata: dict[str, str | bytes] = dict(context.invocation_metadata() or ())
         self.trailing: dict[str, str] = {}
 
     def whole(self, name: str) -> int | None:
@@ -114,7 +116,7 @@ class ParamsService:
         self._optimizer, self._optimizer_settings = optimizer_in(
             shard.config.settings.grpc_optimizer
         )
-        self.methods: dict[str, Callable[[Any, ShardCall], Any]] = {
+        self.methods: dict[str, Callable[[Message, ShardCall], Awaitable[Message]]] = {
             "pull_variable": self.pull_variable,
             "pull_embedding_vector": self.pull_embedding_vector,
             "push_model": self.push_model,
@@ -125,7 +127,7 @@ class ParamsService:
 
     # -- a worker's
 
-    async def pull_variable(self, request: Any, call: ShardCall) -> Any:
+    async def pull_variable(self, request: Message, call: ShardCall) -> Message:
         """Return the variables that changed since the request's version."""
         if (
             self._shard.door.state_lost
@@ -140,7 +142,7 @@ class ParamsService:
         )
         return answer
 
-    async def pull_embedding_vector(self, request: Any, call: ShardCall) -> Any:
+    async def pull_embedding_vector(self, request: Message, call: ShardCall) -> Message:
         """Return rows of a table. Metadata `dtype`: f32, f16."""
         parameters, dtype = self._ready(), str(call.metadata.get("dtype", "f32"))
         if dtype not in _DTYPES:
@@ -154,7 +156,7 @@ class ParamsService:
         rows = await self._door.pull(number, ids, dtype)
         return tensor_of_bytes(request.name, _DTYPES[dtype], (ids.size, table.dim), rows)
 
-    async def push_model(self, request: Any, call: ShardCall) -> Any:
+    async def push_model(self, request: Message, call: ShardCall) -> Message:
         """Set initial values. Trailing metadata `accepted`: true if these values are the first."""
         variables: dict[str, F32] = {}
         for each in request.variables:
@@ -183,14 +185,14 @@ class ParamsService:
         call.trailing |= {"accepted": _yes(said["accepted"]), "version": str(said["version"])}
         return message("google.protobuf.Empty")()
 
-    async def push_gradient(self, request: Any, call: ShardCall) -> Any:
+    async def push_gradient(self, request: Message, call: ShardCall) -> Message:
         """Apply gradients.
 
         Trailing metadata: `why` they were not accepted, `repeated`, and the `step` in synchronous
         training.
         """
         variables, rows = self._gradients(request.gradients)
-        said: dict[str, Any] = {
+        said: dict[str, object] = {
             "variables": variables,
             "rows": rows,
             "version": request.model_version,
@@ -212,7 +214,7 @@ class ParamsService:
 
     # -- of replicas
 
-    async def get_replica(self, request: Any, call: ShardCall) -> Any:
+    async def get_replica(self, request: Message, call: ShardCall) -> Message:
         """Return a replica of another shard, even before this shard is ready: others recover
         from it."""
         of, copies = request.replica_index, self._shard.copies
@@ -233,7 +235,7 @@ class ParamsService:
         call.trailing |= {"epoch": str(copy.epoch), "version": str(copy.version)}
         return self._rows_of(copy.parameters, call)
 
-    async def synchronize_embedding(self, request: Any, call: ShardCall) -> Any:
+    async def synchronize_embedding(self, request: Message, call: ShardCall) -> Message:
         """Return the rows that changed for a follower.
 
         Metadata: `follower`, its name; `serial`, of the last reply that it has received; `cursor`,
@@ -266,7 +268,7 @@ class ParamsService:
         }
         return answer
 
-    def _rows_of(self, parameters: Parameters, call: ShardCall) -> Any:
+    def _rows_of(self, parameters: Parameters, call: ShardCall) -> Message:
         """Return all rows, or with `cursor` as many as fit into a message, and the next cursor."""
         answer, size = message("SynchronizeEmbeddingResponse")(), 0
         cursor, said = _cursor(call.metadata.get("cursor")), "cursor" in call.metadata
@@ -316,7 +318,7 @@ class ParamsService:
                 hint=hint,
             )
 
-    def _take_variable(self, tensor: Any, into: dict[str, F32]) -> None:
+    def _take_variable(self, tensor: Message, into: dict[str, F32]) -> None:
         whose = shard_of_name(tensor.name, self._shards)
         if whose != self._number:
             raise WrongShard(f"variable {tensor.name!r}", self._number, whose, self._shards)
@@ -324,7 +326,7 @@ class ParamsService:
             raise InvalidInput(f"variable {tensor.name!r} comes twice.")
         into[tensor.name] = values_in(tensor)
 
-    def _spec(self, info: Any) -> TableSpec:
+    def _spec(self, info: Message) -> TableSpec:
         if not 1 <= len(info.dim) <= 2:
             raise InvalidInput(
                 f"table {info.name!r}: dim is {list(info.dim)[:8]}, where [width] or [rows, width]"
@@ -337,8 +339,8 @@ class ParamsService:
         ).check()
 
     def _gradients(
-        self, tensors: Iterable[Any]
-    ) -> tuple[dict[str, F32], dict[str, dict[str, Any]]]:
+        self, tensors: Iterable[Message]
+    ) -> tuple[dict[str, F32], dict[str, dict[str, Ids | F32]]]:
         """Return gradients of variables by name, and of rows by table, for `push_gradients`."""
         parameters = self._ready()
         variables: dict[str, F32] = {}
@@ -354,7 +356,7 @@ class ParamsService:
                 self._take_variable(each, variables)
         return variables, {name: _joined(name, parts) for name, parts in rows.items()}
 
-    def _rows(self, tensor: Any) -> tuple[Ids, F32] | None:
+    def _rows(self, tensor: Message) -> tuple[Ids, F32] | None:
         if not len(tensor.indices) and not tensor.content:
             return None  # the batch had no ids of this shard
         ids, values = ids_in(tensor.indices), values_in(tensor)
@@ -370,11 +372,11 @@ class ParamsService:
             raise InvalidInput(f"variable {name!r} comes twice.")
 
 
-def _yes(value: Any) -> str:
+def _yes(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _cursor(text: Any) -> list[int] | None:
+def _cursor(text: str | bytes | None) -> list[int] | None:
     if text is None:
         return [0, 0]
     parts = str(text).split(",")
@@ -400,7 +402,7 @@ def _shape_of(parameters: Parameters, name: str) -> tuple[int, ...]:
     raise UnknownTable.named(name, parameters.numbers())
 
 
-def _scattered(tensor: Any, shape: tuple[int, ...]) -> F32:
+def _scattered(tensor: Message, shape: tuple[int, ...]) -> F32:
     """Return the dense gradient of a variable of which only some rows were sent."""
     ids, values = ids_in(tensor.indices), values_in(tensor)
     if values.shape != (ids.size, *shape[1:]) or not shape:
@@ -416,7 +418,7 @@ def _scattered(tensor: Any, shape: tuple[int, ...]) -> F32:
     return found
 
 
-def _joined(table: str, parts: list[tuple[Ids, F32]]) -> dict[str, Any]:
+def _joined(table: str, parts: list[tuple[Ids, F32]]) -> dict[str, Ids | F32]:
     widths = {values.shape[1] for _, values in parts}
     if len(widths) > 1:
         raise InvalidInput(

@@ -7,7 +7,6 @@ by the same code as any other.
 import asyncio
 import contextlib
 import os
-from typing import Any
 
 from clipper.errors import ClipperError, ShardAway
 from clipper.params.shard.parameters import Ids, Piece
@@ -56,7 +55,7 @@ class LocalShardConnection:
                 f"{self._name}: process {said.get('pid')} listens at {self._address} now."
             )
 
-    async def call(self, name: str, **fields: Any) -> Piece:
+    async def call(self, name: str, **fields: object) -> Piece:
         """Call a method of the shard. Raises the shard's error, or ShardAway when the connection
         has ended."""
         return unpacked(await self._ask(Head(MessageKind.CALL), packed({"call": name, **fields})))

@@ -1,11 +1,12 @@
 """Tensors of the PServer messages to arrays, and back. Received tensors are fully checked."""
 
 import math
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from clipper.errors import InvalidInput
 from clipper.frontend.protocols import message
@@ -23,7 +24,7 @@ _NUMBERS: Final = {
 }
 
 
-def values_in(tensor: Any) -> F32:
+def values_in(tensor: Message) -> F32:
     """Return the values as f32 in the tensor's shape; a view if they are f32. Raises
     InvalidInput."""
     kind, shape = _NAMES.get(tensor.data_type, str(tensor.data_type)), tuple(tensor.dim)
@@ -53,12 +54,12 @@ def values_in(tensor: Any) -> F32:
     return found
 
 
-def ids_in(numbers: Any) -> Ids:
+def ids_in(numbers: Sequence[int]) -> Ids:
     """Return a repeated field as i64[n]."""
     return np.array(numbers[:], np.int64)  # a slice is a list: three times as fast as the field
 
 
-def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> Any:
+def tensor_of(name: str, values: npt.NDArray[np.floating], ids: Iterable[int] = ()) -> Message:
     """Return a Tensor of f16, f32 or f64."""
     return _TENSOR(
         name=name,
@@ -69,7 +70,7 @@ def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> A
     )
 
 
-def tensor_of_bytes(name: str, kind: str, shape: tuple[int, ...], content: bytes) -> Any:
+def tensor_of_bytes(name: str, kind: str, shape: tuple[int, ...], content: bytes) -> Message:
     """Return a Tensor of FP16 or FP32. content: of the exact size, or with padding."""
     dtype = np.dtype(_FLOATS[kind])
     return _TENSOR(

@@ -11,16 +11,17 @@ name fails if that was forgotten.
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 
 FOLDER = Path(__file__).parent
 COMPILED = FOLDER / "protocols.binpb"
 
 
 @functools.cache
-def pool() -> Any:
+def pool() -> descriptor_pool.DescriptorPool:
     """Return the descriptor pool with all files."""
     files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
     found = descriptor_pool.DescriptorPool()
@@ -30,11 +31,12 @@ def pool() -> Any:
 
 
 @functools.cache
-def message(name: str) -> Any:
+def message(name: str) -> type[Message]:
     """Return the class of a message by its full name, such as `inference.ModelInferRequest`."""
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
+    found: type[Message] = message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
+    return found
 
 
-def methods_of(service: str) -> Iterator[Any]:
+def methods_of(service: str) -> Iterator[MethodDescriptor]:
     """Yield the descriptors of a service's methods."""
     yield from pool().FindServiceByName(service).methods
