@@ -16,7 +16,7 @@ LIMITS = {
     "weak beginning": 1,
     "coined word": 53,
     "coined name": 356,
-    "Any": 1261,
+    "Any": 1024,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

@@ -106,7 +106,7 @@ _NAMED: dict[str, type[msgspec.Struct]] = {
 }
 _NOUNS = {"models": "model", "apps": "application"}
 _Path = tuple[str, ...]
-_Leaves = dict[_Path, tuple[Any, str]]  # path -> value, where it came from
+_Leaves = dict[_Path, tuple[object, str]]  # path -> value, where it came from
 
 
 def tables() -> dict[str, type[msgspec.Struct]]:
@@ -136,7 +136,7 @@ def describe() -> list[KeyInfo]:
     return rows
 
 
-def default_of(field: Any) -> Any:
+def default_of(field: Any) -> object:
     """Return the default of a field; dicts are made anew."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
@@ -320,7 +320,7 @@ def _from_keywords(keywords: Mapping[str, object]) -> _Leaves:
     return leaves
 
 
-def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+def _flat(table: object, at: _Path = ()) -> Iterator[tuple[_Path, object]]:
     """The leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names a
     model."""
     if isinstance(table, Batching):
@@ -332,7 +332,7 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
         yield _shorthand(at, table)
 
 
-def _shorthand(at: _Path, value: object) -> tuple[_Path, Any]:
+def _shorthand(at: _Path, value: object) -> tuple[_Path, object]:
     """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for
     `http.address`, `mesh = true` for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
     if at == ("mesh",) and isinstance(value, bool):
@@ -350,7 +350,7 @@ def _shorthand(at: _Path, value: object) -> tuple[_Path, Any]:
 # -- from leaves to values
 
 
-def _items(settings: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+def _items(settings: msgspec.Struct) -> Iterator[tuple[str, object]]:
     return iter(msgspec.structs.asdict(settings).items())
 
 
@@ -359,7 +359,7 @@ def _keys(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _typed(kind: type[msgspec.Struct], key: str) -> tuple[Any, Meta]:
+def _typed(kind: type[msgspec.Struct], key: str) -> tuple[object, Meta]:
     """The plain type of a key, and what is said about it."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
@@ -431,7 +431,7 @@ def _build(
     return kind(**values)
 
 
-def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) -> Any:
+def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) -> object:
     type_, meta = _typed(kind, key)
     given = value
     if isinstance(value, _EnvText):
@@ -447,7 +447,7 @@ def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) ->
         raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
 
 
-def _read_env(text: str, type_: object) -> Any:
+def _read_env(text: str, type_: object) -> object:
     if type_ is Any:
         try:
             return msgspec.json.decode(str(text))
@@ -458,7 +458,7 @@ def _read_env(text: str, type_: object) -> Any:
     return str(text)
 
 
-def _columns_in(value: object) -> Any:
+def _columns_in(value: object) -> object:
     """Return the value of an entry of a table within a model's or an application's own."""
     if not isinstance(value, _EnvText):
         return value

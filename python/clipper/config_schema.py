@@ -2,7 +2,7 @@
 judge: it also knows what single values cannot tell.
 """
 
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 
@@ -11,7 +11,7 @@ from clipper.store.redis import redacted_url
 from clipper.types import Batching
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """Draft 2020-12; as strict as `config.load` about keys, types and ranges."""
     sections: dict[str, object] = {}
     for name, kind in tables().items():
@@ -56,7 +56,7 @@ def _modes() -> dict[str, object]:
     return {"enum": list(get_args(get_type_hints(Batching)["mode"]))}
 
 
-def settings_of(config: Config) -> list[dict[str, Any]]:
+def settings_of(config: Config) -> list[dict[str, object]]:
     """A row a key: those of the sections, and for each model and application those of its table.
     Secrets are masked."""
     rows = []

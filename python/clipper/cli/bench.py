@@ -242,7 +242,7 @@ def _target(
 
 
 def _over_grpc(
-    at: str, name: str, rows: list[Any], type_: Any, connections: int, fresh: bool, key: str
+    at: str, name: str, rows: list[object], type_: Any, connections: int, fresh: bool, key: str
 ) -> "MakeTarget":
     try:
         from clipper.load.grpc_target import GrpcTarget

@@ -38,7 +38,7 @@ class CommandGroup(click.Group):
             )
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command; print a ClipperError and its hint, and exit with EXIT_FAILED."""
         try:
             return super().invoke(ctx)

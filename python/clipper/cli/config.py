@@ -95,7 +95,7 @@ def _print_settings(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return str(value.get("mode", value))
     return value if isinstance(value, str) and value else json.dumps(value)

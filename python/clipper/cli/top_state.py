@@ -61,7 +61,7 @@ class ServerReadings:
         return [self._application(name, record, rows) for name, record in records.items()]
 
     def _application(
-        self, name: str, record: Mapping[str, Any], rows: list[Mapping[str, Any]]
+        self, name: str, record: Mapping[str, object], rows: list[Mapping[str, Any]]
     ) -> dict[str, object]:
         mine = [(row.get("apps", {}).get(name, {}), row["dt"]) for row in rows]
         now, dt = mine[-1] if mine else ({}, 1.0)

@@ -88,7 +88,7 @@ class Artifact:
         return hashlib.sha256(self.packed(name)).hexdigest()
 
 
-def is_data(thing: Any) -> bool:
+def is_data(thing: object) -> bool:
     """Return True for an Artifact, the path or URL of a model file or folder, or an object that its
     framework can save.
     """
@@ -99,12 +99,12 @@ def is_data(thing: Any) -> bool:
     return isinstance(thing, Artifact) or _saver_of(thing) is not None
 
 
-def is_registered(thing: Any) -> bool:
+def is_registered(thing: object) -> bool:
     """Return True for a name in MLflow's registry, such as `models:/fraud@champion`."""
     return isinstance(thing, str) and thing.startswith("models:/")
 
 
-def artifact_of(thing: Any) -> Artifact:
+def artifact_of(thing: object) -> Artifact:
     """Convert `thing` to an Artifact. Raises: PackagingError for an unreadable or invalid file."""
     if isinstance(thing, Artifact):
         return thing
@@ -124,7 +124,7 @@ def artifact_of(thing: Any) -> Artifact:
 # -- objects that their frameworks save
 
 
-def _saver_of(thing: Any) -> Callable[[Any], Artifact] | None:
+def _saver_of(thing: object) -> Callable[[object], Artifact] | None:
     """Return the function that saves an object, or None. Does not import frameworks."""
     if _is_of(thing, "xgboost", "Booster", "XGBModel"):
         return _saved_xgboost
@@ -139,17 +139,17 @@ def _saver_of(thing: Any) -> Callable[[Any], Artifact] | None:
     return None
 
 
-def _is_of(thing: Any, module: str, *names: str) -> bool:
+def _is_of(thing: object, module: str, *names: str) -> bool:
     kinds = (getattr(sys.modules.get(module), name, None) for name in names)
     return any(isinstance(thing, kind) for kind in kinds if kind is not None)
 
 
-def _labels_of(estimator: Any) -> list[Any] | None:
+def _labels_of(estimator: object) -> list[object] | None:
     found = getattr(estimator, "classes_", None)
     return None if found is None else list(found.tolist())
 
 
-def _plain(labels: list[Any] | None) -> bool:
+def _plain(labels: list[object] | None) -> bool:
     return labels is None or all(isinstance(label, bool | int | float | str) for label in labels)
 
 
@@ -170,13 +170,13 @@ def _saved_lightgbm(thing: Any) -> Artifact:
     return Artifact("lightgbm", data, labels=None if labels is None else tuple(labels))
 
 
-def _saved_torchscript(thing: Any) -> Artifact:
+def _saved_torchscript(thing: object) -> Artifact:
     out = io.BytesIO()
     sys.modules["torch"].jit.save(thing, out)
     return Artifact("torchscript", out.getvalue())
 
 
-def _saved_export(thing: Any) -> Artifact:
+def _saved_export(thing: object) -> Artifact:
     out = io.BytesIO()
     sys.modules["torch"].export.save(thing, out)
     return Artifact("torch-export", out.getvalue())

@@ -4,7 +4,7 @@ connect on first use.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from clipper.deploy.daemon import Daemon, Owner
 from clipper.deploy.deployer import ContainerSpec, Deployer, OnEvent, ReplicaStatus
@@ -19,7 +19,7 @@ KINDS: Final = ("process", *ENGINES)
 MEMORY_MIB_MIN: Final = 16
 
 
-def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str, Any]:
+def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str, object]:
     """Check where a model's containers run, and their limits; return these fields of its record.
     Raises: InvalidInput.
     """

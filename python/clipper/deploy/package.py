@@ -170,7 +170,7 @@ def input_of(thing: object) -> str | None:
     return None
 
 
-def tables_of(thing: object) -> dict[str, Any]:
+def tables_of(thing: object) -> dict[str, object]:
     """Return the tables that a Model declares."""
     declared = getattr(thing, "tables", None)
     return (

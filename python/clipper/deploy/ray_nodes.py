@@ -201,7 +201,7 @@ def join_ray(address: str) -> Any:
     return ray
 
 
-def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
+def bring_up(ray: Any, cluster: RayCluster) -> dict[str, object]:
     """Create an actor for each node that has none; return all by name."""
     kind = ray.remote(RayNode)
     tags = {"gpu": cluster.gpus} if cluster.gpus else {}
@@ -224,7 +224,7 @@ def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
     }
 
 
-def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, Any]:
+def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, object]:
     """Return the actors of a mesh, by name."""
     found = ray.util.list_named_actors(all_namespaces=True)
     names = sorted(one["name"] for one in found if one["namespace"] == namespace)

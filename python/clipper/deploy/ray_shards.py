@@ -60,7 +60,7 @@ class RayShards:
         return [f"{self.name}-{number}" for number in range(self.shards)]
 
 
-def bring_up_shards(ray: Any, plan: RayShards) -> dict[str, Any]:
+def bring_up_shards(ray: Any, plan: RayShards) -> dict[str, object]:
     """Create an actor for each shard that has none; return all by name.
 
     Raises: AlreadyExists if a set of this name runs with another folder.

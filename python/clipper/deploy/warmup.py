@@ -1,7 +1,6 @@
 """The warm-up setting of a model, as its record stores it."""
 
 import json
-from typing import Any
 
 from clipper.errors import InvalidInput
 
@@ -41,7 +40,7 @@ def warmup_of(name: str, warmup: object) -> str:
     return text
 
 
-def _plain(row: Any) -> object:
+def _plain(row: object) -> object:
     if isinstance(row, bytes | bytearray | memoryview):
         return bytes(row).decode("latin-1")
     return row.tolist() if hasattr(row, "tolist") else row

@@ -818,7 +818,7 @@ def _bounds(model: Model | None) -> tuple[int, int] | None:
     return None if model is None else (model.replicas, model.replicas_max)
 
 
-def _replace(record: Any, **changes: Any) -> Any:
+def _replace(record: Any, **changes: object) -> Any:
     return msgspec.structs.replace(record, **changes)
 
 

@@ -64,7 +64,7 @@ def of_management() -> RouteTable:
     return {**_verbs(), **_applications(), **_moving(), **_query_routes(), **_read_routes()}
 
 
-def plain_document(*, management: bool) -> dict[str, Any]:
+def plain_document(*, management: bool) -> dict[str, object]:
     """Return the document of a server without applications."""
     table = {**of_listener(management=management), **(of_management() if management else {})}
     found = document("clipper management" if management else "clipper", VERSION, ABOUT, table)

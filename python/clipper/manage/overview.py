@@ -84,7 +84,7 @@ def _role(app: Application, model: Model) -> str:
     )
 
 
-def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: str) -> str:
+def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stage: str) -> str:
     states = {
         "suspect" if one.get("suspect") else "ejected" if one.get("ejected") else str(one["state"])
         for one in replicas

@@ -182,7 +182,7 @@ def actor_of(request: HttpRequest) -> str:
     return request.actor or (actor if actor.isprintable() and actor else "http")
 
 
-def arguments_of(verb: Callable[..., object]) -> dict[str, Any]:
+def arguments_of(verb: Callable[..., object]) -> dict[str, object]:
     """The types of what a verb takes, by name."""
     hints = get_type_hints(verb)
     return {
@@ -212,7 +212,7 @@ def _with_integers(value: object, type_: object) -> object:
     return value
 
 
-def _over_the_wire(type_: object) -> Any:
+def _over_the_wire(type_: object) -> object:
     """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
     return (
         Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_

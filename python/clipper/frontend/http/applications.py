@@ -446,7 +446,7 @@ def _many_predicted(futures: Sequence[Future], resolved: ResolvedApplication) ->
     )
 
 
-def _old_body(future: Future) -> dict[str, Any]:
+def _old_body(future: Future) -> dict[str, object]:
     answer: Answer = future.result(0)
     body = {
         "query_id": int(answer.id.rpartition("-")[2], 16),

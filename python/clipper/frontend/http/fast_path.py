@@ -22,7 +22,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from clipper.catalog import View
 from clipper.frontend.http.applications import old_one, one_predicted
@@ -190,7 +190,7 @@ class FastPath:
         self._untyped: list[ResolvedApplication] = []
         self._hot: list[ResolvedApplication] = []
         self._guard = threading.Lock()
-        self._adopting: set[asyncio.Task[Any]] = set()
+        self._adopting: set[asyncio.Task[object]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._service: HttpService
         self._listener: socket.socket

@@ -4,7 +4,6 @@ inference/operations.py implements the operations, inference/codec.py the encodi
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -203,7 +202,7 @@ class InferenceRoutes:
         return WorkerTask(ask) if several.is_array else ask()
 
 
-def _unavailable(body: Any) -> HttpResponse:
+def _unavailable(body: object) -> HttpResponse:
     response = answer_json(body, 503)
     response.headers = ((b"retry-after", b"1"),)
     return response

@@ -226,7 +226,7 @@ class HttpError(ClipperError):
 # -- JSON
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: Any) -> object:
     """Return what JSON has for a value that it does not know: an array as a list."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -241,7 +241,7 @@ def as_json(value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=as_json)
-to_json: Callable[[Any], bytes] = _ENCODER.encode
+to_json: Callable[[object], bytes] = _ENCODER.encode
 
 
 def answer_json(value: Any, status: int = 200) -> HttpResponse:

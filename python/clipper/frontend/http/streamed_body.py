@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from clipper.serving.query.future_watcher import Future, FutureWatcher
 
@@ -105,7 +105,7 @@ class StreamedBody:
         if not self.gone and not self.ended:
             self._outlet.abort()
 
-    def post(self, step: Callable[..., Any], *args: Any) -> None:
+    def post(self, step: Callable[..., object], *args: object) -> None:
         """Call `step(*args)` on the event loop. Thread-safe; does nothing once the loop is
         closed."""
         self._watcher.post(step, *args)

@@ -222,7 +222,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         """Return True."""
         return True
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         """Return information on the TCP transport below."""
         return self._wire.get_extra_info(name, default)
 

@@ -266,7 +266,7 @@ class InferenceOperations:
         running = self._node.running()
         return any(str(id) in running for id in target.resolved.models)
 
-    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+    def statistics(self, name: str = "", version: str = "") -> dict[str, object]:
         """Return counts since the start, of one target or of all. Figures that are not measured
         are 0."""
         stats = self._node.stats()
@@ -357,7 +357,7 @@ class InferenceOperations:
         user: str | None,
         slo_us: int,
         salt: int,
-        context: Any,
+        context: object,
         id: str,
     ) -> PendingInference:
         if self.is_array(rows):
@@ -401,7 +401,7 @@ def _whole(request: codec.InferRequest, key: str, otherwise: int) -> int:
     return value
 
 
-def _context(request: codec.InferRequest) -> Any:
+def _context(request: codec.InferRequest) -> object:
     """Return `parameters.context`: a list, or a string of JSON, as gRPC's parameters are no
     lists."""
     context = request.parameters.get("context")
@@ -441,7 +441,7 @@ def _user(request: codec.InferRequest) -> str | None:
 # -- rows of what the server tells
 
 
-def _row(name: str, version: str, is_ready: bool) -> dict[str, Any]:
+def _row(name: str, version: str, is_ready: bool) -> dict[str, object]:
     state = (
         {"state": "READY", "reason": ""}
         if is_ready
@@ -454,7 +454,7 @@ def _config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
-def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
+def _of_application(name: str, row: dict[str, Any]) -> dict[str, object]:
     answers = row["answers"]
     metadata = {
         "queue": {"count": row["queries"], "ns": 0},
@@ -464,7 +464,7 @@ def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return _statistics(name, _THE_VERSION, row["queries"], row["queries"], metadata)
 
 
-def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
+def _of_model(id: str, row: dict[str, Any]) -> dict[str, object]:
     name, _, version = id.partition(":")
     evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
     latency = row["latency_us"]
@@ -484,7 +484,7 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def _statistics(
     name: str, version: str, inferences: int, executions: int, details: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     keys = (
         "success",
         "fail",

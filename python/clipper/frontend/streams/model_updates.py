@@ -343,7 +343,7 @@ class ModelUpdater:
         return found
 
     @staticmethod
-    def _or_refused(fn: Any, redis: Any) -> Any:
+    def _or_refused(fn: Any, redis: object) -> object:
         try:
             return fn(redis)
         except Exception as error:

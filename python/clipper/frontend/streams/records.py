@@ -207,7 +207,7 @@ def _user_of(fields: Mapping[str, bytes]) -> str | None:
     return _text(fields, "user") if "user" in fields else None
 
 
-def _context_of(fields: Mapping[str, bytes]) -> Any:
+def _context_of(fields: Mapping[str, bytes]) -> object:
     return _json(fields, "context") if "context" in fields else None
 
 
@@ -230,7 +230,7 @@ def _json(fields: Mapping[str, bytes], name: str) -> Any:
         ) from None
 
 
-def _input_of(fields: Mapping[str, bytes]) -> Any:
+def _input_of(fields: Mapping[str, bytes]) -> object:
     given = [name for name in ("input", "text", "data") if name in fields]
     if len(given) != 1:
         found = " and ".join(given) or "none"
@@ -257,7 +257,7 @@ def _input_of(fields: Mapping[str, bytes]) -> Any:
     return value
 
 
-def _array(fields: Mapping[str, bytes]) -> Any:
+def _array(fields: Mapping[str, bytes]) -> object:
     """Return `data` as an array of `dtype` and `shape`: C order, little-endian; as bytes without
     `dtype`."""
     data = fields["data"]

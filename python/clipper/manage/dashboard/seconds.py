@@ -160,7 +160,7 @@ def _padding(before: Mapping[str, float] | None, after: Mapping[str, float]) -> 
     return round(1 - cost / padded, 3) if padded > 0 else 0
 
 
-def now_of(stats: Stats) -> dict[str, Any]:
+def now_of(stats: Stats) -> dict[str, object]:
     """Return the values of which only the latest counts: replicas and memory of each model, roles
     and canaries of each application, and parameter shards.
     """

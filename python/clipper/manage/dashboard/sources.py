@@ -118,7 +118,7 @@ class ServerSources:
         ]
 
 
-def entry_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+def entry_row(entry: Mapping[str, Any]) -> dict[str, object]:
     """An entry of the history, in lines for a person."""
     lines = [line for one in entry["changed"] for line in _changes(one)]
     return {
