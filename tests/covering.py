@@ -2,6 +2,7 @@
 
     python -m tests.covering            all test files, two at a time: half an hour
     python -m tests.covering --jobs 4   what an interrupted run recorded is kept (build/covering)
+    python -m tests.covering FILE...    these alone; what the record says of the others is kept
 
 Needs coverage.py: .venv/bin/python -m pip install "coverage>=7.10". Each test file runs in a
 process of its own. Lines that run in a process started by a test count for that test, or for the
@@ -57,6 +58,9 @@ source =
     {root}/container_sdk/src/clipper_container
 data_file = {folder}/lines
 parallel = true
+patch =
+    _exit
+    fork
 sigterm = true
 context = ${{COVERING_TEST}}
 disable_warnings =
@@ -242,6 +246,34 @@ class Covering:
                 rows.append(" ".join((name.partition(" ")[2], *numbers)))
         path.write_text("\n".join(rows) + "\n")
 
+    def replaced(self, newer: "Covering") -> "Covering":
+        """Return this record with what a newer one says of the test files that it ran, without
+        functions and tests that no longer exist."""
+        again = {test.partition("::")[0] for test in newer.seconds}
+        texts = {path: (ROOT / path).read_text() for path in test_files()}
+        defined = {
+            f"{source} {name}"
+            for folder in SOURCES
+            for path in (ROOT / folder).rglob("*.py")
+            for source in [path.relative_to(ROOT).as_posix()]
+            for name, _ in functions_of(ast.parse(path.read_bytes()))
+        }
+
+        def is_kept(test: str) -> bool:
+            path, _, name = test.partition("::")
+            if path in again or path not in texts:
+                return False
+            return not name or f"def {name.rpartition('::')[2]}(" in texts[path]
+
+        tests, seconds = {}, {**self.seconds, **newer.seconds}
+        for name in sorted((self.tests.keys() | newer.tests.keys()) & defined):
+            found = [test for test in self.tests.get(name, []) if is_kept(test)]
+            if name in newer.tests:
+                found = sorted((*newer.tests[name], *found), key=lambda test: seconds[test])
+            if found:
+                tests[name] = found[:FUNCTION_MAX]
+        return Covering(tests, seconds)
+
     @classmethod
     def read(cls, path: Path = RECORD) -> "Covering":
         first, *sources = path.read_text().rstrip().split("\n\n")
@@ -263,8 +295,9 @@ class Covering:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.covering", usage=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
-    jobs = parser.parse_args().jobs
-    tests = test_files()
+    parser.add_argument("tests", nargs="*", help="some test files; all if none is named")
+    chosen = parser.parse_args()
+    jobs, tests = chosen.jobs, chosen.tests or test_files()
     missing = [test for test in tests if not (folder_of(test) / "found.json").exists()]
     with ThreadPoolExecutor(jobs) as pool:
         runs = {pool.submit(run, test): test for test in missing}
@@ -275,6 +308,8 @@ def main() -> None:
     for test in tests:
         read(test, lines, seconds)
     found = Covering(choose_all(lines, seconds), seconds)
+    if chosen.tests:
+        found = Covering.read().replaced(found)
     found.write()
     print(f"{len(found.tests)} functions are run by {len(found.seconds)} tests and files")
 
