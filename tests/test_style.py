@@ -15,8 +15,8 @@ LIMITS = {
     "no docstring": 89,
     "weak beginning": 1,
     "coined word": 53,
-    "coined name": 356,
-    "Any": 1024,
+    "coined name": 355,
+    "Any": 1005,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

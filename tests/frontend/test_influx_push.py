@@ -54,7 +54,7 @@ def test_what_is_not_taken_is_told_once_and_dropped(
         sink.await_that(lambda: counted(server, "exported"))
         assert (counted(server, "refused"), counted(server, "dropped")) == (2, 1)
     told = [
-        record.message for record in caplog.records if record.name == "clipper.frontend.influx_push"
+        record.message for record in caplog.records if record.name == "clipper.frontend.http_post"
     ]
     assert [message.partition("http")[0] for message in told] == ["metrics do not reach "]
     assert "bucket" not in caplog.text

@@ -279,7 +279,7 @@ def test_nobody_there(collector: Collector) -> None:
 def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "clipper.frontend.tracing.exporter")
+    caplog.set_level("INFO", "clipper.frontend.http_post")
     collector.statuses = [503, 503, 503]
     with tracing(collector) as server:
         predict(server)

@@ -1,16 +1,18 @@
 """HTTP posts to another server, with retries, from a thread that may block."""
 
 import http.client
+import logging
 import random
 import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from clipper.errors import ConfigError
 from clipper.tls import client_context
 
+_log = logging.getLogger(__name__)
 _RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
 _LAST_S = 2.0  # timeout of the last posts when the server closes
@@ -20,7 +22,7 @@ _ANSWER_BYTES_MAX = 1 << 16
 class Poster:
     """Posts bodies to one URL, each by a connection of its own. Threads: one.
 
-    tell: called after each post with the reason of its failure, or "" after a success. setting: the
+    what: what is posted, for the log, which has the start and the end of each outage. setting: the
     name of the setting that holds the URL, for errors. stopping: when set, nothing is waited for.
     Raises ConfigError for an invalid URL.
     """
@@ -34,7 +36,7 @@ class Poster:
         timeout_s: float,
         tries_max: int,
         stopping: threading.Event,
-        on_failure: Callable[[str], None],
+        what: str,
         port: int = 80,
     ) -> None:
         """Parse the URL. Raises ConfigError."""
@@ -50,12 +52,8 @@ class Poster:
         self._host, self._headers = split.hostname, dict(headers)
         self._path = (split.path or "/") + (f"?{split.query}" if split.query else "")
         self._tls: ssl.SSLContext | None = client_context(ca) if split.scheme == "https" else None
-        self._timeout_s, self._tries_max, self._stopping, self._tell = (
-            timeout_s,
-            tries_max,
-            stopping,
-            on_failure,
-        )
+        self._timeout_s, self._tries_max, self._stopping = timeout_s, tries_max, stopping
+        self._what, self._where, self._is_away = what, url.partition("?")[0], False
 
     def send(self, body: bytes) -> str:
         """Post a body, with retries.
@@ -66,7 +64,7 @@ class Poster:
         pause_s = _PAUSE_S_MIN
         for tried in range(1, self._tries_max + 1):
             after_s, why = self._post(body)
-            self._tell(why)
+            self._log_outage(why)
             if after_s is None:
                 return "refused" if why else "exported"
             if self._stopping.is_set() or tried == self._tries_max:
@@ -74,6 +72,13 @@ class Poster:
             self._stopping.wait(min(_PAUSE_S_MAX, max(after_s, pause_s * random.uniform(0.5, 1.5))))
             pause_s *= 2
         return "dropped"
+
+    def _log_outage(self, why: str) -> None:
+        if why and not self._is_away:
+            _log.warning("%s do not reach %s: %s", self._what, self._where, why)
+        elif not why and self._is_away:
+            _log.info("%s reach %s again", self._what, self._where)
+        self._is_away = bool(why)
 
     def _post(self, body: bytes) -> tuple[float | None, str]:
         """Post once. Returns the seconds until a retry (None for no retry) and the reason of a

@@ -27,7 +27,6 @@ class InfluxPush:
         self._collect, self._settings = collect, settings
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
         self._stopping = threading.Event()
-        self._is_away = False
         headers = {"content-type": "text/plain; charset=utf-8", "user-agent": f"clipper/{version}"}
         if settings.token:
             headers["authorization"] = f"Token {settings.token}"
@@ -39,7 +38,7 @@ class InfluxPush:
             settings.timeout_s,
             settings.tries_max,
             self._stopping,
-            self._log_failure,
+            "metrics",
             8086,
         )
         self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
@@ -65,10 +64,3 @@ class InfluxPush:
                 self._counts[self._poster.send(influx(self._collect(), wall_time_us() * 1000))] += 1
             except Exception:
                 _log.exception("pushing metrics failed")
-
-    def _log_failure(self, why: str) -> None:
-        if why and not self._is_away:
-            _log.warning("metrics do not reach %s: %s", self._settings.url.partition("?")[0], why)
-        elif not why and self._is_away:
-            _log.info("metrics reach %s again", self._settings.url.partition("?")[0])
-        self._is_away = bool(why)

@@ -21,6 +21,43 @@ _ALWAYS = frozenset(
 _PAIRS_A_NAME = 4
 _PAUSE_EACH_S, _PAUSE_S = 0.001, 0.000_05
 
+_OF_MODEL = (
+    ("latency_us", "clipper_task_duration_seconds"),
+    ("hits", "clipper_cache_hits_total"),
+    ("joined", "clipper_cache_joined_total"),
+    ("evaluated", "clipper_cache_misses_total"),
+    ("batches", "clipper_batches_total"),
+    ("batch_rows", "clipper_batch_rows"),
+    ("queued", "clipper_queue_rows"),
+    ("wanted", "clipper_replicas_wanted"),
+    ("has", "clipper_replicas_ready"),
+    ("retried", "clipper_tasks_retried_total"),
+)
+_OF_COSTS = (
+    ("cost", "clipper_batch_cost_total"),
+    ("cost_padded", "clipper_batch_cost_padded_total"),
+)
+_OF_FOLLOWED = (
+    ("predictions", "clipper_cache_followed"),
+    ("rows", "clipper_cache_followed_rows"),
+    ("uncached", "clipper_cache_unfollowed_total"),
+)
+_OF_SERVER = (
+    ("queue_bytes", "clipper_queue_bytes"),
+    ("issued", "clipper_tasks_issued_total"),
+    ("answered", "clipper_tasks_answered_total"),
+)
+_OF_CACHE = (
+    ("bytes", "clipper_cache_bytes"),
+    ("entries", "clipper_cache_entries"),
+    ("evictions", "clipper_cache_evictions_total"),
+)
+_OF_FEEDBACK = (
+    ("waiting", "clipper_feedback_waiting"),
+    ("journal_bytes", "clipper_journal_bytes"),
+    ("journal_records", "clipper_journal_records_total"),
+)
+
 Stats = Mapping[str, Any]
 Shares = Mapping[str, Mapping[str, float]]
 
@@ -97,7 +134,7 @@ class Metrics:
         process.collect(found)
         return found
 
-    def _collect_applications(self, rows: Mapping[str, Any], pauses: "_GilPauses") -> Samples:
+    def _collect_applications(self, rows: Stats, pauses: "_GilPauses") -> Samples:
         slos_s, shares = self._slos_s(), self._shares()
         apps: dict[Labels, Samples] = {}
         pairs: dict[Labels, Samples] = {}
@@ -126,7 +163,7 @@ class _GilPauses:
             self._since_s = time.monotonic()
 
 
-def of_application(row: Mapping[str, Any], app: str, slo_s: float | None) -> Samples:
+def of_application(row: Stats, app: str, slo_s: float | None) -> Samples:
     """Return the metrics of an application from its row of the statistics."""
     found = Samples()
     answers = row["answers"]
@@ -142,9 +179,7 @@ def of_application(row: Mapping[str, Any], app: str, slo_s: float | None) -> Sam
     return found
 
 
-def of_pair(
-    row: Mapping[str, Any], name: Labels, share: float | None, canary: Mapping[str, Any]
-) -> Samples:
+def of_pair(row: Stats, name: Labels, share: float | None, canary: Stats) -> Samples:
     """Return the metrics of a model within an application."""
     found = Samples()
     found.add("clipper_predictions_used_total", row["used"], *name)
@@ -169,44 +204,27 @@ def of_pair(
     return found
 
 
-def of_model(row: Mapping[str, Any], name: Labels) -> Samples:
+def of_model(row: Stats, name: Labels) -> Samples:
     """Return the metrics of a model from its row of the statistics."""
     found = Samples()
     for status, count in row["ended"].items():
         outcome = status.lower()
         if count or outcome in _ALWAYS:
             found.add("clipper_tasks_total", count, *name, outcome)
-    found.add("clipper_task_duration_seconds", row["latency_us"], *name)
-    found.add("clipper_cache_hits_total", row["hits"], *name)
-    found.add("clipper_cache_joined_total", row["joined"], *name)
-    found.add("clipper_cache_misses_total", row["evaluated"], *name)
-    found.add("clipper_batches_total", row["batches"], *name)
-    found.add("clipper_batch_rows", row["batch_rows"], *name)
-    if row.get("cost_padded"):
-        found.add("clipper_batch_cost_total", row["cost"], *name)
-        found.add("clipper_batch_cost_padded_total", row["cost_padded"], *name)
-    found.add("clipper_queue_rows", row["queued"], *name)
+    found.add_each((*_OF_MODEL, *(_OF_COSTS if row.get("cost_padded") else ())), row, *name)
     found.add("clipper_queue_wait_seconds", row["delay_us"] / 1e6, *name)
-    found.add("clipper_replicas_wanted", row["wanted"], *name)
-    found.add("clipper_replicas_ready", row["has"], *name)
-    found.add("clipper_tasks_retried_total", row["retried"], *name)
     if row["accuracy"] is not None:
         found.add("clipper_model_own_accuracy_ratio", row["accuracy"], *name)
-    if "followed" in row:
-        _add_followed(found, row["followed"], name)
+    if followed := row.get("followed"):
+        found.add_each(_OF_FOLLOWED, followed, *name)
+        for reason in ("moved", "unsure", "lost", "room"):
+            count = followed["forgotten"].get(reason, 0)
+            found.add("clipper_cache_forgotten_total", count, *name, reason)
     _add_replicas(found, row["replicas"], name)
     return found
 
 
-def _add_followed(found: Samples, row: Mapping[str, Any], name: Labels) -> None:
-    found.add("clipper_cache_followed", row["predictions"], *name)
-    found.add("clipper_cache_followed_rows", row["rows"], *name)
-    found.add("clipper_cache_unfollowed_total", row["uncached"], *name)
-    for reason in ("moved", "unsure", "lost", "room"):
-        found.add("clipper_cache_forgotten_total", row["forgotten"].get(reason, 0), *name, reason)
-
-
-def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Labels) -> None:
+def _add_replicas(found: Samples, rows: Sequence[Stats], name: Labels) -> None:
     """Add the metrics of replicas; process figures only of those started by this server."""
     own = [row for row in rows if "restart_count" in row]
     limits = [row["limit"] for row in rows if "limit" in row]
@@ -236,18 +254,11 @@ def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Label
 
 def of_server(stats: Stats, found: Samples) -> None:
     """Add the metrics of the whole server."""
-    cache, loop, feedback = stats["cache"], stats["loop"], stats["feedback"]
-    found.add("clipper_cache_bytes", cache["bytes"])
-    found.add("clipper_cache_entries", cache["entries"])
-    found.add("clipper_cache_evictions_total", cache["evictions"])
-    found.add("clipper_queue_bytes", stats["queue_bytes"])
-    found.add("clipper_tasks_issued_total", stats["issued"])
-    found.add("clipper_tasks_answered_total", stats["answered"])
-    found.add("clipper_loop_steps_total", loop["steps"])
-    found.add("clipper_loop_late_seconds_max", loop["late_us_max"] / 1e6)
-    found.add("clipper_feedback_waiting", feedback["waiting"])
-    found.add("clipper_journal_bytes", feedback["journal_bytes"])
-    found.add("clipper_journal_records_total", feedback["journal_records"])
+    found.add_each(_OF_SERVER, stats)
+    found.add_each(_OF_CACHE, stats["cache"])
+    found.add_each(_OF_FEEDBACK, stats["feedback"])
+    found.add("clipper_loop_steps_total", stats["loop"]["steps"])
+    found.add("clipper_loop_late_seconds_max", stats["loop"]["late_us_max"] / 1e6)
 
 
 def _add_mean(

@@ -25,6 +25,11 @@ _OF_CONNECTIONS: Final = (
     ("pushes", "clipper_params_pushes_total"),
     ("repeated", "clipper_params_pushes_repeated_total"),
 )
+_OF_LOG: Final = (
+    ("nbytes", "clipper_params_log_bytes"),
+    ("records", "clipper_params_log_syncs_total"),
+    ("pushes", "clipper_params_log_pushes_total"),
+)
 _OF_TABLE: Final = (
     ("rows", "clipper_params_rows"),
     ("nbytes", "clipper_params_table_bytes"),
@@ -64,8 +69,7 @@ class ParamsMetrics:
 def _of_shard(stats: Stats, name: str, into: Samples) -> None:
     for key, family in _OF_SHARD:
         into.add(family, int(stats[key]), name)
-    for key, family in _OF_CONNECTIONS:
-        into.add(family, stats["door"][key], name)
+    into.add_each(_OF_CONNECTIONS, stats["door"], name)
     into.add("clipper_params_pushes_total", stats["model_pushes"], name)
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
     for reason, count in stats["refused"].items():
@@ -83,9 +87,7 @@ def _of_shard(stats: Stats, name: str, into: Samples) -> None:
     if stats["snapshots"]:
         _of_snapshots(stats["snapshots"], name, into)
     if log := stats.get("log"):
-        into.add("clipper_params_log_bytes", log["nbytes"], name)
-        into.add("clipper_params_log_syncs_total", log["records"], name)
-        into.add("clipper_params_log_pushes_total", log["pushes"], name)
+        into.add_each(_OF_LOG, log, name)
 
 
 def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
@@ -103,7 +105,6 @@ def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
 
 
 def _of_table(row: Stats, labels: Labels, into: Samples) -> None:
-    for key, family in _OF_TABLE:
-        into.add(family, row[key], *labels)
+    into.add_each(_OF_TABLE, row, *labels)
     into.add("clipper_params_pulled_rows_total", row["pulled"] - row["missed"], *labels, "hit")
     into.add("clipper_params_pulled_rows_total", row["missed"], *labels, "miss")

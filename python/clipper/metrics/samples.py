@@ -1,7 +1,7 @@
 """The values of one collection, and the bound on the number of their series."""
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from clipper.metrics.families import FAMILIES, Family
@@ -33,6 +33,13 @@ class Samples:
     def add(self, name: str, value: Value, *labels: str) -> None:
         """Add a value to the series of the metric `name` with these labels."""
         self._add(FAMILIES[name], labels, value)
+
+    def add_each(
+        self, table: Iterable[tuple[str, str]], row: Mapping[str, Value], *labels: str
+    ) -> None:
+        """Add values of `row`. table: pairs of a key of the row and the name of its metric."""
+        for key, name in table:
+            self.add(name, row[key], *labels)
 
     def _add(self, family: Family, labels: Labels, value: Value) -> None:
         rows = self._rows.get(family)

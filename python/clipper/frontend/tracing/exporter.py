@@ -46,14 +46,13 @@ class SpanExporter:
             exporting.timeout_s,
             settings.tries_max,
             self._stopping,
-            self._log_failure,
+            "spans",
             4318,
         )
         self._spans = Spans(find)
         self._queue: deque[FinishedRequest] = deque()
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
         self._thread = threading.Thread(target=self._run, name="clipper-otlp", daemon=True)
-        self._is_away = False
 
     def put(self, finished: FinishedRequest) -> None:
         """Queue a finished request."""
@@ -103,11 +102,3 @@ class SpanExporter:
         shift_ns = epoch_ns()
         body = encode(self._spans.of(batch, shift_ns), self._exporting.attributes, self._version)
         self._counts[self._poster.send(body)] += len(batch)
-
-    def _log_failure(self, why: str) -> None:
-        """Log the start and the end of an outage."""
-        if why and not self._is_away:
-            _log.warning("spans do not reach %s: %s", self._exporting.url, why)
-        elif not why and self._is_away:
-            _log.info("spans reach %s again", self._exporting.url)
-        self._is_away = bool(why)

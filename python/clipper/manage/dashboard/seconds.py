@@ -80,16 +80,14 @@ def between(
     return row
 
 
-def busiest(before: Mapping[str, Any], after: Mapping[str, Any], count: str) -> list[str]:
+def busiest(before: Stats, after: Stats, count: str) -> list[str]:
     """The names with most of it, if they are too many."""
     if len(after) <= NAMES_MAX:
         return list(after)
     return sorted(after, key=lambda name: -_more(before.get(name), after[name], count))[:NAMES_MAX]
 
 
-def of_application(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any], shares: Mapping[str, float]
-) -> Row:
+def of_application(before: Stats | None, after: Stats, shares: Mapping[str, float]) -> Row:
     """q: queries.  ok, default, error, refused: answers.  why: defaults by reason.  us: p50, p95,
     p99 and the most.  fb: weight of feedback and how much of it was right.  models: [share, used,
     feedback, right] of each."""
@@ -122,7 +120,7 @@ def of_application(
     return _lean(row)
 
 
-def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
+def of_model(before: Stats | None, after: Stats) -> Row:
     """ok, failed: tasks.  us: p50 and p99 of them.  rows, batches: sent.  hits, joined: answered
     without.  queue: rows that wait, wait: microseconds they will.  limit: the largest batch now.
     misses: batches beyond their budget.  padding: share of it in the batches, where it is
@@ -175,7 +173,7 @@ def now_of(stats: Stats) -> dict[str, object]:
     return now | ({"params": shards_now(stats["shards"])} if "shards" in stats else {})
 
 
-def _model_now(row: Mapping[str, Any]) -> dict[str, object]:
+def _model_now(row: Stats) -> dict[str, object]:
     replicas = [_replica_now(one) for one in row["replicas"]]
     similar = {"similar": row["similar"]} if "similar" in row else {}
     return {
@@ -193,14 +191,14 @@ def _model_now(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _replica_now(one: Mapping[str, Any]) -> dict[str, object]:
+def _replica_now(one: Stats) -> dict[str, object]:
     found = {key: one[key] for key in _KEPT if key in one}
     if one.get("pid") and "restart_count" in one:
         found["rss"] = resident_bytes(one["pid"])
     return found
 
 
-def _application_now(row: Mapping[str, Any]) -> dict[str, object]:
+def _application_now(row: Stats) -> dict[str, object]:
     models = {}
     for name, counts in row["models"].items():
         stored = ("role", "used", "feedback", "agreement", "missing", "observer")
@@ -216,7 +214,7 @@ def _application_now(row: Mapping[str, Any]) -> dict[str, object]:
 # -- differences
 
 
-def _more(before: Mapping[str, Any] | None, after: Mapping[str, Any], key: str) -> int:
+def _more(before: Stats | None, after: Stats, key: str) -> int:
     """How much a count grew; all of it when it began anew."""
     now, then = int(after.get(key, 0)), int(before.get(key, 0)) if before else 0
     return now - then if now >= then else now
@@ -235,7 +233,7 @@ def _since(before: Snapshot | None, after: Snapshot) -> Snapshot:
     return after - before if before is not None and before.count <= after.count else after
 
 
-def _misses(row: Mapping[str, Any]) -> int:
+def _misses(row: Stats) -> int:
     return sum(one.get("misses", 0) for one in row["replicas"])
 
 
