@@ -5,7 +5,13 @@ WRITE_EXPECTED=1 python -m pytest tests/unit/test_verbs_say.py    write them ane
 
 import difflib
 import os
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
 
 FOLDER = Path(__file__).resolve().parent / "expected_output"
 
@@ -21,3 +27,23 @@ def check_expected(name: str, text: str) -> None:
     )
     difference = "\n".join(lines)
     assert not difference, f"{difference}\n\nIf that is meant: WRITE_EXPECTED=1 writes the file."
+
+
+def shown(value: Any) -> str:
+    """Return a value as text: numbers with six digits, objects by their fields, arrays by type."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{shown(value.tolist())}"
+    if isinstance(value, float | np.floating):
+        return f"{value + 0.0:.6g}"
+    if isinstance(value, msgspec.Struct):
+        return f"{type(value).__name__}({shown(msgspec.structs.asdict(value))[1:-1]})"
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        return f"{type(value).__name__}({shown(fields)[1:-1]})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, frozenset | set):
+        return shown(sorted(value))
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    return repr(value)
