@@ -15,6 +15,11 @@ from bench.paper import figure7, figure8, figure9
 PAPER_PER_S = 11_000.0  # observations a second with the prediction cache: the paper, section 5.3
 PAPER_RATIO = 1.6  # with the cache, beside without: the same section
 POLICIES = ("exp3", "squarecb", "exp4", "stacking")
+SETS_AND_CONTEXTS = (
+    ("stacking with a coverage", "stacking(coverage=0.9)", None),
+    ("mixture with a context", "mixture", (0.5, -0.2, 0.1)),
+    ("linucb with a context", "linucb", (0.5, -0.2, 0.1)),
+)
 SINGLE, MANY, ARRAY = 1000, 1000, 100_000
 GOALS = {
     "one by one": Goal("value_at_least", 300_000),
@@ -46,6 +51,12 @@ def feedback(quick: bool) -> list[Row]:
             cases[f"{policy}: one by one"] = one_by_one(app)
             cases[f"{policy}: a list"] = a_list(app)
             cases[f"{policy}: an array"] = an_array(app, ARRAY // 10 if quick else ARRAY)
+        for name, policy, context in SETS_AND_CONTEXTS:
+            app = server.app(
+                name.replace(" ", "-"), models=["one", "two"], policy=policy, slo_ms=5000
+            )
+            cases[f"{name}: one by one"] = one_by_one(app, context)
+            cases[f"{name}: a list"] = a_list(app, context)
         found = interleave(cases, repetitions=1 if quick else 5, warmups=1)
     anchor = river_per_s(quick)
     rows = [
@@ -110,9 +121,9 @@ def shifted(by: int) -> Callable[[Any], Any]:
     return predict
 
 
-def one_by_one(app: Any) -> Callable[[], float]:
+def one_by_one(app: Any, context: tuple[float, ...] | None = None) -> Callable[[], float]:
     def measure() -> float:
-        answers = [app.predict(np.ones(1)).result() for _ in range(SINGLE)]
+        answers = [app.predict(np.ones(1), context=context).result() for _ in range(SINGLE)]
         begun = time.perf_counter()
         for answer in answers:
             app.feedback(answer, label=1)
@@ -121,11 +132,11 @@ def one_by_one(app: Any) -> Callable[[], float]:
     return measure
 
 
-def a_list(app: Any) -> Callable[[], float]:
+def a_list(app: Any, context: tuple[float, ...] | None = None) -> Callable[[], float]:
     labels = [1] * MANY
 
     def measure() -> float:
-        answers = [app.predict(np.ones(1)).result() for _ in range(MANY)]
+        answers = [app.predict(np.ones(1), context=context).result() for _ in range(MANY)]
         begun = time.perf_counter()
         counted = app.feedback_many(answers, labels)
         seconds = time.perf_counter() - begun

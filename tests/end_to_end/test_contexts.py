@@ -41,6 +41,36 @@ def test_a_query_is_asked_of_the_model_that_its_context_tells(models, app, polic
         handle.predict(np.array([1.0]), context=[np.nan])
 
 
+@pytest.mark.parametrize("policy", ["mixture", "lints"])
+def test_lists_teach_the_contexts_of_their_answers(models, app, policy):
+    """One by one, in the core; and a list whose labels are to be converted first."""
+    lists = {
+        "alone": lambda handle, answers: [
+            handle.feedback(answer, label=i % 10) for i, answer in enumerate(answers)
+        ],
+        "list": lambda handle, answers: handle.feedback_many(
+            answers, [i % 10 for i in range(len(answers))]
+        ),
+        "converted": lambda handle, answers: handle.feedback_many(
+            answers, [float(i % 10) for i in range(len(answers))]
+        ),
+    }
+    seen = {}
+    for name, tell in lists.items():
+        handle = app(*models, slo_ms=5000, policy=policy)
+        tell(
+            handle,
+            [
+                handle.predict(np.array([float(i % 10)]), context=context(i)).result(10)
+                for i in range(20)
+            ],
+        )
+        state = handle._resolve(handle.name).learner.shared.state
+        seen[name] = state.rows.shape[1], state.seen
+    columns = {"mixture": 16 + 6 * 64 + 2, "lints": 5}[policy]  # with one feature
+    assert seen == dict.fromkeys(lists, (columns, 20.0))
+
+
 def test_other_policies_leave_a_context_aside(models, app):
     for policy in ("ensemble", "exp3"):
         assert (

@@ -4,6 +4,7 @@ in Python says."""
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,13 @@ POLICIES = [
     "logodds",
     "stacking",
     "mixture",
+    "linucb",
+    "lints(discount=1)",
+]
+WITH_SETS = [
+    f"{name}(coverage={coverage})"
+    for name in ("exp3", "bandit", "exp4", "logodds", "stacking", "mixture", "linucb")
+    for coverage in (0.6, 0.9)
 ]
 every_policy = pytest.mark.parametrize("text", POLICIES)
 LABELS: dict[str, list[Any]] = {
@@ -113,23 +121,20 @@ def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k:
         )
 
 
-@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking", "mixture"])
-@pytest.mark.parametrize("kind", ["ints", "texts", "numbers"])
-def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(
+@pytest.mark.parametrize("text", WITH_SETS)
+@pytest.mark.parametrize("kind", ["ints", "all", "numbers"])
+def test_thresholds_of_sets_move_as_in_python_and_stay_when_nobody_asks_for_them(
     text: str, kind: str
 ) -> None:
-    draw, policy, plain = (
-        random.Random(5),
-        create_policy(f"{text}(coverage=0.9)"),
-        create_policy(text),
-    )
+    draw, policy, plain = random.Random(5), create_policy(text), create_policy(text.split("(")[0])
     state = expected = policy.init(MODELS[:3])
-    rows = rows_of(draw, policy, state, kind, 40)
+    rows = rows_of(draw, policy, state, kind, 60)
     state = observe_rows(policy, state, rows)
-    for i in range(40):
+    for i in range(60):
         expected = policy.observe(expected, rows.observation(i))
-    assert native_update_of(policy) is None
-    assert same(state, expected)
+    assert state.tracked == expected.tracked
+    assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
+    assert np.allclose(state.sure, expected.sure, rtol=1e-12, atol=1e-12)
     assert state.tracked != policy.init(MODELS[:3]).tracked
     after = observe_rows(plain, state, rows)
     assert after.tracked == state.tracked
@@ -137,6 +142,31 @@ def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(
         observe(plain, state, rows.observation(0), native_update_of(plain)).tracked == state.tracked
     )
     assert after.seen > state.seen
+
+
+@pytest.mark.parametrize(
+    "text", ["mixture", "linucb", "lints", "stacking", "mixture(coverage=0.8)"]
+)
+def test_contexts_are_learned_in_the_core(text: str) -> None:
+    """Of the first length that comes; of another one, or none, they count as zeros or nothing."""
+    draw, policy = random.Random(9), create_policy(text)
+    native = native_update_of(policy)
+    state = expected = policy.init(MODELS[:3])
+    for i in range(80):
+        features = tuple(
+            draw.uniform(-1, 1) for _ in range(3 if i < 40 else draw.choice((0, 2, 3)))
+        )
+        plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
+        plan = msgspec.structs.replace(plan, features=features)
+        heard = {model: Prediction(draw.randrange(70)) for model in plan.models}
+        seen = Observation(plan, heard, Truth(draw.choice([1, 5, 69])), None, draw.choice([1, 2.5]))
+        assert native is not None
+        state, before = observe(policy, state, seen, native), state
+        expected = policy.observe(expected, seen)
+        assert before.rows is not state.rows
+    assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
+    assert np.allclose(state.sure, expected.sure, rtol=1e-12, atol=1e-12)
+    assert (state.seen, state.tracked) == (expected.seen, expected.tracked)
 
 
 @pytest.mark.parametrize("kind", LABELS)

@@ -1,8 +1,9 @@
 """Learning from many observations at once, as columns instead of objects.
 
 The core (clipper_core.learning.feedback_update) learns the policies that have a rule, from labels
-and from float numbers, in the order of the rows. Other policies, and columns of other or mixed
-types, are learned by a loop over `policy.observe`. Both give the same state, bit for bit.
+and from float numbers, in the order of the rows; with a coverage, one row at a time. Other
+policies, and columns of other or mixed types, are learned by a loop over `policy.observe`. Both
+give the same state, bit for bit.
 """
 
 import functools
@@ -13,10 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.learned_state import LABEL_BITS, LearnedState, label_bit
+from clipper.selection.learned_state import DOUBT, LABEL_BITS, LearnedState, label_bit
 from clipper.selection.learning_policy import FADE, LearningPolicy
 from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
+from clipper.selection.prediction_sets import STEP, LabelSets
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
@@ -91,7 +93,7 @@ def observe(
     native: from `native_update_of(policy)`.
     """
     truth, plan = observation.truth, observation.plan
-    if native is None or truth.score is not None or plan.features:
+    if native is None or truth.score is not None:
         return policy.observe(state, observation)
     found = native.one(
         state.models,
@@ -105,6 +107,7 @@ def observe(
         observation.predictions,
         truth.label,
         observation.weight,
+        plan.features,
     )
     if found is None:
         return policy.observe(state, observation)
@@ -127,20 +130,23 @@ def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
 
 
 def native_update_of(policy: Policy) -> NativeUpdate | None:
-    """Return the core's update of a policy; None if it has no rule, or makes prediction sets."""
-    if isinstance(policy, LearningPolicy) and policy.rule is not None and policy.coverage is None:
-        return _native_update(policy.rule)
+    """Return the core's update of a policy; None if it has no rule."""
+    if isinstance(policy, LearningPolicy) and policy.rule is not None:
+        return _native_update(policy.rule, policy.coverage)
     return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _native_update(rule: Rule) -> NativeUpdate:
-    return NativeUpdate(rule, FADE, LearnedState, label_bit)
+def _native_update(rule: Rule, coverage: float | None) -> NativeUpdate:
+    sets = None if coverage is None else LabelSets(coverage, STEP, DOUBT)
+    return NativeUpdate(rule, FADE, LearnedState, label_bit, sets)
 
 
 def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
-    asks_one = isinstance(policy, LearningPolicy) and isinstance(policy.answering, OneModel)
+    if not isinstance(policy, LearningPolicy) or policy.coverage is not None:
+        return False
+    asks_one = isinstance(policy.answering, OneModel)
     return (
         is_finite
         and state.models == rows.models

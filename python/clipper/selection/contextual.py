@@ -14,15 +14,17 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection.bandits import check_range
-from clipper.selection.learned_state import Array, LearnedState
+from clipper.selection.learned_state import Array, Learn, LearnedState
 from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Query
 from clipper.types import VersionedModel
+from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.linear import Context
 
 FEATURES_MAX = 32
 LARGEST = 1e6  # largest absolute value of a feature
+RIDGE = 1.0  # observations of size 1 along every axis that say 0
 DRAWS = 64  # choices from which the shares of the models are estimated
 Features = tuple[float, ...]
 
@@ -48,7 +50,7 @@ class LinUcb(LearningPolicy):
 
     def __init__(self, width: float = 1.0, discount: float = 0.9995, shadow: float = 0.0) -> None:
         self.linear = _linear(False, width, discount)
-        super().__init__(*_parts(self.name, self.linear, shadow))
+        super().__init__(*_parts(self.name, self.linear, shadow, discount))
 
 
 class LinTs(LearningPolicy):
@@ -69,7 +71,7 @@ class LinTs(LearningPolicy):
 
     def __init__(self, width: float = 0.3, discount: float = 0.9995, shadow: float = 0.0) -> None:
         self.linear = _linear(True, width, discount)
-        super().__init__(*_parts(self.name, self.linear, shadow))
+        super().__init__(*_parts(self.name, self.linear, shadow, discount))
 
 
 def _linear(sampled: bool, width: float, discount: float) -> Context:
@@ -77,14 +79,17 @@ def _linear(sampled: bool, width: float, discount: float) -> Context:
         sampled=sampled,
         width=check_range("width", width, 0.0, 100.0),
         discount=check_range("discount", discount, 0.5, 1.0),
-        ridge=1.0,
+        ridge=RIDGE,
     )
 
 
-def _parts(name: str, linear: Context, shadow: float) -> "tuple[LinearRows, OneModel, Any]":
-    rows = LinearRows(name, linear)
+def _parts(
+    name: str, linear: Context, shadow: float, discount: float
+) -> "tuple[LinearRows, OneModel, Learn, Rule]":
+    rows, rule = LinearRows(name, linear), Rule(RuleKind.LINEAR, floor=RIDGE, discount=discount)
     shadow = check_range("shadow", shadow, 0.0, 1.0)
-    return rows, OneModel(rows.choose, rows.accuracy, rows.shares, shadow, True), rows.learn
+    answering = OneModel(rows.choose, rows.accuracy, rows.shares, shadow, True)
+    return rows, answering, rows.learn, rule
 
 
 class LinearRows:
@@ -131,7 +136,7 @@ class LinearRows:
         """Update the regressions; an observation with another number of features is ignored."""
         features, rows = observation.plan.features, state.rows
         if features and features_in(rows) == 0:
-            rows = self._widened(rows, len(features))
+            rows = self._linear.widened(rows, len(features) + 1)
         x = _point(rows, features)
         if x is None:
             return state.rows
@@ -198,15 +203,8 @@ class LinearRows:
             return rows
         features = features_in(most)
         if features_in(rows) == 0:
-            return self._widened(rows, features)
+            return self._linear.widened(rows, features + 1)
         return np.tile(self._linear.fresh(features + 1), (len(rows), 1))
-
-    def _widened(self, rows: Array, features: int) -> Array:
-        """Add features without observations to rows that have the constant only."""
-        d = features + 1
-        wide = np.tile(self._linear.fresh(d), (len(rows), 1))
-        wide[:, 0], wide[:, _triangle(d)] = rows[:, 0], rows[:, 1]
-        return wide
 
     def parse(self, numbers: Array, k: int) -> Array:
         """Reshape stored numbers. Raises ValueError for an impossible width or factor."""

@@ -102,10 +102,36 @@ def update_with_label(
     key = label_key(label)
     held = any(label_key(one) == key for one in label_set(thresholds, probabilities, answer))
     threshold = min(max(thresholds.labels + STEP * (coverage - held), 0.0), 1.0 + STEP)
-    known = thresholds.known
-    if len(known) < KNOWN_MAX and _is_short(label) and all(label_key(one) != key for one in known):
-        known = (*known, label)
+    known = _remembered(thresholds.known, label)
     return msgspec.structs.replace(thresholds, labels=threshold, known=known)
+
+
+def _remembered(known: tuple[object, ...], label: object) -> tuple[object, ...]:
+    key = label_key(label)
+    if len(known) < KNOWN_MAX and _is_short(label) and all(label_key(one) != key for one in known):
+        return (*known, label)
+    return known
+
+
+class LabelSets(msgspec.Struct, frozen=True):
+    """Settings by which the core adjusts the threshold of labels, as `update_with_label` does.
+
+    doubt: observations from which on the calibration outweighs a raw confidence.
+    """
+
+    coverage: float
+    step: float
+    doubt: float
+
+    def remembered(self, known: tuple[object, ...], label: object) -> tuple[object, ...]:
+        """Return the labels that sets may have after one more was observed."""
+        return _remembered(known, label)
+
+    def moved(
+        self, thresholds: SetThresholds, labels: float, known: tuple[object, ...]
+    ) -> SetThresholds:
+        """Return the thresholds with another one of labels."""
+        return SetThresholds(labels, thresholds.numbers, thresholds.scale, thresholds.count, known)
 
 
 def update_with_number(

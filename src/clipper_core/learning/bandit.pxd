@@ -23,6 +23,7 @@ cpdef enum RuleKind:
     STACKING = 9        # weight                     logistic regression on the votes, online
     MIXTURE = 10        # see learning/mixture; its rows are not for the functions below
     MEMORIES = 11       # right, wrong, by memory; weight of each memory     inverse gap weighting
+    LINEAR = 12         # see learning/linear; its rows are not for the functions below
 
 cdef enum:
     MEMORY_LENGTHS = 4

@@ -18,6 +18,7 @@ class RuleKind(IntEnum):
     STACKING = 9
     MIXTURE = 10
     MEMORIES = 11
+    LINEAR = 12
 
 class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,

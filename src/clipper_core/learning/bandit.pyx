@@ -489,19 +489,19 @@ cdef class Rule:
 
     kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step
     (TSALLIS). share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory
-    (SQUARECB). floor: least probability; rate of the memory (SQUARECB). discount: of what was
-    known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY,
-    SQUARECB).
+    (SQUARECB). floor: least probability; rate of the memory (SQUARECB); ridge (LINEAR).
+    discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB, LINEAR); rate
+    of the average (GREEDY, SQUARECB).
     """
 
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0,
                   double discount=1.0):
         self.state.kind = kind
-        if not EXP3 <= kind <= MEMORIES:
+        if not EXP3 <= kind <= LINEAR:
             raise_for(BAD_INPUT, f"no rule {kind}")
         self.state.columns = 1 if kind in (EXP3, HEDGE, TSALLIS,
                                            STACKING) else 3 if kind == SQUARECB else 2
-        if kind == MIXTURE or kind == MEMORIES:
+        if kind in (MIXTURE, MEMORIES, LINEAR):
             self.state.columns = MEMORIES_COLUMNS if kind == MEMORIES else 0
         self.state.eta = eta
         self.state.share = share

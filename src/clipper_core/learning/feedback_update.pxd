@@ -19,11 +19,17 @@ cdef struct Learner:              # a state while it learns
     double* rows                # [k, columns]
     double* sure                # [bins, 2]: right and all answers, by confidence
     u32 k
+    u32 columns                 # of a model's row
     RowShape shape              # of a mixture
     u32 bins
     double fade                 # of a bin's counts, an observation in it
     double seen                 # weight of the observations
     u64 labels                  # one bit a label seen
+    double coverage             # of the prediction sets; 0: there are none
+    double threshold            # of their labels
+    double step                 # of the threshold
+    double doubt                # observations in a bin that outweigh the raw confidence
+    bint moved                  # the threshold, by the last observation
 
 cdef struct Observation:               # an observation
     const i64* values           # [k]: the labels the models gave, as numbers that are equal when
@@ -36,6 +42,9 @@ cdef struct Observation:               # an observation
     u32 chosen                  # the one model that was asked; k when all were
     double p                    # its probability then
     double weight
+    const double* context       # [features]: of the query; of linear models and a mixture
+    u32 features
+    bint known                  # whether the right label is among those that sets may have
 
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
 # ^ False when nobody was heard: then nothing is changed
@@ -44,6 +53,9 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
 # ^ confidence before calibration, and a model that gave the answer; -1 when nobody was heard
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
 
+cdef enum:
+    CONTEXT_MAX = 32            # features of a context
+
 cdef struct Votes:              # what was said about one query, with the label, as numbers
     i64[MODELS_MAX] values
     u8[MODELS_MAX] heard
@@ -51,15 +63,18 @@ cdef struct Votes:              # what was said about one query, with the label,
     double[MODELS_MAX] confidence
     u32 cell                    # the highest hash of a label
     bint anyone                 # whether any model was heard
+    double[CONTEXT_MAX] context
+    PyObject* label             # borrowed
     Observation observation     # of these arrays
 
 cdef class FeedbackUpdate:
     cdef Rule rule
     cdef double fade
-    cdef object make, bit_of
+    cdef object make, bit_of, sets
+    cdef double coverage, step, doubt
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   u32 chosen, double p, object label, double weight) except -1
+                   u32 chosen, double p, tuple features, object label, double weight) except -1
     # ^ outputs, confidence: of k models, borrowed; NULL where one was not heard.  chosen: the only
     # model that was asked, k when all were. False: it is for `policy.observe`
     cdef OpenState open(self, object state, tuple models)
@@ -67,15 +82,21 @@ cdef class FeedbackUpdate:
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
+    cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0
 
 cdef class OpenState:           # a state while it learns several observations: arrays of its own
     cdef FeedbackUpdate update
-    cdef object state
+    cdef object state, thresholds   # of the prediction sets
+    cdef tuple known
+    cdef double threshold
     cdef cnp.ndarray rows, sure
     cdef double seen
     cdef u64 labels
     cdef bint changed
 
+    cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
+                   u64 labels, object thresholds) except -1     # 0: they are not finite
     cdef int learn(self, Votes* votes) except -1
+    cdef object sets_now(self)                      # the thresholds as they are now
     cdef object closed(self)                        # the state as it is now

@@ -14,7 +14,12 @@ class FeedbackUpdate:
     states go in and come out."""
 
     def __init__(
-        self, rule: Rule, fade: float, make: Callable[..., Any], bit_of: Callable[[Any], int]
+        self,
+        rule: Rule,
+        fade: float,
+        make: Callable[..., Any],
+        bit_of: Callable[[Any], int],
+        sets: object = None,
     ) -> None: ...
     def one(
         self,
@@ -23,12 +28,13 @@ class FeedbackUpdate:
         sure: _Rows,
         seen: float,
         labels: int,
-        rest: object,
+        thresholds: object,
         asked: tuple[Any, ...],
         odds: tuple[float, ...],
         heard: object,
         label: object,
         weight: float,
+        features: tuple[float, ...] = (),
     ) -> Any: ...
     def many(
         self,

@@ -9,11 +9,15 @@ from libc.math cimport NAN, exp, isfinite, log, rint
 import numpy as np
 
 from clipper_core.learning.bandit cimport (
-    GREEDY, HEDGE, KL_UCB, LOGODDS, MEMORIES, MIXTURE, SQUARECB, STACKING, THOMPSON,
+    GREEDY, HEDGE, KL_UCB, LINEAR, LOGODDS, MEMORIES, MIXTURE, SQUARECB, STACKING, THOMPSON,
     doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
+)
+from clipper_core.learning.linear cimport (
+    ContextRule, context_columns, context_learn, context_size, context_widened,
 )
 from clipper_core.learning.mixture cimport (
     Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally, rows_with,
+    rows_with_features,
 )
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
@@ -50,6 +54,12 @@ cdef double feedback_update_classes(u64 labels) noexcept nogil:
     return CLASSES[popcount(labels)]
 
 
+cdef inline double* _bin(const Learner* learner, double raw) noexcept nogil:
+    """Of the calibration. Mathematically on an edge, as one half is, a confidence is in the bin
+    above, whatever was rounded on the way."""
+    return learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
+
+
 # -- how sure the answer would have been
 # -------------------------------------------------------------------------------
 
@@ -61,8 +71,15 @@ cdef inline double _sound(double confidence) noexcept nogil:
     return 0.0 if confidence < 0.0 else 1.0 if confidence > 1.0 else confidence
 
 
-cdef double _accuracy(const RuleState* rule, const double* row) noexcept nogil:
-    """How often a model was right, by its row."""
+cdef double _accuracy(const Learner* learner, u32 i) noexcept nogil:
+    """How often model i was right, by its row."""
+    cdef const RuleState* rule = learner.rule
+    cdef const double* row = learner.rows + i * learner.columns
+    cdef double good
+    if rule.kind == LINEAR:
+        good = row[learner.columns - context_size(learner.columns)]
+        good = (good + 1.0) / (row[0] * row[0] - 1.0 + 2.0)
+        return (2.0 * _sound(good) - 1.0 + 1.0) / 2.0
     if rule.kind == THOMPSON:
         return row[0] / (row[0] + row[1])
     if rule.kind == KL_UCB:
@@ -126,9 +143,9 @@ cdef u32 _tally(const Learner* learner, const Observation* observation, const do
 
 cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
                      u32 winner) noexcept nogil:
-    """Of the scores, labels without a vote included."""
+    """Of the scores, labels without a vote included; winner k: of one of those."""
     cdef u32 i
-    cdef double total = 0.0, others = 0.0, high = 0.0
+    cdef double total = 0.0, others = 0.0, high = 0.0, top
     for i in range(learner.k):
         total += learner.rows[i]
     for i in range(learner.k):
@@ -137,9 +154,8 @@ cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
     for i in range(learner.k):
         if behind[i] >= 0:
             others += exp(behind[i] * total - high)
-    return exp(behind[winner] * total - high) / (others
-                                                 + max(CLASSES[popcount(learner.labels)] - labels,
-                                                       0.0) * exp(-high))
+    top = exp(behind[winner] * total - high) if winner < learner.k else exp(-high)
+    return top / (others + max(CLASSES[popcount(learner.labels)] - labels, 0.0) * exp(-high))
 
 
 cdef u32 _codes(const Learner* learner, const Observation* observation, bint asked,
@@ -168,8 +184,7 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
     ballot.votes, ballot.cells, ballot.confidence = (votes, observation.cells,
                                                      observation.confidence)
     ballot.k, ballot.classes = learner.k, classes
-    ballot.context = NULL
-    ballot.features = 0
+    ballot.context, ballot.features = observation.context, observation.features
 
 
 cdef double _mixed_raw(const Learner* learner, const Observation* observation,
@@ -214,7 +229,7 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         winner[0] = i
         if observation.confidence[i] == observation.confidence[i]:
             return _sound(observation.confidence[i])
-        return _accuracy(learner.rule, learner.rows + i * learner.rule.columns)
+        return _accuracy(learner, i)
     if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.shape,
                                                                  learner.k):
         return _mixed_raw(learner, observation, winner)
@@ -231,15 +246,85 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
     return min(behind[winner[0]] / asked, 1.0) if asked > 0 else 0.0
 
 
+cdef double _probability(const Learner* learner, const Observation* observation, double raw,
+                         bint* voted) noexcept nogil:
+    """Of the right label, before it was known, if it is not the answer. voted: whether a model that
+    was asked gave it."""
+    cdef u32[MODELS_MAX] votes
+    cdef double[MODELS_MAX] w
+    cdef double[MODELS_MAX] behind
+    cdef double[MODELS_MAX] surely
+    cdef Ballot ballot
+    cdef Tally tally
+    cdef double classes = CLASSES[popcount(learner.labels)], asked, share = 0.0, top
+    cdef double* bin
+    cdef u32 i, labels, first = learner.k
+    voted[0] = False
+    if _chooses_one(learner.rule.kind):
+        bin = _bin(learner, raw)
+        return ((1.0 - (bin[0] + learner.doubt * raw) / (bin[1] + learner.doubt))
+                / max(classes - 1.0, 1.0))
+    for i in range(learner.k):
+        if first == learner.k and _votes(learner, observation, i) and (observation.values[i]
+                                                                       == observation.label):
+            first, voted[0] = i, True
+    if learner.rule.kind == MIXTURE:
+        _codes(learner, observation, True, votes)
+        _ballot(learner, observation, votes, classes, &ballot)
+        mixture_tally(learner.rows, learner.shape, &ballot, &tally)
+        return tally.p[tally.of[first]] if voted[0] else tally.other
+    asked = _asked_weights(learner, observation, w)
+    labels = _tally(learner, observation, w, behind, surely, &top)
+    if learner.rule.kind == STACKING:
+        return _softmax(learner, behind, labels, first)
+    if voted[0]:
+        return behind[first] / asked
+    for i in range(learner.k):
+        share += max(behind[i], 0.0) / asked
+    return max(1.0 - share, 0.0) / max(classes - labels, 1.0)
+
+
 # -- learning
 # --------------------------------------------------------------------------------------------------
 
 cdef void _calibrate(Learner* learner, double raw, bint right) noexcept nogil:
-    # mathematically on an edge, as one half is, it is in the bin above, whatever was rounded on the
-    # way
-    cdef double* bin = learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
+    cdef double* bin = _bin(learner, raw)
     bin[0] = learner.fade * bin[0] + right
     bin[1] = learner.fade * bin[1] + 1.0
+
+
+cdef void _move(Learner* learner, const Observation* observation, double raw,
+                u32 winner) noexcept nogil:
+    """Adjust the threshold of the sets' labels: Gibbs and Candes 2021."""
+    cdef bint held = observation.values[winner] == observation.label, voted
+    cdef double p
+    if not held:
+        p = _probability(learner, observation, raw, &voted)
+        held = (voted or observation.known) and 1.0 - p <= learner.threshold
+    learner.threshold = min(max(learner.threshold + learner.step * (learner.coverage - held), 0.0),
+                            1.0 + learner.step)
+    learner.moved = True
+
+
+cdef void _step(Learner* learner, const double* losses, u32 chosen, double p, double weight,
+                const double* context, u32 features) noexcept nogil:
+    """One step of a rule that learns losses. A context of another length than the rows' is not
+    learned."""
+    cdef double[CONTEXT_MAX + 1] x
+    cdef ContextRule rule
+    cdef u32 i, d
+    if learner.rule.kind != LINEAR:
+        rule_learn(learner.rule, learner.rows, learner.k, learner.seen, losses, chosen, p, weight)
+        return
+    d = context_size(learner.columns)
+    if features and features != d - 1:
+        return
+    rule.discount, rule.ridge, x[0] = learner.rule.discount, learner.rule.floor, 1.0
+    for i in range(1, d):
+        x[i] = context[i - 1] if features else 0.0
+    for i in range(learner.k):
+        context_learn(&rule, learner.rows + i * learner.columns, d, x, 1.0 - losses[i], weight,
+                      <u64> learner.seen)
 
 
 cdef void _stack(Learner* learner, const Observation* observation) noexcept nogil:
@@ -273,14 +358,16 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
     if not anyone:
         return False
     raw = feedback_update_raw(learner, observation, &winner)      # by the state before
+    learner.moved = False
+    if raw >= 0 and learner.coverage > 0:
+        _move(learner, observation, raw, winner)
     if learner.rule.kind == STACKING:
         _stack(learner, observation)
     elif learner.rule.kind == MIXTURE:
         _mix(learner, observation)
     else:
-        rule_learn(learner.rule, learner.rows, learner.k, learner.seen, losses, observation.chosen,
-                   observation.p,
-                   observation.weight)
+        _step(learner, losses, observation.chosen, observation.p, observation.weight,
+              observation.context, observation.features)
     if raw >= 0:
         _calibrate(learner, raw, observation.values[winner] == observation.label)
     learner.labels |= observation.bit
@@ -312,14 +399,18 @@ cdef class FeedbackUpdate:
     states go in, new ones come out, nothing is changed in place.
 
     A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a
-    label seen. make: of (models, rows, seen, labels, sure, rest), the state object.  bit_of: of a
-    label that is no number, the bit it sets.
+    label seen. make: of (models, rows, seen, labels, sure, thresholds), the state object.  bit_of:
+    of a label that is no number, the bit it sets.  sets: how prediction sets of labels are made,
+    with `coverage`, `step`, `doubt`, `remembered(known, label)` and `moved(thresholds, labels,
+    known)`; None: thresholds stay.
     """
 
-    def __cinit__(self, Rule rule not None, double fade, make, bit_of):
+    def __cinit__(self, Rule rule not None, double fade, make, bit_of, sets=None):
         self.rule = rule
         self.fade = fade
-        self.make, self.bit_of = make, bit_of
+        self.make, self.bit_of, self.sets = make, bit_of, sets
+        if sets is not None:
+            self.coverage, self.step, self.doubt = sets.coverage, sets.step, sets.doubt
 
     cdef cnp.ndarray _bins(self, cnp.ndarray sure):
         if (cnp.PyArray_TYPE(sure) != cnp.NPY_DOUBLE or sure.ndim != 2
@@ -334,7 +425,8 @@ cdef class FeedbackUpdate:
         learner.rule = &self.rule.state
         learner.rows = <double*> cnp.PyArray_DATA(rows)
         learner.sure = <double*> cnp.PyArray_DATA(sure)
-        learner.k = <u32> rows.shape[0]
+        learner.k, learner.columns = <u32> rows.shape[0], <u32> rows.shape[1]
+        learner.coverage = 0.0
         if self.rule.state.kind == MIXTURE:
             learner.k -= 1
             learner.shape = mixture_shape(rows)
@@ -348,18 +440,31 @@ cdef class FeedbackUpdate:
         """A copy; of a mixture with a bucket for the cell."""
         if self.rule.state.kind == MIXTURE:
             return rows_with(rows, cell)
-        return self.rule.copied(rows)
+        if self.rule.state.kind != LINEAR:
+            return self.rule.copied(rows)
+        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
+                or not 1 <= rows.shape[0] <= MODELS_MAX or not context_size(rows.shape[1])):
+            raise_for(BAD_INPUT, "rows of linear models must be f64[k, d (d + 1) / 2 + d]")
+        return doubles_copied(rows)
+
+    cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features):
+        """Rows with weights for a context of that length, if they have none and need them."""
+        if self.rule.state.kind == MIXTURE:
+            return rows_with_features(rows, features)
+        if self.rule.state.kind == LINEAR and rows.shape[1] == context_columns(1):
+            return context_widened(rows, features + 1, self.rule.state.floor)
+        return rows
 
     @cython.binding(False)
-    def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, rest,
-            tuple asked, odds, heard,
-            label, double weight):
+    def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels,
+            thresholds, tuple asked, odds, heard, label, double weight, tuple features=()):
         """One observation of a label: -> the new state; None if it is for `policy.observe`, being
         of something else, or of other models, or of kinds that do not go together; False if nobody
         was heard.
 
-        rest: what else the state holds, which stays.  asked: the models that were, with the
-        probabilities `odds`. heard: by model, objects with `output` and `confidence`.
+        thresholds: of the prediction sets.  asked: the models that were, with the probabilities
+        `odds`. heard: by model, objects with `output` and `confidence`.  features: of the query.
         """
         cdef Votes votes
         cdef OpenState opened = OpenState.__new__(OpenState)
@@ -384,28 +489,29 @@ cdef class FeedbackUpdate:
         if chosen == k and asked != models:
             return None
         if not self.read(&votes, k, outputs, confidence, chosen,
-                         odds[0] if odds and len(asked) == 1 else 1.0, label, weight):
+                         odds[0] if odds and len(asked) == 1 else 1.0, features, label, weight):
             return None
-        opened.update, opened.seen, opened.labels = self, seen, labels
-        opened.rows, opened.sure = self._rows(rows, 0), doubles_copied(self._bins(sure))
-        if not _is_finite(opened.rows) or not _is_finite(opened.sure):  # `policy.observe` mends it
-            return None
+        if not opened.start(self, rows, sure, seen, labels, thresholds):
+            return None         # `policy.observe` mends it
         opened.learn(&votes)
         if not opened.changed:
             return False
-        return self.make(models, opened.rows, opened.seen, opened.labels, opened.sure, rest)
+        return self.make(models, opened.rows, opened.seen, opened.labels, opened.sure,
+                         opened.sets_now())
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   u32 chosen, double p, object label, double weight) except -1:
+                   u32 chosen, double p, tuple features, object label, double weight) except -1:
         cdef object kind = type(label)
         cdef Observation* observation = &votes.observation
         cdef u32 i, j
         if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
                 and isfinite(weight)):
             return False
-        if chosen == k and _chooses_one(self.rule.state.kind):
+        if (chosen == k and _chooses_one(self.rule.state.kind)) or len(features) > CONTEXT_MAX:
             return False
-        votes.anyone = False
+        votes.anyone, votes.label = False, <PyObject*> label
+        for i in range(<u32> len(features)):
+            votes.context[i] = features[i]
         for i in range(k):
             votes.heard[i] = outputs[i] != NULL
             votes.values[i] = 0
@@ -430,6 +536,8 @@ cdef class FeedbackUpdate:
         observation.confidence, observation.cells = votes.confidence, votes.cells
         observation.label, observation.weight = 0, weight
         observation.chosen, observation.p = chosen, p
+        observation.context, observation.features = votes.context, <u32> len(features)
+        observation.known = False
         observation.bit = (<u64> 1 << <u32> (label & 63) if kind is int
                            or kind is bool else self.bit_of(label))
         votes.cell = <u32> lowest_bit(observation.bit)
@@ -444,13 +552,9 @@ cdef class FeedbackUpdate:
         if (known is not models and known != models
                 or rows.shape[0] != len(models) + (self.rule.state.kind == MIXTURE)):
             return None
-        opened.update, opened.state = self, state
-        opened.rows = self._rows(rows, 0)
-        opened.sure = doubles_copied(self._bins(state.sure))
-        opened.seen, opened.labels = state.seen, state.labels
-        if not _is_finite(opened.rows) or not _is_finite(opened.sure):
-            return None
-        return opened
+        opened.state = state
+        return opened if opened.start(self, rows, state.sure, state.seen, state.labels,
+                                      state.tracked) else None
 
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
         """Of the labels that the models gave, 0 to 63; `votes.cell` is that of the right one. ->
@@ -472,8 +576,8 @@ cdef class FeedbackUpdate:
 
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
              confidence, label, bits, chosen, p, cells=None):
-        """n observations of weight 1, in their order: -> (rows, sure, seen, labels). Releases the
-        GIL.
+        """n observations of weight 1, without a context, in their order: -> (rows, sure, seen,
+        labels). Thresholds of sets do not move. Releases the GIL.
 
         values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a
         model gave none. label: i64[n].  bits: u8[n], which bit of `labels` each stands for.
@@ -522,13 +626,22 @@ cdef class FeedbackUpdate:
         cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
         cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
         cdef Steps steps = _steps(picks, odds, n)
-        seen = _learn_losses(&self.rule.state, <double*> cnp.PyArray_DATA(rows), k, seen, n,
-                             <double*> cnp.PyArray_DATA(lost), &steps)
-        return rows, seen
+        cdef Learner learner = self._pupil(rows, np.zeros((1, 2)), seen, 0)
+        _learn_losses(&learner, n, <double*> cnp.PyArray_DATA(lost), &steps)
+        return rows, learner.seen
 
 
 @cython.final
 cdef class OpenState:
+    cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
+                   u64 labels, object thresholds) except -1:
+        self.update, self.seen, self.labels = update, seen, labels
+        self.rows, self.sure = update._rows(rows, 0), doubles_copied(update._bins(sure))
+        self.thresholds = thresholds
+        if update.sets is not None:
+            self.threshold, self.known = thresholds.labels, thresholds.known
+        return _is_finite(self.rows) and _is_finite(self.sure)
+
     cdef int learn(self, Votes* votes) except -1:
         cdef FeedbackUpdate update = self.update
         cdef Learner learner
@@ -536,17 +649,42 @@ cdef class OpenState:
             return 0
         if update.rule.state.kind == MIXTURE and votes.cell >= mixture_shape(self.rows).buckets:
             self.rows = update._rows(self.rows, votes.cell)
+        if votes.observation.features:
+            self.rows = update._with_features(self.rows, votes.observation.features)
         learner = update._pupil(self.rows, self.sure, self.seen, self.labels)
+        if update.sets is not None:
+            learner.coverage, learner.step, learner.doubt = (update.coverage, update.step,
+                                                             update.doubt)
+            learner.threshold = self.threshold
+            votes.observation.known = _contains(self.known, <object> votes.label)
         feedback_update_learn(&learner, &votes.observation)
         self.seen, self.labels, self.changed = learner.seen, learner.labels, True
+        if update.sets is not None and learner.moved:
+            self.threshold = learner.threshold
+            if not votes.observation.known:
+                self.known = update.sets.remembered(self.known, <object> votes.label)
         return 0
+
+    cdef object sets_now(self):
+        if self.update.sets is None:
+            return self.thresholds
+        return self.update.sets.moved(self.thresholds, self.threshold, self.known)
 
     cdef object closed(self):
         cdef object state = self.state
         if not self.changed:
             return state
         return self.update.make(state.models, self.rows, self.seen, self.labels, self.sure,
-                                state.tracked)
+                                self.sets_now())
+
+
+cdef bint _contains(tuple labels, object label) except -1:
+    """Of labels, which are equal if their types are, too."""
+    cdef object one
+    for one in labels:
+        if type(one) is type(label) and PyObject_RichCompareBool(one, label, Py_EQ):
+            return True
+    return False
 
 
 cdef bint _is_finite(cnp.ndarray array):
@@ -589,6 +727,8 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* hear
     observation.values, observation.heard, observation.confidence, observation.weight = (row,
             was_heard, own, 1.0)
     observation.cells = cells
+    observation.context = NULL
+    observation.features, observation.known = 0, False
     with nogil:
         for i in range(n):
             for j in range(learner.k):
@@ -604,9 +744,7 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* hear
             feedback_update_learn(learner, &observation)
 
 
-cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double seen, u64 n,
-                          const double* losses,
-                          const Steps* steps):
+cdef void _learn_losses(Learner* learner, u64 n, const double* losses, const Steps* steps):
     cdef double[MODELS_MAX] row
     cdef u64 i
     cdef u32 j
@@ -614,13 +752,11 @@ cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double see
     with nogil:
         for i in range(n):
             anyone = False
-            for j in range(k):
+            for j in range(learner.k):
                 row[j] = losses[j * n + i]
                 anyone = anyone or isfinite(row[j])
             if anyone:
-                if rule.kind != STACKING and rule.kind != MIXTURE:
-                    rule_learn(rule, rows, k, seen, row,
-                               min(steps.chosen[i * steps.chosen_step], k),
-                               steps.p[i * steps.p_step], 1.0)
-                seen += 1.0
-    return seen
+                if learner.rule.kind != STACKING and learner.rule.kind != MIXTURE:
+                    _step(learner, row, min(steps.chosen[i * steps.chosen_step], learner.k),
+                          steps.p[i * steps.p_step], 1.0, NULL, 0)
+                learner.seen += 1.0

@@ -458,8 +458,6 @@ cdef class LabelSteps:
             chosen = 0
         if len(odds) and len(odds) != len(positions):
             return False
-        if self.update is not None and len(features):   # they are for the policy
-            return False
         if not _gather(said, joined.arrived, self.place) or not _alike(said, label):
             return False
         out.at += HEAD_BYTES
@@ -469,11 +467,11 @@ cdef class LabelSteps:
         head_of(begin, begin + HEAD_BYTES, <u64> (out.at - begin) - HEAD_BYTES)
         if self.update is not None:
             return self.read(votes, said, chosen,
-                             odds[0] if len(odds) and len(positions) == 1 else 1.0, label)
+                             odds[0] if len(odds) and len(positions) == 1 else 1.0, features, label)
         return True
 
     cdef bint read(self, Votes* votes, const Said* said, u32 chosen, double p,
-                   object label) except -1:
+                   tuple features, object label) except -1:
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
         cdef u32 i, at, k = <u32> len(self.everyone)
@@ -483,7 +481,7 @@ cdef class LabelSteps:
             if said.place[i] != NULL:
                 at = <object> said.place[i]
                 outputs[at], confidence[at] = said.output[i], said.confidence[i]
-        return self.update.read(votes, k, outputs, confidence, chosen, p, label, 1.0)
+        return self.update.read(votes, k, outputs, confidence, chosen, p, features, label, 1.0)
 
     cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
         cdef u64 number = self.end.put(records, nbytes, count)

@@ -108,6 +108,8 @@ cdef class LabelVotes:
         learner.bins = <u32> sure.shape[0]
         observation.values, observation.heard, observation.cells = values, heard, cells
         observation.confidence, observation.label, observation.chosen = confidence, -1, k
+        observation.context = NULL
+        observation.features = 0
         raw = feedback_update_raw(&learner, &observation, &winner)
         if raw < 0.0:
             return None

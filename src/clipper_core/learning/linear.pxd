@@ -8,6 +8,8 @@
 # statistics only: what two servers learned apart is added up.
 #
 # Threads: any; the rows belong to the caller.
+cimport numpy as cnp
+
 from clipper_core.runtime.machine cimport u32, u64
 
 cdef enum:
@@ -22,6 +24,10 @@ cdef struct ContextRule:
     bint sampled                # LinTS: a draw instead of the upper bound
 
 cdef u32 context_columns(u32 d) noexcept nogil
+cdef u32 context_size(cnp.npy_intp columns) noexcept nogil
+# ^ d of rows with so many columns; 0 if there is none
+cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge)
+# ^ rows that have the constant only, with features that nothing is known of
 cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
                         double uniform) noexcept nogil
 # ^ the model to ask

@@ -95,6 +95,23 @@ cdef u32 context_columns(u32 d) noexcept nogil:
     return _row(d) + d
 
 
+cdef u32 context_size(cnp.npy_intp columns) noexcept nogil:
+    cdef u32 d
+    for d in range(1, FEATURES_MAX + 1):
+        if context_columns(d) == columns:
+            return d
+    return 0
+
+
+cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge):
+    cdef cnp.ndarray wide = np.zeros((rows.shape[0], context_columns(d)))
+    cdef u32 i
+    wide[:, 0], wide[:, _row(d)] = rows[:, 0], rows[:, 1]
+    for i in range(1, d):
+        wide[:, _row(i) + i] = sqrt(ridge)
+    return wide
+
+
 cdef double _normal(u64* stream) noexcept nogil:
     return sqrt(-2.0 * log(_random(stream))) * cos(TWO_PI * _random(stream))
 
@@ -317,6 +334,11 @@ cdef class Context:
         for i in range(d):
             factor[_row(i) + i] = sqrt(self.state.ridge)
         return row
+
+    def widened(self, cnp.ndarray rows, u32 d):
+        """Rows of d features from rows that have the constant only."""
+        self.columns(d)
+        return context_widened(self._checked(rows, 1), d, self.state.ridge)
 
     cdef cnp.ndarray _checked(self, cnp.ndarray rows, u32 d):
         if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2

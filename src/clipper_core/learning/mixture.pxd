@@ -46,6 +46,8 @@ cdef RowShape mixture_shape(cnp.ndarray rows) except *
 # ^ raises BadInput if these are no rows of a mixture
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
 # ^ a copy, with enough buckets for the cell
+cdef cnp.ndarray rows_with_features(cnp.ndarray rows, u32 features)
+# ^ with weights for so many features of a context, if they had none; else the rows themselves
 cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil
 # ^ nothing was learned: it is an equal vote
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,

@@ -438,6 +438,16 @@ cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell):
     return doubles_copied(rows)
 
 
+cdef cnp.ndarray rows_with_features(cnp.ndarray rows, u32 features):
+    cdef RowShape shape = mixture_shape(rows), wanted = shape
+    if shape.features or not features:
+        return rows
+    if features > FEATURES_MAX:
+        raise_for(BAD_INPUT, f"a context has at most {FEATURES_MAX} features, not {features}")
+    wanted.features = features
+    return _widened(rows, shape, wanted)
+
+
 cdef cnp.ndarray _widened(cnp.ndarray rows, RowShape shape, RowShape wanted):
     """A label that was learned had a hash below `buckets`, so it keeps its bucket."""
     wide = np.zeros((rows.shape[0], _width(wanted)))
@@ -480,14 +490,7 @@ def of_user(cnp.ndarray rows):
 def widened(cnp.ndarray rows, u32 cell, u32 features=0):
     """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, and with weights
     for so many features of a context, if it had none."""
-    cdef cnp.ndarray found = rows_with(rows, cell)
-    cdef RowShape shape = mixture_shape(found), wanted = shape
-    if shape.features or not features:
-        return found
-    if features > FEATURES_MAX:
-        raise_for(BAD_INPUT, f"a context has at most {FEATURES_MAX} features, not {features}")
-    wanted.features = features
-    return _widened(found, shape, wanted)
+    return rows_with_features(rows_with(rows, cell), features)
 
 
 def features(cnp.ndarray rows):

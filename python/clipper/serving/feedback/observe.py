@@ -357,6 +357,8 @@ def _columns(
     learner: Learner, found: list[Joined], labels: Sequence[Any]
 ) -> ObservationRows | None:
     """None for plans that columns cannot say."""
+    if any(joined.plan.features for joined in found):
+        return None
     place, right = learner.place, column_of(labels)
     asked, p = [-1] * len(found), [1.0] * len(found)
     for i, joined in enumerate(found):
