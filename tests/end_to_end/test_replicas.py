@@ -426,3 +426,16 @@ def test_logs(deploy, server):
     wait_until(lambda: "batch of 1" in server.logs(model.name))
     with pytest.raises(UnknownModel, match="/7 was started"):
         server.logs(model.name, 7)
+
+
+def test_as_many_lines_are_kept_as_the_setting_says():
+    def speaks(xs):
+        for number in range(10):
+            print("line", number, flush=True)
+        return xs.sum(axis=1)
+
+    with clipper.start(limits={"log_lines_max": 3}) as server:
+        model = server.deploy("speaks", speaks, input="f64[4]", warmup=False)
+        model.predict(ROW).result(5)
+        wait_until(lambda: "line 9" in server.logs(model.name))
+        assert list(server.logs(model.name)) == ["line 7", "line 8", "line 9"]

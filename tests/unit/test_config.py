@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import clipper
 from clipper.config import Config, KeyInfo, describe, load, merge_batching
 from clipper.errors import ConfigError
 from clipper.settings.server import ApplicationSettings, ModelSettings
@@ -487,6 +488,16 @@ def test_every_key_is_described() -> None:
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))
     assert len(rows) == expected
+
+
+def test_every_key_is_read_somewhere() -> None:
+    package = Path(clipper.__file__).parent
+    text = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    read = set(re.findall(r"\.(\w+)|[\"'](\w+)[\"']", text))
+    words = {word for pair in read for word in pair}
+    sections = {row.key for row in describe() if not row.key.startswith("artifacts.")}
+    keys = {key.rpartition(".")[2] for key in sections}  # those of artifacts are read as a whole
+    assert keys - words == set(), "a setting that nothing reads has no effect"
 
 
 def test_every_default_is_within_its_own_range() -> None:

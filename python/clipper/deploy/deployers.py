@@ -10,6 +10,7 @@ from clipper.deploy.daemon import Daemon, Owner
 from clipper.deploy.deployer import ContainerSpec, Deployer, OnEvent, ReplicaStatus
 from clipper.deploy.docker import DockerDeployer
 from clipper.deploy.process import ProcessDeployer
+from clipper.deploy.replica_table import LOG_LINES_MAX
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.settings.docker import DockerSettings
@@ -51,7 +52,8 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
 
 class Deployers:
     """The deployer of a server. on_event: passed to each deployer. fork: whether processes may be
-    forked from fork servers; containers of engines never are. Threads: any.
+    forked from fork servers; containers of engines never are. log_lines_max: lines kept of each
+    replica's output. Threads: any.
     """
 
     def __init__(
@@ -61,14 +63,19 @@ class Deployers:
         settings: DockerSettings,
         owner: Owner,
         fork: bool = True,
+        log_lines_max: int = LOG_LINES_MAX,
     ) -> None:
         self._make: dict[str, Callable[[], Deployer]] = {
-            kind: lambda kind=kind: DockerDeployer(Daemon(kind, settings, owner), on_event, policy)  # type: ignore[misc]
+            kind: lambda kind=kind: DockerDeployer(  # type: ignore[misc]
+                Daemon(kind, settings, owner), on_event, policy, log_lines_max
+            )
             for kind in ENGINES
         }
         self._guard = threading.Lock()
         self._closed = False
-        self._all: dict[str, Deployer] = {"process": ProcessDeployer(on_event, policy, fork)}
+        self._all: dict[str, Deployer] = {
+            "process": ProcessDeployer(on_event, policy, fork, log_lines_max)
+        }
 
     def _of(self, kind: str) -> Deployer:
         with self._guard:

@@ -18,12 +18,18 @@ from clipper.deploy.daemon import Daemon
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
+    LogLines,
     OnEvent,
     ReplicaState,
     ReplicaStatus,
 )
 from clipper.deploy.process import describe_exit
-from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, ReplicaTable
+from clipper.deploy.replica_table import (
+    LOG_LINE_BYTES_MAX,
+    LOG_LINES_MAX,
+    ReplicaRecord,
+    ReplicaTable,
+)
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import ClipperError, DeployFailed
 
@@ -52,15 +58,20 @@ def _pid(replica: _Replica) -> int:
 class DockerDeployer:
     """Runs each replica as a container of `daemon`.
 
-    on_event: called for each `ReplicaEvent`, one at a time; must not block.
+    on_event: called for each `ReplicaEvent`, one at a time; must not block. log_lines_max: lines
+    kept of each replica's output.
 
     Threads: any. A fork of this process must not use it.
     """
 
     def __init__(
-        self, daemon: Daemon, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
+        self,
+        daemon: Daemon,
+        on_event: OnEvent | None = None,
+        policy: RestartPolicy | None = None,
+        log_lines_max: int = LOG_LINES_MAX,
     ) -> None:
-        self._daemon = daemon
+        self._daemon, self._log_lines_max = daemon, log_lines_max
         self._policy = policy or RestartPolicy()
         self._table = ReplicaTable[_Container](_pid, on_event)
 
@@ -71,7 +82,8 @@ class DockerDeployer:
 
         Raises: ValueError if it runs already; RuntimeError after close().
         """
-        new = _Replica(spec, replica, _Container(), ReplicaState.BUILDING)
+        lines = LogLines(self._log_lines_max)
+        new = _Replica(spec, replica, _Container(), ReplicaState.BUILDING, lines=lines)
         with self._table.changed:
             self._table.add(new, lambda old: old.at_rest)
             new.handle.thread = threading.Thread(

@@ -31,13 +31,19 @@ from clipper.deploy.command import command_line, variables
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
+    LogLines,
     OnEvent,
     ReplicaState,
     ReplicaStatus,
     options,
 )
 from clipper.deploy.fork_servers import ANSWER_S, ForkedStart, ForkServers, request
-from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, ReplicaTable
+from clipper.deploy.replica_table import (
+    LOG_LINE_BYTES_MAX,
+    LOG_LINES_MAX,
+    ReplicaRecord,
+    ReplicaTable,
+)
 from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing
 from clipper.deploy.warmup_deaths import WarmUpDeaths
 from clipper_container.forking.replica import REQUEST_BYTES_MAX
@@ -144,7 +150,8 @@ class ProcessDeployer:
     """Runs each replica as a child process and restarts it when it ends, unless it ends too often.
 
     on_event: called for each `ReplicaEvent` in the supervising thread; must not block; may call any
-    method except close(). fork: whether replicas may be forked from a fork server.
+    method except close(). fork: whether replicas may be forked from a fork server. log_lines_max:
+    lines kept of each replica's output.
 
     Threads: any. A fork of this process must not use it.
     """
@@ -154,9 +161,10 @@ class ProcessDeployer:
         on_event: OnEvent | None = None,
         policy: RestartPolicy | None = None,
         fork: bool = True,
+        log_lines_max: int = LOG_LINES_MAX,
     ) -> None:
         self._policy = policy or RestartPolicy()
-        self._fork = fork
+        self._fork, self._log_lines_max = fork, log_lines_max
         self._fork_servers = ForkServers(self._watch, self._unwatch)
         self._table = ReplicaTable[_Child](lambda replica: replica.handle.pid, on_event)
         self._work: deque[Callable[[], None]] = deque()
@@ -176,7 +184,7 @@ class ProcessDeployer:
 
         Raises: ValueError if it runs already; RuntimeError after close().
         """
-        new = _Replica(spec, replica, _Child())
+        new = _Replica(spec, replica, _Child(), lines=LogLines(self._log_lines_max))
         with self._table.changed:
             self._table.add(new, lambda old: old.settled)
         self._hand_in(partial(self._spawn, new))

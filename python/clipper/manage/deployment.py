@@ -149,6 +149,7 @@ class Deployment:
             config.docker,
             Owner(folder.run, str(folder.folder or "")),
             config.server.fork_server,
+            config.limits.log_lines_max,
         )
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(
