@@ -3,7 +3,8 @@
 The same no-op as a model of one tensor of 64 floats, of four named tensors of 16 each, and of two
 named tensors of a free length; one server, a container of each. A round trip is predict() and
 result(), one after another. A row is the time of an array of rows by predict_many, divided by their
-number; of rows of free length far fewer, since each is packed by itself. The anchor is one tensor.
+number; of rows of free length fewer, since each is a task by itself. The anchor is one tensor; that
+of two tensors of free length is one tensor of free length, `f64[*]`.
 """
 
 import time
@@ -18,7 +19,9 @@ from bench.harness import Predict, Row, interleave, per_call_ns, row
 ITEMS, TENSORS = 64, 4
 ARRAY_ROWS, FREE_ROWS = 50_000, 2_000
 CALLS = 1000
+ONE, ONE_FREE = "one tensor", "one tensor of free length"
 FIXED, FREE = "four named tensors", "two tensors of free length"
+ANCHORS = {FIXED: ONE, FREE: ONE_FREE}
 
 
 def one(xs: Any) -> Any:
@@ -42,7 +45,8 @@ def main(quick: bool) -> list[Row]:
     with clipper.start() as server:
         outputs = {"y": "f64"}
         models = {
-            "one tensor": server.deploy("one", one, input=f"f64[{ITEMS}]", cache=False),
+            ONE: server.deploy("one", one, input=f"f64[{ITEMS}]", cache=False),
+            ONE_FREE: server.deploy("one-free", one, input="f64[*]", cache=False),
             FIXED: server.deploy(
                 "fixed",
                 named,
@@ -54,9 +58,15 @@ def main(quick: bool) -> list[Row]:
                 "free", named, inputs={"a": "f64[*]", "b": "f64[*]"}, outputs=outputs, cache=False
             ),
         }
-        arrays: dict[str, Any] = {"one tensor": whole, FIXED: parts, FREE: halves}
+        arrays: dict[str, Any] = {
+            ONE: whole,
+            ONE_FREE: [*whole[:FREE_ROWS]],
+            FIXED: parts,
+            FREE: halves,
+        }
         inputs = {
-            "one tensor": [*whole[:CALLS]],
+            ONE: [*whole[:CALLS]],
+            ONE_FREE: [*whole[:CALLS]],
             FIXED: [{name: part[i] for name, part in parts.items()} for i in range(CALLS)],
             FREE: [{name: half[i] for name, half in halves.items()} for i in range(CALLS)],
         }
@@ -74,7 +84,8 @@ def main(quick: bool) -> list[Row]:
     found = []
     for what, samples in (("a round trip", trips), ("a row of a full batch", rows)):
         for name, sample in samples.items():
-            against = () if name == "one tensor" else ("one tensor", samples["one tensor"])
+            anchor = ANCHORS.get(name)
+            against = () if anchor is None else (anchor, samples[anchor])
             found.append(row(f"{name}: {what}", sample, "us", *against))
     return found
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from clipper.errors import InvalidInput
 from clipper.schema import FREE, InvalidTensor, Schema, Tensors, TensorSpec
+from clipper_container.records import FEW_ROWS
 from clipper_container.schema import NUMPY_TYPES, TEXTS
 
 TEXT = '{"ids": "i64[*]", "mask": "i64[*]"}'
@@ -129,7 +131,7 @@ def rows_of(draw: st.DrawFn, spec: TensorSpec) -> Any:
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Tensors, list[dict[str, Any]]]:
     tensors = draw(schemas())
-    n = draw(st.integers(1, 3))
+    n = draw(st.sampled_from((1, 2, FEW_ROWS + 1, FEW_ROWS + 3)))
     return tensors, [{spec.name: rows_of(draw, spec) for spec in tensors.specs} for _ in range(n)]
 
 
@@ -180,8 +182,9 @@ def test_the_records_of_the_vectors(vector: dict[str, Any]) -> None:
     tensors = Tensors.parse(vector["schema"])
     records = [bytes.fromhex(record) for record in vector["records"]]
     if "why" in vector:
-        with pytest.raises(InvalidTensor):
-            tensors.unpack(records[0])
+        for unpack in (tensors.unpack, partial(_unpack_among_others, tensors)):
+            with pytest.raises(InvalidTensor):
+                unpack(records[0])
         return
     assert tensors.row_type == vector["row"]
     for i, record in enumerate(records):
@@ -221,8 +224,26 @@ def test_damaged_records_are_refused_or_read(tensors: Tensors, data: st.DataObje
             record[at] = data.draw(st.sampled_from((0, 1, 2, 8, 127, 255)))
     cut = bytes(record[: data.draw(st.integers(0, len(record)))])
     for raw in (bytes(record), cut, cut + b"\0"):
+        alone = among = False
         with contextlib.suppress(InvalidTensor):
             tensors.unpack(raw)
+            alone = True
+        with contextlib.suppress(InvalidTensor):
+            _unpack_among_others(tensors, raw)
+            among = True
+        assert alone == among
+
+
+def _unpack_among_others(tensors: Tensors, record: bytes) -> None:
+    """Open a batch with a record, of which the others are right."""
+    right = bytes(tensors.pack({spec.name: _zeros(spec) for spec in tensors.specs}))
+    batch = [*[right] * FEW_ROWS, record]
+    if tensors.is_fixed and len(record) == len(right):
+        tensors.unpack_many(np.stack([np.frombuffer(each, np.uint8) for each in batch]))
+    elif tensors.is_fixed:
+        tensors.unpack(record)
+    else:
+        tensors.unpack_many(batch)
 
 
 def _zeros(spec: TensorSpec) -> Any:
@@ -256,7 +277,7 @@ def as_polars() -> Any:
 @pytest.mark.parametrize("make", [as_pandas, as_arrow, as_batch, as_polars, lambda: ROWS])
 def test_tables_are_packed_as_their_rows(make: Any) -> None:
     record = Tensors.parse({"age": "f64", "city": "str"})
-    assert record.pack_many(make()) == [record.pack(row) for row in ROWS]
+    assert [*record.pack_many(make())] == [record.pack(row) for row in ROWS]
 
 
 def test_a_wrong_column_of_a_table_is_named() -> None:

@@ -9,7 +9,6 @@ f64[10]`. docs/wire.md describes the record.
 import difflib
 import json
 import math
-import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -17,210 +16,58 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from clipper_container.errors import InvalidInput
+from clipper_container.records import (
+    FEW_ROWS,
+    Given,
+    Records,
+    check_bools,
+    column_of,
+    open_columns,
+    pack_columns,
+    padded,
+    put,
+    shaped,
+    strings_of,
+    text_bytes,
+)
+from clipper_container.tensor_spec import (
+    FREE,
+    NAME_MAX,
+    NUMPY_TYPES,
+    RANK_MAX,
+    ROW_BYTES_MAX,
+    TEXTS,
+    Array,
+    Column,
+    InvalidTensor,
+    NumpyType,
+    TensorSpec,
+)
+
+__all__ = [
+    "FREE",
+    "NAME_MAX",
+    "NUMPY_TYPES",
+    "RANK_MAX",
+    "ROW_BYTES_MAX",
+    "TENSORS_MAX",
+    "TEXTS",
+    "Array",
+    "Column",
+    "InvalidTensor",
+    "Records",
+    "Schema",
+    "TensorSpec",
+    "Tensors",
+    "is_named",
+    "type_text",
+]
 
 TENSORS_MAX = 64
-NAME_MAX = 128  # characters
-RANK_MAX = 8
-ROW_BYTES_MAX = 1 << 30
-DIM_MAX = 2**32 - 1
-FREE = -1  # a size that may differ from row to row, `*` in the text
 
-Array = npt.NDArray[Any]
-NumpyType = np.dtype[Any]
 Record = Array | bytes | memoryview
-Column = Array | list[Any]  # a tensor of many rows
 ColumnT = TypeVar("ColumnT", bound=Column)
-
-NUMPY_TYPES: dict[str, NumpyType] = {
-    "bool": np.dtype("?"),
-    "u8": np.dtype("u1"),
-    "i8": np.dtype("i1"),
-    "u16": np.dtype("<u2"),
-    "i16": np.dtype("<i2"),
-    "u32": np.dtype("<u4"),
-    "i32": np.dtype("<i4"),
-    "u64": np.dtype("<u8"),
-    "i64": np.dtype("<i8"),
-    "f16": np.dtype("<f2"),
-    "f32": np.dtype("<f4"),
-    "f64": np.dtype("<f8"),
-}
-TEXTS = ("str", "bytes")
-_OTHER_NAMES = {
-    "string": "str",
-    "object": "str",
-    "float": "f64",
-    "double": "f64",
-    "int": "i64",
-    "half": "f16",
-    "boolean": "bool",
-    **{str(dtype): name for name, dtype in NUMPY_TYPES.items()},
-}
-_TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*\s]*)\])?")
-
-
-class InvalidTensor(InvalidInput):
-    """A value that does not fit a schema. tensor: the name of the tensor; empty if it concerns all
-    of them.
-    """
-
-    def __init__(self, tensor: str, message: str) -> None:
-        super().__init__(message)
-        self.tensor = tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor of one row. dtype: `bool`, `u8` to `f64`, `str` or `bytes`. shape: () for a scalar;
-    FREE for a size that may differ from row to row.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-    @classmethod
-    def parse(cls, name: str, text: str) -> "TensorSpec":
-        """Return the tensor of a type such as `i64[*]`; numpy's names (`int64[*]`) are understood
-        too. Raises: InvalidTensor.
-        """
-        if not isinstance(name, str) or len(name) > NAME_MAX or not name.isprintable():
-            raise InvalidTensor(
-                str(name)[:NAME_MAX],
-                f"bad tensor name {str(name)[:NAME_MAX]!r}: a name has at most {NAME_MAX} printable"
-                " characters.",
-            )
-        found = _TYPE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
-        dtype = _OTHER_NAMES.get(found[1], found[1]) if found else ""
-        if found is None or (dtype not in NUMPY_TYPES and dtype not in TEXTS):
-            raise InvalidTensor(
-                name,
-                f"tensor {name!r}: {str(text)[:64]!r} is no type. Write an element type and the"
-                f" shape of one row, 'f32[3,224]', 'i64[*]' or 'str'. Element types:"
-                f" {', '.join((*NUMPY_TYPES, *TEXTS))}.",
-            )
-        sizes = [size.strip() for size in found[2].split(",")] if found[2] else []
-        if len(sizes) > RANK_MAX:
-            raise InvalidTensor(
-                name,
-                f"tensor {name!r} has {len(sizes)} dimensions; at most {RANK_MAX} are possible.",
-            )
-        shape = tuple(FREE if size == "*" else int(size) if size.isdigit() else 0 for size in sizes)
-        if not all(size == FREE or 1 <= size <= DIM_MAX for size in shape):
-            raise InvalidTensor(
-                name, f"tensor {name!r}: sizes in {text!r} are whole numbers from 1, or '*'."
-            )
-        return cls(name, dtype, shape)
-
-    @property
-    def type(self) -> str:
-        """The type as text, `f32[3,224]`."""
-        if not self.shape:
-            return self.dtype
-        return (
-            f"{self.dtype}[{','.join('*' if size == FREE else str(size) for size in self.shape)}]"
-        )
-
-    @property
-    def is_text(self) -> bool:
-        """True for strings and bytes."""
-        return self.dtype in TEXTS
-
-    @property
-    def is_fixed(self) -> bool:
-        """True if all rows have the same number of bytes."""
-        return not self.is_text and FREE not in self.shape
-
-    @property
-    def is_ragged(self) -> bool:
-        """True if rows may have different shapes."""
-        return FREE in self.shape
-
-    @property
-    def numpy(self) -> NumpyType:
-        """The numpy type of its arrays: object for strings and bytes."""
-        return NUMPY_TYPES.get(self.dtype) or np.dtype(object)
-
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Return whether an array of one row may have this shape."""
-        if len(shape) != len(self.shape):
-            return False
-        for mine, size in zip(self.shape, shape, strict=True):  # a hot path
-            if mine != size and mine != FREE:
-                return False
-        return True
-
-    def array(self, value: object, batch: bool = False) -> Array:
-        """Return a value as an array of this type.
-
-        batch: the first dimension of the value is the rows.
-
-        Raises: InvalidTensor for another type or shape.
-        """
-        if (
-            isinstance(value, np.ndarray)
-            and not batch
-            and value.dtype == NUMPY_TYPES.get(self.dtype)
-            and self.fits(value.shape)
-        ):
-            return value
-        array = self._strings(value) if self.is_text else self._numbers(value)
-        shape = array.shape[1:] if batch else array.shape
-        if not self.fits(shape) or (batch and array.ndim == 0):
-            rows = "rows of " if batch else ""
-            raise InvalidTensor(
-                self.name,
-                f"tensor {self.name!r}: expected {rows}{self.type}, got shape {list(array.shape)}.",
-            )
-        return array
-
-    def _numbers(self, value: object) -> Array:
-        wanted = self.numpy
-        if isinstance(value, np.ndarray):
-            array = value
-        else:
-            try:
-                array = np.asarray(value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise self._refusal(f"a {type(value).__name__} ({error})") from None
-            if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
-                bounds = np.iinfo(wanted)
-                if array.min() < bounds.min or array.max() > bounds.max:
-                    raise self._refusal(f"a value beyond {bounds.min} to {bounds.max}")
-                return array.astype(wanted)
-        if array.dtype == wanted:
-            return array
-        if array.dtype.kind not in "biuf" or (
-            array.size and not np.can_cast(array.dtype, wanted, "same_kind")
-        ):
-            is_array = isinstance(value, np.ndarray)
-            raise self._refusal(
-                f"{array.dtype}{list(array.shape)}"
-                if is_array or array.dtype.kind in "biuf"
-                else f"a {type(value).__name__}"
-            )
-        return array.astype(wanted)
-
-    def _strings(self, value: object) -> Array:
-        kinds = (str, np.str_) if self.dtype == "str" else (bytes, bytearray, memoryview)
-        if isinstance(value, (str, bytes, bytearray, memoryview)):
-            array = np.empty((), object)
-            array[()] = value
-        else:
-            try:
-                array = np.asarray(value, object)
-            except ValueError as error:
-                raise self._refusal(f"a {type(value).__name__} ({error})") from None
-        for item in array.reshape(-1):
-            if not isinstance(item, kinds):
-                raise self._refusal(f"a {type(item).__name__}")
-        return array
-
-    def _refusal(self, got: str) -> InvalidTensor:
-        return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
 
 
 @dataclass(frozen=True)
@@ -329,7 +176,7 @@ class Tensors:
             return self._joined(arrays)
         parts: list[bytes] = []
         for array in arrays.values():
-            _put(parts, array.tobytes())
+            put(parts, array.tobytes())
         return np.frombuffer(b"".join(parts), np.uint8)
 
     def unpack(self, record: Record) -> dict[str, object]:
@@ -381,42 +228,50 @@ class Tensors:
             spec.name: self._checked(spec, _batched(spec, given[spec.name])) for spec in self.specs
         }
 
-    def pack_many(self, values: object) -> Array | list[bytes]:
-        """Return the records of a batch: u8 (n, row_bytes), or a list of n bytes.
+    def pack_many(self, values: object) -> Array | Records:
+        """Return the records of a batch: u8 (n, row_bytes), or Records if they differ in length.
 
         values: a dict with an array (n, ...), or a list of n values, for each tensor; a list of
         dicts, a row each; or a DataFrame of pandas or polars, or an Arrow table or batch. Raises:
         InvalidTensor.
         """
         if isinstance(values, (list, tuple)):
-            records = [self.pack(row) for row in values]
-            return np.stack(records) if self.is_fixed and records else [*map(bytes, records)]
-        n, columns = self.batch(_by_column(values))
+            rows_given = [self._check(row) for row in values]
+            table: object = {name: [row[name] for row in rows_given] for name in self.by_name}
+        else:
+            table = _by_column(values)
         if not self.is_fixed:
-            return [
-                self._joined({name: _row(column, i) for name, column in columns.items()})
-                for i in range(n)
-            ]
+            n, given = self.rows_of(table), self._check(table)
+            if n > FEW_ROWS:
+                return pack_columns(self.specs, n, given, self._checked)
+            each = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+            return Records.of([bytes(self.pack(row)) for row in each])
+        n, columns = self.batch(table)
         batch = np.zeros(n, self._record)
         for name, column in columns.items():
             batch[name] = column
         rows: Array = batch.view(np.uint8).reshape(n, self.row_bytes)
         return rows
 
-    def unpack_many(self, records: Array | Sequence[Record]) -> dict[str, Column]:
+    def unpack_many(
+        self, records: Array | Records | Sequence[bytes | memoryview]
+    ) -> dict[str, Column]:
         """Return the tensors of records by name, with the rows as first dimension.
 
-        records: u8 (n, row_bytes), or a sequence of bytes. Returns an array (n, ...) for each
-        tensor of a fixed shape, contiguous; a list of n arrays for a ragged one; a list of n
+        records: u8 (n, row_bytes), or Records or a sequence of bytes. Returns an array (n, ...) for
+        each tensor of a fixed shape, contiguous; a list of n arrays for a ragged one; a list of n
         strings or bytes for a scalar of them.
 
         Raises: InvalidTensor for a damaged record.
         """
         if self.is_fixed:
             return {**self._columns(np.ascontiguousarray(records, np.uint8))}
+        if len(records) > FEW_ROWS:
+            return open_columns(self.specs, Records.of(records))
         rows = [self._open(np.frombuffer(record, np.uint8)) for record in records]
         return {
-            spec.name: _column(spec, [row[i] for row in rows]) for i, spec in enumerate(self.specs)
+            spec.name: column_of(spec, [row[i] for row in rows])
+            for i, spec in enumerate(self.specs)
         }
 
     def _columns(self, records: Array) -> dict[str, Array]:
@@ -430,13 +285,13 @@ class Tensors:
         for spec in self.specs:
             column = np.ascontiguousarray(structured[spec.name])
             if spec.dtype == "bool":
-                _check_bools(spec, column)
+                check_bools(spec, column)
             columns[spec.name] = column
         return columns
 
     # -- names
 
-    def _check(self, values: object) -> Mapping[str, object]:
+    def _check(self, values: object) -> Mapping[str, Given]:
         if not isinstance(values, Mapping):
             raise InvalidTensor(
                 self.specs[0].name,
@@ -477,7 +332,7 @@ class Tensors:
         offsets, at = [], 0
         for spec in self.specs:
             offsets.append(at)
-            at = _padded(at + math.prod(spec.shape) * spec.numpy.itemsize)
+            at = padded(at + math.prod(spec.shape) * spec.numpy.itemsize)
         return np.dtype(
             {
                 "names": list(self.by_name),
@@ -504,11 +359,11 @@ class Tensors:
                 if mine == FREE:
                     sizes.append(size)
             if spec.is_text:
-                data = _text_bytes(spec, array)
+                data = text_bytes(spec, array)
                 sizes.append(len(data))
             else:
                 data = array.tobytes()
-            _put(parts, data)
+            put(parts, data)
         head = self._head.pack(*sizes)
         total = len(head) + sum(map(len, parts))
         if total > ROW_BYTES_MAX:
@@ -524,7 +379,7 @@ class Tensors:
         if record.size < self._head.size:
             raise InvalidTensor("", f"a record of {record.size} bytes is cut short.")
         sizes = iter(self._head.unpack_from(record.data))
-        at, arrays = _padded(self._head.size), []
+        at, arrays = padded(self._head.size), []
         for spec in self.specs:
             shape = tuple([next(sizes) if size == FREE else size for size in spec.shape])
             data_bytes = (
@@ -536,9 +391,9 @@ class Tensors:
                 )
             data = record[at : at + data_bytes]
             arrays.append(
-                _strings_of(spec, shape, data) if spec.is_text else _shaped(spec, shape, data)
+                strings_of(spec, shape, data) if spec.is_text else shaped(spec, shape, data)
             )
-            at = _padded(at + data_bytes)
+            at = padded(at + data_bytes)
         if at != record.size:
             raise InvalidTensor("", f"a record of {record.size} bytes; its tensors have {at}.")
         return arrays
@@ -684,95 +539,8 @@ def _kind_of(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _padded(size: int) -> int:
-    return size + (-size & 7)
-
-
-def _put(parts: list[bytes], data: bytes) -> None:
-    parts.append(data)
-    if padding := -len(data) & 7:
-        parts.append(bytes(padding))
-
-
-def _batched(spec: TensorSpec, value: Any) -> Column:
+def _batched(spec: TensorSpec, value: Given) -> Column:
     """Return a tensor of a batch as an array (n, ...), or as a list of arrays if it is ragged."""
     if not spec.is_ragged or (isinstance(value, np.ndarray) and value.dtype != object):
         return spec.array(value, batch=True)
     return [spec.array(row) for row in value]
-
-
-def _row(column: Column, i: int) -> Array:
-    row: Array = column[i] if isinstance(column, list) else column[i, ...]
-    return row
-
-
-def _column(spec: TensorSpec, arrays: list[Array]) -> Column:
-    if spec.is_ragged:
-        return arrays
-    if spec.dtype in TEXTS and not spec.shape:
-        return [array.item() for array in arrays]
-    column = np.empty((len(arrays), *spec.shape), spec.numpy)
-    for i, array in enumerate(arrays):
-        column[i] = array
-    return column
-
-
-def _check_bools(spec: TensorSpec, array: Array) -> None:
-    if array.size and array.view(np.uint8).max() > 1:
-        raise InvalidTensor(spec.name, f"tensor {spec.name!r}: a bool is 0 or 1.")
-
-
-def _shaped(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Array:
-    array: Array = data.view(NUMPY_TYPES[spec.dtype])
-    try:
-        array = array if len(shape) == 1 else array.reshape(shape)
-    except ValueError:  # sizes such as 0 x 2**32 x 2**32: no bytes, but too large for numpy
-        raise InvalidTensor(spec.name, f"tensor {spec.name!r} has the shape {shape}.") from None
-    if spec.dtype == "bool":
-        _check_bools(spec, array)
-    return array
-
-
-def _text_bytes(spec: TensorSpec, array: Array) -> bytes:
-    """Return the data of strings: with dimensions, a u32 length of each; then their bytes."""
-    try:
-        items = [
-            item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1)
-        ]
-    except UnicodeEncodeError as error:
-        raise InvalidTensor(spec.name, f"tensor {spec.name!r}: {error}.") from None
-    if not spec.shape:
-        return items[0]
-    return struct.pack(f"<{len(items)}I", *map(len, items)) + b"".join(items)
-
-
-def _strings_of(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Array:
-    count = math.prod(shape)
-    raw = data.tobytes()
-    damaged = InvalidTensor(spec.name, f"tensor {spec.name!r}: its strings are damaged.")
-    if not spec.shape:
-        items = [raw]
-    else:
-        if 4 * count > len(raw):
-            raise damaged
-        lengths = struct.unpack_from(f"<{count}I", raw)
-        at, items = 4 * count, []
-        for length in lengths:
-            items.append(raw[at : at + length])
-            at += length
-        if at != len(raw):
-            raise damaged
-    try:
-        values: list[object] = [*map(bytes.decode, items)] if spec.dtype == "str" else [*items]
-    except UnicodeDecodeError:
-        raise damaged from None
-    array = np.empty(count, object)
-    array[:] = values
-    return _reshaped(spec, array, shape)
-
-
-def _reshaped(spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> Array:
-    try:
-        return array.reshape(shape)
-    except ValueError:
-        raise InvalidTensor(spec.name, f"tensor {spec.name!r} has the shape {shape}.") from None

@@ -231,9 +231,8 @@ cdef class InputSchema:
         cdef object _keep
         if self.tensors is not None:
             rows = self.tensors.pack_many(rows)
-            for item in rows:
-                self._packed(item, &row, &nbytes)
-                self._check_bytes(nbytes)
+            if len(rows):
+                self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
             return rows
         if not isinstance(rows, np.ndarray):
             rows = list(rows)

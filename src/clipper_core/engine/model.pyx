@@ -18,7 +18,7 @@ from clipper_core.results.completion cimport (
 from clipper_core.results.future cimport future_at_once, future_new
 from clipper_core.runtime.dtype cimport ANY
 from clipper_core.runtime.histogram cimport count
-from clipper_core.runtime.machine cimport i32, monotonic_us, relaxed, u8
+from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed, u8
 from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, raise_for
 from clipper_core.scheduling.bulk cimport (
     Intake, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, wait_for_room,
@@ -389,12 +389,24 @@ cdef class Model(InputSchema):
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef u32 i = 0, n = <u32> len(rows)
-        cdef object _keep
+        cdef object _keep = None
         cdef bint packed = self.tensors is not None
+        cdef const i64* offsets = NULL
+        cdef const u8* records = NULL
+        if packed:                      # one block of bytes: no object a row
+            if self.state.spec.row_bytes == 0:
+                offsets = <const i64*> cnp.PyArray_DATA(rows.offsets)
+            records = <const u8*> cnp.PyArray_DATA(rows if offsets == NULL else rows.data)
+            nbytes = self.state.spec.row_bytes
         try:
             for i in range(n):
-                _keep = (self._packed(rows[i], &row, &nbytes) if packed
-                         else self._row(rows[i], &row, &nbytes))
+                if not packed:
+                    _keep = self._row(rows[i], &row, &nbytes)
+                elif offsets == NULL:
+                    row = records + i * nbytes
+                else:
+                    row = records + offsets[i]
+                    nbytes = <u64> (offsets[i + 1] - offsets[i])
                 self._wait_for_room(log2_of(slo), until)
                 self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
                              block, slot + i, 0 if costs is None else costs[i])

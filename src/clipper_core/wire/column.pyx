@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 import numpy as np
 
 from clipper_core.runtime.dtype cimport BYTES, STR
-from clipper_core.runtime.machine cimport acquire
+from clipper_core.runtime.machine cimport acquire, i64
 from clipper_core.runtime.status cimport CANCELLED, OK, PENDING, UNNEEDED
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, Blob, Value, blob_data, record_columns, record_type, value_object,
@@ -160,11 +160,35 @@ cdef object _columns(const Seen* c, const Blob* like, object states, u32 absent,
     cdef object rows = _arrays(c, like)
     if absent:
         rows[states != <int> OK] = 0
-    columns = record_columns(record_type(like), rows)
+    columns = record_columns(record_type(like), rows, None)
     if not name:
         return columns
     rows = columns[name]
     return _with_missing(rows, states, missing) if absent else rows
+
+
+cdef object _records(const Seen* c):
+    """Of records that differ in length, if all arrived: columns by name; else None."""
+    cdef u32 i, number = 0
+    cdef Blob* blob
+    cdef cnp.ndarray offsets = np.zeros(c.n + 1, np.int64)
+    cdef i64* ends = <i64*> cnp.PyArray_DATA(offsets) + 1
+    for i in range(c.n):
+        if c.state[i] != OK or c.of.tag[i] != TAG_BLOB:
+            return None
+        blob = <Blob*> c.of.word[i]
+        if blob.dtype != BYTES or (i > 0 and record_type(blob) != number):
+            return None
+        number = record_type(blob)
+        ends[i] = ends[i - 1] + <i64> blob.nbytes
+    if number == 0:
+        return None
+    cdef cnp.ndarray rows = np.empty(ends[c.n - 1], np.uint8)
+    cdef u8* to = <u8*> cnp.PyArray_DATA(rows)
+    for i in range(c.n):
+        blob = <Blob*> c.of.word[i]
+        memcpy(to + ends[i] - blob.nbytes, blob_data(blob), blob.nbytes)
+    return record_columns(number, rows, offsets)
 
 
 cdef object column_outputs(const Column* column, object missing, object name):
@@ -183,6 +207,10 @@ cdef object column_outputs(const Column* column, object missing, object name):
             rows = _arrays(&seen, <Blob*> column.word[first])
         if rows is not None and absent:
             rows = _with_missing(rows, states, missing)
+    if rows is None:
+        columns = _records(&seen)
+        if columns is not None:
+            return columns[name] if name else columns
     if rows is not None:
         return rows
     rows = _one_by_one(&seen, missing)

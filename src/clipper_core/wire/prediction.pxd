@@ -39,7 +39,8 @@ cdef object value_object(Value* value)                # -> int | float | bool | 
 cdef object value_confidence(Value* value)            # -> float | None
 # The type of the record that a blob is; 0 for one that is none
 cdef u32 record_type(const Blob* blob) noexcept nogil
-cdef object record_columns(u32 number, object rows)   # u8 (n, bytes) -> columns by name
+# u8 (n, bytes), or u8 (bytes,) and i64 (n + 1,) where each record begins -> columns by name
+cdef object record_columns(u32 number, object rows, object offsets)
 cdef Value record_value(u32 number, bytes record) except *
 cdef object value_heard(Value* value)                 # -> (output, confidence) or (output,
                                                       # confidence, qualifiers as bytes)

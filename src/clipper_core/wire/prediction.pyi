@@ -7,5 +7,5 @@ from numpy.typing import NDArray
 def register_record(
     key: str,
     open_one: Callable[[bytes], Any],
-    open_many: Callable[[NDArray[np.uint8]], Any],
+    open_many: Callable[[NDArray[np.uint8], NDArray[np.int64] | None], Any],
 ) -> int: ...

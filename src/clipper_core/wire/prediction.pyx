@@ -37,7 +37,8 @@ cdef dict _record_numbers = {}
 def register_record(str key, open_one, open_many):
     """The number of a type of records, by which outputs of it become Python's values.
 
-    key: equal for equal types. open_one: (bytes) -> value. open_many: (u8 (n, bytes)) -> value.
+    key: equal for equal types. open_one: (bytes) -> value. open_many: (rows, offsets) -> columns:
+    u8 (n, bytes) and None; or u8 (bytes,) and i64 (n + 1,), where each record begins.
     Types are never forgotten. Threads: any.
     """
     found = _record_numbers.get(key)
@@ -53,8 +54,8 @@ cdef u32 record_type(const Blob* blob) noexcept nogil:
     return 0
 
 
-cdef object record_columns(u32 number, object rows):
-    return _records[number - 1][1](rows)
+cdef object record_columns(u32 number, object rows, object offsets):
+    return _records[number - 1][1](rows, offsets)
 
 
 cdef Value record_value(u32 number, bytes record) except *:

@@ -15,7 +15,9 @@ import numpy as np
 
 from clipper_container.host.work_record import WorkRecord
 from clipper_container.model import Model, OneRowFailed, Scored
-from clipper_container.wire.frames import Rows, unpack_map
+from clipper_container.records import Records, offsets_of
+from clipper_container.wire.frames import Rows, row_values, unpack_map
+from clipper_container.worker.named_tensors import RecordModel
 from clipper_container.worker.outputs import InvalidOutput, first_rows, spread, to_rows
 
 TEXT_BYTES_MAX = 16 << 10
@@ -43,6 +45,14 @@ class Evaluator:
     pad: int = 0
     work: WorkRecord | None = None
     turn: threading.Lock | None = None
+
+    def given(self, rows: Rows) -> object:
+        """Return the rows of a batch as the model receives them. Raises: UnicodeDecodeError."""
+        model = self.model
+        if isinstance(model, RecordModel) and model.opens_batches and rows.lengths is not None:
+            rows.data.flags.writeable = False
+            return Records(rows.data, offsets_of(rows.lengths))
+        return row_values(rows)
 
     def run(self, inputs: object, n: int, *sessions: object) -> tuple[Rows, int]:
         """Predict `n` rows; return the reply's rows and the microseconds taken.
@@ -83,6 +93,8 @@ class Evaluator:
     def _padded(self, inputs: Any, n: int, missing: int) -> object:
         if isinstance(inputs, list):
             return inputs + inputs[-1:] * missing
+        if isinstance(inputs, Records):
+            return inputs.padded(missing)
         padded = np.empty((n + missing, *inputs.shape[1:]), inputs.dtype)
         padded[:n] = inputs
         padded[n:] = inputs[n - 1]

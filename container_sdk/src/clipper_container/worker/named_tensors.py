@@ -33,6 +33,11 @@ class RecordModel(Model):
         self.output = type_text(inner.output) if outputs is None else str(outputs)
         self.batch_max, self.sessions, self.tables = inner.batch_max, inner.sessions, inner.tables
 
+    @property
+    def opens_batches(self) -> bool:
+        """True if `predict_batch` takes the records of a batch, not those of a row."""
+        return self.inputs is not None and not self.row_by_row
+
     def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
         """Open the records, call the model, and pack what it returns."""
         given = inputs

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipper_container.model import Scored
-from clipper_container.schema import InvalidTensor, TensorSpec
+from clipper_container.schema import InvalidTensor, Records, TensorSpec
 from clipper_container.wire.frames import DTYPE_OF, QUALIFIERS_MAX, RANK_MAX, DType, Rows, pack_map
 
 _SCALARS = (bool, int, float, np.generic)
@@ -38,7 +38,7 @@ def to_rows(returned: object, n: int, name: str) -> Rows:
 
     returned: ndarray (n, ...) of numbers or strings; a list of n numbers, strs, bytes or arrays (of
     one shape, or 1-d of different lengths); an iterable of these; an object with to_numpy(),
-    numpy() or __array__(); or `Scored` around either.
+    numpy() or __array__(); packed records; or `Scored` around either.
 
     Raises: WrongCount, InvalidOutput.
     """
@@ -49,6 +49,8 @@ def to_rows(returned: object, n: int, name: str) -> Rows:
         if returned.qualifiers is not None:
             rows.qualifiers = _qualifiers(returned.qualifiers, n, name)
         return rows
+    if isinstance(returned, Records):
+        return Rows(DType.BYTES, n, returned.data, returned.sizes.astype(np.uint32))
     values = _values(returned, n, name)
     if len(values) != n:
         raise WrongCount(name, n, _count(len(values)))

@@ -15,7 +15,6 @@ from clipper_container.wire.frames import (
     control_frame,
     encode_header,
     encode_rows,
-    row_values,
 )
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed
 
@@ -25,7 +24,7 @@ COMPLAIN_S = 5.0
 def evaluate(evaluator: Evaluator, rows: Rows) -> tuple[Rows, int]:
     """Run a batch; return the outputs and the microseconds taken. Raises: PredictionFailed."""
     try:
-        inputs = row_values(rows)
+        inputs = evaluator.given(rows)
     except UnicodeDecodeError as error:
         raise PredictionFailed(f"a str row is not UTF-8: {error.reason}") from None
     if not evaluator.model.sessions:

@@ -208,7 +208,8 @@ def _made_up_records(tensors: Tensors) -> Array | list[bytes] | None:
             array[...] = "warm up" if spec.dtype == "str" else b"warm up"
         elif array.dtype.kind == "f":
             array.reshape(-1)[:] = np.linspace(0.0, 1.0, array.size)
-    return tensors.pack_many(values)
+    records = tensors.pack_many(values)
+    return records if isinstance(records, np.ndarray) else [*map(bytes, records)]
 
 
 def given_rows(rows: object, input: str) -> Any:

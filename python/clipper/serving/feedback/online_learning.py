@@ -270,7 +270,8 @@ def _kind(label: Any) -> Any:
 def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
     """Rows as the model takes them."""
     if core.tensors is not None:
-        return core.tensors.pack_many(inputs)
+        records = core.tensors.pack_many(inputs)
+        return records if core.tensors.is_fixed else [*map(bytes, records)]
     if core.dtype is None:
         return [x if isinstance(x, str) else bytes(x) for x in inputs]
     if core.shape == (-1,):

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from clipper.errors import InvalidInput
-from clipper.schema import InvalidTensor, Tensors
+from clipper.schema import Array, InvalidTensor, Records, Tensors
 from clipper.serving.models.batch_cost import row_cost
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.reads import Reads, Watches, ids_of
@@ -23,7 +25,7 @@ from clipper_core.engine.model import Model as CoreModel
 from clipper_core.wire.prediction import register_record
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
+_P = ParamSpec("_P")
 _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
 
@@ -162,15 +164,19 @@ def record_number(outputs: Tensors | None) -> int:
     """The number by which the engine knows the records of a model's named outputs; 0 without."""
     if outputs is None:
         return 0
-    return register_record(str(outputs), _reader(outputs.unpack), _reader(outputs.unpack_many))
+
+    def open_many(rows: Array, offsets: NDArray[np.int64] | None) -> object:
+        return outputs.unpack_many(rows if offsets is None else Records(rows, offsets))
+
+    return register_record(str(outputs), _reader(outputs.unpack), _reader(open_many))
 
 
-def _reader(unpack: Callable[[_T], object]) -> Callable[[_T], object]:
+def _reader(unpack: Callable[_P, object]) -> Callable[_P, object]:
     """Return a reader of what a container sent: None for what is no record."""
 
-    def read(record: _T) -> object:
+    def read(*given: _P.args, **named: _P.kwargs) -> object:
         try:
-            return unpack(record)
+            return unpack(*given, **named)
         except InvalidTensor as error:
             _log.warning("a container sent an output that cannot be read: %s", error)
             return None
