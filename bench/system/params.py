@@ -30,6 +30,7 @@ from bench.system import (
     params_snapshot,
     params_stored,
     params_tables,
+    params_tls,
     params_training,
     params_wire,
 )
@@ -53,6 +54,7 @@ def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
         "memory": memory,
         "dtypes": params_stored.rows,
         "wire": params_wire.rows,
+        "tls": params_tls.rows,
         "tables": params_tables.rows,
         "replication": params_replication.rows,
         "durability": params_durability.rows,

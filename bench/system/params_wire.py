@@ -147,11 +147,11 @@ def process(kind: str, module: str = "bench.system.params_wire", *more: str) -> 
 
 
 @contextmanager
-def ours(at: str = "") -> Iterator[Any]:
+def ours(*at: str) -> Iterator[Any]:
     from clipper.params import Client, TableSpec
 
     with (
-        process("ours", "bench.system.params_wire", at) as address,
+        process("ours", "bench.system.params_wire", *(at or ("",))) as address,
         Client([address], token=TOKEN) as client,
     ):
         client.create(TableSpec("bench", DIM))
@@ -264,13 +264,14 @@ def redis() -> Iterator[ShardRequest]:
 # -- as processes
 
 
-def serve_ours(address: str) -> None:
+def serve_ours(address: str, cert: str = "", key: str = "") -> None:
     from clipper.params.shard.server import ShardServer
     from clipper.params.shard.shard import ShardConfig
     from clipper.settings.params import ParamsSettings
 
     address = address or f"tcp:127.0.0.1:{free_ports(1)[0]}"
-    server = ShardServer(ShardConfig(0, (address,), ParamsSettings(shards=1), TOKEN, None)).start()
+    settings = ParamsSettings(shards=1, tls_cert=cert, tls_key=key)
+    server = ShardServer(ShardConfig(0, (address,), settings, TOKEN, None)).start()
     server.ready.wait(20)
     print(address, flush=True)
     server.wait()

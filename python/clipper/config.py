@@ -541,10 +541,15 @@ def _check(config: Config, leaves: _Leaves) -> None:
         config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca
     )
     of_params = tls_problems("params", "grpc_tls", params_files, None)
+    shard_files = TlsFiles(
+        config.params.tls_cert, config.params.tls_key, config.params.tls_client_ca
+    )
+    of_shards = tls_problems("params", "tls", shard_files, None)
     for listener, why in (
         *listener_problems(config.http, config.grpc.address),
         *troubles,
         *of_params,
+        *of_shards,
     ):
         raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:

@@ -173,6 +173,15 @@ class ShardAway(ClipperError, ConnectionError):
         self.sequence = sequence
 
 
+class TlsFailed(ClipperError):
+    """A connection with TLS was not made: a certificate is not trusted, has expired or is missing,
+    or one side speaks without TLS."""
+
+    rest_status = 502
+    grpc_code = "UNAVAILABLE"
+    slug = "tls-failed"
+
+
 class StalePush(ClipperError):
     """A gradient of parameters that have changed too often since; the shard that refused it has
     applied nothing.

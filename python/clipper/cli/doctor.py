@@ -25,7 +25,7 @@ from clipper.config import load
 from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import admin_tls, query_tls
-from clipper.settings.params import params_tls
+from clipper.settings.params import params_tls, shard_tls
 from clipper.tls import Certificate
 
 _NEEDED = (
@@ -265,6 +265,7 @@ def certificates() -> Iterator[Finding]:
         ("http.admin_tls", admin_tls(http)),
         ("grpc.tls", grpc_tls(config.grpc, http)),
         ("params.grpc_tls", params_tls(config.params)),
+        ("params.tls", shard_tls(config.params)),
     )
     seen = set()
     for where, files in each:

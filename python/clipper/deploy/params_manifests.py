@@ -84,10 +84,17 @@ class ParamsShipment:
                 f"{settings.replicas} replicas of each of {settings.shards} shards: they are in"
                 " other shards."
             )
-        if settings.grpc_tls_cert or settings.grpc_keys_file or settings.tokens_file:
+        if any(
+            (
+                settings.tls_cert,
+                settings.grpc_tls_cert,
+                settings.grpc_keys_file,
+                settings.tokens_file,
+            )
+        ):
             why = (
-                "what is exported holds neither certificates nor keys, and params.grpc_tls_cert,"
-                " grpc_keys_file or tokens_file is set."
+                "what is exported holds neither certificates nor keys, and params.tls_cert,"
+                " grpc_tls_cert, grpc_keys_file or tokens_file is set."
             )
             raise InvalidInput(
                 why, hint="Leave them out, and let the cluster encrypt between pods."

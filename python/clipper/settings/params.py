@@ -1,6 +1,7 @@
 """Settings of the parameter server: `[params]`, or `clipper params up`."""
 
 import os
+import urllib.parse
 from typing import Annotated, Literal
 
 import msgspec
@@ -117,6 +118,24 @@ class ParamsSettings(msgspec.Struct, frozen=True):
             "file of tokens for groups of workers, with the roles read, train and manage, made by "
             "`clipper key --role`, valid beside `token`; empty: none"
         ),
+    ] = ""
+    tls_cert: Annotated[
+        str,
+        about(
+            "PEM file of the shards' certificate, on each shard's host: connections to shards use "
+            "TLS; needs `address`; empty: no TLS"
+        ),
+    ] = ""
+    tls_key: Annotated[str, about("PEM file of the key of `tls_cert`")] = ""
+    tls_ca: Annotated[
+        str,
+        about(
+            "PEM file of the CA of `tls_cert`, by which shards and clients of the folder know "
+            "shards; empty: the CAs that the host trusts"
+        ),
+    ] = ""
+    tls_client_ca: Annotated[
+        str, about("PEM file of the CA of clients' certificates; empty: clients need none")
     ] = ""
     grpc: Annotated[
         str,
@@ -239,9 +258,29 @@ def params_tls(settings: ParamsSettings) -> TlsFiles | None:
     return TlsFiles(settings.grpc_tls_cert, settings.grpc_tls_key, settings.grpc_tls_client_ca)
 
 
+def shard_tls(settings: ParamsSettings) -> TlsFiles | None:
+    """Return the TLS files of connections to shards; None without TLS."""
+    if not settings.tls_cert:
+        return None
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def tls_address(settings: ParamsSettings, where: str) -> str:
+    """Return the address `HOST:PORT` of a shard as clients on this host use it with TLS."""
+    files = {"ca": settings.tls_ca}
+    if settings.tls_client_ca:
+        files |= {"cert": settings.tls_cert, "key": settings.tls_key}
+    text = urllib.parse.urlencode({key: path for key, path in files.items() if path}, safe="/")
+    return f"tls:{where}?{text}" if text else f"tls:{where}"
+
+
 def with_absolute_paths(settings: ParamsSettings) -> ParamsSettings:
     """Return the settings with absolute paths of files, for shards that start elsewhere."""
-    files = ("tokens_file", "grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
+    files = (
+        "tokens_file",
+        *("tls_cert", "tls_key", "tls_ca", "tls_client_ca"),
+        *("grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file"),
+    )
     given = {file: getattr(settings, file) for file in files}
     return msgspec.structs.replace(
         settings, **{file: os.path.abspath(path) for file, path in given.items() if path}

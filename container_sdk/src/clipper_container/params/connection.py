@@ -49,6 +49,7 @@ from clipper_container.params.shared_rows import SharedRowsAllocator
 from clipper_container.wire.transport import connect
 
 Buffer = Any  # bytes, or an array's memory
+Connect = Callable[[str, float], socket.socket]  # (address, seconds)
 Fill = Callable[[socket.socket, bytearray | memoryview], bool]
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 SHARED_BYTES_MIN = 1 << 16  # smaller answers are as fast over the socket
@@ -122,7 +123,7 @@ class ShardConnection:
     number: of the shard. address: called at each connect, since a restarted shard may have another
     address. identity: of the client that pushes; None: nothing is pushed. shares: use shared memory
     for large pulls from a shard on this host. fill: reads from the socket until a buffer is full,
-    and returns False if the shard closed the connection.
+    and returns False if the shard closed the connection. connect: as `connected`.
     """
 
     def __init__(
@@ -135,13 +136,16 @@ class ShardConnection:
         *,
         shares: bool = False,
         fill: Fill | None = None,
+        connect: Connect | None = None,
     ) -> None:
+        self._connect = connect or connected
         self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
         self._identity = identity
         self.lock = threading.RLock()
         self._shares, self._sharing = shares, SharedRowsAllocator()
         self._fill = fill or receive_all
         self._socket: socket.socket | None = None
+        self._encrypts = False  # the socket has TLS
         self._next = 0
         self._open: dict[int, ShardRequest] = {}
         self._head = bytearray(HEAD_BYTES)
@@ -160,7 +164,7 @@ class ShardConnection:
     @property
     def name(self) -> str:
         """The shard and its address, for messages."""
-        return f"shard {self.number} at {self._address(self.number)}"
+        return f"shard {self.number} at {self._address(self.number).partition('?')[0]}"
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, to poll it; -1 if it is not connected."""
@@ -338,6 +342,10 @@ class ShardConnection:
     ) -> None:
         assert self._socket is not None
         try:
+            if self._encrypts:  # it has no sendmsg
+                for one in pieces:
+                    self._socket.sendall(one)
+                return
             sent = self._socket.sendmsg(pieces, beside)
             if sent == nbytes:
                 return
@@ -373,6 +381,14 @@ class ShardConnection:
         except BlockingIOError:
             self.close()
             raise TimeoutError("it does not answer") from None
+        except OSError as error:
+            encrypts = self._encrypts
+            self.close()
+            if not encrypts:
+                raise
+            from clipper_container.params.tls import tls_failed
+
+            raise tls_failed(error, self.name) from None
         except BaseException:
             self.close()
             raise
@@ -382,11 +398,13 @@ class ShardConnection:
 
     def _read(self, into: bytearray | memoryview) -> None:
         assert self._socket is not None
-        if not self._fill(self._socket, into):
+        fill = receive_decrypted if self._encrypts else self._fill
+        if not fill(self._socket, into):
             raise ConnectionError("it closed the connection")
 
     def _dial(self) -> None:
-        self._socket = connected(self._address(self.number), self._answer_s)
+        self._socket = self._connect(self._address(self.number), self._answer_s)
+        self._encrypts = hasattr(self._socket, "cipher")
         me = self._identity
         who = (
             {"worker": me.worker, "incarnation": me.incarnation}
@@ -454,8 +472,26 @@ def receive_all(connection: socket.socket, into: bytearray | memoryview) -> bool
     return True
 
 
+def receive_decrypted(connection: socket.socket, into: bytearray | memoryview) -> bool:
+    """Read as `receive_all` from a socket with TLS, which has no flags."""
+    rest = memoryview(into)
+    while rest:
+        n = connection.recv_into(rest)
+        if n == 0:
+            return False
+        rest = rest[n:]
+    return True
+
+
 def connected(address: str, answer_s: float) -> socket.socket:
-    """Connect to `unix:/path` or `tcp:host:port`. Raises OSError, InvalidInput."""
+    """Connect to `unix:/path`, `tcp:host:port` or `tls:host:port?ca=FILE` (see `params.tls`).
+
+    Raises OSError, InvalidInput; with TLS also TlsFailed, ShardAway.
+    """
+    if address.startswith("tls:"):
+        from clipper_container.params.tls import connect_tls
+
+        return connect_tls(address, answer_s, connected)
     try:
         connection = connect(address, answer_s)
     except ValueError as error:
@@ -468,14 +504,18 @@ def connected(address: str, answer_s: float) -> socket.socket:
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         connection.settimeout(None)
-        waits = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            # the kernel's timeouts: Python's would poll before each read
-            connection.setsockopt(socket.SOL_SOCKET, option, waits)
+        set_timeouts(connection, answer_s)
     except OSError:
         connection.close()
         raise
     return connection
+
+
+def set_timeouts(connection: socket.socket, answer_s: float) -> None:
+    """Set the kernel's timeouts: Python's would poll before each read."""
+    waits = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, waits)
 
 
 def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:

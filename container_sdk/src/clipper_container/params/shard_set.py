@@ -62,7 +62,7 @@ class ShardSet(Generic[Spec]):
     ) -> None:
         addresses: list[str]
         self.folder, known = "", ""
-        if isinstance(shards, str) and shards.startswith(("unix:", "tcp:")):
+        if isinstance(shards, str) and shards.startswith(("unix:", "tcp:", "tls:")):
             addresses = [shards]
         elif isinstance(shards, str | os.PathLike):
             self.folder = os.fspath(shards)

@@ -59,7 +59,9 @@ class ShardGrpc:
         self.address = ""
         self._access = _access_of(place.settings, place.token)
         self._door = LocalShardConnection(
-            place.listen or place.addresses[place.number], place.token, f"shard {place.number}"
+            place.plain or place.listen or place.addresses[place.number],
+            place.token,
+            f"shard {place.number}",
         )
         self._service = ParamsService(shard, self._door)
         self._loop = uvloop.new_event_loop()

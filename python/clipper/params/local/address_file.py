@@ -74,6 +74,10 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
         raise ConfigError(
             f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."
         )
+    if settings.tls_cert:
+        raise ConfigError(
+            f"params.tls_cert is set, and shards on {engine} have no TLS of their own."
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     before = read_address_file(folder)
     there = len(before.get("addresses", [])) or settings.shards

@@ -43,7 +43,14 @@ from clipper.params.shard.dropped_tables import forget_drops
 from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.params.tokens import TokenFile
-from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
+from clipper.settings.params import (
+    ParamsSettings,
+    grpc_address,
+    params_tls,
+    shard_tls,
+    tls_address,
+    with_absolute_paths,
+)
 from clipper.tls import Certificate
 from clipper_container.params.connection import ShardConnection, addresses_in, call_once
 
@@ -176,6 +183,8 @@ class LocalSet:
             self._check_grpc()
         if settings.tokens_file:
             TokenFile("", settings.tokens_file)
+        if (files := shard_tls(settings)) is not None:
+            Certificate(files, "params.tls")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -259,7 +268,13 @@ class LocalSet:
                 raise ConfigError(
                     f"params.address = {self.settings.address!r}: `unix`, or HOST:PORT."
                 )
-            return f"tcp:{host}:{int(port) + shard}"
+            where = f"{host}:{int(port) + shard}"
+            return tls_address(self.settings, where) if self.settings.tls_cert else f"tcp:{where}"
+        if self.settings.tls_cert:
+            raise ConfigError(
+                "params.tls_cert is set, and params.address is 'unix': no other host reaches it.",
+                hint="Set params.address = 'HOST:PORT'.",
+            )
         path = self.folder / f"shard-{shard}.sock"
         if len(str(path)) > UNIX_PATH_MAX:
             raise ConfigError(

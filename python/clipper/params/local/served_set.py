@@ -158,7 +158,7 @@ class ServedSet:
         if read_address_file(self.folder).get("engine"):
             return "the shards' addresses change with their lives."
         if not all(address.startswith("tcp:") for address in addresses_in(self.folder)[0]):
-            return "the shards listen at unix sockets."
+            return "the shards listen at unix sockets, or with TLS."
         return ""
 
     def environment(self, tables: Tables) -> dict[str, str]:

@@ -43,18 +43,20 @@ class ShardServer:
             )
         self._on_serving = serves
         self._epochs = EpochFile(config.folder)
-        try:
-            self._listener = listening(config.listen or config.addresses[config.number])
-            try:
-                self.config = published(config, self._listener)
-                self.shard = Shard(self.config)
-            except BaseException:
-                self._listener.close()
-                raise
-        except BaseException:
-            self._epochs.close()
-            raise
-        self.shard.door.listen(self._listener.fileno())
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._epochs.close)
+            self._listener = opened.enter_context(
+                listening(config.listen or config.addresses[config.number])
+            )
+            self.config = published(config, self._listener)
+            self._plain: socket.socket | None = None
+            if config.settings.tls_cert:
+                self._plain = opened.enter_context(_private())
+                name = os.fsdecode(self._plain.getsockname())
+                self.config = msgspec.structs.replace(self.config, plain=f"unix:{name}")
+            self.shard = Shard(self.config)
+            opened.pop_all()
+        self.shard.door.listen((self._plain or self._listener).fileno())
         self.failed: Exception | None = None
         names = ("loop", "answers", "recovers")
         works = (self.shard.door.run, self._answers, self._recovers)
@@ -74,6 +76,9 @@ class ShardServer:
             self.shard.snapshots = snapshots
         for thread in self._threads:
             thread.start()
+        if self.shard.relay is not None:
+            inner = self.config.plain.removeprefix("unix:")
+            self.shard.relay.start(self._listener if inner else None, inner)
         return self
 
     def end(self, why: str) -> None:
@@ -110,7 +115,11 @@ class ShardServer:
             copy.join()
             if snapshot:
                 save_copy(self.config.folder, copy, self.config.shards)
+        if shard.relay is not None:
+            shard.relay.close()
         self._listener.close()
+        if self._plain is not None:
+            self._plain.close()
         shard.close()
         self._epochs.close()
 
@@ -195,12 +204,21 @@ def published(config: ShardConfig, listener: socket.socket) -> ShardConfig:
     return msgspec.structs.replace(config, listen=listens)
 
 
+def _private() -> socket.socket:
+    """Return a listening socket for connections of this process, under a name that is no file."""
+    found = socket.socket(socket.AF_UNIX)
+    found.bind("")
+    found.listen(_BACKLOG)
+    found.setblocking(False)
+    return found
+
+
 def listening(address: str) -> socket.socket:
     """Return a listening socket. Raises InvalidInput, AddressInUse.
 
     The name of a unix socket is taken over; the lock in the shard's folder prevents two shards.
     """
-    kind, _, rest = address.partition(":")
+    kind, _, rest = address.partition("?")[0].partition(":")
     host, _, port = rest.rpartition(":")
     if kind == "unix" and rest:
         new = f"{rest}.{os.getpid()}"
@@ -217,7 +235,7 @@ def listening(address: str) -> socket.socket:
             raise InvalidInput(
                 f"cannot listen at {address}: {error}.", hint="A path has at most 107 bytes."
             ) from None
-    elif kind == "tcp" and port.isdecimal():
+    elif kind in ("tcp", "tls") and port.isdecimal():
         found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -230,7 +248,8 @@ def listening(address: str) -> socket.socket:
             ) from None
     else:
         raise InvalidInput(
-            f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port."
+            f"bad address {address!r} of a shard.",
+            hint="Write unix:/path, tcp:host:port or tls:host:port.",
         )
     found.setblocking(False)
     return found

@@ -36,9 +36,11 @@ from clipper.params.shard.saved_copies import load_copy
 from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
+from clipper.params.shard.tls_relay import TlsRelay
 from clipper.params.tables import ROW_BYTES, TableSpec
 from clipper.params.tokens import TokenFile, check_role
-from clipper.settings.params import ParamsSettings
+from clipper.settings.params import ParamsSettings, shard_tls
+from clipper.tls import Certificate
 from clipper_container.params import frames
 from clipper_container.params.connection import ShardConnection, call_once
 from clipper_container.params.frames import MessageKind, RefusalCode, packed, unpacked
@@ -57,7 +59,8 @@ class ShardConfig(msgspec.Struct, frozen=True):
 
     addresses: of all shards in order. folder: its own; None keeps nothing. listen: where it
     listens, if not at its address. With port 0 it publishes the port in `book`, the folder of the
-    set. alive: a file to touch (health_files).
+    set. alive: a file to touch (health_files). plain: the address of this process's own
+    connections, where others need TLS.
     """
 
     number: int
@@ -68,6 +71,7 @@ class ShardConfig(msgspec.Struct, frozen=True):
     listen: str = ""
     alive: Path | None = None
     book: Path | None = None
+    plain: str = ""
 
     @property
     def shards(self) -> int:
@@ -85,6 +89,7 @@ class Shard:
 
     def __init__(self, config: ShardConfig) -> None:
         self.config, settings = config, config.settings
+        self.relay = _relay(config)
         self.door = ShardLoop(
             frame_bytes_max=settings.frame_bytes_max,
             connections_max=settings.connections_max,
@@ -170,7 +175,10 @@ class Shard:
 
     def connection(self, shard: int, answer_s: float = 5.0) -> ShardConnection:
         """Return a connection to another shard of the set; nothing is pushed by it."""
-        return ShardConnection(shard, self._address, self.config.token, None, answer_s)
+        connect = self.relay.connect if self.relay is not None else None
+        return ShardConnection(
+            shard, self._address, self.config.token, None, answer_s, connect=connect
+        )
 
     def _training(self, parameters: Parameters) -> AsyncTraining | SyncTraining:
         settings, decides = self.config.settings, self.config.number == 0
@@ -633,3 +641,12 @@ class Shard:
         for one in self.followers.each:
             one.hear(self._now_s)
         return stats_of(self, time.monotonic())
+
+
+def _relay(config: ShardConfig) -> TlsRelay | None:
+    """Return the relay of a shard whose connections have TLS, or those of others."""
+    files = shard_tls(config.settings)
+    if files is None and not any(address.startswith("tls:") for address in config.addresses):
+        return None
+    certificate = Certificate(files, "params.tls") if files is not None else None
+    return TlsRelay(certificate, config.settings.connections_max)
