@@ -136,6 +136,7 @@ class Faults:
                 if not world.is_emptied:
                     world.laws.lost()
                 world.is_emptied = True
+                world.times_emptied += 1
                 store.replace(StoreCopy())
             case "emptied", False:
                 self._restore()
@@ -158,9 +159,11 @@ class Faults:
 
         def act(node: "MeshNode") -> None:
             if world.is_emptied and node.joined.registry.other_history:
+                times = world.times_emptied
                 node.take_store(restore=True)
-                world.is_emptied = False
-                world.laws.restored()
+                if world.times_emptied == times:
+                    world.is_emptied = False
+                    world.laws.restored()
 
         world.manage(act, "restored")
         world.loop.call_later(1.0, self._restore)  # until one of them has done so

@@ -143,7 +143,7 @@ class Laws:
                 after = self._models[id] = models[id] = msgspec.json.decode(
                     op.value, type=MeshModel
                 )
-                if life is not None and before is not None:
+                if life is not None and before is not None and not self._world.is_emptied:
                     self._changed(life, before, after)
         for op in ops:
             if isinstance(op, Put) and op.key.startswith(VMODELS):
@@ -238,8 +238,10 @@ class Laws:
             and not i.stopping
             and not world.nodes[i.id].leaving
             and i.id not in self._suspects
-            # by its record, and by what it knows itself if it is the node that chooses
-            and min(i.free_bytes, self._free_of(i.id)) > max(2 * size, ROOM * i.capacity_bytes)
+            # by its record, by what it knows itself if it is the node that chooses, and not only
+            # since it was asked
+            and min(i.free_bytes, self._free_of(i.id), *list(self._free.get(i.id, ()))[-1:])
+            > max(2 * size, ROOM * i.capacity_bytes)
         ]
         world.check(not empty, f"{after.id} goes to {me}, which is full, and {empty} are not")
 
@@ -287,6 +289,8 @@ class Laws:
         old, new = self._models.get(before.active), self._models.get(after.active)
         if old is None or new is None or after.force or after.active == before.previous:
             return
+        if self._world.store.slow_s:
+            return  # whoever held the target may have died since the decision was made
         had = [i for i in self._alive(old) if old.copies[i].loaded_ms]
         has = [i for i in self._alive(new) if new.copies[i].loaded_ms]
         self._world.check(

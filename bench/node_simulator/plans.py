@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from bench.node_simulator.faults import some_faults
 from bench.node_simulator.kinds import KINDS, RARE_KINDS, Fault
 from bench.node_simulator.world import Plan, World
@@ -46,6 +48,16 @@ def rare(seed: int) -> Plan:
     """Return a world with faults of all kinds, whose models are pulled before they are loaded."""
     plan = replace(PLAN, share=(0.5, 2.0)[seed % 2], pulled=True)
     return some_faults(plan, seed, 6, (*KINDS, *RARE_KINDS, *RARE_KINDS))
+
+
+def churning(seed: int) -> Plan:
+    """Return a world whose nodes are killed one after the other while the store is slow, and whose
+    copies come and go.
+    """
+    settings = msgspec.structs.replace(SETTINGS, rate_per_copy=30, janitor_s=2)
+    kills = tuple(Fault("kill", 8.0 + 4 * n, 3.0, seed + n) for n in range(12))
+    faults = (Fault("laggard", 5, 50), *kills)
+    return replace(PLAN, seed=seed, share=2.0, settings=settings, faults=faults)
 
 
 def shown(plan: Plan) -> list[str]:

@@ -79,7 +79,10 @@ class StoreServer(MemoryStore):
             one.until_s = self._now_s() + one.ttl_s
         self._until_s = min((one.until_s for one in self._leases.values()), default=_NEVER)
         for watch in list(self.watches):
-            watch.changed()
+            if copy.records:
+                watch.changed()
+            else:
+                watch.restart()
 
     def is_reached_by(self, life: Life) -> bool:
         return not self.away and life.name not in self.cut
@@ -206,6 +209,12 @@ class _ClientWatch:
         self._life = LIFE.get()
         self._ready: deque[Event] = deque()
         self.contact_s = threads.now_s()
+
+    def restart(self) -> None:
+        """Deliver RESET: the store has been emptied, whatever its revision is by now."""
+        self._watch.close()
+        self._watch = self._server.watch(self.prefix, -1)
+        self.changed()
 
     def changed(self) -> None:
         """Notice a change, a little later."""

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import logging
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
@@ -122,6 +123,7 @@ class World:
         self.disks: dict[str, str] = {}  # node -> why it can pull nothing
         self.gone: set[str] = set()
         self.is_emptied = False
+        self.times_emptied = 0
         self.trace: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -150,14 +152,16 @@ class World:
         for life in self._lives:
             self.loop.end(life)
         self.threads.close()
-        for life in self._lives:
-            for task in list(life.tasks):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                work: Any = task.get_coro()
-                for _ in range(20):  # what waits again while it ends is ended again
-                    with contextlib.suppress(RuntimeError, ValueError):
-                        work.close()
-                        break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # tasks that would start now never do
+            for life in self._lives:
+                for task in list(life.tasks):
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    work: Any = task.get_coro()
+                    for _ in range(20):  # what waits again while it ends is ended again
+                        with contextlib.suppress(RuntimeError, ValueError):
+                            work.close()
+                            break
         self._clock.__exit__(None, None, None)
         self.loop.close()
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bench.node_simulator.plans import churning, planned, rare
+from bench.node_simulator.world import Plan
 from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.maintenance import LoadCopy, RemoveClaim, UnloadCopy
 from clipper.mesh.decisions.scaling import CopyTarget
@@ -24,15 +26,15 @@ class Mutation(NamedTuple):
     """A wrong decision that the simulator must notice.
 
     name: shown by the test.  target: name of the function below DECISIONS.  make: returns the
-    wrong function, given the right one.  seed: seed of a world that shows the difference.  rare:
-    that world has faults of all kinds.  share: its memory; 0: as the seed says.
+    wrong function, given the right one.  seed: seed of a world that shows the difference.  plan:
+    the kind of that world.  share: its memory; 0: as the seed says.
     """
 
     name: str
     target: str
     make: Callable[[Any], Callable[..., Any]]
     seed: int
-    rare: bool = False
+    plan: Callable[[int], Plan] = planned
     share: float = 0.0
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,21 +127,27 @@ def _unlimited(was: Any) -> Callable[..., Any]:
 
 
 MUTATIONS = (
-    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 3),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
         "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 7, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 2),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 0),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
-    Mutation("the last copy is given up as spare", "claims.released_if_spare", _last_is_spare, 14),
+    Mutation(
+        "the last copy is given up as spare",
+        "claims.released_if_spare",
+        _last_is_spare,
+        18,
+        churning,
+    ),
     Mutation("failures never block", "failures.blocked_until", _always(0), 0),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
-    Mutation("failures are never expired", "claims.without_failures", _first, 6),
+    Mutation("failures are never expired", "claims.without_failures", _first, 0),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),
-    Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, rare=True),
-    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, rare=True),
+    Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, plan=rare),
+    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
     Mutation("never scales up", "scaling.decide", _never_more, 1),
     Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 1),

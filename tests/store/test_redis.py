@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -161,6 +162,27 @@ def test_a_server_that_lost_its_memory_resets_its_watches(own_redis: RedisServer
         store._redis.flushall()
         store.put("c", b"1")
         assert watch.next(5) == Event("RESET", 1)
+
+
+def test_watch_is_reset_when_a_server_that_lost_its_memory_has_many_new_changes(
+    own_redis: RedisServer,
+) -> None:
+    with RedisStore(own_redis.url) as store, RedisStore(own_redis.url) as other:
+        store.put("a", b"1")
+        watch = store.watch("", 1)
+        assert watch.next(5) == Event("SYNC", 1)
+        with other._redis.pipeline(transaction=True) as pipe:  # all at once: no look between
+            pipe.flushall()
+            for n in range(3):
+                op = [1, f"b{n}", b"1", ""]
+                request = msgpack.packb([[], [op], []], use_bin_type=False)
+                pipe.eval(redis._TXN, 0, "clipper:", 1000, request)
+            pipe.execute()
+        assert watch.next(5) == Event("RESET", 3)
+        store.put("c", b"1")
+        event = watch.next(5)
+        assert event is not None
+        assert (event.kind, event.key) == ("PUT", "c")
 
 
 def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:

@@ -47,6 +47,7 @@ from clipper.types import check_name
 TOKEN: Final = "mesh/token"
 # identity of the history, made by the first node; another one means another store
 HISTORY: Final = "mesh/history"
+RESTORED: Final = "mesh/restored"  # another value each time that nodes have accepted a store
 HELD: Final = "mesh/held"  # set when nodes found the store empty and continue from memory
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
@@ -107,13 +108,11 @@ class Registry:
             self.store.put_if(TOKEN, secrets.token_urlsafe(24).encode(), ABSENT)
         made_up = Put(HISTORY, secrets.token_hex(16).encode())
         self.store.txn((Compare(HISTORY, ABSENT), Compare(HELD, ABSENT)), (made_up,))
-        found, known = self.store.get(TOKEN), self.store.get(HISTORY)
+        found = self.store.get(TOKEN)
         if found is None:
             raise StoreError(f"store {self.store.name} does not keep {TOKEN!r}.")
-        self._token, self._history = (
-            found.value.decode(),
-            known.value.decode() if known is not None else "",
-        )
+        self._token = found.value.decode()
+        self._learn_history()
         return self._token
 
     def number(self) -> int:
@@ -158,7 +157,12 @@ class Registry:
         self._me, self.lease = instance.id, lease
 
     def publish(self, instance: Instance) -> None:
-        """Write this node's record. StoreError, LeaseLost."""
+        """Write this node's record. StoreError, LeaseLost.
+
+        A node that joined while the store was held empty also learns whose history was restored.
+        """
+        if not self._history:
+            self._learn_history()
         if self.lease is not None:
             self.store.put(INSTANCES + instance.id, encode(instance), self.lease.id)
 
@@ -183,21 +187,23 @@ class Registry:
 
     # -- a store with another history
 
-    def _accept(self) -> None:
+    def _accept(self) -> bytes:
         """Check that the store continues the history that this node knows. StoreError if not.
 
         Nothing is read from another history. The token and the node numbers in use are written
-        again, so that a node that starts now finds them.
+        again, so that a node that starts now finds them. Returns what the last `take_store` of any
+        node has left there.
         """
+        restored = self.store.get(RESTORED)
+        origin = restored.value if restored is not None else b""
         if not self._history:  # this node does not know an earlier history
-            found = self.store.get(HISTORY)
-            self._history = found.value.decode() if found is not None else ""
-            return
+            self._learn_history()
+            return origin
         self._keep_number()
         found = self.store.get(HISTORY)
         if found is not None and found.value.decode() == self._history:
             self.other_history = ""
-            return
+            return origin
         held = Put(HELD, f"by {self._me}".encode())
         self.store.txn((Compare(TOKEN, ABSENT),), (Put(TOKEN, self._token.encode()), held))
         what = "has lost its history" if found is None else "has another history"
@@ -211,10 +217,18 @@ class Registry:
                 len(self.vmodels),
             )
         self.other_history = f"the store {self.store.name} {what}"
-        raise StoreError(
+        raise self._other_history_error()
+
+    def _other_history_error(self) -> StoreError:
+        return StoreError(
             f"{self.other_history}.",
             hint="server.mesh.take_store(restore=True) writes back what is known here.",
         )
+
+    def _learn_history(self) -> None:
+        """Read the identity of the store's history; none while nodes have found it empty."""
+        found = self.store.get(HISTORY)
+        self._history = found.value.decode() if found is not None else ""
 
     def _keep_number(self) -> None:
         """Make sure that no number in use is given again."""
@@ -241,7 +255,12 @@ class Registry:
                 written += self.store.txn(
                     (Compare(prefix + key, ABSENT),), (Put(prefix + key, record.value),)
                 ).ok
-        own = Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)
+        own = (
+            Put(TOKEN, self._token.encode()),
+            Put(HISTORY, self._history.encode()),
+            Put(RESTORED, marker.value),
+            Delete(HELD),
+        )
         if not self.store.txn((Compare(HELD, marker.value, "value"),), own).ok:
             raise StoreError(
                 f"the store {self.store.name} was emptied again, or another node has taken it.",
@@ -252,13 +271,15 @@ class Registry:
     # -- models
 
     def read(self, id: str) -> MeshModel | None:
-        """Return the record of a model from the store; from the mirror when the store is away."""
-        try:
-            record = self.store.get(MODELS + id)
-        except StoreError:
-            found: MeshModel | None = self.models.get(id)
-            return found
-        return None if record is None else decode(record.value, MeshModel)
+        """Return the record of a model from the store; from the mirror when the store is away, or
+        has another history.
+        """
+        with contextlib.suppress(StoreError):
+            if not self.other_history:
+                record = self.store.get(MODELS + id)
+                return None if record is None else decode(record.value, MeshModel)
+        found: MeshModel | None = self.models.get(id)
+        return found
 
     def register(self, model: MeshModel) -> MeshModel:
         """Register a model, and return its record; the same registration again has no effect.
@@ -376,6 +397,8 @@ class Registry:
             if known is None:
                 known = self.store.get(MODELS + id)
             if known is None:
+                if self.other_history:
+                    raise self._other_history_error()
                 raise UnknownModel(f"no model {id!r} is registered.")
             before = decode(known.value, MeshModel)
             after, guards = decide(before)

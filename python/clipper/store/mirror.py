@@ -59,6 +59,8 @@ class Mirror(Mapping[str, T]):
     when the store answers.
     accepts: called before a listing replaces known content, and before many deletions at once are
     applied. It raises StoreError if the store is not the same as before, and is called again later.
+    It returns what the store's content goes back to: a listing during which that changes, because
+    the store was emptied and restored, is repeated.
 
     A single key never goes back in time. Keys that were written by one transaction may appear one
     after another.
@@ -71,7 +73,7 @@ class Mirror(Mapping[str, T]):
         decode: Callable[[bytes], T],
         *,
         wait: bool = True,
-        accepts: Callable[[], None] = lambda: None,
+        accepts: Callable[[], object] = lambda: None,
     ) -> None:
         self._accepts = accepts
         self._store, self._prefix, self._decode_value = store, prefix, decode
@@ -249,11 +251,13 @@ class Mirror(Mapping[str, T]):
 
     def _list(self) -> dict[str, Record]:
         """List all records and start a watch after them; return the content before."""
-        if self._revision >= 0:
-            self._accepts()
+        origin = self._accepts() if self._revision >= 0 else None
         records, revision = self._store.range(self._prefix)
-        if self._revision >= 0:  # what was restored meanwhile is not all in the listing
-            self._accepts()
+        if self._revision >= 0 and self._accepts() != origin:
+            raise StoreError(
+                f"store {self._store.name} was restored while {self._prefix!r} was listed.",
+                hint="It is listed again.",
+            )
         skip = len(self._prefix)
         fresh = {record.key[skip:]: record for record in records}
         old = self._records

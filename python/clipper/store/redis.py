@@ -3,6 +3,7 @@
 All keys share one prefix and can be read with redis-cli:
 
     clipper:revision       the store's revision
+    clipper:born           time of the first write, by which a store that was emptied is known
     clipper:r:KEY          hash: value, revision, created, version, and lease if it has one
     clipper:keys           sorted set of all keys, for ranges in byte order
     clipper:events         stream of recent changes; an entry's id is REVISION-N
@@ -77,6 +78,7 @@ local function erase(key, id)
 end
 local function commit(revision)
   redis.call('SET', p .. 'revision', plain(revision))
+  if revision == 1 then redis.call('SET', p .. 'born', time[1] .. '.' .. time[2]) end
   while redis.call('XLEN', p .. 'events') > most do
     local first = redis.call('XRANGE', p .. 'events', '-', '+', 'COUNT', 1)[1][1]
     local oldest = tonumber(string.match(first, '^%d+'))
@@ -178,10 +180,10 @@ _EVENTS = (
     _START
     + """
 local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[3] .. '-18446744073709551615', '+')
-local known = redis.call('MGET', p .. 'forgotten', p .. 'revision')
+local known = redis.call('MGET', p .. 'forgotten', p .. 'revision', p .. 'born')
 local first = redis.call('ZRANGE', p .. 'leases', 0, 0, 'WITHSCORES')
 local due = first[2] and first[2] - now or -1
-return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events}
+return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events, known[3] or ''}
 """
 )
 

@@ -25,13 +25,15 @@ class Changes(NamedTuple):
     """Changes after a revision.
 
     forgotten: changes up to this revision are not in the stream any more.  revision: of the store.
-    due_ms: until the first lease ends; negative without leases.
+    due_ms: until the first lease ends; negative without leases.  born: time of the store's first
+    write; empty before it.
     """
 
     forgotten: int
     revision: int
     due_ms: int
     entries: Sequence[Entry]
+    born: bytes
 
 
 class Waited(NamedTuple):
@@ -73,6 +75,7 @@ class ChangeReader:
         self.contact_s = monotonic()
         self._watches: weakref.WeakSet[RedisWatch] = weakref.WeakSet()
         self._cursor = 0  # changes up to this revision were handed to the watches
+        self._born = b""
         self._due_s = 0.0
         self._granted = b"0"
         self._thread: threading.Thread | None = None
@@ -83,9 +86,9 @@ class ChangeReader:
         with self.changed:
             found = self._stream.changes(watch.cursor)
             self.contact_s = monotonic()
-            watch.take(found)
             if not self._watches:
-                self._cursor = found.revision
+                self._cursor, self._born = found.revision, found.born
+            watch.take(found, watch.cursor, self._is_new(found))
             self._watches.add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -136,10 +139,15 @@ class ChangeReader:
         due_s = found.due_ms / 1000 + 0.001 if found.due_ms >= 0 else DUE_S_MAX
         with self.changed:
             self._due_s = now + min(due_s, DUE_S_MAX)
+            is_new = self._is_new(found)
             for watch in list(self._watches):
-                watch.take(found, cursor)
-            self._cursor = found.revision
+                watch.take(found, cursor, is_new)
+            self._cursor, self._born = found.revision, found.born
             self.changed.notify_all()
+
+    def _is_new(self, found: Changes) -> bool:
+        """Return True if the store was emptied since the last look, whatever its revision is."""
+        return bool(self._born and found.born) and found.born != self._born
 
     def close(self) -> None:
         """End all watches. The thread ends when its connection is closed. Idempotent."""
@@ -169,10 +177,13 @@ class RedisWatch:
         self._since_s = monotonic()
         self.error: StoreError | None = None
 
-    def take(self, found: Changes, after: int | None = None) -> None:
-        """Take what was found after a revision, by default the cursor. Under the reader's lock."""
-        start, had_some = self.cursor if after is None else after, bool(self._ready)
-        if start < found.forgotten or start > found.revision:
+    def take(self, found: Changes, start: int, is_new: bool) -> None:
+        """Take what was found after the revision `start`. Under the reader's lock.
+
+        is_new: the store has been emptied before.
+        """
+        had_some = bool(self._ready)
+        if start < found.forgotten or start > found.revision or is_new:
             self._ready.clear()
             self._ready.append(Event("RESET", found.revision))
             self.cursor = found.revision

@@ -124,6 +124,15 @@ def test_an_instance_without_room_for_this_one_is_as_good_as_full() -> None:
     assert drawn(model(size_bytes=200 * MIB), [small]) == {"small"}
 
 
+def test_model_of_unknown_size_takes_as_much_as_those_that_are_loaded() -> None:
+    small = node("small", used_bytes=900 * MIB, models=3)
+    large = node("large", used_bytes=700 * MIB, models=5)
+    unknown = model(size_bytes=0)
+    assert drawn(unknown, [small, large]) == {"large"}
+    assert drawn(unknown, [small]) == {"small"}
+    assert drawn(unknown, [node("new")]) == {"new"}
+
+
 @pytest.mark.parametrize(
     ("idle_s", "best_s", "both"),
     [(56, 100, True), (54, 100, False), (910, 1000, True), (890, 1000, False)],

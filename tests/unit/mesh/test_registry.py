@@ -3,6 +3,7 @@ kind."""
 
 from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -13,13 +14,14 @@ from clipper.errors import (
     Overloaded,
     StillLinked,
     StoreConflict,
+    StoreError,
     UnknownModel,
 )
 from clipper.mesh.decisions import claims, vmodels
-from clipper.mesh.records import Copy, Instance, MeshModel, VModel
+from clipper.mesh.records import MODELS, Copy, Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
-from clipper.store import Candidate, MemoryStore, history
+from clipper.store import Candidate, Delete, MemoryStore, Record, history
 from clipper.testing import wait_until
 
 
@@ -155,6 +157,71 @@ def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
     assert isinstance(registry.change_copies("m", claim), claims.ClaimRefused)
     assert seen == [False, True]
     late.leave()
+    late.close()
+
+
+class ForgetfulStore(MemoryStore):
+    """Loses all just before a listing of the models, and is restored just after it, once."""
+
+    restored_by: Registry | None = None
+
+    def forget(self) -> None:
+        self.txn((), [Delete(record.key) for record in super().range("")[0]])
+
+    def range(self, prefix: str) -> tuple[list[Record], int]:
+        if prefix != MODELS or self.restored_by is None:
+            return super().range(prefix)
+        registry, self.restored_by = self.restored_by, None
+        self.forget()
+        found = super().range(prefix)
+        registry.take_store(restore=True)
+        return found
+
+
+def test_store_that_is_emptied_and_restored_while_it_is_listed_takes_no_model_away() -> None:
+    store, gone = ForgetfulStore(), list[str]()
+    with store, closing(Registry(store, MeshSettings())) as registry:
+        registry.token()
+        for id in ("m0", "m1"):
+            registry.register(model(id))
+        with closing(Registry(store, MeshSettings())) as follower:
+            follower.token()
+            wait_until(lambda: len(registry.models) == len(follower.models) == 2)
+            registry.models.close()  # it knows what it knows, and lists no more
+            registry.vmodels.close()
+            follower.models.on_change(
+                lambda changes: gone.extend(change.key for change in changes if not change.new)
+            )
+            store.forget()
+            wait_until(lambda: follower.other_history)
+            store.restored_by = registry
+            registry.take_store(restore=True)
+            wait_until(lambda: store.restored_by is None)
+            registry.register(model("m2"))
+            wait_until(lambda: "m2" in follower.models)
+            assert sorted(follower.models) == ["m0", "m1", "m2"]
+            assert not gone
+
+
+def test_node_that_joins_an_emptied_store_learns_its_history_when_it_is_restored(
+    store: MemoryStore, registry: Registry
+) -> None:
+    registry.token()
+    registry.register(model("m"))
+    wait_until(lambda: "m" in registry.models)
+    store.txn((), [Delete(record.key) for record in store.range("")[0]])
+    with pytest.raises(StoreError, match="lost its history"):
+        registry._accept()
+    assert registry.read("m") == registry.models["m"]
+    with pytest.raises(StoreError, match="lost its history"):
+        registry.change("m", lambda m: claims.released(m, "a"))
+    late = Registry(store, registry.settings)
+    late.token()
+    late.publish(Instance("late", 2, "", ""))
+    assert not late._history
+    registry.take_store(restore=True)
+    late.publish(Instance("late", 2, "", ""))
+    assert late._history == registry._history
     late.close()
 
 

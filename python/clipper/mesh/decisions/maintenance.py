@@ -338,10 +338,8 @@ def _proactive(
         budget = REPLACE_SHARE * capacity
         lru_ms = min((i.lru_ms for i in fit if i.lru_ms), default=now_ms)
         newer_ms = lru_ms + max((now_ms - lru_ms) // 3, NEWER_MS)
-    known = sorted(i.used_bytes // i.models for i in fit if i.models)
-    typical = known[len(known) // 2] if known else 0
     for model in view.waking:
-        size = model.size_bytes or typical
+        size = model.size_bytes or instances.typical_bytes
         if budget < max(size, 1) or model.used_ms <= newer_ms:
             return
         if not model.copies and not model.failures:

@@ -94,9 +94,9 @@ class InstanceIndex(Sequence[Instance]):
         self._versions: dict[str, int] = {}
         self._replaced: frozenset[str] = frozenset()
         self._replaced_ms = -1
+        self._used_bytes = self._models = 0
         for instance in instances:
-            self._records[instance.id] = instance
-            self._versions[instance.version] = self._versions.get(instance.version, 0) + 1
+            self._count(instance)
         self._sort()
 
     @classmethod
@@ -127,6 +127,11 @@ class InstanceIndex(Sequence[Instance]):
         """Return the record of an instance."""
         return self._records.get(id)
 
+    @property
+    def typical_bytes(self) -> int:
+        """The mean size of the models that are loaded; 0 if there are none."""
+        return self._used_bytes // max(self._models, 1)
+
     def put(self, instance: Instance) -> None:
         """Add or replace the record of an instance."""
         checked_ms, before = self._replaced_ms, self._records.get(instance.id)
@@ -135,11 +140,16 @@ class InstanceIndex(Sequence[Instance]):
             self._replaced_ms = checked_ms
         if before is None:
             self._replaced_ms = -1
-        self._records[instance.id] = instance
-        self._versions[instance.version] = self._versions.get(instance.version, 0) + 1
+        self._count(instance)
         key = self._key(instance)
         self._keys[instance.id] = key
         bisect.insort(self._order, key)
+
+    def _count(self, instance: Instance) -> None:
+        self._records[instance.id] = instance
+        self._versions[instance.version] = self._versions.get(instance.version, 0) + 1
+        self._used_bytes += instance.used_bytes
+        self._models += instance.models
 
     def remove(self, id: str) -> None:
         """Remove an instance."""
@@ -147,6 +157,8 @@ class InstanceIndex(Sequence[Instance]):
         if instance is None:
             return
         self._replaced_ms = -1
+        self._used_bytes -= instance.used_bytes
+        self._models -= instance.models
         left = self._versions[instance.version] - 1
         if left:
             self._versions[instance.version] = left
@@ -267,14 +279,16 @@ def choose(
     """
     field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
+    size = size_bytes or model.size_bytes
     wish = _Wish(
         model,
         constraint,
-        size_bytes or model.size_bytes,
+        size,
         exclude,
         field.replaced(now_ms),
         now_ms,
         used_ms or now_ms,
+        size or field.typical_bytes,
     )
     prefers = (*constraint.preferred, *model.policy.prefers)
     ordered: Sequence[Instance] = field
@@ -295,7 +309,9 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A model to be placed. evicting: accept instances that must evict a model for it."""
+    """A model to be placed. room_bytes: what it will take, as far as is known. evicting: accept
+    instances that must evict a model for it.
+    """
 
     model: MeshModel
     constraint: Constraint
@@ -304,6 +320,7 @@ class _Wish:
     replaced: frozenset[str]
     now_ms: int
     used_ms: int
+    room_bytes: int
     evicting: bool = False
 
     def why_not(self, instance: Instance) -> str:
@@ -316,7 +333,7 @@ class _Wish:
 
     def fits(self, instance: Instance) -> bool:
         """Return whether an instance can hold the model, with eviction if that is allowed."""
-        if instance.free_bytes < self.size_bytes and not self.evicting and not is_full(instance):
+        if instance.free_bytes < self.room_bytes and not self.evicting and not is_full(instance):
             return False
         return not self.why_not(instance)
 
@@ -433,14 +450,16 @@ def explain(
     """Return what `choose` finds for each instance, best first. `ok`: could be drawn."""
     field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
+    size = size_bytes or model.size_bytes
     wish = _Wish(
         model,
         constraint,
-        size_bytes or model.size_bytes,
+        size,
         exclude,
         field.replaced(now_ms),
         now_ms,
         now_ms,
+        size or field.typical_bytes,
     )
     ordered = _narrowed(field, wish, avoid, (*constraint.preferred, *model.policy.prefers))
     found = _shortlist(ordered, wish, Random(0)) or _shortlist(

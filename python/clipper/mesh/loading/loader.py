@@ -316,6 +316,8 @@ class ModelLoader:
             return record
         if self._registry.is_fenced:
             raise RequestFailed(f"{self.me} does not hold its lease", "none")
+        if self._registry.other_history:  # what makes room now is not known to be wanted
+            raise RequestFailed(self._registry.other_history, "none")
         settings, me = self._settings, self.me
 
         def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
