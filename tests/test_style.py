@@ -15,7 +15,7 @@ LIMITS = {
     "no docstring": 89,
     "weak beginning": 1,
     "coined word": 53,
-    "coined name": 355,
+    "coined name": 352,
     "Any": 1004,
     "large class": 0,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.engine.batch_reader import BatchLog
+from clipper_core.engine.engine import BatchLog
 from clipper_core.runtime.status import StatusError
 
 World = Any  # tests/core/conftest.py

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
-from clipper_core.params.shard_log import SequenceWindow
 from clipper_core.params.shard_loop import ShardLoop
+from clipper_core.params.shard_state import SequenceWindow
 from clipper_core.runtime.status import StatusError
 
 HEAD = struct.Struct("<4s4B2I5QfI")

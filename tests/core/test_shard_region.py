@@ -1,4 +1,4 @@
-"""clipper_core.params.shard_region: memory that comes with a connection, alone and through a door;
+"""clipper_core.params.shard_state: memory that comes with a connection, alone and through a door;
 none of it may end the shard."""
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.params.shard_region import SharedRegion, calm
+from clipper_core.params.shard_state import SharedRegion, calm
 from clipper_core.runtime.status import StatusError
 from tests.core.test_shard_loop import (
     DIM,

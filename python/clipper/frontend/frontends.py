@@ -41,8 +41,7 @@ from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import export_settings
-from clipper_core.engine.batch_reader import BatchLog
-from clipper_core.engine.engine import Engine
+from clipper_core.engine.engine import BatchLog, Engine
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc.server import GrpcServer

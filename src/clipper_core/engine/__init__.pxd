@@ -2,10 +2,10 @@
 #
 # May import: runtime, wire, cache, results, scheduling.
 #
-# `engine` owns the state and passes commands to the loop. `model` is the handle with which one
-# model is queried (`taking` checks and converts the input); `ensemble` queries several models at
-# once. `io_loop` owns the sockets of containers: it calls scheduler.step() and moves bytes.
-# `batch_reader` reads the log of batches.
+# `engine` owns the state, passes commands to the loop and reads the log of batches. `model` is the
+# handle with which one model is queried (`input_schema` checks and converts the input); `ensemble`
+# queries several models at once. `io_loop` owns the sockets of containers: it calls
+# scheduler.step() and moves bytes.
 #
 # Threads: `io_loop` runs on one thread per engine and never takes the GIL; a caller that waits
 # alone may run its turns instead (runtime/lead). All else runs on the caller's thread.

@@ -4,8 +4,11 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
+from libcpp.unordered_set cimport unordered_set
 from libcpp.vector cimport vector
 from posix.unistd cimport close
+
+import os
 
 from clipper_core.cache.clock_cache cimport (
     Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, cache_touch,
@@ -22,6 +25,7 @@ from clipper_core.runtime.row_hash cimport variant_best
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for,
 )
+from clipper_core.scheduling.batch_log cimport RECORD_HEAD, batch_log_open
 from clipper_core.scheduling.batcher cimport TIMINGS_MAX
 from clipper_core.scheduling.container_connection cimport (
     ContainerConnection, connection_free, connection_sent, spare_free,
@@ -40,13 +44,11 @@ from clipper_core.scheduling.scheduler cimport (
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
 from clipper_core.scheduling.submit cimport row_bytes_end
-from clipper_core.scheduling.task cimport STATUSES, Tally
+from clipper_core.scheduling.task cimport STATUSES, Lanes, Tally
 from clipper_core.wire.lz4 cimport LITERALS, QUICK, THOROUGH
 
-import os
-
-from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.runtime.status import Status as StatusName
+from clipper_core.scheduling.scheduler import EngineEvent
 
 cdef enum:
     COMMANDS_MAX = 8192
@@ -655,3 +657,83 @@ cdef object _model_snapshot(ModelState* model):
         "latency_us": histogram_snapshot(&t.latency),
         "batch_rows": histogram_snapshot(&t.batch_rows),
     }
+
+
+@cython.final
+cdef class BatchLog:
+    """Threads: one at a time. The batches of an engine from now on; `keep` words of them are
+    remembered, as many wait to be read.
+
+    Each engine has one at most. Raises BAD_INPUT for a second one, or a `keep` that is no power of
+    two from 64 to 2^26.
+    """
+
+    cdef Engine engine              # kept alive
+    cdef Lanes* lanes
+    cdef u64* kept                  # what was read: a ring of words
+    cdef u64 kept_size
+    cdef u64 kept_head
+    cdef u64 kept_tail
+
+    def __cinit__(self, Engine engine not None, u64 keep=1 << 18):
+        if keep < 64 or keep > 1 << 26 or keep & (keep - 1):
+            raise_for(BAD_INPUT, f"keep is a power of two from 64 to 2^26, not {keep}")
+        self.engine = engine
+        self.lanes = engine.state.lanes
+        self.kept = <u64*> malloc(keep * sizeof(u64))
+        self.kept_size = keep
+        if self.lanes.log != NULL:
+            raise_for(BAD_INPUT, "the batches of this engine are logged already")
+        if self.kept == NULL or not batch_log_open(self.lanes, keep):
+            raise_for(NO_MEMORY, "no memory for the log of batches")
+
+    def __dealloc__(self):
+        free(self.kept)
+
+    @property
+    def lost(self):
+        """Batches that found no room since the start: it was read too seldom."""
+        return self.lanes.log_lost.load(relaxed)
+
+    cdef void _read(self) noexcept nogil:
+        cdef u64 mask = self.kept_size - 1
+        cdef u64 word = 0
+        while self.lanes.log.pop(&word):
+            # the oldest record gives way as a whole
+            if self.kept_tail - self.kept_head == self.kept_size:
+                self.kept_head += self.kept[self.kept_head & mask] + 1
+            self.kept[self.kept_tail & mask] = word
+            self.kept_tail += 1
+
+    def find(self, ids):
+        """Which batches the tasks with these ids (of a Future: `id`, and one more for each further
+        task) went in.
+
+        -> {id: (replica, rows, sent_us, begun_us, ended_us)}, times by the monotonic clock; begun:
+        when the container had nothing before it. A task that no batch has ended, or one too long
+        ago, is not there.
+        """
+        cdef unordered_set[u64] wanted
+        cdef dict found = {}
+        cdef u64 id, at, n, i
+        cdef u64 mask = self.kept_size - 1
+        cdef object batch
+        for id in ids:
+            wanted.insert(id)
+        with nogil:
+            self._read()
+        at = self.kept_head
+        while at < self.kept_tail and at + self.kept[at & mask] < self.kept_tail:
+            n = self.kept[at & mask]
+            batch = None
+            for i in range(at + 1 + RECORD_HEAD, at + 1 + n):
+                if wanted.count(self.kept[i & mask]):
+                    if batch is None:
+                        batch = (self.kept[(at + 1) & mask] >> 32,
+                                 self.kept[(at + 1) & mask] & 0xFFFFFFFF,
+                                 self.kept[(at + 2) & mask], self.kept[(at
+                                                                        + 3) & mask], self.kept[(at
+                                                                                + 4) & mask])
+                    found[self.kept[i & mask]] = batch
+            at += n + 1
+        return found

@@ -9,7 +9,7 @@ cdef class Joined:
     cdef readonly str user
     cdef readonly tuple late            # (model, future) of observers
     cdef readonly double until_s
-    cdef public bint told
+    cdef public bint has_feedback
     cdef public bint is_written         # to the store, or about to be
     cdef public bint is_claimed         # there, by this server
     cdef readonly i64 nbytes

@@ -12,7 +12,7 @@ class Joined:
     user: str
     late: tuple[Any, ...]
     until_s: float
-    told: bool
+    has_feedback: bool
     is_written: bool
     is_claimed: bool
     nbytes: int
@@ -25,7 +25,7 @@ class Joined:
         answer: object,
         late: tuple[Any, ...],
         until_s: float,
-        told: bool = False,
+        has_feedback: bool = False,
     ) -> None: ...
     def claim(self) -> bool: ...
 

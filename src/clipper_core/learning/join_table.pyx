@@ -23,18 +23,19 @@ cdef class Joined:
     """An answered query that feedback may still come for.
 
     arrived: predictions by model.  late: futures of observers, and of nobody else.  until_s: on the
-    table's clock.  told: whether its feedback has come.
+    table's clock.  has_feedback: whether its feedback has come.
     """
 
     def __init__(self, learner, str user, plan, arrived, answer, tuple late, double until_s,
-                 bint told=False):
+                 bint has_feedback=False):
         self.learner, self.user, self.plan, self.arrived = learner, user, plan, arrived
-        self.answer, self.late, self.until_s, self.told = answer, late, until_s, told
+        self.answer, self.late, self.until_s = answer, late, until_s
+        self.has_feedback = has_feedback
 
     def claim(self):
-        """Set `told`. -> whether it was not set before."""
-        cdef bint before = self.told
-        self.told = True
+        """Set `has_feedback`. -> whether it was not set before."""
+        cdef bint before = self.has_feedback
+        self.has_feedback = True
         return not before
 
 

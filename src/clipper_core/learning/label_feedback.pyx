@@ -664,13 +664,13 @@ def learn_label(JoinTable table not None, prediction, str application, label):
     cdef u64 number = 0
     if joined is None:
         return None
-    if joined.told:
+    if joined.has_feedback:
         return False
-    joined.told = True
+    joined.has_feedback = True
     try:
         number = (<LabelSteps> read_member(&STEPS, joined.learner)).learn(joined, label)
     finally:                    # what the journal refuses may be told again
-        joined.told = number > 0
+        joined.has_feedback = number > 0
     return True if number else None
 
 
@@ -707,8 +707,8 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
                 outcome = GENERAL
                 break
             steps = read_member(&STEPS, joined.learner)
-            if not joined.told:
-                joined.told = True
+            if not joined.has_feedback:
+                joined.has_feedback = True
                 found.append(joined)
                 fresh_labels.append(labels[i])
         if outcome == DONE and found:
@@ -723,12 +723,13 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
                 steps.sync(steps.end.next - 1)
     finally:                    # what the journal refuses may be told again
         for i in range(done, len(found)):
-            (<Joined> found[i]).told = False
+            (<Joined> found[i]).has_feedback = False
     return None if outcome == GENERAL else done
 
 
 def take_listed(list ids not None, JoinTable table not None, find, str application):
-    """Take the answers of an application whose feedback has not come, each once: set `told`.
+    """Take the answers of an application whose feedback has not come, each once, and set their
+    `has_feedback`.
 
     find: returns the answer of an id that is not in the table, or None.
     -> (positions in `ids`, the answers, positions of unknown ids).
@@ -753,8 +754,8 @@ def take_listed(list ids not None, JoinTable table not None, find, str applicati
             ours = learner.application == application
         if not ours or joined.until_s < now:
             unknown.append(i)
-        elif not joined.told:
-            joined.told = True
+        elif not joined.has_feedback:
+            joined.has_feedback = True
             places.append(i)
             found.append(joined)
     return places, found, unknown

@@ -1,9 +1,8 @@
 # Changes of a shard, as a follower receives them.
 #
 # Threads: one at a time, but to acknowledge: any.
-from clipper_core.params.shard_log cimport mutex
+from clipper_core.params.shard_state cimport ShardHead, mutex
 from clipper_core.params.shard_loop cimport ShardLoop
-from clipper_core.params.shard_state cimport ShardHead
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.machine cimport u64, u8
 from clipper_core.runtime.spin cimport Spin

@@ -1,5 +1,5 @@
 """Changes of a shard, as a follower receives them: rows that are written as they are, and pushes
-that are applied (shard_replay).
+that are applied (shard_stream).
 
 The copy is a ShardLoop that does not run: it has the tables and variables, and the record of the
 pushes that were seen.

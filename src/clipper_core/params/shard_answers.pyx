@@ -2,11 +2,9 @@
 from libc.math cimport isfinite
 from libc.string cimport memcpy
 
-from clipper_core.params.shard_counts cimport counts_refuse
-from clipper_core.params.shard_log cimport OLD_PUSH, SEEN_PUSH, Held, Sighting
 from clipper_core.params.shard_state cimport (
-    DUPLICATE, HEAD_BYTES, IN_REGION, NOT_SHARED, PUSHED_BYTES, SHARD_ANSWER, SHARD_REFUSED,
-    TOO_OLD, TOO_STALE, shard_answer,
+    DUPLICATE, HEAD_BYTES, IN_REGION, NOT_SHARED, OLD_PUSH, PUSHED_BYTES, SEEN_PUSH, SHARD_ANSWER,
+    SHARD_REFUSED, TOO_OLD, TOO_STALE, Held, Sighting, counts_refuse, shard_answer,
 )
 from clipper_core.runtime.allocation cimport try_push
 from clipper_core.runtime.histogram cimport histogram_record

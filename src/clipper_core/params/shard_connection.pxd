@@ -1,8 +1,19 @@
-# What a shard does with the messages of a connection: rows pulled and pushed here, all else given
-# to Python.
+# The connections of a shard: accepted, watched, closed, the bounds of those that are not admitted
+# yet (strangers), and their messages: rows are pulled and pushed here, all else is given to Python.
 #
 # Threads: the loop's.
 from clipper_core.params.shard_state cimport ShardConnection, ShardLoopState
+from clipper_core.runtime.machine cimport u64
+
+cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil
+# op: of epoll_ctl
+cdef void connection_watch(ShardLoopState* s, ShardConnection* c, int op) noexcept nogil
+cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil
+# False: the number is in use
+cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
+                           u64 incarnation) noexcept nogil
+# close those that were not admitted in time
+cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil
 
 # all that have come whole. False: what came is no frame
 cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil

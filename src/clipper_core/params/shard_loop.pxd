@@ -5,9 +5,7 @@
 # locks (embedding_rows).
 #
 # Threads: run() is the loop thread's body; the rest any.
-from clipper_core.params.shard_counts cimport Counts
-from clipper_core.params.shard_log cimport Follower
-from clipper_core.params.shard_state cimport ShardLoopState
+from clipper_core.params.shard_state cimport Counts, Follower, ShardLoopState
 from clipper_core.runtime.machine cimport u32
 
 cdef class ShardLoop:

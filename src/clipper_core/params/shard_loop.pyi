@@ -3,7 +3,7 @@ import numpy.typing as npt
 
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
-from clipper_core.params.shard_counts import Counts
+from clipper_core.params.shard_state import Counts
 
 _F32 = npt.NDArray[np.float32]
 _Whom = tuple[int, int, int]

@@ -9,18 +9,15 @@ from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.params.embedding cimport Table
 from clipper_core.params.embedding_rows cimport distinct_init, spare_floats
-from clipper_core.params.shard_acceptor cimport (
-    connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
+from clipper_core.params.shard_connection cimport (
+    connection_accept, connection_admit, connection_close, connection_watch, is_busy,
+    strangers_expire, take_frames,
 )
-from clipper_core.params.shard_connection cimport is_busy, take_frames
 from clipper_core.params.optimizer cimport Optimizer, state_floats
-from clipper_core.params.shard_counts cimport Counts, counts_refuse
-from clipper_core.params.shard_log cimport Held, Sequences
-from clipper_core.params.shard_quotas cimport quotas_exceeded
-from clipper_core.params.shard_region cimport receive_with
 from clipper_core.params.shard_state cimport (
     BY_PYTHON, HEAD_BYTES, NO_TABLE, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call,
-    DenseVariable, PartWork, Reply, ShardConnection, ShardHead, padded, place_of, shard_answer,
+    Counts, DenseVariable, Held, PartWork, Reply, Sequences, ShardConnection, ShardHead,
+    counts_refuse, padded, place_of, quotas_exceeded, receive_with, shard_answer,
 )
 from clipper_core.params.shard_stream cimport stream_begin, stream_changes
 from clipper_core.runtime.allocation cimport make, make_room

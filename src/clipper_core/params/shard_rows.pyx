@@ -16,13 +16,11 @@ from clipper_core.params.optimizer cimport all_finite, optimizer_step, stride_of
 from clipper_core.params.shard_answers cimport (
     answer_push, answer_room, push_is_known, push_is_new, shard_refuse,
 )
-from clipper_core.params.shard_counts cimport counts_push
-from clipper_core.params.shard_quotas cimport quotas_exceeded
-from clipper_core.params.shard_replay cimport replay_is_exact, replay_send
 from clipper_core.params.shard_state cimport (
-    DENSE_TABLE, OVER_QUOTA, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, kDenseBit,
-    padded, place_of,
+    DENSE_TABLE, OVER_QUOTA, TABLES_MAX, DenseVariable, PartWork, Place, ShardPart, counts_push,
+    kDenseBit, padded, place_of, quotas_exceeded,
 )
+from clipper_core.params.shard_stream cimport replay_is_exact, replay_send
 from clipper_core.runtime.allocation cimport make_room
 from clipper_core.runtime.histogram cimport count, note
 from clipper_core.runtime.machine cimport acq_rel, i64, relaxed, u32, u64, u8

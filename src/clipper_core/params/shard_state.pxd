@@ -1,16 +1,152 @@
-# The state of a shard's loop: its tables, dense variables and connections, and the head of its
-# messages.
+# The state of a shard's loop: its tables, dense variables and connections, the log of its changes,
+# its counters and quotas, and the head of its messages.
 #
 # Threads: the loop's, but for what is atomic, the posts and the log.
+from libcpp.deque cimport deque
 from libcpp.vector cimport vector
+
 from clipper_core.params.embedding_rows cimport Distinct, Pushed, Rows
 from clipper_core.params.optimizer cimport Rule, Stride
-from clipper_core.params.shard_counts cimport ShardCounts
-from clipper_core.params.shard_log cimport ShardLog, mutex
-from clipper_core.params.shard_region cimport Region
 from clipper_core.runtime.byte_buffer cimport Bytes, Post
+from clipper_core.runtime.histogram cimport Histogram
 from clipper_core.runtime.machine cimport acquire, atomic, i64, u32, u64, u8
 from clipper_core.runtime.spin cimport Spin
+
+# What a shard has changed since each of its followers last heard of it, and which pushes it has
+# seen: shard_log.hpp.
+#
+# Threads: any, under `guard`.
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cdef cppclass mutex:
+        void lock() noexcept
+        void unlock() noexcept
+
+cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
+    cdef enum Sighting:
+        NEW_PUSH
+        SEEN_PUSH
+        OLD_PUSH
+    cdef cppclass Sequences:
+        u64 high
+        Sighting look(u64 n) noexcept
+        void mark(u64 n) noexcept
+    cdef cppclass Change:
+        u32 table
+        u32 n
+        u64 worker
+        u64 sequence
+    cdef cppclass Held:
+        u64 position
+        u32 conn
+        u32 generation
+        u64[10] words
+    cdef cppclass Follower:
+        bint on
+        bint waited             # pushes are answered when it has them
+        bint lost               # too far behind: it must begin anew
+        u64 taken
+        u64 acknowledged
+        bint streams            # its connection is sent changes as they come; set by the loop
+        bint ends               # that is to end
+        bint replays            # it is sent pushes, and applies them; set by the loop
+        bint apart              # it reads on a thread of its own
+        u32 conn                # the connection
+        u32 heard               # messages of it there
+        u64 clock               # that its last message has; it is told it with what follows
+        bint asks               # to be told, even if nothing has changed
+    cdef cppclass ShardLog:
+        mutex guard
+        deque[Change] changes
+        deque[i64] ids
+        u64 first
+        u64 ids_max
+        u64 held_max
+        u64 workers_max
+        Follower[11] followers
+        deque[Held] held
+        int fd
+        int wake_fd             # written at the next change if `asleep`
+        bint asleep
+        u64 position() noexcept
+        bint waits() noexcept
+        bint polled() noexcept      # a follower that is waited for asks, and is not sent changes
+        Sighting look(u64 worker, u64 sequence) noexcept
+        bint mark(u64 worker, u64 sequence) noexcept    # False: no memory
+        Sequences* window(u64 worker) noexcept  # NULL: no memory
+        u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
+        bint known(vector[u64]& into) noexcept  # False: no memory
+        bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
+        # ^ False: no memory to tell this push from its repetition; without memory for the ids every
+        # follower is lost
+        # False: no memory
+        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept
+        void trim() noexcept
+        u64 sure() noexcept
+
+# Memory that a worker shares with a shard, to have the rows it pulls written there:
+# shard_region.hpp says why.
+#
+# Threads: the loop's.
+
+cdef extern from "params/shard_region.hpp" namespace "clipper" nogil:
+    cdef enum RegionFault:
+        REGION_MAPPED
+        REGION_ABSENT           # no descriptor came
+        REGION_UNSEALED         # no memory file of ordinary pages whose size is sealed
+        REGION_TOO_LARGE
+        REGION_UNMAPPED
+    cdef cppclass Region:
+        u8* memory
+        u64 bytes
+        int descriptor
+        void take(int fd) noexcept
+        RegionFault map(u64 most) noexcept
+        void unmap() noexcept
+        void drop() noexcept
+        u8* at(u64 offset, u64 n) noexcept      # NULL: not all of it lies inside, or not at the
+                                                # start of a line of 64 bytes
+    bint is_local(int fd) noexcept
+    void calm_loopback(int fd) noexcept     # no congestion control between two ends of one host
+    ssize_t receive_with(int fd, void* to, size_t n, Region& region) noexcept
+
+# What a shard counts, by table: how often rows were there that were asked for, what became of
+# pushes, why requests were refused, how old gradients were.
+#
+# Threads: any reads. Of a table, who pulls is one (the loop), and who pushes has the shard to
+# itself (ShardLoopState.still), so a load and a store are enough; refusals and lags come from
+# anywhere, and are added.
+
+cdef enum:
+    COUNTED_MAX = 1024          # tables
+    REASONS_MAX = 128           # a Status, or a refusal of shard_state.hpp
+
+cdef cppclass TableCounts:
+    atomic[u64] pulled          # rows asked for
+    atomic[u64] missed          # of them, those of ids without a row
+    atomic[u64] applied         # distinct ids whose rows a push changed
+    atomic[u64] made            # rows that are new
+    atomic[u64] unadmitted      # ids not seen often enough yet
+    atomic[u64] refused         # ids for which there was no room
+    atomic[u64] evicted
+    atomic[u64] expired
+
+cdef cppclass ShardCounts:
+    TableCounts[1024] tables
+    atomic[u64] refused[128]    # by the number that says why
+    atomic[u64] taken           # pushes of a whole model, which Python applied or gathered
+    Histogram lags              # of pushes that say of which version they are: how many versions
+                                # they were behind
+
+cdef class Counts:
+    cdef ShardCounts* state
+
+    cdef TableCounts* _table(self, u32 table) except NULL
+
+cdef void counts_refuse(ShardCounts* counts, u32 why) noexcept nogil
+cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64 unadmitted,
+                      u64 refused,
+                      u64 evicted) noexcept nogil
 
 cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
     cdef enum ShardKind:
@@ -230,3 +366,11 @@ cdef inline i64 place_of(ShardLoopState* s, u32 table) noexcept nogil:
     if at < s.place_count.load(acquire) and s.places[at].number.load(acquire) == table:
         return at
     return -1
+
+cdef enum:
+    QUOTA_ROW_BYTES = 24        # of a row beside its floats: its stamp, and its place in the index
+
+# whether the rows that parts of a push would make exceed a quota. about: the number of the table;
+# -1: the quota of the shard
+cdef bint quotas_exceeded(ShardLoopState* s, const PartWork* works, u64 n,
+                          i64* about) noexcept nogil

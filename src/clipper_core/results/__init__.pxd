@@ -6,7 +6,7 @@
 # threads (futex), event loops and the callback thread (each by a `Mailbox`, which `mailbox` reads).
 # `future` is the object that Python holds: one slot or many, by ticket. `ensemble call` is one
 # query on several models: predictions come in, one result goes out, by the rules of `decider`.
-# `standard_future` lets the functions of concurrent.futures wait for such a future.
+# The functions of concurrent.futures can wait for such a future.
 #
 # A slot has one writer at a time. Blocks are reference-counted; the last release frees them.
 #

@@ -1,4 +1,6 @@
+import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future as StandardFuture
 from typing import Any, Generic, final
 
 import numpy as np
@@ -50,3 +52,9 @@ class Future(Generic[_T]):
     def on_vote(self, fn: Callable[[Future[_T]], object]) -> None: ...
     def __await__(self) -> Awaiting[_T]: ...
     def add_done_callback(self, fn: Callable[[Future[_T]], object]) -> None: ...
+
+class StandardState:
+    condition: threading.Condition
+    state: str
+    waiters: list[Any]
+    def end(self, future: StandardFuture[Any]) -> None: ...

@@ -11,8 +11,10 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 import logging
-from concurrent.futures import Future as StandardFuture
-from concurrent.futures import TimeoutError as FutureTimeout
+import threading
+from concurrent.futures import (
+    CancelledError, Future as StandardFuture, TimeoutError as FutureTimeout,
+)
 
 from clipper_core.results.completion cimport (
     CompletionState, block_drop, claims_lock, claims_unlock, completion_notify_outside,
@@ -22,11 +24,8 @@ from clipper_core.results.completion cimport (
 from clipper_core.results.ensemble_call cimport (
     ensemble_call_answer_chosen, ensemble_call_cancel, ensemble_call_drop,
 )
-from clipper_core.results.standard_future cimport (
-    cancelled_error, standard_begin, standard_forget, standard_of,
-)
 from clipper_core.runtime.dtype cimport F64
-from clipper_core.runtime.machine cimport atomic, futex_wait, monotonic_us, relaxed
+from clipper_core.runtime.machine cimport atomic, futex_wait, monotonic_us, relaxed, u64
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for,
 )
@@ -38,9 +37,7 @@ from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object,
 )
 
-from clipper_core.results.standard_future import StandardState
-from clipper_core.runtime.status import Status as StatusName
-from clipper_core.runtime.status import error_for
+from clipper_core.runtime.status import Status as StatusName, error_for
 
 cdef extern from *:
     """
@@ -57,6 +54,53 @@ cdef extern from *:
 
 cdef enum:
     WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
+
+cdef dict _states = {}      # by the address of a future; beside it, since hardly any future has one
+
+
+class StandardState:
+    """The state of a future as the functions of concurrent.futures read it. It does not refer to
+    its future.
+
+    Threads: any, under `condition`.
+    """
+
+    def __init__(self):
+        self.condition = threading.Condition()
+        self.state = "PENDING"
+        self.waiters = []
+
+    def end(self, future):
+        """Tell those who wait that the future is done. Does nothing the second time."""
+        with self.condition:
+            if self.state != "PENDING":
+                return
+            self.state = "CANCELLED_AND_NOTIFIED" if future.cancelled() else "FINISHED"
+            for waiter in self.waiters:
+                if future.cancelled():
+                    waiter.add_cancelled(future)
+                elif future.exception() is None:
+                    waiter.add_result(future)
+                else:
+                    waiter.add_exception(future)
+
+
+cdef bint standard_begin(u64 address, made):
+    return _states.setdefault(address, made) is made
+
+
+cdef object standard_of(u64 address):
+    return _states[address]
+
+
+cdef void standard_forget(u64 address):
+    _states.pop(address, None)
+
+
+cdef object cancelled_error():
+    error = error_for(CANCELLED, "")        # of the class that is bound to it, if that is one
+    return error if isinstance(error, CancelledError) else CancelledError()
+
 
 cdef u64 NEVER_US = <u64> 1 << 62
 

@@ -4,9 +4,9 @@ from libc.string cimport memcpy, memset, strlen
 
 from clipper_core.cache.clock_cache cimport cache_fill, cache_prefetch
 from clipper_core.runtime.allocation cimport make
-from clipper_core.runtime.dtype cimport ANY, F64, itemsize
+from clipper_core.runtime.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.runtime.histogram cimport note
-from clipper_core.runtime.machine cimport acquire, aligned_new, relaxed
+from clipper_core.runtime.machine cimport acquire, aligned_new, relaxed, u16
 from clipper_core.runtime.status cimport (
     BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE,
 )
@@ -27,8 +27,9 @@ from clipper_core.wire.codec cimport (
     ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, rows_open,
 )
 from clipper_core.wire.correction cimport accuracy_read
-from clipper_core.wire.output cimport output_text, output_value
-from clipper_core.wire.prediction cimport TAG_NONE, Value, value_drop
+from clipper_core.wire.prediction cimport (
+    TAG_BLOB, TAG_NONE, Blob, Value, blob_new, blob_qualified, value_drop,
+)
 
 cdef enum:
     AHEAD = 8                   # cache buckets asked for before they are filled
@@ -242,7 +243,7 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
                        and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS)
                        and batch.keys == NULL)
     if rows.status != NULL:
-        output_text(<const char*> rows.text, rows.text_bytes, &why)
+        _output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
     for s in range(batch.span_count):
         if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes,
@@ -294,7 +295,7 @@ cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Sp
         nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
     if rows.status != NULL and rows.status[i]:
         _end_row(lanes, batch, span, k, i, MODEL_ERROR, why, now_us)
-    elif output_value(header, rows, i, at, nbytes, beside, &value):
+    elif _output_value(header, rows, i, at, nbytes, beside, &value):
         _end_row(lanes, batch, span, k, i, OK, &value, now_us)
         value_drop(&value)
     else:
@@ -333,7 +334,7 @@ cdef void _end_all(Lanes* lanes, Batch* batch, Status status, const char* text, 
                    u64 now_us) noexcept nogil:
     cdef u32 i
     cdef Value value
-    output_text(text, n, &value)
+    _output_text(text, n, &value)
     for i in range(batch.span_count if batch.keys == NULL else 0):
         span_end(lanes, &batch.spans[i], status, &value, now_us)
     value_drop(&value)
@@ -361,7 +362,7 @@ cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const c
     another replica failed as well were in it, they are to blame, and this one is not."""
     cdef u32 i, first_tries = 0
     cdef Value value
-    output_text(text, n, &value)
+    _output_text(text, n, &value)
     for i in range(batch.span_count if batch.keys == NULL else 0):
         first_tries += span_is_first_try(lanes, &batch.spans[i])
         if not (elsewhere and span_retry(lanes, &batch.spans[i], r.conn, now_us)):
@@ -478,3 +479,43 @@ cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
             _again(lanes, &r.flight[i].spans[k], now_us)
         batch_free(r.flight[i])
     r.in_flight = 0
+
+
+# -- outputs
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _output_value(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes,
+                       const u8* beside,
+                       Value* value) noexcept nogil:
+    cdef Blob* blob
+    value.word = 0
+    if header.rank == 0 and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS):
+        memcpy(&value.word, rows.data + at, nbytes)
+        value.tag = header.dtype
+        return True
+    blob = blob_qualified(rows.data + at, nbytes, beside,
+                          <u16> rows.qualifier_bytes[i] if rows.qualifier_bytes != NULL else 0)
+    if blob == NULL:
+        return False
+    blob.dtype = header.dtype
+    blob.rank = header.rank
+    memcpy(blob.dims, header.dims, sizeof(header.dims))
+    if header.flags & VARIABLE:
+        blob.rank = 0 if header.dtype == STR or header.dtype == BYTES else 1
+        blob.dims[0] = <u32> (nbytes / itemsize(header.dtype))
+    if rows.confidence != NULL:
+        blob.has_confidence = 1
+        blob.confidence = rows.confidence[i]
+    value.word = <u64> blob
+    value.tag = TAG_BLOB
+    return True
+
+
+cdef void _output_text(const char* text, u64 n, Value* value) noexcept nogil:
+    cdef Blob* blob = blob_new(text, n)
+    value.word = 0
+    value.tag = TAG_NONE
+    if blob != NULL:
+        blob.dtype = STR
+        value.word = <u64> blob
+        value.tag = TAG_BLOB

@@ -158,7 +158,7 @@ def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
         )
         assert unheard == rows.count(4)
         counted |= {rows[i] for i in fresh}
-    assert set(np.flatnonzero(joined.told)) == counted
+    assert set(np.flatnonzero(joined.has_feedback)) == counted
 
 
 def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> None:

@@ -166,13 +166,13 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
             learned = learn_label(table, ids[0], "app", labels[0]) is True
             assert learn_label(table, ids[0], "app", labels[0]) is (False if learned else None)
         if not learned:
-            assert not any(joined.told for joined in map(table.get, ids) if joined)
+            assert not any(joined.has_feedback for joined in map(table.get, ids) if joined)
             continue
         counted += len(ids)
         for id, label in zip(ids, labels, strict=True):
             joined = table.get(id)
             assert joined is not None
-            assert joined.told
+            assert joined.has_feedback
             seen = Observation(joined.plan, joined.arrived, Truth(label), joined.answer)
             other.states.observe_one(other, joined.user, seen, written(other, joined.user, seen))
     assert counted or len({type(value) for value in values}) > 1

@@ -18,7 +18,7 @@ shard_stream), over the connection on which it asked for that. It says up to whi
 all; a push is acknowledged with one message each way, and messages do not wait for each other. The
 stream ends when a table or a model is made, which only a reply can say, or when the connection
 does; then the follower is resynced by difference. Where both compute the same, the follower is sent
-pushes and applies them (the core's shard_replay). It says that it has one before it applies it,
+pushes and applies them (the core's shard_stream). It says that it has one before it applies it,
 under its lock: whoever takes the lock, as a shard that recovers does, finds it applied.
 
 Changed rows are read while pushes are paused, so that a copy agrees with the pushes that it has

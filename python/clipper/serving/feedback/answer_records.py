@@ -369,7 +369,10 @@ def _encoded(batch: Sequence[Answered]) -> Iterator[tuple[int, bytes]]:
         if joined.nbytes <= 2 * RECORD_BYTES_MAX:
             joined.is_written = True
             seen = seen_of(joined, Truth())
-            yield _number_of(id), b"" if joined.told else written(joined.learner, joined.user, seen)
+            yield (
+                _number_of(id),
+                b"" if joined.has_feedback else written(joined.learner, joined.user, seen),
+            )
 
 
 def _number_of(id: str) -> int:

@@ -117,7 +117,7 @@ def observe(
         seen = seen_of(joined, _fitted(truth, joined), weight)
         number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
     except BaseException:
-        joined.told = False  # what the journal refuses may be told again
+        joined.has_feedback = False  # what the journal refuses may be told again
         raise
     learner.states.commit(number)
     _tell_watcher(learner, seen)
@@ -329,7 +329,7 @@ def _learn_joined(found: list[Joined], labels: Sequence[Any]) -> Sequence[Any]:
         number = found[0].learner.states.observe_many(items)
     except BaseException:
         for joined in found:
-            joined.told = False
+            joined.has_feedback = False
         raise
     found[0].learner.states.commit(number)
     for each in told:
@@ -455,7 +455,7 @@ def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) ->
             done += len(part) if isinstance(part, ObservationRows) else 1
             seen.append(part)
     except BaseException:
-        joined.told[places[done:]] = False
+        joined.has_feedback[places[done:]] = False
         raise
     states.commit(number)
     _tell_watcher_of_rows(joined, places, seen)

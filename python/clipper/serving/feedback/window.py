@@ -64,10 +64,10 @@ class JoinedRows:
         "_future",
         "_rows",
         "answers",
+        "has_feedback",
         "heard",
         "learner",
         "plan",
-        "told",
         "until_s",
         "user",
     )
@@ -86,12 +86,12 @@ class JoinedRows:
         self.heard: NDArray[np.bool_] = by_model.any(
             axis=0
         )  # rows that anything can be learned from
-        self.told = np.zeros(len(self.heard), np.bool_)
+        self.has_feedback = np.zeros(len(self.heard), np.bool_)
         self.until_s = 0.0
         self._rows: ObservationRows | None = None
 
     def __len__(self) -> int:
-        return len(self.told)
+        return len(self.has_feedback)
 
     @property
     def as_one(self) -> bool:
@@ -256,7 +256,10 @@ class FeedbackWindow:
                 continue
             if not self._is_over(joined):
                 seen = seen_of(joined, Truth())
-                yield number, b"" if joined.told else written(joined.learner, joined.user, seen)
+                yield (
+                    number,
+                    b"" if joined.has_feedback else written(joined.learner, joined.user, seen),
+                )
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
         """Remember an array until its feedback comes."""
@@ -313,11 +316,11 @@ class FeedbackWindow:
         """
         with self._lock:
             heard = joined.heard[places]
-            fresh = heard & ~joined.told[places]
+            fresh = heard & ~joined.has_feedback[places]
             first = np.zeros(len(places), np.bool_)
             first[np.unique(places, return_index=True)[1]] = True
             fresh &= first
-            joined.told[places[fresh]] = True
+            joined.has_feedback[places[fresh]] = True
         return np.flatnonzero(fresh), int(np.count_nonzero(~heard))
 
     def _unknown(self, id: str) -> UnknownPrediction:
