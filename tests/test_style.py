@@ -16,7 +16,7 @@ LIMITS = {
     "weak beginning": 1,
     "coined word": 53,
     "coined name": 352,
-    "Any": 1004,
+    "Any": 976,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.server_command import ServerCommand, table, with_server
+from clipper.cli.server_command import (
+    EXIT_INTERRUPTED,
+    ServerCommand,
+    table,
+    with_server,
+    write_text,
+)
 from clipper.errors import InvalidInput, PackagingError
 
 if TYPE_CHECKING:
     from clipper.load.measurement import Measurement
     from clipper.load.runs import MakeTarget, OnProgress, RunPlan
 
-_EXIT_INTERRUPTED = 130
 _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -191,7 +196,7 @@ def bench(
         )
         click.echo(f"wrote {html_}", err=True)
     if steps[-1].interrupted:
-        sys.exit(_EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(0 if any(step.counts()["ok"] + step.counts()["missing"] for step in steps) else 1)
 
 
@@ -329,16 +334,6 @@ def _write(
         where,
     )
     write_text(path, text)
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a file."""
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
-        ) from None
 
 
 def command_line() -> str:

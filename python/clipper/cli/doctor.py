@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clipper.cli.up import DEFAULT_FILE
+from clipper.cli.up import file_or_default
 from clipper.clock import wall_time_us
 from clipper.config import load
 from clipper.frontend.auth.api_keys import ApiKeys
@@ -257,8 +257,7 @@ def _commit_ms(path: Path) -> list[float]:
 
 def certificates() -> Iterator[Finding]:
     """Check the certificates of ./clipper.toml as a server would load them."""
-    file = Path(DEFAULT_FILE)
-    config = load(file if file.exists() else None)
+    config = load(file_or_default(None))
     http = config.http
     each = (
         ("http.tls", query_tls(http)),

@@ -2,7 +2,6 @@
 `clipper.connect().mesh`.
 """
 
-import contextlib
 import json
 import sys
 import time
@@ -13,7 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from clipper.cli.command_group import CommandGroup
-from clipper.cli.server_command import ServerCommand, age_of, dry, with_server
+from clipper.cli.server_command import (
+    ServerCommand,
+    age_of,
+    dry,
+    until_interrupted,
+    with_server,
+)
 from clipper.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
     from clipper.mesh.records import Instance
 
 _EXIT_FAILED = 1
-_EXIT_INTERRUPTED = 130
 _COLOURS = {
     "LOADED": "green",
     "DEFINED": "green",
@@ -331,7 +335,7 @@ def watch(command: ServerCommand, prefix: str) -> None:
     clipper mesh watch
     clipper mesh watch m -o json
     """
-    with _until_interrupted():
+    with until_interrupted():
         for event in command.server.mesh.watch(prefix):
             click.echo(_json(event) if command.as_json else _change_text(event))
             sys.stdout.flush()
@@ -689,14 +693,3 @@ def _ago(time_ms: int) -> str:
 
 def _clock(time_ms: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_ms / 1000))
-
-
-@contextlib.contextmanager
-def _until_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(_EXIT_INTERRUPTED)
-    except BrokenPipeError:  # for example `| head`
-        sys.stderr.close()
-        sys.exit(0)

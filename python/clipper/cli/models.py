@@ -168,7 +168,7 @@ def deploy(
     settings |= {"python": python} if python else {}
     placed = {"deployer": deployer, "memory_mib": memory, "cpus": cpus, "gpus": gpus}
     settings |= {key: value for key, value in placed.items() if value is not None}
-    settings |= {"command": program, "folder": str(Path.cwd())} if program else {}
+    settings |= {"folder": str(Path.cwd())} if program else {}
     places = [str(Path(place).absolute()) for place in code] or home_of(target or "")
     settings |= {"code": places} if places else {}
     with (
@@ -176,7 +176,7 @@ def deploy(
         if sys.stderr.isatty() and not dry_run
         else contextlib.nullcontext()
     ):
-        change = command.server.deploy(name, target, dry_run=dry_run, **settings)
+        change = command.server.deploy(name, target, command=program, dry_run=dry_run, **settings)
     command.show_change(change)
 
 

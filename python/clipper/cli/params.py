@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clipper.cli.command_group import CommandGroup
+from clipper.cli.end_process import end_process
+from clipper.cli.up import file_or_default
 from clipper.errors import NoServer
 
 if TYPE_CHECKING:
     from clipper.params.client.stats_reader import StatsReader
 
-_EXIT_STILL_THERE = 1
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -50,8 +51,7 @@ def _of_folder(verb: Callable[..., None]) -> Callable[..., None]:
 def _folder(given: Path | None) -> Path:
     from clipper.config import load
 
-    file = Path("clipper.toml")
-    return given if given is not None else Path(load(file if file.exists() else None).params.folder)
+    return given if given is not None else Path(load(file_or_default(None)).params.folder)
 
 
 def _show(result: object, as_json: bool, text: str) -> None:
@@ -153,15 +153,12 @@ def up(
     from clipper.params.local.local_set import LocalSet
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    here = Path("clipper.toml")
     wanted = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in given.items()
         if value is not None
     }
-    settings = load(
-        file or (here if here.exists() else None), **({"params": wanted} if wanted else {})
-    ).params
+    settings = load(file_or_default(file), **({"params": wanted} if wanted else {})).params
     if engine:
         if settings.metrics:
             raise click.UsageError(
@@ -649,14 +646,7 @@ def down(
     pid = supervisor_of(place)
     if not pid:
         raise NoServer(f"no set of shards runs in {place}.", hint="clipper params up --folder ...")
-    process = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not select.select([process], [], [], wait_s)[0]:
-            click.echo(f"process {pid} is still there after {wait_s:g} s", err=True)
-            sys.exit(_EXIT_STILL_THERE)
-    finally:
-        os.close(process)
+    end_process(pid, wait_s, f"process {pid} is still there after {wait_s:g} s")
     _show({"pid": pid}, as_json, f"ended the shards of {place} (process {pid})")
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.bench import command_line, seconds_of, write_text
+from clipper.cli.bench import command_line, seconds_of
 from clipper.cli.models import home_of
-from clipper.cli.server_command import ServerCommand, table, with_server
+from clipper.cli.server_command import ServerCommand, table, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:

@@ -2,18 +2,14 @@
 started.
 """
 
-import contextlib
-import os
-import select
-import signal
-import sys
 from pathlib import Path
 
 import click
 
+from clipper.cli.end_process import end_process
+from clipper.cli.up import file_or_default
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
-_EXIT_STILL_THERE = 1
 _MODEL = '''"""A first model: change it, or write your own beside it. `clipper up` serves what clipper.toml names."""
 
 import numpy as np
@@ -105,35 +101,17 @@ def down(now: bool, wait_s: float) -> None:
     from clipper.config import load
     from clipper.manage.running import the_one
 
-    file = Path("clipper.toml")
-    found = the_one(load(file if file.exists() else None).server.state)
+    found = the_one(load(file_or_default(None)).server.state)
     if not found.ends_by_signal:
         raise ClipperError(
             f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.",
             hint="End that.",
         )
+    still = f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now"
     try:
-        process = os.pidfd_open(found.pid)
+        end_process(found.pid, wait_s, still, now=now)
     except ProcessLookupError:
         raise NoServer(
             f"the server at {found.url} (process {found.pid}) is gone already."
         ) from None
-    try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        if now and not _ended(process, 0.3):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not _ended(process, wait_s):
-            click.echo(
-                f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now",
-                err=True,
-            )
-            sys.exit(_EXIT_STILL_THERE)
-    finally:
-        os.close(process)
     click.echo(f"ended the server at {found.url} (process {found.pid})")
-
-
-def _ended(process: int, patience_s: float) -> bool:
-    """Wait for a process to end; its pidfd becomes readable then."""
-    return bool(select.select([process], [], [], patience_s)[0])

@@ -4,13 +4,16 @@ rollback.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import ServerCommand, dry, table, with_server
 from clipper.manage.rollout import ERROR_RATE, GUARD
+
+if TYPE_CHECKING:
+    from clipper.manage.client import ChangeResult
 
 
 @click.group(
@@ -139,7 +142,7 @@ def _mover(name: str, short: str, long: str) -> click.Command:
     @dry
     @with_server
     def move(command: ServerCommand, application: str, dry_run: bool) -> None:
-        verb: Callable[..., dict[str, Any]] = getattr(command.server, f"{name}_rollout")
+        verb: Callable[..., ChangeResult] = getattr(command.server, f"{name}_rollout")
         command.show_change(verb(application, dry_run=dry_run))
 
     return click.command(

@@ -1,17 +1,25 @@
 """Options and output shared by the commands that talk to a running server."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from clipper.cli.up import file_or_default
 from clipper.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from clipper.manage.client import ChangeResult, Client
 
-def _connected(url: str | None, token: str | None, ca: str | None) -> object:
+EXIT_INTERRUPTED = 130
+
+
+def _connected(url: str | None, token: str | None, ca: str | None) -> "Client":
     """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only
     one."""
     from clipper.config import load
@@ -19,8 +27,7 @@ def _connected(url: str | None, token: str | None, ca: str | None) -> object:
 
     state = ""
     if not url and not os.environ.get("CLIPPER_URL"):
-        file = Path("clipper.toml")
-        state = load(file if file.exists() else None).server.state
+        state = load(file_or_default(None)).server.state
     return connect(url, token, ca=ca, state=state)
 
 
@@ -32,7 +39,7 @@ class ServerCommand:
         self._url, self._token, self._ca = url, token, ca
 
     @property
-    def server(self) -> Any:
+    def server(self) -> "Client":
         """Return a client of the server. Raises: NoServer."""
         return _connected(self._url, self._token, self._ca)
 
@@ -40,7 +47,7 @@ class ServerCommand:
         """Print a value as JSON, or as the given text."""
         click.echo(json.dumps(value, indent=2) if self.as_json else text())
 
-    def show_change(self, change: dict[str, object]) -> None:
+    def show_change(self, change: "ChangeResult") -> None:
         """Print what a command changed, or would change."""
         self.show(change, lambda: "\n".join(_change_lines(change)))
 
@@ -91,7 +98,7 @@ dry = click.option(
 # -- printing and reading
 
 
-def _change_lines(change: dict[str, Any]) -> Iterable[str]:
+def _change_lines(change: "ChangeResult") -> Iterable[str]:
     yield f"{'would be: ' if change['dry_run'] else ''}{change['message']}"
     for one in change["changed"]:
         before, after = one["before"], one["after"]
@@ -141,6 +148,28 @@ def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """End the command quietly, by Ctrl-C or when nobody reads its output any more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # for example `| head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file. Raises InvalidInput if it cannot be written."""
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
+        ) from None
 
 
 def read_json(text: str, what: str) -> Any:

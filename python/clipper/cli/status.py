@@ -1,18 +1,15 @@
 """`clipper ps` and `clipper logs`."""
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from clipper.cli.server_command import ServerCommand, table, with_server
+from clipper.cli.server_command import ServerCommand, table, until_interrupted, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
 
-EXIT_INTERRUPTED = 130
 _CHECK_S = 0.3
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
 _STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
@@ -105,7 +102,7 @@ def logs(command: ServerCommand, model: str, replica: int | None, follow: bool) 
     clipper logs svm -f
     """
     if follow:
-        with _until_interrupted():
+        with until_interrupted():
             _follow(command, model, replica)
         return
     lines = command.server.logs(model, replica or 0)
@@ -152,17 +149,6 @@ def _print(command: ServerCommand, container: str, one: dict[str, Any]) -> None:
         else:
             click.echo(f"{click.style(container, fg=colour)} | {line}")
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _until_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # for example `| head`
-        sys.stderr.close()
-        sys.exit(0)
 
 
 def state_colour(state: str) -> str:

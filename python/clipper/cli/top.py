@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.server_command import ServerCommand, with_server
+from clipper.cli.server_command import ServerCommand, with_server, write_text
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
@@ -172,13 +172,6 @@ def _write_svg(path: str, watched: "ServerReadings", where: str) -> None:
         record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
     )
     console.print(screen(watched, where, console.width, keys=False))
-    try:
-        text = re.sub(
-            r',\s*url\("[^)]*\) format\("[^)]*\)', "", console.export_svg(title="clipper top")
-        )  # fonts of the web
-        Path(path).write_text(text)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
-        ) from None
+    svg = console.export_svg(title="clipper top")
+    write_text(path, re.sub(r',\s*url\("[^)]*\) format\("[^)]*\)', "", svg))  # fonts of the web
     click.echo(f"wrote {path} at {time.strftime('%H:%M:%S')}", err=True)

@@ -19,7 +19,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
 
 import msgspec
 import numpy as np
@@ -41,6 +41,8 @@ from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
 
 if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
     from clipper.manage.mesh_client import MeshClient
     from clipper.manage.stream import Stream
 
@@ -93,10 +95,26 @@ class Trust(NamedTuple):
 _TRUST = Trust()
 
 
+class ChangedRecord(TypedDict):
+    """One record before and after a change, as JSON; None if it did not exist."""
+
+    key: str
+    before: object
+    after: object
+
+
+class ChangeResult(TypedDict):
+    """Result of a change, or of its dry run. message: one line. changed: empty for no change."""
+
+    verb: str
+    message: str
+    dry_run: bool
+    changed: list[ChangedRecord]
+
+
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
-    change returns `{"verb", "message", "dry_run", "changed": [{"key", "before", "after"}]}`, as one
-    with dry_run=True would.
+    change returns a ChangeResult, as one with dry_run=True would.
     """
 
     def __init__(
@@ -244,7 +262,7 @@ class Client:
         command: str | Sequence[str] | None = None,
         dry_run: bool = False,
         **settings: Any,
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
         .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
         is not sent: the server reads it by its path, on this host.
@@ -295,26 +313,26 @@ class Client:
 
     def promote(
         self, model: str, application: str | None = None, *, dry_run: bool = False
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Make this version the latest; with `application`, link that one to this version alone."""
         return self._change(
             f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application}
         )
 
-    def rollback(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def rollback(self, model: str, *, dry_run: bool = False) -> ChangeResult:
         """Make the version before the latest the latest."""
         return self._change(f"/admin/models/{_quoted(model)}/rollback", dry_run, {})
 
     def scale(
         self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Run so many containers of a version, or within (least, most) as many as the load asks
         for."""
         return self._change(
             f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas}
         )
 
-    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> ChangeResult:
         """Take a version out of service for good."""
         return self._change(f"/admin/models/{_quoted(model)}/retire", dry_run, {"force": force})
 
@@ -327,18 +345,18 @@ class Client:
         *,
         dry_run: bool = False,
         **settings: object,
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         members = settings if models is None else {**settings, "models": list(models)}
         return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
 
-    def remove_application(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def remove_application(self, name: str, *, dry_run: bool = False) -> ChangeResult:
         """Remove an application. Raises UnknownApplication."""
         return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
 
     def link(
         self, application: str, model: str, role: str = "", *, dry_run: bool = False
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Let an application ask one more model, perhaps in a role: `shadow`,
         `challenger(share=0.1)`."""
         return self._change(
@@ -347,7 +365,7 @@ class Client:
             {"model": model, "role": role},
         )
 
-    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> ChangeResult:
         """Remove a model from an application."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model}
@@ -355,7 +373,7 @@ class Client:
 
     def challenge(
         self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Let a model alone answer a share of an application's queries."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/challenge",
@@ -365,7 +383,7 @@ class Client:
 
     def shadow(
         self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False
-    ) -> dict[str, Any]:
+    ) -> ChangeResult:
         """Ask a model beside an application's queries, and never use what it says."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/shadow",
@@ -376,8 +394,8 @@ class Client:
     # -- rollouts
 
     def rollout(
-        self, application: str, model: str, *, dry_run: bool = False, **settings: Any
-    ) -> dict[str, Any]:
+        self, application: str, model: str, *, dry_run: bool = False, **settings: object
+    ) -> ChangeResult:
         """Let a version take over an application's queries stage by stage while its guards hold.
         settings: canary ("5%"), stages ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard
         ("p99<20ms, error<1%"), error_rate."""
@@ -397,23 +415,23 @@ class Client:
         )
         return self._list("rollouts", where)
 
-    def pause_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def pause_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
         """Let it grow no more; a broken guard reverts it all the same."""
         return self._move_rollout(application, "pause", dry_run)
 
-    def resume_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def resume_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
         """Resume a paused rollout."""
         return self._move_rollout(application, "resume", dry_run)
 
-    def abort_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def abort_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
         """Ask the version before for everything again."""
         return self._move_rollout(application, "abort", dry_run)
 
-    def promote_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def promote_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
         """Ask the new version for everything, whatever the guards say."""
         return self._move_rollout(application, "promote", dry_run)
 
-    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> dict[str, Any]:
+    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> ChangeResult:
         return self._change(
             f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {}
         )
@@ -424,15 +442,14 @@ class Client:
         """Models with their files, applications, and what was learned: JSON, for `import_state`."""
         return msgspec.json.encode(self._object("GET", "/admin/export"))
 
-    def import_state(self, state: bytes, *, dry_run: bool = False) -> dict[str, Any]:
+    def import_state(self, state: bytes, *, dry_run: bool = False) -> ChangeResult:
         """Add what `export_state` gave to this server. It runs code that is in there."""
-        return self._object(
-            "POST", "/admin/import" + ("?dry_run=true" if dry_run else ""), body=state
-        )
+        path = "/admin/import" + ("?dry_run=true" if dry_run else "")
+        return cast(ChangeResult, self._object("POST", path, body=state))
 
     # -- asking
 
-    def predict(self, application: str, input: Any, **settings: Any) -> Answer:
+    def predict(self, application: str, input: object, **settings: object) -> Answer:
         """One query, answered by its deadline; settings: user, context, slo_ms, salt."""
         reply = self.predict_plainly(application, input, **settings)
         return Answer(
@@ -457,7 +474,7 @@ class Client:
             {"input": input, **settings},
         )
 
-    def feedback(self, application: str, id: str, **truth: Any) -> bool:
+    def feedback(self, application: str, id: str, **truth: object) -> bool:
         """Send feedback about the answer of that id: label, correct, or score; weight.
 
         Returns False when its feedback had come before.
@@ -467,8 +484,9 @@ class Client:
 
     # -- inside
 
-    def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> dict[str, Any]:
-        return self._object("POST", path + ("?dry_run=true" if dry_run else ""), members)
+    def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> ChangeResult:
+        path += "?dry_run=true" if dry_run else ""
+        return cast(ChangeResult, self._object("POST", path, members))
 
     def _list(self, member: str, path: str) -> list[Any]:
         found: list[object] = self._object("GET", path)[member]
@@ -530,7 +548,7 @@ class Client:
             )
             raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
 
-    def _line(self) -> Any:
+    def _line(self) -> "HTTPConnection":
         import http.client
 
         if self._tls is None:
@@ -539,7 +557,7 @@ class Client:
             self._host, self._port, timeout=self._timeout_s, context=self._tls
         )
 
-    def _check_pinned(self, line: Any) -> None:
+    def _check_pinned(self, line: "HTTPConnection") -> None:
         """Before anything is sent, the token above all."""
         if self._tls is None or not self._trust.pinned:
             return
@@ -547,7 +565,8 @@ class Client:
             expected = fingerprint_of(Path(self._trust.pinned).read_text())
         except (OSError, ValueError):
             expected = ""
-        if hashlib.sha256(line.sock.getpeercert(True)).hexdigest() != expected:
+        shown = cast(ssl.SSLSocket, line.sock).getpeercert(True) or b""
+        if hashlib.sha256(shown).hexdigest() != expected:
             raise NoServer(
                 f"{self.url} shows another certificate than {self._trust.pinned}.",
                 hint="Name it: --url, and --ca.",
