@@ -2,9 +2,16 @@
 
 import difflib
 import json
+import zipfile
+from pathlib import Path
 
+import pytest
+
+from clipper.deploy import sdk
+from clipper.deploy.chart import ChartContents, chart, write_chart
 from clipper.deploy.image import Image
 from clipper.deploy.manifests import (
+    EXTRAS,
     Shipment,
     compose,
     kubernetes,
@@ -14,6 +21,7 @@ from clipper.deploy.manifests import (
 from clipper.deploy.mesh_manifests import MeshShipment, mesh, node_toml
 from clipper.deploy.params_manifests import ParamsShipment, params, shards_json
 from clipper.deploy.yaml import Document, to_yaml
+from clipper.errors import InvalidInput
 from clipper.settings.params import ParamsSettings
 from clipper.types import Application, InputType, Model, VersionedModel
 from clipper.version import VERSION
@@ -33,6 +41,24 @@ def shipment(**more: object) -> Shipment:
     app = Application("to.tal", links, default=-1, roles={"Big.model": "shadow"}, coverage=0.9)
     images = {model.name: (model, Image(f"clipper/{model.name}:1-0a", {})) for model in models}
     return Shipment(images, (app, Application("words", (), input=F64)), **more)
+
+
+def charts() -> dict[str, dict[str, str]]:
+    """Charts; what a monitor reads is the same in all and compared elsewhere."""
+    nodes, shards = (
+        MeshShipment(STORE, gpus=2),
+        ParamsShipment(ParamsSettings(shards=3, replicas=1)),
+    )
+    scaled = MeshShipment(STORE, 2, 10, 1000, 5, 600, ("gpu", "big"), 1, "other")
+    found = {
+        "servers": chart(ChartContents(shipment(servers=3))),
+        "nodes": chart(ChartContents(shipment(), nodes)),
+        "all": chart(ChartContents(shipment(redis=True, name="x"), scaled, shards)),
+    }
+    for made in found.values():
+        assert len(made.pop("files/alerts.yml")) > 1000
+        assert '"panels"' in made.pop("files/dashboard.json")
+    return found
 
 
 def files(found: dict[str, list[Document]]) -> dict[str, str]:
@@ -71,9 +97,38 @@ def exported() -> dict[str, dict[str, str]]:
 
 
 def test_what_is_exported() -> None:
-    """The first file of a name whole, the others as what is different."""
+    check_files("manifests.txt", exported())
+
+
+def test_charts() -> None:
+    check_files("charts-of-helm.txt", charts())
+
+
+def test_a_chart_and_its_images_are_written(tmp_path: Path) -> None:
+    contents = ChartContents(shipment())
+    model, _ = contents.servers.models["sums"]
+    contents.servers.models["sums"] = model, Image("clipper/sums:1-0a", {"a/b.py": b"1"})
+    written = write_chart(contents, tmp_path)
+    assert written == sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    )
+    assert (tmp_path / "images/models/sums/a/b.py").read_bytes() == b"1"
+    assert (tmp_path / "values.yaml").read_text() == chart(contents)["values.yaml"]
+    wheel = tmp_path / "images/server/wheels" / sdk.WHEEL
+    assert zipfile.is_zipfile(wheel)
+    assert (tmp_path / "images/server/Dockerfile").read_text() == server_dockerfile(EXTRAS)
+
+
+def test_a_chart_makes_the_token_of_its_shards() -> None:
+    settings = ParamsSettings(shards=1, token="mine")
+    with pytest.raises(InvalidInput, match=r"params\.token is set"):
+        chart(ChartContents(shipment(), shards=ParamsShipment(settings)))
+
+
+def check_files(expected: str, cases: dict[str, dict[str, str]]) -> None:
+    """Compare the first file of a name whole, the others as what is different."""
     shown, first = [], dict[str, list[str]]()
-    for case, texts in exported().items():
+    for case, texts in cases.items():
         shown += ["", f"==== {case}"]
         for name, text in texts.items():
             lines = text.splitlines()
@@ -81,7 +136,7 @@ def test_what_is_exported() -> None:
             shown += [f"-- {name}", *(lines if not before else difference(before, lines))]
             first[name] = before or lines
     text = "".join(f"{line.rstrip()}\n" for line in shown)
-    check_expected("manifests.txt", text.replace(VERSION, "VERSION"))
+    check_expected(expected, text.replace(VERSION, "VERSION"))
 
 
 def difference(before: list[str], after: list[str]) -> list[str]:
