@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def charts() -> dict[str, dict[str, str]]:
     for made in found.values():
         assert len(made.pop("files/alerts.yml")) > 1000
         assert '"panels"' in made.pop("files/dashboard.json")
+        for name in made.keys() & {"templates/shards-secret.yaml"}:  # all settings are in it
+            made[name] = re.sub(r"settings.*", "...", made[name])
     return found
 
 
