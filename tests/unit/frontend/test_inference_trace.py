@@ -271,9 +271,8 @@ def test_schemas_and_records() -> None:
         for name in row:
             for wrong in (row[name], [], 7, "text", np.float32(3), [row[name]]):
                 given = {**many, name: wrong}
-                found.append(
-                    f"{name} {wrong!r}: {tried(lambda s=side, g=given: [*map(bytes, s.pack_many(g))])}"
-                )
+                rows = tried(lambda s=side, g=given: [*map(bytes, s.pack_many(g))])
+                found.append(f"{name} {wrong!r}: {rows}")
         found += [tried(lambda s=side: s.rows_of(3)), tried(lambda s=side: s.pack({}))]
     check_expected("inference/records.txt", "\n".join(found) + "\n")
 
