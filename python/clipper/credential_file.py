@@ -34,18 +34,21 @@ class CredentialFile:
     """The credentials of one file, found by their keys. Threads: any.
 
     setting: the setting that names the file, for errors. roles: those that a line may have; empty:
-    lines have none. Raises ConfigError for a file that cannot be read, or has a line of another
-    form.
+    lines have none. role: of lines that have none; empty: each must have one. Raises ConfigError
+    for a file that cannot be read, or has a line of another form.
     """
 
-    def __init__(self, path: str, setting: str, roles: Sequence[str] = ()) -> None:
-        self._path, self._setting, self._roles = path, setting, roles
+    def __init__(self, path: str, setting: str, roles: Sequence[str] = (), role: str = "") -> None:
+        self._path, self._setting, self._roles, self._role = path, setting, roles, role
         self._seen = self._stamp()
         self._credentials = self._read()
 
     def find(self, key: bytes) -> Credential | None:
         """Return the credential of a key; None if the file does not have it."""
-        digest = hashlib.sha256(key).digest()
+        return self.find_digest(hashlib.sha256(key).digest())
+
+    def find_digest(self, digest: bytes) -> Credential | None:
+        """Return the credential of a key by its hash; None if the file does not have it."""
         found = self._credentials.get(digest[:8])
         return found if found and hmac.compare_digest(found.digest, digest) else None
 
@@ -92,6 +95,7 @@ class CredentialFile:
         try:
             name, *role, mark = words
             digest = bytes.fromhex(mark.removeprefix(_MARK))
+            role = role or [self._role] * bool(self._role)
             is_known = role[0] in self._roles and len(role) == 1 if self._roles else not role
             if not is_known or not mark.startswith(_MARK) or len(digest) != 32:
                 raise ValueError

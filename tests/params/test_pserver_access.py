@@ -108,6 +108,26 @@ def test_keys(fronts: Fronts, tmp_path: Path) -> None:
     assert outcome(address, token=first) == "UNAUTHENTICATED"
 
 
+def test_keys_have_roles(fronts: Fronts, tmp_path: Path) -> None:
+    file, keys = tmp_path / "keys", {role: new_key() for role in ("read", "train", "manage", "")}
+    file.write_text("".join(line_of("ann", key, role) + "\n" for role, key in keys.items()))
+    address = up(fronts, grpc_keys_file=str(file))
+    calls = {"read": "pull_variable", "train": "push_model", "manage": "get_replica"}
+    order = tuple(calls)
+    for role, key in keys.items():  # a line without a role may do all
+        shard = Shard(address, key)
+        for needed, name in calls.items():
+            try:
+                getattr(shard, name)()
+                code, text = "answered", ""
+            except grpc.RpcError as error:
+                code, text = error.code().name, str(error.details())
+            is_refused = order.index(role or "manage") < order.index(needed)
+            assert (code == "PERMISSION_DENIED") == is_refused, (role, name, code)
+            assert not is_refused or f"role '{needed}'" in text
+        shard.close()
+
+
 def test_files_that_are_not_in_order_are_told_at_the_start(
     shards: Shards, authority: Authority, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Tokens of worker groups: what each role may do, and what it is told when it may not."""
 
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,10 @@ from click.testing import CliRunner
 
 from clipper.cli.key import key
 from clipper.errors import ConfigError, Forbidden
-from clipper.params import TableSpec
-from clipper.params.tokens import ROLES, TokenFile
+from clipper.params import Client, TableSpec
+from clipper.params.tokens import ROLES, TokenFile, digest_of
 from clipper_container.tables import Tables
-from tests.params.conftest import Shards, ones, until
+from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.test_streams import streams
 from tests.params.test_table_changes import SGD
 
@@ -76,19 +77,57 @@ def test_changed_file_is_read_and_a_broken_one_is_not(tmp_path: Path) -> None:
     token = made(path, "read")
     tokens = TokenFile("of the set", str(path))
     other = made(path, "manage")
-    assert [tokens.role(one) for one in (token, other, "of the set", "x", "", None)] == [
+    assert tokens.refresh()
+
+    def role(one: object) -> str:
+        return tokens.role(digest_of(one))
+
+    assert [role(one) for one in (token, other, "of the set", "x", "", None)] == [
         *("read", "manage", "manage"),
         *("", "", ""),
     ]
     assert token not in path.read_text()
     path.write_text("# none\n")
-    assert tokens.role(token) == ""
+    assert tokens.refresh()
+    assert role(token) == ""
     for line in ("ann sha256:00", "ann root sha256:" + "0" * 64, "ann read " + "0" * 64):
         path.write_text(line)
         os.utime(path, ns=(1, 1))
-        assert tokens.role(token) == ""
-        assert tokens.role("of the set") == "manage"
+        assert not tokens.refresh()
+        assert role(token) == ""
+        assert role("of the set") == "manage"
         with pytest.raises(ConfigError, match="NAME ROLE"):
             TokenFile("", str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         TokenFile("", str(tmp_path / "nothing"))
+
+
+def test_deleted_token_closes_its_open_connections(shards: Shards, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    deleted, demoted = made(file, "train"), made(file, "manage")
+    shards.up(2, tokens_file=str(file), replicas=1)
+    one, other, owner = (shards.client(token=token) for token in (deleted, demoted, TOKEN))
+    owner.create(TableSpec("t", 2, **SGD))
+    until(lambda: streams(shards))
+    for client in (one, other, owner):
+        client.push("t", [1, 2], -ones((2, 2)))
+    lines = file.read_text().splitlines()
+    file.write_text(lines[1].replace(" manage ", " read ") + "\n")
+
+    def refused(client: Client, match: str) -> bool:
+        """The shards look at the file a few times a second, each by itself."""
+        try:
+            client.push("t", [1, 2], 0 * ones((2, 2)))
+        except Forbidden as error:
+            return match in str(error)
+        return False
+
+    connection = one.connections[0]
+    until(lambda: select.select([connection.fileno()], [], [], 0)[0] != [])  # it was closed
+    until(lambda: refused(one, "token is missing or wrong"))
+    until(lambda: refused(other, "'train'"))
+    with pytest.raises(Forbidden):
+        one.pull("t", [1])
+    assert other.pull("t", [1, 2]).tolist() == [[3, 3]] * 2
+    owner.push("t", [1], -ones((1, 2)))
+    assert other.pull("t", [1]).tolist() == [[4, 4]]

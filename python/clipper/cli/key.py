@@ -19,7 +19,7 @@ import click
 @click.option(
     "--role",
     type=click.Choice(["read", "train", "manage"]),
-    help="A token of params.tokens_file, for a group of workers.",
+    help="Of a token of params.tokens_file or grpc_keys_file, for a group of workers.",
 )
 def key(name: str, path: Path, role: str | None) -> None:
     """Make a key for NAME, print it, and add its hash to a file.
@@ -29,8 +29,8 @@ def key(name: str, path: Path, role: str | None) -> None:
     away, delete its line. The key is shown this once. A file of the same kind is http.tokens_file:
     its keys manage, and the history has their names.
 
-    With --role the file is params.tokens_file: `read` may pull rows, `train` push and create tables
-    too, `manage` do everything.
+    With --role the file is params.tokens_file or params.grpc_keys_file: `read` may pull rows,
+    `train` push and create tables too, `manage` do everything.
 
     \b
     clipper key ann --file api-keys

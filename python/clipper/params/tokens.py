@@ -1,4 +1,4 @@
-"""Tokens of worker groups, and what each may do: `params.tokens_file`."""
+"""Tokens of worker groups and their roles: `params.tokens_file`, `params.grpc_keys_file`."""
 
 import hashlib
 import hmac
@@ -8,31 +8,40 @@ from clipper.credential_file import CredentialFile
 from clipper.errors import Forbidden
 
 ROLES: Final = ("read", "train", "manage")  # each may do what those before it may
-_READ = {"tables", "pull_replica", "pull_variables", "walk", "watch", "stats"}
-_TRAIN = {"create", "push_model", "push_gradients", "push_rows", "begin_anew"}
+_READ = {"pull_variable", "pull_embedding_vector"}  # of gRPC
+_READ |= {"tables", "pull_replica", "pull_variables", "walk", "watch", "stats"}
+_TRAIN = {"create", "push_model", "push_gradient", "push_gradients", "push_rows", "begin_anew"}
 
 
 class TokenFile:
-    """The tokens of one file, read again when it has changed. Threads: one at a time.
+    """The tokens of one file. Threads: any.
 
-    token: of the whole set, with the role manage. path: empty for no other tokens. Raises
-    ConfigError for a file that cannot be read, or has a line of another form.
+    token: of the whole set, with the role manage. path: empty for no other tokens. setting: that
+    names the file. role: of lines that have none; empty: each must have one. Raises ConfigError for
+    a file that cannot be read, or has a line of another form.
     """
 
-    def __init__(self, token: str, path: str = "") -> None:
-        self._token = hashlib.sha256(token.encode()).digest()
-        self._file = CredentialFile(path, "params.tokens_file", ROLES) if path else None
+    def __init__(
+        self, token: str, path: str = "", setting: str = "params.tokens_file", role: str = ""
+    ) -> None:
+        self._token = digest_of(token)
+        self._file = CredentialFile(path, setting, ROLES, role) if path else None
 
-    def role(self, token: object) -> str:
-        """Return the role of a token; empty if nobody has it."""
-        if self._file is not None:
-            self._file.refresh()
-        if not isinstance(token, str):
-            return ""
-        if hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._token):
+    def refresh(self) -> bool:
+        """Reload the file if it has changed; return whether other tokens are in use."""
+        return self._file is not None and self._file.refresh()
+
+    def role(self, digest: bytes) -> str:
+        """Return the role of the token with this digest; empty if nobody has it."""
+        if hmac.compare_digest(digest, self._token):
             return "manage"
-        found = self._file.find(token.encode()) if self._file is not None else None
+        found = self._file.find_digest(digest) if self._file is not None else None
         return found.role if found is not None else ""
+
+
+def digest_of(token: object) -> bytes:
+    """Return the SHA-256 of a token; empty if it is no text."""
+    return hashlib.sha256(token.encode()).digest() if isinstance(token, str) else b""
 
 
 def check_role(role: str, call: str) -> None:

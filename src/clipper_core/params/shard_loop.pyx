@@ -598,6 +598,12 @@ cdef class ShardLoop:
             del call
         return out
 
+    def close_connection(self, u32 number, u32 generation):
+        """Close the connection of this number, if it still has this generation: as of calls().
+        Requests under way are not answered."""
+        if number < self.state.callers.size():
+            _unanswered(self.state, number, generation)
+
     def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
                u32 rows=0, u64 sequence=0,
                u64 worker=0, u64 incarnation=0, u32 stream=0, bint replays=False,

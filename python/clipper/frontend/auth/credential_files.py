@@ -11,6 +11,7 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.http.messages import HandlerResult, HttpError, HttpRequest
 from clipper.frontend.openapi.endpoint import PUBLIC
 from clipper.metrics import TlsCounts
+from clipper.params.tokens import TokenFile
 from clipper.settings.http import TlsFiles
 from clipper.tls import Certificate
 
@@ -28,14 +29,15 @@ class CredentialFiles:
     """TLS certificates, API keys and management tokens, read from files.
 
     certificates: by the name of the setting that holds the listener's address; each with the
-    counters of its handshakes. keys, tokens: None when no such file is configured. Threads: any;
-    start and stop from one.
+    counters of its handshakes. keys, tokens, workers (of the parameter server): None when no such
+    file is configured. Threads: any; start and stop from one.
     """
 
     def __init__(self) -> None:
         self.certificates: dict[str, tuple[Certificate, TlsCounts]] = {}
         self.keys: ApiKeys | None = None
         self.tokens: ApiKeys | None = None
+        self.workers: TokenFile | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,7 +59,7 @@ class CredentialFiles:
 
     def start(self) -> None:
         """Start the thread that checks the files, if there are any."""
-        if self.certificates or self.keys is not None or self.tokens is not None:
+        if self._files():
             self._thread = threading.Thread(target=self._run, name="clipper-files", daemon=True)
             self._thread.start()
 
@@ -65,10 +67,14 @@ class CredentialFiles:
         while not self._stop.wait(_CHECK_S):
             self.look()
 
+    def _files(self) -> list[_File]:
+        files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
+        each: tuple[_File | None, ...] = (self.keys, self.tokens, self.workers)
+        return [*files, *(one for one in each if one is not None)]
+
     def look(self) -> None:
         """Reload the files that have changed."""
-        files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
-        for file in (*files, *(one for one in (self.keys, self.tokens) if one is not None)):
+        for file in self._files():
             try:
                 file.refresh()
             except Exception:

@@ -7,7 +7,6 @@ starts it by its module name.
 
 import asyncio
 import contextlib
-import hmac
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,7 +19,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
-from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.grpc.calls import Requests, abort, decoder
 from clipper.frontend.grpc.credentials import credentials_of
@@ -37,6 +35,7 @@ from clipper.frontend.protocols import message, methods_of
 from clipper.metrics import TlsCounts
 from clipper.params.local import fork_server as standby
 from clipper.params.shard.shard import Shard
+from clipper.params.tokens import TokenFile, check_role, digest_of
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls
 
 CALLS_MAX: Final = 1024
@@ -179,7 +178,7 @@ class ShardGrpc:
             call = ShardCall(context)
             try:
                 if not open_to_all:
-                    self._admit(call)
+                    self._admit(call, kind.name)
                 answer = await run(read(data), call)
                 if call.trailing:
                     context.set_trailing_metadata(tuple(call.trailing.items()))
@@ -204,7 +203,7 @@ class ShardGrpc:
         ) -> AsyncIterator[Message]:
             try:
                 if service != HEALTH:
-                    self._admit(ShardCall(context))
+                    self._admit(ShardCall(context), "stats")
                 async for answer in run(read(given), context):
                     yield answer
             except Exception as error:
@@ -219,17 +218,18 @@ class ShardGrpc:
             serve, response_serializer=message(kind.output_type.full_name).SerializeToString
         )
 
-    def _admit(self, call: ShardCall) -> None:
-        """Check the token of a call. Raises NotAllowed."""
-        given = str(call.metadata.get("authorization", "")).encode()
-        if self._access.keys is not None:
-            self._access.keys.check(given)
-        elif not hmac.compare_digest(given, f"Bearer {self._shard.config.token}".encode()):
+    def _admit(self, call: ShardCall, name: str) -> None:
+        """Check the token of a call. name: of the method. Raises NotAllowed, Forbidden."""
+        scheme, _, token = str(call.metadata.get("authorization", "")).partition(" ")
+        assert self._access.workers is not None
+        role = self._access.workers.role(digest_of(token.strip()))
+        if not role or scheme.lower() != "bearer":
             hint = (
                 "Send metadata: authorization, Bearer and the token of the set (params.token;"
-                " shards.json has it)."
+                " shards.json has it), or a key of params.grpc_keys_file."
             )
             raise NotAllowed("the token is missing or wrong.", hint=hint)
+        check_role(role, name)
 
     # -- health, reflection
 
@@ -266,8 +266,9 @@ def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
     """Return the certificates and keys of a shard. Raises ConfigError."""
     found = CredentialFiles()
     found.add_tls("grpc", params_tls(settings), "params.grpc_tls", TlsCounts("params"))
-    if settings.grpc_keys_file:
-        found.keys = ApiKeys(settings.grpc_keys_file, token, "params.grpc_keys_file")
+    found.workers = TokenFile(
+        token, settings.grpc_keys_file, "params.grpc_keys_file", role="manage"
+    )
     return found
 
 

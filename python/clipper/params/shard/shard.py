@@ -38,7 +38,7 @@ from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
 from clipper.params.shard.tls_relay import TlsRelay
 from clipper.params.tables import ROW_BYTES, TableSpec
-from clipper.params.tokens import TokenFile, check_role
+from clipper.params.tokens import TokenFile, check_role, digest_of
 from clipper.settings.params import ParamsSettings, shard_tls
 from clipper.tls import Certificate
 from clipper_container.params import frames
@@ -110,7 +110,8 @@ class Shard:
         )
         self.began_s = time.monotonic()
         self._tokens = TokenFile(config.token, settings.tokens_file)
-        self._admitted: dict[int, tuple[int, str]] = {}  # by connection: generation, role
+        # by connection: generation, role, digest of the token
+        self._admitted: dict[int, tuple[int, str, bytes]] = {}
         self._waiting: deque[tuple[int, CallId, bytes]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -322,6 +323,7 @@ class Shard:
         self._answer_replicated()
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s
+            self._check_tokens()
             self._housekeeping()
             self._health_files.update(self.door.ready, self.followers.each, self._now_s)
 
@@ -333,7 +335,7 @@ class Shard:
             if name == "hello":
                 self._hello(said, call_id)
                 return
-            generation, role = self._admitted.get(call_id[0], (0, ""))
+            generation, role, _ = self._admitted.get(call_id[0], (0, "", b""))
             if generation != call_id[1]:
                 self.door.answer(call_id, refused=RefusalCode.NOT_ADMITTED)
                 return
@@ -457,16 +459,27 @@ class Shard:
         )
         self.end(f"fenced by epoch {epoch}")
 
+    def _check_tokens(self) -> None:
+        """Close the connections whose token was deleted from the file, or has another role now."""
+        if not self._tokens.refresh():
+            return
+        for number, (generation, role, digest) in tuple(self._admitted.items()):
+            if self._tokens.role(digest) != role:
+                del self._admitted[number]
+                self.door.close_connection(number, generation)
+
     # -- calls of workers
 
     def _hello(self, said: Piece, call_id: CallId) -> None:
-        role = self._tokens.role(said.get("token"))
+        self._check_tokens()
+        digest = digest_of(said.get("token"))
+        role = self._tokens.role(digest)
         if not role:
             self.door.answer(call_id, bytes(8), refused=RefusalCode.NOT_ADMITTED, close=True)
             return
         if said.get("protocol", PROTOCOL) != PROTOCOL:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
-        self._admitted[call_id[0]] = call_id[1], role
+        self._admitted[call_id[0]] = call_id[1], role, digest
         answer = {
             "shard": self.config.number,
             "shards": self.config.shards,
