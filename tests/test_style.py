@@ -16,7 +16,7 @@ LIMITS = {
     "weak beginning": 1,
     "coined word": 53,
     "coined name": 352,
-    "Any": 976,
+    "Any": 845,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

@@ -10,7 +10,7 @@ is next.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -281,7 +281,7 @@ def next_version(name: str, keys: frozenset[str]) -> int:
     return max((int(version) for version in versions if version.isdecimal()), default=0) + 1
 
 
-def checked(parse: Callable[..., _T], *args: Any) -> _T:
+def checked(parse: Callable[..., _T], *args: object) -> _T:
     """types.py refuses with ValueError; here that is InvalidInput."""
     try:
         return parse(*args)

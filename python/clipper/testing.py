@@ -18,7 +18,9 @@ PATIENCE_S = 20.0
 _BEAT_S = 0.02
 
 
-def wait_until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
+def wait_until(
+    condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S
+) -> Any:
     """Wait until `condition()` is true and return what it gave. AssertionError after `patience_s`:
     no test waits for ever."""
     give_up = time.monotonic() + patience_s
@@ -37,7 +39,7 @@ class MemoryContainer:
     (docs/wire.md); None leaves one out.
     """
 
-    def __init__(self, address: str, token: str, name: str, **fields: Any) -> None:
+    def __init__(self, address: str, token: str, name: str, **fields: object) -> None:
         hello = {
             "name": name,
             "version": 1,
@@ -114,7 +116,7 @@ class MemoryContainer:
 
     # -- by itself
 
-    def serve(self, predict: Callable[[Any], Any]) -> Self:
+    def serve(self, predict: Callable[[Any], object]) -> Self:
         """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until
         close()."""
         kind, why = self.send_hello()
@@ -126,7 +128,7 @@ class MemoryContainer:
         self._thread.start()
         return self
 
-    def _run(self, predict: Callable[[Any], Any]) -> None:
+    def _run(self, predict: Callable[[Any], object]) -> None:
         try:
             while True:
                 if not self._handle():

@@ -87,7 +87,7 @@ class Tables:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def create(self, name: str, dim: int, **spec: Any) -> None:
+    def create(self, name: str, dim: int, **spec: object) -> None:
         """Create the table f32[dim], keyed by 64-bit ids, on every shard that does not have it.
 
         spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max,

@@ -45,11 +45,11 @@ class NodeLoop(Protocol):
         """Run a coroutine on the loop and wait for its result. ShuttingDown when the node ends."""
         ...
 
-    def call(self, function: Callable[..., object], *args: Any) -> None:
+    def call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop, soon; ignored when the node has ended. Threads: any."""
         ...
 
-    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+    def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop after a delay."""
         ...
 
@@ -130,7 +130,7 @@ class ThreadedNodeLoop:
         except CancelledError:
             raise left from None
 
-    def call(self, function: Callable[..., object], *args: Any) -> None:
+    def call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop, soon; ignored when the node has ended. Threads: any."""
         try:
             self._loop.call_soon_threadsafe(function, *args)

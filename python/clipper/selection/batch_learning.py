@@ -300,11 +300,13 @@ def _taken(column: Column, places: NDArray[np.intp]) -> Column:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def column_of(values: Sequence[Any], plain: Callable[[Any], Any] = lambda value: value) -> Column:
+def column_of(
+    values: Sequence[object], plain: Callable[[Any], object] = lambda value: value
+) -> Column:
     """Return the values as an array of i64, bool or f64 if all have that type, else as a list.
 
     plain: applied to each value of a list.

@@ -8,7 +8,6 @@ number. A query without features counts as one whose features are all 0.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -217,7 +216,7 @@ class LinearRows:
         return rows
 
 
-def features_of(context: Any) -> Features:
+def features_of(context: object) -> Features:
     """Convert a caller's `context`. Raises InvalidInput unless it is 1 to 32 finite numbers."""
     if context is None:
         return ()

@@ -182,7 +182,7 @@ def _has_learned(inputs: DecisionInputs) -> bool:
     return learns(inputs.policy)
 
 
-def _agreement(inputs: DecisionInputs, output: Any) -> float:
+def _agreement(inputs: DecisionInputs, output: object) -> float:
     votes = usable(inputs.arrived)
     equal = dict.fromkeys(inputs.asked, 1.0)
     if is_number(output):
@@ -190,7 +190,7 @@ def _agreement(inputs: DecisionInputs, output: Any) -> float:
     return label_weights(votes, equal).get(label_key(output), 0.0) / len(inputs.asked)
 
 
-def _confidence(inputs: DecisionInputs, output: Any, raw: Callable[[], float]) -> float:
+def _confidence(inputs: DecisionInputs, output: object, raw: Callable[[], float]) -> float:
     """Return `raw()`, bounded by the calibrated confidence of a policy that learns."""
     if not _has_learned(inputs) or len(inputs.plan.models) == 1:
         return raw()

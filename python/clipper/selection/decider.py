@@ -9,7 +9,7 @@ server.app("a", models=["x", "y", "z"], decider="mine:TwoOfThree")
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -75,7 +75,7 @@ class DecidingPolicy(Policy, Protocol):
         ...
 
 
-def check_decision(decision: Any, view: View) -> Wait | AnswerFrom:
+def check_decision(decision: object, view: View) -> Wait | AnswerFrom:
     """Return a valid decision. Raises TypeError or ValueError for any other value."""
     if isinstance(decision, Wait):
         until = decision.until_ms

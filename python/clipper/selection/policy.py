@@ -218,7 +218,7 @@ def losses(observation: Observation) -> dict[VersionedModel, float]:
     return found
 
 
-def loss(output: Any, label: Any) -> float:
+def loss(output: object, label: object) -> float:
     """Return the loss of an output: 0 (right) to 1 (wrong).
 
     For numbers it is d / (d + |label|), where d = |output - label|; for arrays, the same with

@@ -63,7 +63,9 @@ INITIAL = SetThresholds()
 Bounds = tuple[Any, ...]
 
 
-def label_set(thresholds: SetThresholds, probabilities: LabelProbabilities, answer: Any) -> Bounds:
+def label_set(
+    thresholds: SetThresholds, probabilities: LabelProbabilities, answer: object
+) -> Bounds:
     """Return `answer`, then the other labels above the threshold, most probable first."""
     found = [
         (probability, label)
@@ -95,8 +97,8 @@ def update_with_label(
     thresholds: SetThresholds,
     coverage: float,
     probabilities: LabelProbabilities,
-    answer: Any,
-    label: Any,
+    answer: object,
+    label: object,
 ) -> SetThresholds:
     """Adjust the threshold of labels. probabilities, answer: as they were before the feedback."""
     key = label_key(label)
@@ -173,7 +175,7 @@ def merge(base: SetThresholds, mine: SetThresholds, theirs: SetThresholds) -> Se
     )
 
 
-def check_coverage(coverage: Any) -> float:
+def check_coverage(coverage: object) -> float:
     """Return the coverage. Raises InvalidInput outside 0.5 to 0.999."""
     if (
         isinstance(coverage, bool)
@@ -194,7 +196,7 @@ def with_coverage(policy: str, coverage: float | None) -> str:
     return f"{name}({settings + ', ' if settings else ''}coverage={coverage!r})"
 
 
-def _is_short(label: Any) -> bool:
+def _is_short(label: object) -> bool:
     if isinstance(label, str | bytes):
         return len(label) <= KNOWN_MAX
     return isinstance(label, bool) or (isinstance(label, int) and -(2**63) <= label < 2**64)

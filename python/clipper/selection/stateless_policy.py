@@ -1,7 +1,6 @@
 """The common part of policies that do not learn: their state is the tuple of their models."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -67,6 +66,6 @@ class StatelessPolicy(Policy):
         return tuple(state)
 
 
-def learns(policy: Any) -> bool:
+def learns(policy: object) -> bool:
     """Return True if feedback changes the policy's state."""
     return not isinstance(policy, StatelessPolicy) and bool(getattr(policy, "learns", True))

@@ -114,7 +114,7 @@ class UserDefinedPolicy:
     of clipper.selection.Policy.
     """
 
-    def __init__(self, policy: Any, text: str) -> None:
+    def __init__(self, policy: object, text: str) -> None:
         self.policy = policy
         self.learns = callable(getattr(policy, "observe", None))
         self.name: str = getattr(policy, "name", text)
@@ -132,7 +132,7 @@ class UserDefinedPolicy:
             )
             raise InvalidInput(f"policy {text!r} has observe, and no {missing[0]!r}.", hint=hint)
 
-    def _call(self, method: str, *args: Any, check: Callable[..., None] | None = None) -> Any:
+    def _call(self, method: str, *args: object, check: Callable[..., None] | None = None) -> Any:
         try:
             found = getattr(self.policy, method, None)
             result = (found if callable(found) else getattr(self._defaults, method))(*args)
@@ -142,7 +142,7 @@ class UserDefinedPolicy:
             raise self.failures.failed(method, error) from error
         return result
 
-    def _call_or(self, otherwise: Any, method: str, *args: Any) -> Any:
+    def _call_or(self, otherwise: object, method: str, *args: object) -> Any:
         try:
             return self._call(method, *args)
         except PolicyFailed:
@@ -221,7 +221,7 @@ STATEFUL = (
 
 
 def _check_plan(
-    plan: Any, state: State, query: Query, candidates: Sequence[VersionedModel]
+    plan: object, state: State, query: Query, candidates: Sequence[VersionedModel]
 ) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"select returned a {type(plan).__name__}, not a Plan")
@@ -238,7 +238,7 @@ def _check_plan(
 
 
 def _check_combined(
-    combined: Any, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
+    combined: object, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
 ) -> None:
     if not isinstance(combined, Combined):
         raise TypeError(f"combine returned a {type(combined).__name__}, not a Combined")

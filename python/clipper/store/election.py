@@ -113,7 +113,7 @@ class Candidate:
         for callback in callbacks:
             self._call(callback, leads)
 
-    def _call(self, callback: Callable[[bool], Any], leads: bool) -> None:
+    def _call(self, callback: Callable[[bool], object], leads: bool) -> None:
         try:
             callback(leads)
         except Exception:

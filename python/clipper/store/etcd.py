@@ -68,7 +68,9 @@ class EtcdStore(Store):
             self._channel.close()
             raise
 
-    def _ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
+    def _ask(
+        self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
+    ) -> Any:
         if os.getpid() != self._pid:
             raise ForkedProcess(
                 f"store {self.name} belongs to the process that opened it.",

@@ -59,7 +59,9 @@ class EtcdChannel:
 
     # -- calls
 
-    def ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
+    def ask(
+        self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
+    ) -> Any:
         """Call an RPC and return its answer.
 
         name: `Service.Method`.  again: the request is idempotent, so every endpoint is tried.
@@ -108,7 +110,7 @@ class EtcdChannel:
         return call(request, timeout=patience_s, metadata=self._login(at, name))
 
     def stream(
-        self, at: int, name: str, requests: Iterator[Any], timeout_s: float | None = None
+        self, at: int, name: str, requests: Iterator[object], timeout_s: float | None = None
     ) -> Any:
         """Open a bidirectional stream to the endpoint `at`."""
         path, request, answer = protocol.method(name)

@@ -100,7 +100,7 @@ class Mirror(Mapping[str, T]):
             raise KeyError(key)
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the decoded value; `default` if the key is missing or cannot be decoded."""
         record = self._records.get(key)
         value = self._value(record) if record is not None else None
@@ -170,7 +170,7 @@ class Mirror(Mapping[str, T]):
         """The error that keeps the mirror stale; None while the store answers."""
         return self._trouble
 
-    def wait_for(self, predicate: Callable[[Self], Any], timeout_s: float | None = None) -> bool:
+    def wait_for(self, predicate: Callable[[Self], object], timeout_s: float | None = None) -> bool:
         """Wait until `predicate(self)` is true; return False on timeout.
 
         It is called after each change, under a lock, so it must be quick.

@@ -25,7 +25,7 @@ class LightgbmModel(Model):
     """
 
     def __init__(
-        self, booster: Booster, labels: Sequence[Any] | None = None, confidence: bool = True
+        self, booster: Booster, labels: Sequence[object] | None = None, confidence: bool = True
     ) -> None:
         self._booster, self._labels, self._confidence = booster, labels, confidence
         self._threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
@@ -35,7 +35,7 @@ class LightgbmModel(Model):
         if columns:
             self.input = record_type({name: type_ for name, (_, type_) in columns.items()})
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: object) -> Any:
         """Predict with the booster."""
         rows = (
             as_table(inputs, self._categories) if isinstance(inputs, dict) else np.asarray(inputs)
@@ -62,7 +62,7 @@ def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
     return {name: (name in types, types.get(name, NUMBER)) for name in names}
 
 
-def load(content: bytes, labels: Sequence[Any] | None = None) -> LightgbmModel:
+def load(content: bytes, labels: Sequence[object] | None = None) -> LightgbmModel:
     """Load a booster. Raises: LoadError."""
     import lightgbm
 

@@ -176,7 +176,7 @@ def _tensor_type(spec: Inputs) -> str:
     return f"{ours}[{','.join(dims)}]" if dims else ours
 
 
-def _outputs(found: Any) -> Any:
+def _outputs(found: object) -> Any:
     """Convert a DataFrame, a Series, or a dict of one to an array."""
     if isinstance(found, dict) and found:
         found = next(iter(found.values()))

@@ -76,7 +76,7 @@ class OnnxModel(Model):
             return
         self.input, self._dtype, self._shape, _ = types[0]
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: object) -> Any:
         """Run the session."""
         rows = np.asarray(inputs, self._dtype)
         if self._shape is not None:

@@ -29,7 +29,7 @@ class XgboostModel(Model):
     """
 
     def __init__(
-        self, booster: Booster, labels: Sequence[Any] | None = None, confidence: bool = True
+        self, booster: Booster, labels: Sequence[object] | None = None, confidence: bool = True
     ) -> None:
         learner = json.loads(booster.save_config())["learner"]
         self._objective = str(learner["objective"]["name"])
@@ -46,7 +46,7 @@ class XgboostModel(Model):
         if columns:
             self.input = record_type({name: type_ for name, (_, type_) in columns.items()})
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: object) -> Any:
         """Predict with the booster."""
         found = self._scores(
             as_table(inputs, self._categories) if isinstance(inputs, dict) else np.asarray(inputs)
@@ -87,7 +87,7 @@ def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
     }
 
 
-def load(content: bytes, labels: Sequence[Any] | None = None) -> XgboostModel:
+def load(content: bytes, labels: Sequence[object] | None = None) -> XgboostModel:
     """Load a booster. Raises: LoadError."""
     import xgboost
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def cupy_module(function: Callable[[Any], Any]) -> torch.nn.Module:
+def cupy_module(function: Callable[[Any], object]) -> torch.nn.Module:
     """Wrap a function of CuPy arrays, so that GpuModel can run it.
 
     function: takes a cupy.ndarray (n, ...) and returns one whose first dimension is n. It runs on
@@ -19,7 +19,7 @@ def cupy_module(function: Callable[[Any], Any]) -> torch.nn.Module:
 
 
 class _CupyModule(torch.nn.Module):  # type: ignore[misc]  # torch may be missing for mypy
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], object]) -> None:
         super().__init__()
         self._function = function
 

@@ -180,7 +180,7 @@ class GpuModel(Model):
 
     # -- predicting
 
-    def predict_batch(self, inputs: Any) -> Array:
+    def predict_batch(self, inputs: object) -> Array:
         """Compute one batch and wait for it."""
         return self.collect(self.submit(inputs))
 

@@ -353,7 +353,7 @@ class ModelCache:
         connections = self._connections.leave_all(entry.artifact.model)
         left, lock = [len(connections)], threading.Lock()
 
-        def closed(_: Any = None) -> None:
+        def closed(_: object = None) -> None:
             with lock:
                 left[0] -= 1
                 last = left[0] == 0

@@ -451,7 +451,9 @@ class ShardConnection:
             raise
 
 
-def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[Head, dict[str, Any]]:
+def call_once(
+    connection: ShardConnection, name: str, **fields: object
+) -> tuple[Head, dict[str, Any]]:
     """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
     ask = call(name, **fields)
     connection.send(ask)

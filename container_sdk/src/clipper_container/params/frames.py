@@ -135,7 +135,7 @@ def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray):
         whole = np.ascontiguousarray(value)
         return {"__array__": whole.dtype.name, "shape": list(value.shape), "data": whole.tobytes()}

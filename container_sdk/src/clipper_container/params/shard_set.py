@@ -121,7 +121,7 @@ class ShardSet(Generic[Spec]):
 
     # -- requests
 
-    def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
+    def call(self, shard: int, name: str, **fields: object) -> dict[str, Any]:
         """Call one shard and return its answer. Raises the error that the shard answers, and
         ShardAway."""
         request = call(name, **fields)
@@ -129,7 +129,7 @@ class ShardSet(Generic[Spec]):
         return unpacked(request.body)
 
     def call_all(
-        self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
+        self, name: str, *, each: Sequence[Mapping[str, object]] | None = None, **fields: object
     ) -> list[tuple[ShardConnection, dict[str, Any]]]:
         """Call all shards at once. each: additional fields, by shard."""
         requests = [
@@ -205,7 +205,7 @@ class ShardSet(Generic[Spec]):
 
     # -- tables
 
-    def create(self, spec: Spec, fields: Mapping[str, Any]) -> None:
+    def create(self, spec: Spec, fields: Mapping[str, object]) -> None:
         """Make a table on every shard that does not have it. fields: its specification, as it is
         sent. Raises InvalidInput, TypeConflict (it exists with other settings)."""
         name = str(fields["name"])

@@ -27,7 +27,7 @@ class PipelinedModel(Protocol):
     def submit(self, inputs: object) -> Any:
         """Begin a batch; return what collect() takes."""
 
-    def collect(self, batch: Any) -> Any:
+    def collect(self, batch: object) -> Any:
         """Wait for a batch and return its outputs as predict_batch() does."""
 
 

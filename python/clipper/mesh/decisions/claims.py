@@ -157,6 +157,6 @@ def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> M
     return model if len(remaining) == len(model.failures) else changed(model, failures=remaining)
 
 
-def changed(model: MeshModel, **fields: Any) -> MeshModel:
+def changed(model: MeshModel, **fields: object) -> MeshModel:
     """Return the record with other values of some fields."""
     return msgspec.structs.replace(model, **fields)

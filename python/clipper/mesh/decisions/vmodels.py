@@ -8,7 +8,7 @@ the active model; if the target fails, the active model stays.
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -321,7 +321,7 @@ def same_model(held: MeshModel, other: MeshModel) -> bool:
     return (held.type, held.path, held.key) == (other.type, other.path, other.key)
 
 
-def changed(vmodel: VModel, **fields: Any) -> VModel:
+def changed(vmodel: VModel, **fields: object) -> VModel:
     """Return the record with other values of some fields."""
     return msgspec.structs.replace(vmodel, **fields)
 

@@ -169,17 +169,17 @@ class MeshModelHandle:
         future: Future = self._route.core.predict(x, slo_ms, salt)
         return future
 
-    def predict_many(self, rows: Any, slo_ms: float = 60_000, salt: int = 0) -> Future:
+    def predict_many(self, rows: object, slo_ms: float = 60_000, salt: int = 0) -> Future:
         """Return the future of the outputs for an array or a list of inputs."""
         self._route.touch()
         future: Future = self._route.core.predict_many(rows, slo_ms, salt)
         return future
 
-    def put(self, x: Any, output: Any, salt: int = 0) -> None:
+    def put(self, x: object, output: object, salt: int = 0) -> None:
         """Store an output in the cache."""
         self._route.core.put(x, output, salt)
 
-    def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]:
+    def cached(self, x: object, salt: int = 0) -> tuple[bool, Any]:
         """Return whether the cache has the output of an input, and the output."""
         found: tuple[bool, Any] = self._route.core.cached(x, salt)
         return found

@@ -78,7 +78,7 @@ class PeerChannel:
         self._runner: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
 
-    async def request(self, verb: str, timeout_s: float, **fields: Any) -> Message:
+    async def request(self, verb: str, timeout_s: float, **fields: object) -> Message:
         """Send a request and return the answer. RequestFailed; ConnectionLost without an answer."""
         if self.closed.is_set():
             raise ConnectionLost("the connection is closed")

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from clipper.mesh.transport.channel import (
     ChannelServer,
@@ -66,7 +65,7 @@ class Peers:
             channel.close()
         self._channels.clear()
 
-    async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
+    async def ask(self, instance: str, verb: str, timeout_s: float, **fields: object) -> Message:
         """Send a request and return the answer. RequestFailed; ConnectionLost."""
         channel = await self._to(instance)
         return await channel.request(verb, timeout_s, **fields)

@@ -416,7 +416,7 @@ class Client:
     # -- dense variables, and the model as a whole
 
     def push_model(
-        self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: Any
+        self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: object
     ) -> None:
         """Initialize the dense variables. The values of the first worker are kept, later calls are
         ignored.
@@ -508,13 +508,13 @@ class Client:
 
     # -- calls
 
-    def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
+    def call(self, shard: int, name: str, **fields: object) -> dict[str, Any]:
         """Call one shard and return its answer. Raises the error that the shard answers, and
         ShardAway."""
         return self._shards.call(shard, name, **fields)
 
     def call_all(
-        self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
+        self, name: str, *, each: Sequence[Mapping[str, object]] | None = None, **fields: object
     ) -> list[tuple[ShardConnection, dict[str, Any]]]:
         """Call all shards at once. each: additional fields, by shard."""
         return self._shards.call_all(name, each=each, **fields)

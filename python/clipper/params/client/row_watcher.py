@@ -54,12 +54,12 @@ class WatchedPredictions:
         self.uncached = 0  # queries whose rows could not be followed
         self._find = self.moves.find
 
-    def __call__(self, x: Any, lo: int, hi: int) -> int:
+    def __call__(self, x: object, lo: int, hi: int) -> int:
         """Return the number under which the prediction of x is cached. lo, hi: its key."""
         made = self._find((lo, hi))
         return (made.generation if made is not None else 0) or self._enter(x, (lo, hi))
 
-    def _enter(self, x: Any, key: Key) -> int:
+    def _enter(self, x: object, key: Key) -> int:
         reads = self._reads(x) if self._watching.knows else None
         if reads is not None:
             with self.guard:

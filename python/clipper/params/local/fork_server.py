@@ -89,7 +89,7 @@ class ForkServer:
                 if code is not None:
                     return code
 
-    def _say(self, fds: list[int], **said: Any) -> None:
+    def _say(self, fds: list[int], **said: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             socket.send_fds(self._connection, [json.dumps(said).encode()], fds)
 

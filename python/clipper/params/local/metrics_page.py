@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Final
 
 from clipper.errors import AddressInUse, ClipperError, ConfigError
 from clipper.metrics import CONTENT_TYPES, ParamsMetrics, Samples, prometheus
@@ -18,7 +18,7 @@ log = logging.getLogger("clipper.params")
 _SLOW_S: Final = 5.0  # a slower request is closed
 
 
-def samples_of(stats: Sequence[Mapping[str, Any]]) -> Samples:
+def samples_of(stats: Sequence[Mapping[str, object]]) -> Samples:
     """Return the metrics of statistics that were read once."""
     samples = Samples()
     ParamsMetrics(lambda: stats).collect(samples)
@@ -33,7 +33,7 @@ class MetricsPage:
     shards.
     """
 
-    def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+    def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, object]]]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise ConfigError(
@@ -102,5 +102,5 @@ class _MetricsRequest(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         log.debug("metrics: %s", format % args)

@@ -188,7 +188,7 @@ class ServedSet:
         }
 
 
-def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
+def spec_of(whose: str, name: str, said: Mapping[str, object]) -> TableSpec:
     """Return the specification of a table that a model declares. Raises InvalidInput."""
     if not isinstance(said, Mapping) or "dim" not in said:
         hint = f'tables = {{"{name}": {{"dim": 8}}}}'

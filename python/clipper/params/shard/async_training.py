@@ -5,7 +5,6 @@ sequence.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class AsyncTraining:
         self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
         self._gradients = GradientApplier(door, parameters)
 
-    def push(self, said: Mapping[str, Any]) -> PushResult:
+    def push(self, said: Mapping[str, object]) -> PushResult:
         """Apply a push. Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has
         changed then."""
         gradients = self._gradients.checked(said)

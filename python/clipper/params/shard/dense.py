@@ -56,7 +56,11 @@ class Dense:
         return len(self.variables)
 
     def initialize(
-        self, values: Mapping[str, Any], optimizer: str, settings: Mapping[str, float], version: int
+        self,
+        values: Mapping[str, object],
+        optimizer: str,
+        settings: Mapping[str, float],
+        version: int,
     ) -> bool:
         """Set all variables. Returns False, and changes nothing, if they have been set. Raises
         InvalidInput."""
@@ -80,7 +84,7 @@ class Dense:
         """Return copies of the variables that have changed since a version; -1: all."""
         return {one.name: one.value.copy() for one in self.variables if one.changed > version}
 
-    def check(self, gradients: Mapping[str, Any]) -> dict[int, F32]:
+    def check(self, gradients: Mapping[str, object]) -> dict[int, F32]:
         """Return checked gradients by number.
 
         Raises UnknownVariable; InvalidInput for another shape, NaN or infinity.
@@ -153,7 +157,7 @@ class Dense:
             self.variables[number] = one
 
 
-def _values(name: object, value: Any) -> F32:
+def _values(name: object, value: object) -> F32:
     """Return a C-ordered copy. Raises InvalidInput."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
         raise InvalidInput(f"a variable's name is a string of 1 to {NAME_MAX} characters.")

@@ -6,7 +6,7 @@ model: dense variables, and rows of several tables.
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class GradientApplier:
             self._door.note(table, each)
         return counted["refused"]
 
-    def checked(self, said: Mapping[str, Any]) -> Gradients:
+    def checked(self, said: Mapping[str, object]) -> Gradients:
         """Return the checked gradients of a message. Raises InvalidInput, UnknownTable,
         UnknownVariable."""
         scale = _number(said, "scale", 1.0) or 1.0  # 0 means 1
@@ -89,7 +89,7 @@ class GradientApplier:
             [self._rows(name, part) for name, part in rows.items()],
         )
 
-    def _rows(self, name: str, part: Any) -> tuple[int, Ids, F32]:
+    def _rows(self, name: str, part: object) -> tuple[int, Ids, F32]:
         place = self._parameters.place(name)
         dim = self._parameters.tables[place].dim
         if not isinstance(part, dict) or not {"ids", "gradients"} <= part.keys():
@@ -125,14 +125,14 @@ def check_quotas(loop: ShardLoop, place: int, ids: Ids) -> None:
         )
 
 
-def _number(said: Mapping[str, Any], key: str, default: float) -> float:
+def _number(said: Mapping[str, object], key: str, default: float) -> float:
     value = said.get(key, default)
     if not isinstance(value, int | float):
         raise InvalidInput(f"{key} is a number, not {value!r}.")
     return float(value)
 
 
-def whole(said: Mapping[str, Any], key: str) -> int:
+def whole(said: Mapping[str, object], key: str) -> int:
     """Return a whole number of a message; 0 if it is missing. Raises InvalidInput."""
     value = said.get(key, 0)
     if not isinstance(value, int) or not 0 <= value <= _SEQUENCE_MAX:

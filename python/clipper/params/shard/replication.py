@@ -361,7 +361,7 @@ class FollowerSet:
         one.end_stream()
         return one
 
-    def stream(self, said: Piece, call_id: Any, now: float) -> bytes | None:
+    def stream(self, said: Piece, call_id: object, now: float) -> bytes | None:
         """Send a follower changes as they come, from now on. Return the answer if that cannot be.
 
         The question confirms the last reply, as one of `synchronize` does.
@@ -385,7 +385,7 @@ class FollowerSet:
         for one in self.each:
             one.require_reply()
 
-    def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
+    def synchronize(self, said: Piece, call_id: object, now: float) -> bytes | None:
         """Return the answer to a follower; None if it is sent later."""
         one = self._follower_that_asks(said, now)
         if int(said.get("epoch", 0)) != self._door.epoch:
@@ -708,7 +708,7 @@ class ReplicaFollower:
             if broken is not None:
                 self._whole = None if self._whole is broken else self._whole
 
-    def _ask(self, name: str, **fields: Any) -> tuple[Head, Piece]:
+    def _ask(self, name: str, **fields: object) -> tuple[Head, Piece]:
         head, piece = call_once(self._connection, name, **fields)
         with self._lock:
             if head.epoch < self.epoch_min:

@@ -327,7 +327,7 @@ class Shard:
             self._housekeeping()
             self._health_files.update(self.door.ready, self.followers.each, self._now_s)
 
-    def _answer(self, call_id: CallId, head: tuple[Any, ...], body: bytes) -> None:
+    def _answer(self, call_id: CallId, head: tuple[object, ...], body: bytes) -> None:
         try:
             is_call = head[0] == MessageKind.CALL
             said = unpacked(body) if is_call else {"call": "push_rows"}

@@ -60,7 +60,7 @@ class SyncTraining:
         self._late_s = late_s
         self._ahead_s: float | None = None
 
-    def push(self, said: Mapping[str, Any]) -> PushResult:
+    def push(self, said: Mapping[str, object]) -> PushResult:
         """Accept a push for a step. Raises what AsyncTraining.push raises, DoesNotFit, Overloaded.
 
         A message with `check` only asks whether the push could be accepted. One with `step` says

@@ -21,7 +21,7 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1  # what the journal can hold
 _PLAIN = frozenset((int, str, bytes, bool))
 
 
-def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
+def truth_of(label: object, correct: bool | None, score: float | None) -> Truth:
     """Return what was told: exactly one of the three. Raises InvalidInput otherwise, and for what
     can be no label."""
     if correct is None and score is None and is_plain(label):
@@ -52,7 +52,7 @@ def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
     return Truth(score=float(score))
 
 
-def plain_label(label: Any) -> Any:
+def plain_label(label: object) -> Any:
     """Return a label as the models give it: a Python scalar, str, bytes, or a finite array. Raises
     InvalidInput."""
     if isinstance(label, np.generic):
@@ -109,7 +109,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-def label_column(labels: Sequence[Any] | NDArray[Any]) -> Column:
+def label_column(labels: Sequence[object] | NDArray[Any]) -> Column:
     """Return labels of many rows, each as `plain_label` has it, as an array where they are numbers
     of one kind."""
     if isinstance(labels, np.ndarray) and labels.ndim == 1:

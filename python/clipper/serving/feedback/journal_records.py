@@ -223,7 +223,7 @@ class _Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
-def packed(value: Any) -> Any:
+def packed(value: object) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

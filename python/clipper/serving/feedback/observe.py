@@ -55,11 +55,11 @@ class Counted(msgspec.Struct, frozen=True):
 def observe(
     resolved: ResolvedApplication,
     prediction: str | Answer | None,
-    input: Any,
+    input: object,
     user: str | None,
     truth: Truth,
     weight: float,
-    context: Any = None,
+    context: object = None,
 ) -> bool:
     """One feedback, by prediction or by input. True when it counts, False when it was counted
     before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
@@ -137,7 +137,7 @@ def learn_label_of(resolved: ResolvedApplication, prediction: object, label: obj
 def observe_many(
     resolved: ResolvedApplication,
     predictions: Sequence[str | Answer] | Answers,
-    labels: Sequence[Any],
+    labels: Sequence[object],
     rows: ArrayLike | None = None,
 ) -> Counted:
     """Labels of many predictions at once: one wait for the journal. What nobody remembers is
@@ -192,7 +192,7 @@ def _tell_others(
     resolved: ResolvedApplication,
     window: FeedbackWindow,
     ids: Sequence[str],
-    labels: Sequence[Any],
+    labels: Sequence[object],
     missing: list[int],
 ) -> Reply:
     """Tell the servers that gave the answers at these places; -> how many count, and were told
@@ -250,7 +250,7 @@ def observe_for_others(
         )
 
 
-def _same_length(n: int, labels: Sequence[Any]) -> None:
+def _same_length(n: int, labels: Sequence[object]) -> None:
     if (count := length_of("labels", labels)) != n:
         raise InvalidInput(f"{n} predictions and {count} labels.")
 
@@ -293,7 +293,7 @@ def _id_of(prediction: str | Answer) -> str:
 # -- lists of answers
 
 
-def _learn_joined(found: list[Joined], labels: Sequence[Any]) -> Sequence[Any]:
+def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Any]:
     """Learn labels by context, in the order of each; return them as they were learned. What is
     refused may be sent again."""
     if not found:
@@ -341,7 +341,7 @@ def _items(
     learner: Learner,
     user: str,
     found: Sequence[Joined],
-    labels: Sequence[Any],
+    labels: Sequence[object],
     rows: ObservationRows | None,
 ) -> list[Item]:
     if rows is not None:
@@ -354,7 +354,7 @@ def _items(
 
 
 def _columns(
-    learner: Learner, found: list[Joined], labels: Sequence[Any]
+    learner: Learner, found: list[Joined], labels: Sequence[object]
 ) -> ObservationRows | None:
     """None for plans that columns cannot say."""
     if any(joined.plan.features for joined in found):
@@ -411,7 +411,7 @@ def _observe_array(
     resolved: ResolvedApplication,
     window: FeedbackWindow,
     answers: Answers,
-    labels: Sequence[Any],
+    labels: Sequence[object],
     rows: ArrayLike | None,
 ) -> Counted:
     places = np.arange(len(answers)) if rows is None else _places(rows, len(answers))
@@ -484,7 +484,10 @@ def _tell_watcher(learner: Learner, seen: Observation) -> None:
 
 
 def _tell_watcher_of_list(
-    learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: ObservationRows | None
+    learner: Learner,
+    found: Sequence[Joined],
+    labels: Sequence[object],
+    rows: ObservationRows | None,
 ) -> None:
     if learner.watcher is None:
         return
@@ -524,11 +527,11 @@ def _tell_watcher_of_rows(
 
 def _asked_again(
     resolved: ResolvedApplication,
-    input: Any,
+    input: object,
     user: str | None,
     truth: Truth,
     weight: float,
-    context: Any,
+    context: object,
 ) -> Observation:
     """The predictions for an input: from the cache, else evaluated now, by the application's
     SLO."""

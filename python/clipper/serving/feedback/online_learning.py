@@ -131,7 +131,7 @@ class OnlineLearning:
             return salt
         return session_of(f"{user}\0{salt}" if salt else user)
 
-    def keep(self, models: Sequence[VersionedModel], id: int, x: Any, session: int) -> None:
+    def keep(self, models: Sequence[VersionedModel], id: int, x: object, session: int) -> None:
         """Remember the input of a query for feedback by its id, if a model of these learns."""
         if not self.teaches(models):
             return
@@ -157,7 +157,11 @@ class OnlineLearning:
             self.tell(cores, kept[0], kept[1], seen)
 
     def tell(
-        self, cores: Mapping[VersionedModel, CoreModel], input: Any, session: int, seen: Observation
+        self,
+        cores: Mapping[VersionedModel, CoreModel],
+        input: object,
+        session: int,
+        seen: Observation,
     ) -> None:
         """Feedback about an input, for every model that was heard and learns. Only what says which
         output was right."""
@@ -229,7 +233,7 @@ def session_of(user: str) -> int:
     )
 
 
-def _copied(x: Any) -> tuple[Any, int]:
+def _copied(x: object) -> tuple[Any, int]:
     """An input that its owner may change behind our back, and the bytes it takes."""
     if isinstance(x, str):
         return x, len(x)
@@ -261,7 +265,7 @@ def _frames(core: CoreModel, lessons: Iterable[Lesson], bytes_max: int) -> Itera
         yield frame
 
 
-def _kind(label: Any) -> Any:
+def _kind(label: object) -> Any:
     if isinstance(label, np.ndarray):
         return label.dtype, label.shape
     return "number" if isinstance(label, bool | int | float) else type(label)
@@ -279,7 +283,7 @@ def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
     return np.stack([np.asarray(x, core.dtype) for x in inputs])
 
 
-def _labels(labels: Sequence[Any]) -> Any:
+def _labels(labels: Sequence[object]) -> Any:
     if isinstance(labels[0], str | bytes):
         return list(labels)
     found = np.asarray(labels)

@@ -44,7 +44,7 @@ class Held:
 
 
 def sealed(
-    policy: Policy, models: Sequence[VersionedModel], applied: dict[str, int], state: Any
+    policy: Policy, models: Sequence[VersionedModel], applied: dict[str, int], state: object
 ) -> bytes:
     """Return a state for the store, with a checksum in front."""
     body = msgspec.msgpack.encode(Stored(policy.name, tuple(models), applied, policy.encode(state)))

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -151,7 +150,7 @@ class JoinedRows:
             np.array([p]),
         )
 
-    def observation(self, i: int, label: Any) -> Observation:
+    def observation(self, i: int, label: object) -> Observation:
         """Row i as an object, whatever was asked."""
         n, future = len(self), self._future
         heard = {
@@ -206,7 +205,7 @@ class FeedbackWindow:
         user: str,
         plan: Plan,
         arrived: dict[VersionedModel, Prediction],
-        answer: Any,
+        answer: object,
         late: tuple[tuple[VersionedModel, Future], ...] = (),
     ) -> None:
         """Remember a query until its feedback comes."""

@@ -1,7 +1,6 @@
 """The prediction cache, as an application's programmer sees it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model
@@ -22,7 +21,9 @@ class Cache:
         evaluation in flight, or starts the one there will be."""
         return self._model(model).predict(input, salt=salt)
 
-    def put(self, model: str | VersionedModel, input: Any, output: Any, salt: int = 0) -> None:
+    def put(
+        self, model: str | VersionedModel, input: object, output: object, salt: int = 0
+    ) -> None:
         """Insert a prediction: a number, str, bytes or ndarray."""
         self._model(model).put(input, output, salt)
 

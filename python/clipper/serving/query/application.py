@@ -60,13 +60,13 @@ class ApplicationHandle:
         self,
         prediction: str | Answer | None = None,
         *,
-        label: Any = None,
+        label: object = None,
         correct: bool | None = None,
         score: float | None = None,
-        input: Any = None,
+        input: object = None,
         user: str | None = None,
         weight: float = 1.0,
-        context: Any = None,
+        context: object = None,
     ) -> bool:
         """Tell what was right about a query; the application's policy learns from it before this
         returns, and a crash loses nothing that returned.
@@ -90,7 +90,7 @@ class ApplicationHandle:
     def feedback_many(
         self,
         predictions: Sequence[str | Answer] | Answers,
-        labels: Sequence[Any],
+        labels: Sequence[object],
         rows: ArrayLike | None = None,
     ) -> Counted:
         """The right outputs of many predictions, written down together.
@@ -136,7 +136,7 @@ class ApplicationHandle:
 
     def predict_many(
         self,
-        inputs: Any,
+        inputs: object,
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,

@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipper.selection.decider import AnswerFrom, View, check_decision
 from clipper.selection.policy import Prediction, is_usable
@@ -39,7 +39,7 @@ class Listener:
 
     __slots__ = ("again", "at_work", "call", "failed", "future", "queued_s", "state")
 
-    def __init__(self, future: Future, call: "EnsembleCall", state: Any) -> None:
+    def __init__(self, future: Future, call: "EnsembleCall", state: object) -> None:
         self.future, self.call, self.state = future, call, state
         self.queued_s = float("inf")  # when it is asked next
         self.at_work = self.again = self.failed = False

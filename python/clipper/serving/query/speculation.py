@@ -107,7 +107,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
 
     def ask(
         self,
-        x: Any,
+        x: object,
         salt: int,
         finish: Callable[[Future], Answer],
         query: QueryContext,
@@ -289,7 +289,7 @@ class Speculation:
 
     # -- asking
 
-    def call(self, state: Any, plan: Plan, user: str | None, slo_us: int) -> EnsembleCall:
+    def call(self, state: object, plan: Plan, user: str | None, slo_us: int) -> EnsembleCall:
         """Return the call of a query: its models and deadline, by the policy's state and choice."""
         order = self._last
         if order is None or order.state is not state or order.chosen != plan.models:

@@ -309,7 +309,7 @@ class ApplicationStats:
         self,
         cores: Mapping[VersionedModel, CoreModel],
         observers: Sequence[VersionedModel],
-        x: Any,
+        x: object,
         slo_us: int,
         salt: int,
         late: list[tuple[VersionedModel, Future]],

@@ -64,7 +64,7 @@ class _Reply(msgspec.Struct, array_like=True, tag="said"):
     is_default: bool
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
@@ -103,7 +103,7 @@ class Decoy:
             return
         self._writer.put(_Saw(id, wall_time_us(), user, x, request_id))
 
-    def add_reply(self, number: int, id: str, output: Any, is_default: bool) -> None:
+    def add_reply(self, number: int, id: str, output: object, is_default: bool) -> None:
         """Record the answer of a query; ignored for a query that was not recorded."""
         if self.takes(number):
             self._writer.put(_Reply(id, output, is_default))

@@ -62,7 +62,7 @@ class Watch:
     def ask(
         self,
         core: CoreModel,
-        x: Any,
+        x: object,
         slo_us: int,
         salt: int,
         now_s: float,
@@ -208,7 +208,7 @@ class Watched:
                 }
             self._beside = {model: one for model, one in self._beside.items() if model in models}
 
-    def add(self, arrived: Mapping[VersionedModel, Prediction], answer: Any, late: Late) -> None:
+    def add(self, arrived: Mapping[VersionedModel, Prediction], answer: object, late: Late) -> None:
         """An answer was made, and observers were asked beside it. Looks at those before it that are
         complete by now."""
         with self._lock:

@@ -93,7 +93,7 @@ class Drift:
         self._last: deque[Any] = deque(maxlen=window)
         self._numbers: bool | None = None
 
-    def add(self, output: Any) -> None:
+    def add(self, output: object) -> None:
         """Add a score."""
         numbers = is_number(output)
         if self._numbers is None:

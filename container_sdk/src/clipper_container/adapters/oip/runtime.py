@@ -299,7 +299,7 @@ class OipModel(Model):
         self._loads = 0
         self._ask = self._rows if runtime.type == "tfserving" else self._tensors
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: object) -> Any:
         """Send an infer request. Raises: ServerFailed."""
         loads = self._loads
         reply, outputs = self._ask(inputs)

@@ -102,7 +102,7 @@ def _type_of(tensor: Mapping[str, Any]) -> tuple[str, tuple[int, ...] | None, in
     return (f"{ours}[*]" if len(row) == 1 else "any"), None, batch_max
 
 
-def request(signature: Signature, rows: Any, binary: bool) -> tuple[bytes, dict[str, str]]:
+def request(signature: Signature, rows: object, binary: bool) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of an infer request. Raises: BadTensor for rows that are
     not a tensor.
     """
@@ -123,7 +123,7 @@ def request(signature: Signature, rows: Any, binary: bool) -> tuple[bytes, dict[
     return text + data, {HEAD_SIZE: str(len(text)), "Content-Type": "application/octet-stream"}
 
 
-def _tensor(signature: Signature, rows: Any) -> tuple[str, list[int], Any]:
+def _tensor(signature: Signature, rows: object) -> tuple[str, list[int], Any]:
     if isinstance(rows, list) and rows and isinstance(rows[0], str | bytes | memoryview):
         return "BYTES", [len(rows), *(signature.shape or ())], rows
     try:
@@ -187,7 +187,7 @@ def _values(tensor: Mapping[str, Any], data: memoryview, rows: int) -> Any:
     return array.reshape(rows) if array.size == rows else array
 
 
-def _flat(values: Sequence[Any]) -> list[str]:
+def _flat(values: Sequence[object]) -> list[str]:
     return [
         one
         for value in values
