@@ -1,5 +1,6 @@
 """Models on a GPU, with the CPU in its place: the same buffers, streams and ladder, no graphs."""
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,15 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 
 from clipper_container.adapters.runtimes import PythonRuntime  # noqa: E402
 from clipper_container.gpu import CannotCapture, GpuModel, cupy_module, open_device  # noqa: E402
+from clipper_container.gpu import device as gpu_device  # noqa: E402
 from clipper_container.gpu import model as gpu_model  # noqa: E402
 from clipper_container.gpu.device import CpuDevice  # noqa: E402
 from clipper_container.gpu.ladder import BatchLadder  # noqa: E402
 from clipper_container.model import OneRowFailed  # noqa: E402
 from clipper_container.runtime import Artifact  # noqa: E402
 from clipper_container.worker.evaluation import Evaluator  # noqa: E402
+
+UUID = "5b1c0a3e-7d52-4e0b-9a1d-2f6c8e4b9d07"
 
 
 def loaded(module: Any, **settings: Any) -> GpuModel:
@@ -235,6 +239,28 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "GPU", "tpu:0", "cuda:99"])
 def test_a_device_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=name):
+        open_device(name)
+
+
+@pytest.mark.parametrize("name", [f"GPU-{UUID}", f"MIG-{UUID}", f"MIG-GPU-{UUID}/7/0"])
+def test_a_device_by_its_uuid_is_the_only_one_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The driver selects by CUDA_VISIBLE_DEVICES; here it sees one device, then none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: int(os.environ["CUDA_VISIBLE_DEVICES"] == name)
+    )
+    monkeypatch.setattr(gpu_device, "CudaDevice", lambda index: (index,))
+    assert open_device(name) == (0,)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == name
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert open_device(name) == (0,)
+    with pytest.raises(ValueError, match="CUDA is in use in this process already"):
+        open_device(f"GPU-{UUID[::-1]}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=f"device '{name}': this process sees 0 GPUs"):
         open_device(name)
 
 

@@ -89,7 +89,7 @@ export function stepsOf(rows, id, budget) {
     const now = row.models[id];
     if (!now?.limit) continue;
     if (before && now.limit !== before.limit) {
-      const why = now.limit > before.limit ? "full batches kept their time"
+      const why = now.limit > before.limit ? "full batches keep their time"
         : now.misses ? `${now.misses} batch${now.misses > 1 ? "es" : ""} took longer than ${micros(budget)}` : "the time for a batch became shorter";
       steps.push({ t: row.t, from: before.limit, to: now.limit, why });
     }
@@ -99,8 +99,8 @@ export function stepsOf(rows, id, budget) {
 }
 
 const MODES = {
-  aimd: "grows while full batches keep their time, shrinks when one does not", fit: "the most that the fitted time allows",
-  quantile: "the most that the 99th percentile of the time allows", static: "always the most", none: "one at a time",
+  aimd: "grows while full batches keep their time, else shrinks", fit: "the most that the time allows",
+  quantile: "the most that the p99 of the time allows", static: "always the most", none: "one at a time",
 };
 
 export function Batching({ rows, model, about, now, window }) {
@@ -110,6 +110,7 @@ export function Batching({ rows, model, about, now, window }) {
   const settings = record.batching ?? {};
   const budget = mine.slo_us * (settings.budget_share ?? 0.5);
   const [x, limit, size] = columns(rows, [(row) => row.models[model]?.limit, (row) => row.models[model]?.size]);
+  const padding = rows.at(-1)?.models[model]?.padding;
   const profile = new Map();
   for (const one of mine.replicas) for (const [n, us, count] of one.profile ?? []) {
     const [sum, all] = profile.get(n) ?? [0, 0];
@@ -128,7 +129,7 @@ export function Batching({ rows, model, about, now, window }) {
         <Chart name={`Time by size of ${model}`} x={sizes} xName="rows" numeric format={micros} height={120} summary={`one batch of ${sizes[0]} takes ${micros(times[0])}`}
           series={[{ label: "time by size of batch", color: "--c3", values: times, points: true }, { label: "budget of a batch", color: "--error", values: sizes.map(() => budget), dash: [6, 4] }]} />
       )}
-      <p class="note">{full ? `At its most, ${settings.size_max} rows (batching.size_max).` : `${settings.mode ?? "aimd"}: ${MODES[settings.mode ?? "aimd"] ?? ""}.`} A batch may take {micros(budget)}: {percent(settings.budget_share ?? 0.5)} of the tightest SLO.</p>
+      <p class="note">{full ? `At batching.size_max, ${settings.size_max} rows.` : `${settings.mode ?? "aimd"}: ${MODES[settings.mode ?? "aimd"] ?? ""}.`} A batch may take {micros(budget)}: {percent(settings.budget_share ?? 0.5)} of the tightest SLO.{padding && ` Padding: ${percent(padding)}.`}</p>
       {steps.length > 0 && (
         <ol class="steps" aria-label="Steps of the limit, the newest first">
           {steps.slice(0, 4).map((one) => <li key={one.t}><time>{clock(one.t)}</time> {one.from} → <b>{one.to}</b> <span class="muted">{one.why}</span></li>)}

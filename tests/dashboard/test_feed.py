@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_a_row_is_the_difference_of_two_readings() -> None:
     ) == (6, 2, 6, 18, 8, 1)
     assert same["batches"] == 6
     assert same["size"] == 2
+
+
+def test_padding_is_that_of_the_batches_since() -> None:
+    readings = [stats(), stats(), stats()]
+    for reading, cost, padded in zip(readings, (100, 175, 175), (200, 300, 300), strict=True):
+        reading["models"]["m:1"] |= {"cost": cost, "cost_padded": padded}
+    shares = [
+        between(before, after, {}, 0, 1)["models"]["m:1"].get("padding", 0)
+        for before, after in pairwise(readings)
+    ]
+    assert shares == [0.25, 0]
 
 
 def test_counters_that_began_anew_are_all_new() -> None:

@@ -395,12 +395,14 @@ def test_a_pipeline_over_a_table(server: clipper.ClipperServer, tmp_path: Path) 
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     pytest.importorskip("sklearn", reason="pip install scikit-learn")
     from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     table = pandas.DataFrame({"age": np.arange(30.0), "city": ["Bern", "Ulm", "Rom"] * 10})
-    steps = make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["city"]))
+    ages = make_pipeline(SimpleImputer(), StandardScaler())
+    steps = make_column_transformer((ages, ["age"]), (OneHotEncoder(), ["city"]))
     labels = np.where((table.age > 12) ^ (table.city == "Ulm"), "buys", "leaves")
     pipeline = make_pipeline(steps, LogisticRegression()).fit(table, labels)
     server.deploy("pipeline", pipeline)
@@ -412,6 +414,16 @@ def test_a_pipeline_over_a_table(server: clipper.ClipperServer, tmp_path: Path) 
             server.http_address, "POST", "/api/buys/predict", {"input": {"age": 3, "city": "Ulm"}}
         )
         assert reply.json["output"] == wanted[table[(table.age == 4)].index[0]]
+        row = {"age": None, "city": "Ulm"}
+        wanted = pipeline.predict(pandas.DataFrame([row]).astype({"age": float}))
+        reply = ask(server.http_address, "POST", "/api/buys/predict", {"input": row})
+        assert [reply.json["output"], app.predict(row).result(PATIENCE_S).output] == [*wanted] * 2
+        many = pandas.DataFrame([row] * 9).astype({"age": "Int64"})
+        assert list(app.predict_many(many).result(PATIENCE_S).outputs) == [*wanted] * 9
+        reply = ask(
+            server.http_address, "POST", "/api/buys/predict", {"input": {"age": 1, "city": None}}
+        )
+        assert (reply.status, "'city'" in reply.json["error"]) == (400, True)
         answer = app.predict({"age": 31, "city": "Bern"}).result(PATIENCE_S)
         assert answer.output == pipeline.predict(
             pandas.DataFrame({"age": [31.0], "city": ["Bern"]})

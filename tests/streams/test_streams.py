@@ -96,8 +96,8 @@ def test_a_person_can_write_and_read_it(
     [
         ({"input": "[1, 2"}, "is no JSON"),
         ({"input": "[1, 2]"}, "3"),
-        ({"input": "null"}, "a number, a string or an array"),
-        ({"input": '{"a": 1}'}, "a number, a string or an array"),
+        ({"input": "null"}, "or an object with a value for each named tensor"),
+        ({"input": '{"a": 1}'}, "expected f64[3], got dict"),
         ({"id": "x"}, "has one of the fields input"),
         ({"input": "[1,2,3]", "text": "x"}, "this has input and text"),
         ({"input": "[1,2,3]", "slo": "5"}, "unknown field 'slo' - did you mean 'slo_ms'"),
@@ -156,6 +156,38 @@ def test_bytes_come_in_and_arrays_go_out_alike(
     assert (binary[b"dtype"], binary[b"shape"]) == (b"f32", b"2,2")
     assert np.array_equal(np.frombuffer(binary[b"data"], np.float32).reshape(2, 2), row * 2)
     assert json.loads(text[b"output"]) == (row * 2).tolist()
+
+
+def test_records_come_in_and_named_outputs_go_out(
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
+) -> None:
+    def price(columns: dict[str, Any]) -> dict[str, Any]:
+        price = np.nan_to_num(columns["age"] * 2, nan=-1)
+        return {"price": price, "sizes": columns["sizes"], "city": columns["city"]}
+
+    server.deploy(
+        "price",
+        price,
+        inputs={"age": "f64", "city": "str", "sizes": "i64[*]"},
+        outputs={"price": "f64", "sizes": "i64[*]", "city": "str"},
+    )
+    server.app("prices", models=["price"], slo_ms=5000)
+    names = streams(fresh)
+    rows = [{"age": i, "city": "Bern" * i, "sizes": [*range(i)]} for i in range(20)]
+    for row in (*rows, {**rows[1], "age": None}, {"age": 1, "city": 3, "sizes": []}):
+        client.xadd(names["source"], {"input": json.dumps(row)})
+    with server.stream("prices", redis_server.url, **names):
+        wait_until(lambda: client.xlen(names["answers"]) == 21)
+    found = [json.loads(one["output"]) for one in answers_of(client, names["answers"])]
+    prices = [2.0 * i for i in range(20)]
+    assert [one["price"] for one in found] == [*prices, -1]
+    assert [one["sizes"] for one in found] == [*(row["sizes"] for row in rows), [0]]
+    assert [one["city"] for one in found] == [*(row["city"] for row in rows), "Bern"]
+    (refused,) = answers_of(client, names["source"] + ".refused")
+    assert "tensor 'city': expected str, got a int" in refused["refused.reason"]
 
 
 def test_text_is_taken_as_it_is(

@@ -1,7 +1,9 @@
 """Schemas: notation, checks that name the tensor, and records that are read back as written."""
 
 import contextlib
+import importlib
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -288,3 +290,38 @@ def test_a_wrong_column_of_a_table_is_named() -> None:
         )
     with pytest.raises(InvalidTensor, match="tensor 'city': expected str, got a float"):
         Tensors.parse({"age": "f64", "city": "str"}).pack_many(table.assign(city=1.5))
+
+
+@pytest.mark.parametrize("n", [1, FEW_ROWS + 1])
+def test_a_missing_number_is_nan_in_floats_and_refused_elsewhere(n: int) -> None:
+    record = Tensors.parse({"age": "f32", "sizes": "f64[*]", "city": "str"})
+    row = {"age": None, "sizes": [1, None], "city": "Bern"}
+    for found in (record.unpack(record.pack(row)), record.unpack(record.pack_many([row] * n)[0])):
+        assert np.isnan(found["age"])
+        assert np.asarray(found["age"]).dtype == np.float32
+        assert np.isnan(found["sizes"]).tolist() == [False, True]
+    for type_ in ("i64", "bool", "str"):
+        other = Tensors.parse({"age": type_})
+        for pack, bad in ((other.pack, {"age": None}), (other.pack_many, {"age": [None] * n})):
+            with pytest.raises(InvalidTensor, match=f"'age': expected {type_}, got a null"):
+                pack(bad)
+    with pytest.raises(InvalidTensor, match="finite=True"):
+        replace(record, finite=True).pack_many([row] * n)
+
+
+def test_missing_values_of_pandas_and_arrow() -> None:
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
+    record = Tensors.parse({"age": "f64", "city": "str"})
+    ages = [31, None, 4]
+    tables: list[Any] = [
+        pandas.DataFrame({"age": pandas.array(ages, dtype=type_), "city": ["a", "b", "c"]})
+        for type_ in ("Int64", "Float64", "float64", "object")
+    ]
+    with contextlib.suppress(ImportError):
+        arrow = importlib.import_module("pyarrow")
+        tables.append(arrow.table({"age": ages, "city": ["a", "b", "c"]}))
+    for table in tables:
+        found = record.unpack_many(record.pack_many(table))
+        np.testing.assert_array_equal(found["age"], [31, np.nan, 4])
+        with pytest.raises(InvalidTensor, match="tensor 'age': expected i64, got a null"):
+            Tensors.parse({"age": "i64", "city": "str"}).pack_many(table)

@@ -6,6 +6,7 @@ may differ from row to row. A model with one tensor without a name has the short
 f64[10]`. docs/wire.md describes the record.
 """
 
+import contextlib
 import difflib
 import json
 import math
@@ -242,10 +243,12 @@ class Tensors:
             table = _by_column(values)
         if not self.is_fixed:
             n, given = self.rows_of(table), self._check(table)
-            if n > FEW_ROWS:
-                return pack_columns(self.specs, n, given, self._checked)
-            each = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
-            return Records.of([bytes(self.pack(row)) for row in each])
+            each = zip(*given.values(), strict=True) if n <= FEW_ROWS else ()
+            with contextlib.suppress(InvalidTensor):  # named below, with all its rows in view
+                few = [self.pack(dict(zip(given, row, strict=True))) for row in each]
+                if few:
+                    return Records.of([*map(bytes, few)])
+            return pack_columns(self.specs, n, given, self._checked)
         n, columns = self.batch(table)
         batch = np.zeros(n, self._record)
         for name, column in columns.items():
@@ -527,7 +530,12 @@ def _by_column(table: Any) -> object:
         names = table.schema.names
         return {name: table.column(name).to_numpy(zero_copy_only=False) for name in names}
     if hasattr(table, "iloc"):  # pandas
-        return {str(name): column.to_numpy() for name, column in table.items()}
+        return {
+            str(name): column.to_numpy()
+            if isinstance(column.dtype, np.dtype) and column.dtype != object
+            else column.astype(object).where(column.notna(), None).to_numpy()
+            for name, column in table.items()
+        }
     if hasattr(table, "get_columns"):  # polars
         return {column.name: column.to_numpy() for column in table.get_columns()}
     return table

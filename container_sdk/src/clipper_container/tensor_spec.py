@@ -179,6 +179,13 @@ class TensorSpec:
                 return array.astype(wanted)
         if array.dtype == wanted:
             return array
+        if array.dtype == object and wanted.kind == "f":
+            array = _with_nan(array)
+        if _has_nulls(array) and wanted.kind != "f":
+            raise self._refusal(
+                "a null (or NaN), which only numbers of floating point can be; declare"
+                f" {self.name!r} as f64, or replace nulls before"
+            )
         if array.dtype.kind not in "biuf" or (
             array.size and not np.can_cast(array.dtype, wanted, "same_kind")
         ):
@@ -202,8 +209,27 @@ class TensorSpec:
                 raise self._refusal(f"a {type(value).__name__} ({error})") from None
         for item in array.reshape(-1):
             if not isinstance(item, kinds):
-                raise self._refusal(f"a {type(item).__name__}")
+                got = "a null" if item is None else f"a {type(item).__name__}"
+                raise self._refusal(got)
         return array
 
     def _refusal(self, got: str) -> InvalidTensor:
         return InvalidTensor(self.name, f"tensor {self.name!r}: expected {self.type}, got {got}.")
+
+
+def _with_nan(array: Array) -> Array:
+    """Return an array of Python's numbers as f64, a None as NaN; of anything else as it is."""
+    items = array.reshape(-1).tolist()
+    if not all(item is None or isinstance(item, int | float | np.number) for item in items):
+        return array
+    try:
+        return array.astype(np.float64)
+    except OverflowError:  # of an integer without bounds
+        return array
+
+
+def _has_nulls(array: Array) -> bool:
+    """Return whether a value is None or NaN."""
+    if array.dtype == object:
+        return any(item is None for item in array.reshape(-1).tolist())
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())

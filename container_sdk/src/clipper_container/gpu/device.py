@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F/-]+")
+_UUID = re.compile(r"(GPU|MIG|MIG-GPU)-[0-9a-fA-F/-]+")
 _INDEX = re.compile(r"(?:cuda:?)?([0-9]+)?")
 _WARM_UPS = 3  # calls before a capture, as torch's documentation of CUDA graphs advises
 
@@ -101,8 +101,7 @@ def open_device(name: str = "auto") -> Device:
                 f" chosen any more. Set CUDA_VISIBLE_DEVICES={name} for the container."
             )
         os.environ["CUDA_VISIBLE_DEVICES"] = name
-        name = "cuda:0"
-    found = _INDEX.fullmatch("" if name == "auto" else name)
+    found = _INDEX.fullmatch("" if name == "auto" or _UUID.fullmatch(name) else name)
     if found is None:
         raise ValueError(
             f"{name!r} is no device. Write 'cpu', 'cuda:0', the UUID of a GPU or of a MIG instance"

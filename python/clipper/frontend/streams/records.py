@@ -139,9 +139,7 @@ def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
     if answer.set:
         flat += [
             "set",
-            msgspec.json.encode(
-                [x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in answer.set]
-            ),
+            msgspec.json.encode(answer.set, enc_hook=_plain),
         ]
     flat += ["latency_us", answer.latency_us, "prediction", answer.id]
     for name, value in record.own:
@@ -152,26 +150,28 @@ def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
 def output_fields(output: object, binary: bool = False) -> Flat:
     """Return an output as fields.
 
-    It is JSON in `output`; bytes are in `data`, and so are arrays if `binary` is set, with `dtype`
-    and `shape`.
+    It is JSON in `output`, and an object if outputs have names; bytes are in `data`, and so are
+    arrays if `binary` is set, with `dtype` and `shape`.
     """
     if isinstance(output, bytes | bytearray | memoryview):
         return ["data", bytes(output), "dtype", "bytes"]
-    if isinstance(output, np.ndarray):
-        if binary:
-            shape = ",".join(map(str, output.shape))
-            return [
-                "data",
-                output.tobytes(),
-                "dtype",
-                str(InputType(InputType.infer(output).dtype)),
-                "shape",
-                shape,
-            ]
-        output = output.tolist()
-    elif isinstance(output, np.generic):
-        output = output.item()
-    return ["output", msgspec.json.encode(output)]
+    if isinstance(output, np.ndarray) and binary:
+        return [
+            "data",
+            output.tobytes(),
+            "dtype",
+            str(InputType(InputType.infer(output).dtype)),
+            "shape",
+            ",".join(map(str, output.shape)),
+        ]
+    return ["output", msgspec.json.encode(output, enc_hook=_plain)]
+
+
+def _plain(value: object) -> object:
+    """Return an array, or a number of numpy, as Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} does not become JSON")
 
 
 # -- single fields
@@ -249,10 +249,10 @@ def _input_of(fields: Mapping[str, bytes]) -> object:
     if given[0] == "data":
         return _array(fields)
     value = _json(fields, "input")
-    if value is None or isinstance(value, dict | bool):
+    if value is None or isinstance(value, bool):
         raise InvalidInput(
-            f"field 'input' is {_shown(fields['input'])}: a number, a string or an array of numbers"
-            " is needed."
+            f"field 'input' is {_shown(fields['input'])}: a number, a string, an array of numbers,"
+            " or an object with a value for each named tensor is needed."
         )
     return value
 
