@@ -257,7 +257,7 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
         service: Any = server._endpoints.frontends
-        door = service._listeners._doors[0]
+        door = service._listeners._tls_listeners[0]
         lines = [
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             for _ in range(50)
@@ -282,7 +282,7 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         line.sendall(b"POST /api/total")
         line.unwrap()
-    await_that(lambda: not any(door.waiting for door in listeners._doors))
+    await_that(lambda: not any(door.waiting for door in listeners._tls_listeners))
     await_that(lambda: not any(each.connections for each in listeners._services))
 
 
@@ -423,6 +423,6 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
         host, _, port = server.http_address.rpartition(":")
         line = socket.create_connection((host, int(port)), PATIENCE_S)
         service: Any = server._endpoints.frontends
-        await_that(lambda: len(service._listeners._doors[0].waiting) == 1)
+        await_that(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
     assert ended(line)
     line.close()

@@ -54,7 +54,7 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
     lines: list[Sequence[str]] = [_HELD]
     for one in shards:
         if "away" not in one:
-            took, kept = one["recovery"]["seconds"], one["snapshots"].get("at_us", 0)
+            took, snapshot_us = one["recovery"]["seconds"], one["snapshots"].get("at_us", 0)
             lines.append(
                 (
                     str(one["shard"]),
@@ -68,7 +68,7 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
                     str(_pushes(one)),
                     str(sum(one["refused"].values())),
                     _behind(one),
-                    age_of((wall_time_us() - kept) / 1e6) if kept else "none",
+                    age_of((wall_time_us() - snapshot_us) / 1e6) if snapshot_us else "none",
                     f"{took:.2f} s",
                 )
             )

@@ -39,7 +39,7 @@ _FLAVOURS: Final = {
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
 }
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +253,10 @@ def check(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             try:
-                said = _await(process, name, time.monotonic() + patience_s, is_over)
+                output = _await(process, name, time.monotonic() + patience_s, is_over)
             finally:
                 process.kill()
-    found = _read(process.returncode, *said)
+    found = _read(process.returncode, *output)
     if not found.ok:
         raise PackagingError(f"model {name!r} is refused: {found.reason}.")
     return found
@@ -268,7 +268,7 @@ def _await(
     """Return the output of the process when it has ended."""
     while True:
         try:
-            return process.communicate(timeout=_LOOK_S)
+            return process.communicate(timeout=_CHECK_S)
         except subprocess.TimeoutExpired:
             if time.monotonic() >= until_s:
                 raise PackagingError(

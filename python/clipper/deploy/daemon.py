@@ -45,7 +45,7 @@ _JOIN: Final = (
 )
 _ANOTHER: Final = 'Name another with docker.socket, or serve the model with deployer = "process".'
 _LABEL: Final = "clipper.run"
-_LOOK_S: Final = 0.05  # how often a build is looked at
+_CHECK_S: Final = 0.05  # how often a build is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +420,7 @@ def close_when(
 ) -> None:
     """Close a builder's output once the build is not wanted any more or `until` has come (seconds
     of the monotonic clock), unless it was followed to its end before."""
-    while not followed.wait(_LOOK_S):
+    while not followed.wait(_CHECK_S):
         if is_over() or time.monotonic() >= until:
             with contextlib.suppress(Exception):  # the build may have ended
                 stream.close()

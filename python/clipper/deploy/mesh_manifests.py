@@ -114,7 +114,7 @@ def node_toml(shipment: MeshShipment) -> str:
         "metrics": True,
         "insecure": True,
     }
-    meshed = {
+    mesh_settings = {
         "enabled": True,
         "peers": f"tcp:0.0.0.0:{PEERS_PORT}",
         "capacity_mib": shipment.capacity_mib,
@@ -130,7 +130,7 @@ def node_toml(shipment: MeshShipment) -> str:
         [
             *parts,
             toml_table(("grpc",), {"address": f"0.0.0.0:{GRPC_PORT}"}),
-            toml_table(("mesh",), meshed),
+            toml_table(("mesh",), mesh_settings),
         ]
     )
 

@@ -116,20 +116,20 @@ class Management:
         self,
         verb: str,
         names: tuple[str, ...],
-        looks: bool,
+        reads: bool,
         owner: type[Operations | TableOperations] = Operations,
     ) -> Callable[[HttpRequest], HttpResponse]:
         takes = arguments_of(getattr(owner, verb))
         needed = needed_by(getattr(owner, verb), names)
 
         def call(request: HttpRequest) -> HttpResponse:
-            flags = _flags(request, takes if looks else _FLAG, names)
-            given = flags if looks else read_members(request, takes, names)
+            flags = _flags(request, takes if reads else _FLAG, names)
+            given = flags if reads else read_members(request, takes, names)
             if lacking := [name for name in needed if name not in given]:
                 raise InvalidInput(
                     f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}."
                 )
-            operations = self._by(request, not looks and flags.get("dry_run", False))
+            operations = self._by(request, not reads and flags.get("dry_run", False))
             acts = operations if owner is Operations else operations.on_tables
             result = getattr(acts, verb)(**dict(zip(names, request.params, strict=True)), **given)
             return answer_json({lists[verb]: result} if verb in lists else result)

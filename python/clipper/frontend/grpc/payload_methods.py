@@ -92,13 +92,13 @@ class PayloadMethods:
         slo_us = self._calls.slo_us(call, None, target.resolved.slo_us)
         call.start_query()
         row = method.with_id(payload, target.name)
-        asking = PendingInference(
+        pending = PendingInference(
             [predict(target.resolved, row, None, slo_us, 0, None, call.request_id)],
             target.resolved,
             False,
         )
-        call.end_query(target.resolved, asking.futures)
-        return asking
+        call.end_query(target.resolved, pending.futures)
+        return pending
 
     def named(self, service: str, method: str, payload: bytes) -> bytes:
         """Return a payload of ModelInfer with the model's id in its field, if the table has it

@@ -419,7 +419,7 @@ def _predicted(answer: Answer) -> PredictResponse:
 
 
 def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
-    return {_name_of(model): said for model, said in answer.qualifiers.items()}
+    return {_name_of(model): found for model, found in answer.qualifiers.items()}
 
 
 def one_predicted(future: Future, resolved: ResolvedApplication, whole: bool = False) -> Made:

@@ -120,9 +120,9 @@ class FastRoute:
             return one_predicted(ending.future, self.resolved, True)
         if self.form == "old_predict":
             return old_one(ending.future, True)
-        asked = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
+        infer_request = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
         pending = PendingInference([ending.future], self.resolved, False)
-        return inferred(pending, self.target, asked, True)
+        return inferred(pending, self.target, infer_request, True)
 
 
 def is_eligible(resolved: ResolvedApplication) -> bool:

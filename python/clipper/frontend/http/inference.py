@@ -137,7 +137,7 @@ class InferenceRoutes:
     def _target(self, request: HttpRequest) -> InferenceTarget:
         return self._models.target(*request.params)
 
-    # -- asking
+    # -- queries
 
     def infer(self, request: HttpRequest) -> HandlerResult:
         """Answer an infer request. Raises UnknownModel, UnknownVersion, InvalidInput."""
@@ -148,22 +148,24 @@ class InferenceRoutes:
         ):
             return self._infer_several(request)
         target = self._target(request)
-        asked = codec.decode(
+        infer_request = codec.decode(
             request.body, request.headers.get(b"inference-header-content-length", b"")
         )
-        rows = self._models.rows(target, asked)
-        slo_us = self._models.slo_us(target, rows, _slo_ms(asked, request))
+        rows = self._models.rows(target, infer_request)
+        slo_us = self._models.slo_us(target, rows, _slo_ms(infer_request, request))
         id = request.given_id.decode("ascii")
         if self._models.is_array(rows):
             return WorkerTask(
                 lambda: _later(
-                    self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked
+                    self._models.ask(target, rows, infer_request, slo_us, "", request.trace),
+                    target,
+                    infer_request,
                 )
             )
-        asking = self._models.ask(target, rows, asked, slo_us, id, request.trace)
-        if all(future.done() for future in asking.futures):
-            return inferred(asking, target, asked)
-        return _later(asking, target, asked)
+        pending = self._models.ask(target, rows, infer_request, slo_us, id, request.trace)
+        if all(future.done() for future in pending.futures):
+            return inferred(pending, target, infer_request)
+        return _later(pending, target, infer_request)
 
     def _infer_several(self, request: HttpRequest) -> HandlerResult:
         """Answer `/v2/models/m1,m2/infer`, or a request whose headers name the models.
@@ -187,11 +189,11 @@ class InferenceRoutes:
         )
         ids = ids_in([*named, *path])
         assert ids is not None
-        asked = codec.decode(
+        infer_request = codec.decode(
             request.body, request.headers.get(b"inference-header-content-length", b"")
         )
-        several = MultiModelRequest(self._models, ids, asked)
-        slo_ms, id = _slo_ms(asked, request), request.given_id.decode("ascii")
+        several = MultiModelRequest(self._models, ids, infer_request)
+        slo_ms, id = _slo_ms(infer_request, request), request.given_id.decode("ascii")
 
         def ask() -> DeferredResponse:
             several.ask(
@@ -208,10 +210,10 @@ def _unavailable(body: object) -> HttpResponse:
     return response
 
 
-def _slo_ms(asked: codec.InferRequest, request: HttpRequest) -> float | None:
+def _slo_ms(infer_request: codec.InferRequest, request: HttpRequest) -> float | None:
     """Return `parameters.timeout`, else Clipper-Deadline-Ms, else None for the application's
     SLO."""
-    if (given_ms := timeout_ms(asked)) is not None:
+    if (given_ms := timeout_ms(infer_request)) is not None:
         return given_ms
     text = request.headers.get(b"clipper-deadline-ms", b"")
     try:
@@ -223,28 +225,28 @@ def _slo_ms(asked: codec.InferRequest, request: HttpRequest) -> float | None:
 
 
 def _later(
-    asking: PendingInference, target: InferenceTarget, asked: codec.InferRequest
+    pending: PendingInference, target: InferenceTarget, infer_request: codec.InferRequest
 ) -> DeferredResponse:
-    return DeferredResponse(asking.futures, lambda: inferred(asking, target, asked))
+    return DeferredResponse(pending.futures, lambda: inferred(pending, target, infer_request))
 
 
 def inferred(
-    asking: PendingInference,
+    pending: PendingInference,
     target: InferenceTarget,
-    asked: codec.InferRequest,
+    infer_request: codec.InferRequest,
     whole: bool = False,
 ) -> HttpResponse | StreamedResponse:
     """Return the response to a finished infer request. whole: not streamed."""
-    outputs, parameters = asking.inferred()
+    outputs, parameters = pending.inferred()
     return _response(
         *codec.encode(
             target.name,
             target.answered_version,
-            asked.id,
+            infer_request.id,
             outputs,
-            asked.binary,
+            infer_request.binary,
             parameters,
-            asked.outputs,
+            infer_request.outputs,
         ),
         whole,
     )

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _WORKERS = 4  # threads per pool
 _WAITING_MAX = 64  # maximum of calls that wait in a management pool
 _RETRY_S = 1
-_LOOK_S_MAX = 0.5
+_CHECK_S_MAX = 0.5
 _GRACE_S = 1.0  # time to send the last responses after every query has ended
 Handle = Callable[[HttpRequest], HandlerResult]
 
@@ -73,7 +73,7 @@ class HttpListeners:
         )  # calls per pool that are not answered; used by the loop only
         self._services: list[HttpService] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
-        self._doors: list[TlsListener] = []
+        self._tls_listeners: list[TlsListener] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
         self._serving = threading.Event()
@@ -95,8 +95,8 @@ class HttpListeners:
         finally:
             self._serving.set()
             watcher.close()
-            for door in self._doors:
-                door.close()
+            for tls_listener in self._tls_listeners:
+                tls_listener.close()
             if self._hot is not None:
                 self._hot.close()
             for service in self._services:
@@ -124,8 +124,8 @@ class HttpListeners:
                 continue
             factory = _factory(service)
             if certificate is not None:
-                factory = door = TlsListener(service, *certificate)
-                self._doors.append(door)
+                factory = tls_listener = TlsListener(service, *certificate)
+                self._tls_listeners.append(tls_listener)
             server = await self._loop.create_server(
                 factory, sock=listener, backlog=self._settings.backlog
             )
@@ -138,11 +138,11 @@ class HttpListeners:
         )
         for service in self._services:
             service.look(now_s, date)
-        for door in self._doors:
-            door.look(now_s)
+        for tls_listener in self._tls_listeners:
+            tls_listener.look(now_s)
         if self._hot is not None:
             self._hot.look()
-        each_s = min(_LOOK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
+        each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
         self._loop.call_later(each_s, self._look)
 
     # -- worker threads
@@ -191,8 +191,8 @@ class HttpListeners:
             self._hot.drain()
         for service in self._services:
             service.drain()
-        for door in self._doors:
-            door.close()
+        for tls_listener in self._tls_listeners:
+            tls_listener.close()
 
     def stop(self) -> None:
         """Send the remaining responses, then stop the threads. Every query has ended before."""

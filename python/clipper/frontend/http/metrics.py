@@ -58,15 +58,15 @@ class MetricsRoutes:
 
 def format_of(request: HttpRequest) -> str:
     """Return the format of a request. Raises InvalidInput for an unknown one."""
-    asked = urllib.parse.parse_qs(request.query.decode("ascii", "replace")).get("format")
-    if asked:
-        if asked[-1] not in CONTENT_TYPES:
-            guess = did_you_mean(asked[-1], CONTENT_TYPES) or "."
+    given = urllib.parse.parse_qs(request.query.decode("ascii", "replace")).get("format")
+    if given:
+        if given[-1] not in CONTENT_TYPES:
+            guess = did_you_mean(given[-1], CONTENT_TYPES) or "."
             raise InvalidInput(
-                f"unknown format {asked[-1][:40]!r}{guess}",
+                f"unknown format {given[-1][:40]!r}{guess}",
                 hint=f"Formats: {', '.join(CONTENT_TYPES)}.",
             )
-        return asked[-1]
+        return given[-1]
     return (
         "openmetrics" if _prefers_openmetrics(request.headers.get(b"accept", b"")) else "prometheus"
     )

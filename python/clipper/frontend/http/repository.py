@@ -12,7 +12,7 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.types import Model
 
-_LOOK_S = 0.02
+_CHECK_S = 0.02
 
 
 class ModelContainers:
@@ -47,7 +47,7 @@ class ModelContainers:
                     f"no container of '{model.id}' connected within {load_s:g} s.",
                     hint="See server.load_s.",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
 
     def unload(self, request: HttpRequest) -> HttpResponse:
         """Unload the model of the path: see `unload_named`."""

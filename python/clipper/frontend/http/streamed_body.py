@@ -39,9 +39,9 @@ class StreamedBody:
     """
 
     __slots__ = (
-        "_begun",
         "_chunked",
         "_outlet",
+        "_started",
         "_watcher",
         "ended",
         "gone",
@@ -52,7 +52,7 @@ class StreamedBody:
 
     def __init__(self, outlet: BodyWriter, watcher: FutureWatcher, chunked: bool) -> None:
         self._outlet, self._watcher, self._chunked = outlet, watcher, chunked
-        self._begun = False
+        self._started = False
         self.ended = self.gone = False
         self.on_room: Callable[[], None] | None = None
         self.on_turn: Callable[[], None] | None = None
@@ -61,7 +61,7 @@ class StreamedBody:
     def start(self, handler: "Callable[[StreamedBody], None]") -> None:
         """Call the handler's function."""
         self._call(handler, self)
-        self._begun = True
+        self._started = True
 
     def _call(self, step: Callable[..., None], *args: object) -> None:
         """Call a step. An error aborts the connection, since the headers are sent already."""
@@ -92,7 +92,7 @@ class StreamedBody:
         self.ended = True
         if self._chunked:
             self._outlet.write_body(b"0\r\n\r\n")
-        if self._begun:
+        if self._started:
             self._outlet.finish_body()
 
     def ask_turn(self) -> None:

@@ -46,16 +46,16 @@ class TlsListener:
 class TlsTransport(asyncio.Protocol, asyncio.Transport):
     """The TLS layer of one client. Threads: the event loop's."""
 
-    def __init__(self, door: TlsListener) -> None:
+    def __init__(self, listener: TlsListener) -> None:
         asyncio.Transport.__init__(self)
-        self._door = door
+        self._listener = listener
         self._wire: asyncio.Transport
         self._inner: HttpConnection | None = None
         self._closing = self._deaf = False
         self._is_first = True
-        self._since_s = door.service.now_s
+        self._since_s = listener.service.now_s
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = door.certificate.context.wrap_bio(
+        self._tls = listener.certificate.context.wrap_bio(
             self._incoming, self._outgoing, server_side=True
         )
 
@@ -64,21 +64,21 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
         """Start the handshake; abort it if there are too many connections."""
         self._wire = transport
-        door = self._door
-        door.waiting.add(self)
+        listener = self._listener
+        listener.waiting.add(self)
         if (
-            len(door.waiting) + len(door.service.connections)
-            > door.service.settings.connections_max
+            len(listener.waiting) + len(listener.service.connections)
+            > listener.service.settings.connections_max
         ):
             self._end("full")
             transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Count an unfinished handshake, and tell the HTTP connection."""
-        if self in self._door.waiting:
+        if self in self._listener.waiting:
             if not self._deaf:
                 self._end("gone")
-            self._door.waiting.discard(self)
+            self._listener.waiting.discard(self)
         if self._inner is not None:
             self._inner.connection_lost(error)
 
@@ -129,9 +129,9 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             self._wire.close()
             return
         self._flush()
-        self._door.counts.count("ok")
-        self._door.waiting.discard(self)
-        self._inner = inner = HttpConnection(self._door.service)
+        self._listener.counts.count("ok")
+        self._listener.waiting.discard(self)
+        self._inner = inner = HttpConnection(self._listener.service)
         inner.connection_made(self)
         self._read(inner)
 
@@ -157,7 +157,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     def _end(self, outcome: str) -> None:
         """End the handshake with this outcome, and ignore further bytes."""
         self._deaf = self._closing = True
-        self._door.counts.count(outcome)
+        self._listener.counts.count(outcome)
 
     def _tell_plainly(self) -> None:
         error = HttpError(
@@ -166,9 +166,9 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             "Write https:// instead of http://.",
         )
         response = problem(error, b"-")
-        self._wire.write(head_of(response, b"-", self._door.service.date, True) + response.body)
+        self._wire.write(head_of(response, b"-", self._listener.service.date, True) + response.body)
         self._end("plain")
-        self._since_s = self._door.service.now_s
+        self._since_s = self._listener.service.now_s
         # closed later: data that still arrives would make the kernel discard the response
         self._wire.write_eof()
 
@@ -177,7 +177,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         if self._deaf:
             if now_s - self._since_s > _LINGER_S:
                 self._wire.abort()
-        elif now_s - self._since_s > self._door.service.settings.header_s:
+        elif now_s - self._since_s > self._listener.service.settings.header_s:
             self._end("slow")
             self._wire.abort()
 

@@ -27,21 +27,21 @@ _SNAPSHOTS: Final = 7  # slots of the log below are replicas; from here on, snap
 class RowFollower:
     """One follower.
 
-    serial: of the last reply. told: the ids in that reply. confirmed: the last reply known to have
-    arrived. count: of pending ids.
+    serial: of the last reply. unconfirmed: the ids in that reply. confirmed: the last reply known
+    to have arrived. count: of pending ids. last_call_s: time of its last call.
     """
 
-    def __init__(self, heard_s: float) -> None:
-        self.heard_s, self.serial, self.confirmed, self.count = heard_s, 0, 0, 0
+    def __init__(self, last_call_s: float) -> None:
+        self.last_call_s, self.serial, self.confirmed, self.count = last_call_s, 0, 0, 0
         self.pending: dict[int, list[Ids]] = {}
-        self.told: list[tuple[int, Ids]] = []
+        self.unconfirmed: list[tuple[int, Ids]] = []
 
     def add(self, table: int, ids: Ids) -> None:
         """Add changed ids of a table."""
         self.pending.setdefault(table, []).append(ids)
         self.count += ids.size
 
-    def heard(self, serial: int | None) -> bool:
+    def acknowledge(self, serial: int | None) -> bool:
         """Confirm the reply `serial`, which the follower has received; None confirms the last one.
 
         Returns False if the follower must start a full sync.
@@ -51,9 +51,9 @@ class RowFollower:
         if serial in (None, self.serial):
             self.confirmed = self.serial
         else:
-            for table, ids in self.told:
+            for table, ids in self.unconfirmed:
                 self.add(table, ids)
-        self.told = []
+        self.unconfirmed = []
         return True
 
     def news(self, parameters: Parameters, bytes_max: int) -> Iterator[Message]:
@@ -69,7 +69,7 @@ class RowFollower:
             if n < ids.size:
                 self.add(table, ids[n:])
             if n:
-                self.told.append((table, ids[:n]))
+                self.unconfirmed.append((table, ids[:n]))
                 yield from changed(parameters, table, ids[:n])
         self.serial += 1
 
@@ -87,9 +87,9 @@ class RowFollowers:
         """Return a follower with all its changes; None if it must start a full sync."""
         self.gather()
         found = self._each.get(name)
-        if found is None or not found.heard(serial):
+        if found is None or not found.acknowledge(serial):
             return None
-        found.heard_s = self._now()
+        found.last_call_s = self._now()
         return found
 
     def start_sync(self, name: str) -> RowFollower:
@@ -103,7 +103,7 @@ class RowFollowers:
             self._shard.door.follow(self._slot)
             self._on = True
         if name not in self._each and len(self._each) >= FOLLOWERS_MAX:
-            del self._each[min(self._each, key=lambda one: self._each[one].heard_s)]
+            del self._each[min(self._each, key=lambda one: self._each[one].last_call_s)]
         made = self._each[name] = RowFollower(self._now())
         return made
 
@@ -119,7 +119,7 @@ class RowFollowers:
         self._each = {
             name: one
             for name, one in self._each.items()
-            if now - one.heard_s < FORGET_S and one.count <= IDS_MAX
+            if now - one.last_call_s < FORGET_S and one.count <= IDS_MAX
         }
         if not self._each:
             door.unfollow(self._slot)

@@ -40,7 +40,7 @@ from clipper.settings.params import ParamsSettings, grpc_address, params_tls
 
 CALLS_MAX: Final = 1024
 _GRACE_S: Final = 1.0
-_LOOK_S: Final = 0.5
+_CHECK_S: Final = 0.5
 _GATHER_S: Final = 1.0
 _SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
 _OLDER: Final = "grpc.reflection.v1alpha.ServerReflection"
@@ -65,7 +65,7 @@ class ShardGrpc:
         self._service = ParamsService(shard, self._door)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._closing: asyncio.Event
         self._gathering: asyncio.Task[None]
         self._server: grpc.aio.Server
@@ -74,7 +74,7 @@ class ShardGrpc:
     def start(self) -> "ShardGrpc":
         """Start the thread. The shard's loop is running. Raises AddressInUse, OSError."""
         self._thread.start()
-        self._begun.wait()
+        self._started.wait()
         if self._trouble is not None:
             self._thread.join()
             raise self._trouble
@@ -96,12 +96,12 @@ class ShardGrpc:
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._listen())
-            self._begun.set()
+            self._started.set()
             loop.run_forever()
         except Exception as error:
             self._trouble = error
         finally:
-            self._begun.set()
+            self._started.set()
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
@@ -165,9 +165,9 @@ class ShardGrpc:
             "Watch": self._stream(HEALTH, self._watch),
         }
         yield grpc.method_handlers_generic_handler(HEALTH, health)
-        told = {"ServerReflectionInfo": self._stream(REFLECTION, self._reflect)}
+        reflection = {"ServerReflectionInfo": self._stream(REFLECTION, self._reflect)}
         for name in (REFLECTION, _OLDER):
-            yield grpc.method_handlers_generic_handler(name, told)
+            yield grpc.method_handlers_generic_handler(name, reflection)
 
     def _unary(
         self, kind: MethodDescriptor, run: Method, *, open_to_all: bool = False
@@ -237,15 +237,15 @@ class ShardGrpc:
         return message("grpc.health.v1.HealthCheckResponse")(status=self._status(request.service))
 
     async def _watch(self, request: Message, _: object) -> AsyncIterator[Message]:
-        told = None
+        reported = None
         while not self._closing.is_set():
             status = self._status(request.service)
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _LOOK_S)
-        if told != _NOT_SERVING:
+                await asyncio.wait_for(self._closing.wait(), _CHECK_S)
+        if reported != _NOT_SERVING:
             yield message("grpc.health.v1.HealthCheckResponse")(status=_NOT_SERVING)
 
     def _status(self, service: str) -> int:

@@ -39,7 +39,7 @@ ALIASES: Final = {
     "GetReplica": "get_replica",
 }  # names in the document's text
 FOLLOWER_NAME_MAX: Final = 100
-_BEGIN: Final = "0,0"
+_START: Final = "0,0"
 _BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
 _DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
 _KERAS: Final[
@@ -133,12 +133,12 @@ class ParamsService:
             self._shard.door.state_lost
         ):  # the worker then pushes its model, which reinitializes the shard
             return message("PullVariableResponse")(model_init_status=False)
-        said = await self._door.call("pull_variables", since=request.version)
-        answer = message("PullVariableResponse")(model_init_status=bool(said["initialized"]))
-        answer.model.version = said["version"]
-        self._check_fits(sum(value.nbytes for value in said["variables"].values()))
+        reply = await self._door.call("pull_variables", since=request.version)
+        answer = message("PullVariableResponse")(model_init_status=bool(reply["initialized"]))
+        answer.model.version = reply["version"]
+        self._check_fits(sum(value.nbytes for value in reply["variables"].values()))
         answer.model.variables.extend(
-            tensor_of(name, value) for name, value in said["variables"].items()
+            tensor_of(name, value) for name, value in reply["variables"].items()
         )
         return answer
 
@@ -179,10 +179,10 @@ class ParamsService:
             if spec.name not in numbers:
                 await self._door.call("create", spec=msgspec.to_builtins(spec))
         how = {"optimizer": self._optimizer, "optimizer_settings": self._optimizer_settings}
-        said = await self._door.call(
+        reply = await self._door.call(
             "push_model", variables=variables, version=max(0, request.version), **how
         )
-        call.trailing |= {"accepted": _yes(said["accepted"]), "version": str(said["version"])}
+        call.trailing |= {"accepted": _yes(reply["accepted"]), "version": str(reply["version"])}
         return message("google.protobuf.Empty")()
 
     async def push_gradient(self, request: Message, call: ShardCall) -> Message:
@@ -192,19 +192,19 @@ class ParamsService:
         training.
         """
         variables, rows = self._gradients(request.gradients)
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "variables": variables,
             "rows": rows,
             "version": request.model_version,
         }
-        said |= {key: call.whole(key) or 0 for key in ("worker", "sequence")} | {
+        fields |= {key: call.whole(key) or 0 for key in ("worker", "sequence")} | {
             "scale": call.number("scale") or 0.0
         }
         if (step := call.whole("step")) is not None:
-            said["step"] = step
+            fields["step"] = step
         if call.metadata.get("check") == "true":
-            said["check"] = True
-        found = await self._door.call("push_gradients", **said)
+            fields["check"] = True
+        found = await self._door.call("push_gradients", **fields)
         call.trailing |= {
             key: _yes(found[key]) for key in ("why", "repeated", "step") if key in found
         }
@@ -252,7 +252,7 @@ class ParamsService:
             str(call.metadata.get("follower", ""))[:FOLLOWER_NAME_MAX],
             call.metadata.get("cursor"),
         )
-        if cursor not in (None, _BEGIN):
+        if cursor not in (None, _START):
             return self._rows_of(parameters, call)
         follower = self.followers.of(name, call.whole("serial")) if cursor is None else None
         if follower is None:
@@ -271,7 +271,7 @@ class ParamsService:
     def _rows_of(self, parameters: Parameters, call: ShardCall) -> Message:
         """Return all rows, or with `cursor` as many as fit into a message, and the next cursor."""
         answer, size = message("SynchronizeEmbeddingResponse")(), 0
-        cursor, said = _cursor(call.metadata.get("cursor")), "cursor" in call.metadata
+        cursor, by_pieces = _cursor(call.metadata.get("cursor")), "cursor" in call.metadata
         while cursor is not None and cursor[0] < len(parameters.tables):
             piece, following = parameters.piece(cursor)
             for part in piece.get("rows", ()):
@@ -279,11 +279,11 @@ class ParamsService:
                     continue  # it was dropped
                 dim = parameters.specs[part["table"] % TABLES_MAX].dim
                 nbytes = part["ids"].size * (4 * dim + 8)
-                if size and said and size + nbytes > self._bytes_max:
+                if size and by_pieces and size + nbytes > self._bytes_max:
                     call.trailing["cursor"] = f"{cursor[0]},{cursor[1]}"
                     return answer
                 size += nbytes
-                self._check_fits(0 if said else size, _BY_PIECES)
+                self._check_fits(0 if by_pieces else size, _BY_PIECES)
                 answer.embedding_vectors.append(weights(parameters, part))
             cursor = following
         return answer

@@ -36,7 +36,7 @@ class LocalShardConnection:
         self._next = 0
         self._gone = ""
         self._writer: asyncio.StreamWriter
-        self._hearing: asyncio.Task[None]
+        self._reader: asyncio.Task[None]
 
     async def open(self) -> None:
         """Connect. Raises OSError, and ShardAway if another process listens at the address."""
@@ -48,11 +48,11 @@ class LocalShardConnection:
             reader, self._writer = await asyncio.open_connection(
                 host.strip("[]"), int(port), limit=_LIMIT
             )
-        self._hearing = asyncio.ensure_future(self._hear(reader))
-        said = await self.call("hello", token=self._token, protocol=1)
-        if said.get("pid") != os.getpid():
+        self._reader = asyncio.ensure_future(self._read(reader))
+        reply = await self.call("hello", token=self._token, protocol=1)
+        if reply.get("pid") != os.getpid():
             raise ShardAway(
-                f"{self._name}: process {said.get('pid')} listens at {self._address} now."
+                f"{self._name}: process {reply.get('pid')} listens at {self._address} now."
             )
 
     async def call(self, name: str, **fields: object) -> Piece:
@@ -87,7 +87,7 @@ class LocalShardConnection:
             raise refusal(head, answer, self._name)
         return answer
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         why = "it ends"
         try:
             while True:
@@ -111,9 +111,9 @@ class LocalShardConnection:
 
     async def close(self) -> None:
         """Close the connection. Open calls end with ShardAway."""
-        self._hearing.cancel()
+        self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._hearing
+            await self._reader
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

@@ -26,7 +26,7 @@ _SERVERS_FAULT = frozenset(
 )
 _BATCHES_MAX = 4096  # number of remembered batches
 _LINKS_MAX = 128
-_LOOKS = 3  # readings of the two clocks
+_READINGS = 3  # readings of the two clocks
 _OURS = os.urandom(16)  # makes batch ids unique to this process
 _MODELS_MAX = 64  # maximum of model spans per query
 
@@ -53,8 +53,8 @@ def epoch_ns() -> int:
     Of several readings the quickest counts: a thread that is suspended between the two clocks would
     shift every span.
     """
-    looks = ((now_ns(), wall_time_us(), now_ns()) for _ in range(_LOOKS))
-    before_ns, wall_us, after_ns = min(looks, key=lambda look: look[2] - look[0])
+    readings = ((now_ns(), wall_time_us(), now_ns()) for _ in range(_READINGS))
+    before_ns, wall_us, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
     return wall_us * 1000 - (before_ns + after_ns) // 2
 
 

@@ -27,7 +27,7 @@ FAILED: Final = frozenset(
         "policy_failed",
     )
 )
-_KEPT: Final = (
+_OF_REPLICA: Final = (
     "number",
     "pid",
     "state",
@@ -192,7 +192,7 @@ def _model_now(row: Stats) -> dict[str, object]:
 
 
 def _replica_now(one: Stats) -> dict[str, object]:
-    found = {key: one[key] for key in _KEPT if key in one}
+    found = {key: one[key] for key in _OF_REPLICA if key in one}
     if one.get("pid") and "restart_count" in one:
         found["rss"] = resident_bytes(one["pid"])
     return found
