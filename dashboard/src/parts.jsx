@@ -57,3 +57,17 @@ export function Choice({ label, value, options, onChange }) {
 export function Scroll({ label, children, tall }) {
   return <div class={tall ? "scroll tall" : "scroll"} tabIndex={0} role="group" aria-label={label}>{children}</div>;
 }
+
+/** A mean of 0 to 1 on a track, with its interval. */
+export function Interval({ mean, half: width, color }) {
+  const low = Math.max(0, mean - width), high = Math.min(1, mean + width);
+  return (
+    <span class="interval">
+      <span class="track" aria-hidden="true">
+        <span class="range" style={{ left: `${100 * low}%`, width: `${100 * (high - low)}%`, background: `var(${color})` }} />
+        <span class="dot" style={{ left: `${100 * mean}%`, background: `var(${color})` }} />
+      </span>
+      <span>{mean.toFixed(3)} ± {width.toFixed(3)}</span>
+    </span>
+  );
+}

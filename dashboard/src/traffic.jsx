@@ -1,8 +1,9 @@
 // What applications do: throughput and outcomes, latency, whom they ask, what the cache spares.
 
 import { Chart, columns } from "./chart.jsx";
+import { Evaluation } from "./evaluation.jsx";
 import { half, micros, number, percent } from "./format.js";
-import { Empty, Panel, Scroll } from "./parts.jsx";
+import { Empty, Interval, Panel, Scroll } from "./parts.jsx";
 
 export const ALL = "all applications";
 export const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
@@ -113,20 +114,8 @@ export function Selection({ rows, app, label, about, now, window }) {
       {models.every((name) => !now.apps[app].models[name].feedback.n) && (
         <p class="note">No feedback yet. Next: <code>clipper feedback {app} ID --label VALUE</code>{record?.policy === "ensemble" ? " – this policy does not learn." : ""}</p>
       )}
+      {models.some((name) => now.apps[app].models[name].feedback.n) && <Evaluation key={app} app={app} running={record?.policy} />}
     </Panel>
-  );
-}
-
-function Interval({ mean, half: width, color }) {
-  const low = Math.max(0, mean - width), high = Math.min(1, mean + width);
-  return (
-    <span class="interval">
-      <span class="track" aria-hidden="true">
-        <span class="range" style={{ left: `${100 * low}%`, width: `${100 * (high - low)}%`, background: `var(${color})` }} />
-        <span class="dot" style={{ left: `${100 * mean}%`, background: `var(${color})` }} />
-      </span>
-      <span>{mean.toFixed(3)} ± {width.toFixed(3)}</span>
-    </span>
   );
 }
 

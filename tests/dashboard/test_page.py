@@ -3,6 +3,8 @@ dark, when things fail."""
 
 import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,14 @@ SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.t
 
 def total(rows: Any) -> Any:
     return np.asarray(rows).sum(axis=1)
+
+
+def whole(rows: Any) -> Any:
+    return np.asarray(rows)[:, 0].astype(int)
+
+
+def nothing(rows: Any) -> Any:
+    return np.zeros(len(rows), int)
 
 
 def failing(rows: Any) -> Any:
@@ -196,6 +206,33 @@ def test_how_right_a_model_becomes_is_drawn(page: Page, server: clipper.ClipperS
         " .plot').getAttribute('aria-label'))"
     )
     assert page.troubles == []
+
+
+def test_another_policy_is_evaluated_beside_the_running_one(page: Page, tmp_path: Path) -> None:
+    with clipper.start(admin="127.0.0.1:0", state=str(tmp_path), **QUICK) as server:
+        for name, model in (("whole", whole), ("nothing", nothing)):
+            server.deploy(name, model, input="f64[1]")
+        app = server.app("both", models=["whole", "nothing"], policy="ensemble", slo_ms=5000)
+        opened(page, server)
+        answers = [app.predict([i]).result(PATIENCE_S) for i in range(30)]
+        app.feedback_many(answers, list(range(30)))
+        page.until("document.querySelector('#selection .evaluation input')")
+        fill(page, "#selection .evaluation input", "no_policy")
+        page.click("#selection .evaluation button")
+        page.until(
+            "document.querySelector('#selection [role=alert]')?.innerText.includes('no_policy')"
+        )
+        fill(page, "#selection .evaluation input", "stacking")
+        page.click("#selection .evaluation button")
+        page.until("document.querySelectorAll('#selection .evaluation tbody tr').length === 2")
+        page.until_text("ensemble (running)")
+        where = f"http://{server.admin_address}/admin/applications/both/evaluation?policy=stacking"
+        with urllib.request.urlopen(where + "&count=25") as reply:
+            one = json.load(reply)
+        assert (one["policy"], one["queries"]) == ("stacking", 25)
+        assert one["dr"]["low"] <= one["dr"]["value"] <= one["dr"]["high"]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(where + "&count=30000")
 
 
 def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) -> None:

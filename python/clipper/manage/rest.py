@@ -49,6 +49,7 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("GET", "/admin/applications", "applications", ()),
     ("GET", "/admin/applications/{}", "application", ("name",)),
     ("GET", "/admin/applications/{}/stats", "application_stats", ("name",)),
+    ("GET", "/admin/applications/{}/evaluation", "evaluation", ("application",)),
     ("POST", "/admin/applications/{}/link", "link", ("application",)),
     ("POST", "/admin/applications/{}/unlink", "unlink", ("application",)),
     ("POST", "/admin/applications/{}/challenge", "challenge", ("application",)),
