@@ -79,6 +79,36 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     assert not server.catalog.applications()
 
 
+def test_methods_of_a_remote_client(server: clipper.ClipperServer) -> None:
+    spec = TableSpec("typed", 3, dtype="f16", **SGD)
+    with clipper.connect(f"http://{server.admin_address}") as remote:
+        tables = remote.tables
+        assert tables.create(spec, dry_run=True)["dry_run"]
+        with pytest.raises(UnknownTable):
+            tables.get("typed")
+        assert tables.create(spec)["verb"] == "create table"
+        with pytest.raises(TypeConflict):
+            tables.create(TableSpec("typed", 4))
+        server.params.push("typed", range(10), -ones((10, 3)))
+        assert tables.get("typed") == (spec, 10)
+        assert (spec, 10) in tables.list()
+        altered = tables.alter("typed", quota_rows=50, optimizer_settings={"rate": 0.5})
+        assert altered["changed"][0]["key"] == "tables/typed"
+        assert tables.get("typed").spec.quota_rows == 50
+        with pytest.raises(InvalidInput):
+            tables.alter("typed")
+        assert tables.erase("typed", [1, 2, 77])["rows"] == 2
+        assert tables.copy("typed", "more")["rows"] == 8
+        assert tables.export_rows("typed", "typed.npz")["rows"] == 8
+        assert tables.drop("typed", dry_run=True)["rows"] == 8
+        assert tables.drop("typed")["message"] == "dropped table typed"
+        assert tables.import_rows("typed", "typed.npz", create=True)["rows"] == 8
+        with pytest.raises(UnknownTable):
+            tables.drop("none")
+        for name in ("typed", "more"):
+            tables.drop(name)
+
+
 @pytest.mark.parametrize(
     ("path", "members", "error"),
     [

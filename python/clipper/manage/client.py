@@ -37,6 +37,7 @@ from clipper.errors import (
     PackagingError,
 )
 from clipper.manage.running import the_one
+from clipper.manage.table_client import TableClient
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
 
@@ -114,7 +115,8 @@ class ChangeResult(TypedDict):
 
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
-    change returns a ChangeResult, as one with dry_run=True would.
+    change returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of
+    the server, docs/params.md.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Client:
                 f"url={url!r} is no address of a server.",
                 hint="Write http://HOST:PORT or https://HOST:PORT.",
             )
+        self.tables = TableClient(self)
         self._trust = trust
         self._tls = (
             client_context(*trust[:3], pinned=bool(trust.pinned))
