@@ -15,7 +15,7 @@ LIMITS = {
     "no docstring": 89,
     "weak beginning": 1,
     "coined word": 51,
-    "coined name": 299,
+    "coined name": 240,
     "Any": 845,
     "large class": 0,
 }

@@ -76,12 +76,12 @@ class TableSpec(msgspec.Struct, frozen=True):
             if key not in ALTERABLE:
                 hint = f"These can: {', '.join(ALTERABLE)}."
                 raise InvalidInput(f"table {self.name!r}: {key} cannot be changed.", hint=hint)
-        said = msgspec.to_builtins(self) | dict(changes)
+        fields = msgspec.to_builtins(self) | dict(changes)
         given = changes.get("optimizer_settings", {})
         if isinstance(given, Mapping):
-            said["optimizer_settings"] = {**self.optimizer_settings, **given}
+            fields["optimizer_settings"] = {**self.optimizer_settings, **given}
         try:
-            return msgspec.convert(said, TableSpec).check()
+            return msgspec.convert(fields, TableSpec).check()
         except msgspec.ValidationError as error:
             raise InvalidInput(f"table {self.name!r}: {error}.") from None
 

@@ -83,11 +83,11 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
 
 def _pulled(target: str) -> str:
     """Pull a URL; return the path of its file or folder."""
-    told = [0]
+    reported = [0]
 
     def progress(done: int, total: int) -> None:
-        if total > 0 and done * 10 // total > told[0]:
-            told[0] = done * 10 // total
+        if total > 0 and done * 10 // total > reported[0]:
+            reported[0] = done * 10 // total
             print(f"pulling {done * 100 // total} % of {total} bytes", flush=True)
 
     _in_use.append(pull(ArtifactUrl.parse(target), PullLimits.from_environment(), progress))

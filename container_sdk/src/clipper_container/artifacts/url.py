@@ -90,8 +90,8 @@ class ArtifactUrl:
     def text(self) -> str:
         """Return the URL with its fragment."""
         pins = {"sha256": self.sha256, "etag": self.etag}
-        told = "&".join(f"{name}={value}" for name, value in pins.items() if value)
-        return f"{self.plain}#{told}" if told else self.plain
+        pinned = "&".join(f"{name}={value}" for name, value in pins.items() if value)
+        return f"{self.plain}#{pinned}" if pinned else self.plain
 
     @property
     def mounted(self) -> str:

@@ -180,16 +180,16 @@ class ShardConnection:
 
     # -- one request
 
-    def check(self, ask: ShardRequest) -> None:
+    def check(self, request: ShardRequest) -> None:
         """Raise TooLarge if the request is larger than the shard accepts."""
-        size, most = ask.head.payload_bytes, self.frame_bytes_max
+        size, most = request.head.payload_bytes, self.frame_bytes_max
         if 0 < most < size:
             hint = "Push fewer rows at once, or raise params.frame_bytes_max."
             raise TooLarge(
                 f"{self.name}: a message of {size} bytes, and it takes {most}.", hint=hint
             )
 
-    def send(self, ask: ShardRequest) -> None:
+    def send(self, request: ShardRequest) -> None:
         """Send a request, and connect first if necessary.
 
         Raises OSError, ClipperError; the connection is closed then, and the request may be sent
@@ -197,19 +197,19 @@ class ShardConnection:
         """
         if self._socket is None:
             self._dial()
-        self.check(ask)
-        self._send(ask)
+        self.check(request)
+        self._send(request)
 
-    def wait(self, ask: ShardRequest) -> Head:
+    def wait(self, request: ShardRequest) -> Head:
         """Wait for the answer of a request; answers of others are kept. Raises OSError,
         ClipperError."""
-        while ask.answer is None:
-            if ask.id not in self._open:
+        while request.answer is None:
+            if request.id not in self._open:
                 raise ConnectionError("the connection is gone")
             self._receive()
-        return ask.answer
+        return request.answer
 
-    def wait_with_retries(self, ask: ShardRequest, until: float) -> Head:
+    def wait_with_retries(self, request: ShardRequest, until: float) -> Head:
         """Wait for the answer until a time of the monotonic clock, with as many connections as it
         takes.
 
@@ -219,18 +219,18 @@ class ShardConnection:
         while True:
             with contextlib.suppress(OSError):
                 try:
-                    if ask.id not in self._open and ask.answer is None:
-                        self.send(ask)
-                    head = self.wait(ask)
+                    if request.id not in self._open and request.answer is None:
+                        self.send(request)
+                    head = self.wait(request)
                     if head.kind == MessageKind.ANSWER:
                         return head
-                    error = refusal(head, ask.body, self.name)
+                    error = refusal(head, request.body, self.name)
                     if head.rows == RefusalCode.UNKNOWN:
-                        gone = int.from_bytes(ask.body[:8], "little", signed=True)
+                        gone = int.from_bytes(request.body[:8], "little", signed=True)
                         raise self._dropped([k for k, n in self.tables.items() if n == gone])
-                    if head.rows == RefusalCode.NOT_SHARED and ask.block is not None:
+                    if head.rows == RefusalCode.NOT_SHARED and request.block is not None:
                         self._sharing.disable()  # use the socket from now on
-                        ask.answer, ask.id = None, 0
+                        request.answer, request.id = None, 0
                         continue
                     if head.rows not in _AGAIN:
                         raise error
@@ -238,7 +238,7 @@ class ShardConnection:
                     self._note_epoch(head)
                 except ShardAway as error:
                     why = error.message
-            ask.answer, ask.id = None, 0
+            request.answer, request.id = None, 0
             if time.monotonic() + pause > until:
                 raise ShardAway(
                     f"{self.name}: {why}.", hint="Is it running? `clipper params ps` tells."
@@ -255,30 +255,30 @@ class ShardConnection:
 
     # -- bytes
 
-    def _send(self, ask: ShardRequest) -> None:
+    def _send(self, request: ShardRequest) -> None:
         assert self._socket is not None
-        kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = ask.head
-        buffers: list[Buffer] = [one for one in ask.buffers if len(one)]
-        if ask.table:
-            table = self._number(ask.table)
-        elif ask.parts:
-            buffers.insert(0, self._part_numbers(ask.parts))
-        ask.block = None
-        if ask.expects >= SHARED_BYTES_MIN:
-            place = self._sharing.place(ask.expects)
+        kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = request.head
+        buffers: list[Buffer] = [one for one in request.buffers if len(one)]
+        if request.table:
+            table = self._number(request.table)
+        elif request.parts:
+            buffers.insert(0, self._part_numbers(request.parts))
+        request.block = None
+        if request.expects >= SHARED_BYTES_MIN:
+            place = self._sharing.place(request.expects)
             if place is not None:
-                sequence, ask.block, fd = place
+                sequence, request.block, fd = place
                 flags |= IN_REGION
                 if fd is not None:
                     self._share(fd)
         self._next += 1
-        ask.id, ask.answer = self._next, None
-        self._open[ask.id] = ask
-        self._sent = max(self._sent, ask.sequence)
+        request.id, request.answer = self._next, None
+        self._open[request.id] = request
+        self._sent = max(self._sent, request.sequence)
         epoch = 0 if kind == MessageKind.CALL else self.epoch
-        fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
+        fields = kind, dtype, flags, table, rows, request.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
-        self._write([head, *buffers], HEAD_BYTES + ask.head.payload_bytes)
+        self._write([head, *buffers], HEAD_BYTES + request.head.payload_bytes)
 
     def _part_numbers(self, parts: Sequence[RequestPart]) -> bytes:
         each: list[int] = []
@@ -319,11 +319,11 @@ class ShardConnection:
         """Forget the numbers of tables; the shard is asked for them."""
         self.tables, self._known = {}, {}
 
-    def note_names(self, said: Mapping[str, Any], numbers: str) -> None:
+    def note_names(self, answer: Mapping[str, Any], numbers: str) -> None:
         """Note the numbers of tables and dense variables that the shard tells."""
-        self.tables |= {str(name): int(number) for name, number in said.get(numbers, {}).items()}
+        self.tables |= {str(name): int(number) for name, number in answer.get(numbers, {}).items()}
         self._known |= self.tables
-        each = enumerate(said.get("variables", ()))
+        each = enumerate(answer.get("variables", ()))
         self.variables = {str(name): (i, tuple(map(int, shape))) for i, (name, shape) in each}
 
     def _share(self, fd: int) -> None:
@@ -367,14 +367,14 @@ class ShardConnection:
         try:
             self._read(self._head)
             head = read_head(self._head)
-            ask = self._open.pop(head.id, None)
+            request = self._open.pop(head.id, None)
             if (
                 head.flags & IN_REGION
                 and head.kind == MessageKind.ANSWER
-                and ask is not None
-                and ask.block is not None
+                and request is not None
+                and request.block is not None
             ):
-                body = memoryview(ask.block.data)
+                body = memoryview(request.block.data)
             else:
                 body = memoryview(np.empty(head.payload_bytes, np.uint8).data)
                 self._read(body)
@@ -393,8 +393,8 @@ class ShardConnection:
             self.close()
             raise
         self.version = max(self.version, head.model) if head.epoch == self.epoch else head.model
-        if ask is not None:
-            ask.body, ask.answer = body, head
+        if request is not None:
+            request.body, request.answer = body, head
 
     def _read(self, into: bytearray | memoryview) -> None:
         assert self._socket is not None
@@ -411,16 +411,16 @@ class ShardConnection:
             if me is not None
             else {"worker": 0}
         )
-        ask = call("hello", token=self._token, protocol=PROTOCOL, **who)
+        request = call("hello", token=self._token, protocol=PROTOCOL, **who)
         try:
-            self._send(ask)
-            head = self.wait(ask)
+            self._send(request)
+            head = self.wait(request)
             if head.kind != MessageKind.ANSWER:
-                raise refusal(head, ask.body, self.name)
-            said = unpacked(ask.body)
-            if said.get("shard") != self.number:
+                raise refusal(head, request.body, self.name)
+            answer = unpacked(request.body)
+            if answer.get("shard") != self.number:
                 raise InvalidInput(
-                    f"{self.name} says that it is shard {said.get('shard')}.",
+                    f"{self.name} says that it is shard {answer.get('shard')}.",
                     hint="Give the addresses in order.",
                 )
             if head.epoch < self.epoch:
@@ -428,24 +428,24 @@ class ShardConnection:
                     f"{self.name} has epoch {head.epoch} and should be dead; its successor"
                     f" has {self.epoch}."
                 )
-            self.sequence = int(said.get("sequence", 0))
+            self.sequence = int(answer.get("sequence", 0))
             if me is not None and me.has_pushed and self.sequence > self._sent:
                 hint = "Make a new client, with a worker number of its own."
                 raise AlreadyExists(
                     f"{self.name}: another client pushes as worker {me.worker}.", hint=hint
                 )
             self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
-            self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
-            self.mode = str(said.get("mode", "async"))
-            self.replicas = int(said.get("replicas", 0))
-            self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
+            self.frame_bytes_max = int(answer.get("frame_bytes_max", 0))
+            self.mode = str(answer.get("mode", "async"))
+            self.replicas = int(answer.get("replicas", 0))
+            self._ready, self._lost = bool(answer.get("ready")), bool(answer.get("state_lost"))
             self.tables, known = {}, dict(self._known)
-            self.note_names(said, "tables")
+            self.note_names(answer, "tables")
             made_anew = [name for name in known if self._known[name] != known[name]]
             if made_anew:
                 raise self._dropped(made_anew)
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
-                self._sharing.enable(int(said.get("shared", 0)))
+                self._sharing.enable(int(answer.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):
             self.close()
             raise
@@ -455,12 +455,12 @@ def call_once(
     connection: ShardConnection, name: str, **fields: object
 ) -> tuple[Head, dict[str, Any]]:
     """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
-    ask = call(name, **fields)
-    connection.send(ask)
-    head = connection.wait(ask)
+    request = call(name, **fields)
+    connection.send(request)
+    head = connection.wait(request)
     if head.kind != MessageKind.ANSWER:
-        raise refusal(head, ask.body, connection.name)
-    return head, unpacked(ask.body)
+        raise refusal(head, request.body, connection.name)
+    return head, unpacked(request.body)
 
 
 def receive_all(connection: socket.socket, into: bytearray | memoryview) -> bool:
@@ -527,8 +527,8 @@ def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
     """
     path = Path(folder) / SHARDS_FILE
     try:
-        said = json.loads(path.read_text())
-        return [str(one) for one in said["addresses"]], str(said.get("token", ""))
+        answer = json.loads(path.read_text())
+        return [str(one) for one in answer["addresses"]], str(answer.get("token", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
             f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`."

@@ -193,9 +193,9 @@ def failed(error: Exception) -> bytes:
 def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> ClipperError:
     """Return the error of a REFUSED answer. what: the shard and the request, for the message."""
     if head.rows == RefusalCode.CALL_FAILED:
-        said = unpacked(body)
-        kind = _class_of(str(said.get("slug")))
-        return kind(str(said.get("message", "")), hint=str(said.get("hint", "")))
+        answer = unpacked(body)
+        kind = _class_of(str(answer.get("slug")))
+        return kind(str(answer.get("message", "")), hint=str(answer.get("hint", "")))
     about = int.from_bytes(body[:8], "little", signed=True) if len(body) >= 8 else 0
     kind, text, hint = _REFUSALS.get(head.rows, (ClipperError, "refused with code {code}", ""))
     return kind(f"{what}: {text.format(about=about, code=head.rows)}.", hint=hint)

@@ -209,15 +209,15 @@ class ShardSet(Generic[Spec]):
         """Make a table on every shard that does not have it. fields: its specification, as it is
         sent. Raises InvalidInput, TypeConflict (it exists with other settings)."""
         name = str(fields["name"])
-        for connection, said in self.call_all("create", spec=fields):
-            connection.tables[name] = int(said["number"])
+        for connection, answer in self.call_all("create", spec=fields):
+            connection.tables[name] = int(answer["number"])
         self.specs[name] = spec
 
     def spec(self, table: str) -> Spec:
         """Return the specification of a table. Raises UnknownTable."""
         if table not in self.specs:
-            said = self.call(0, "tables")["tables"]
-            self.specs.update({name: self._parse_spec(spec) for name, spec in said.items()})
+            answer = self.call(0, "tables")["tables"]
+            self.specs.update({name: self._parse_spec(spec) for name, spec in answer.items()})
         try:
             return self.specs[table]
         except KeyError:

@@ -135,7 +135,7 @@ class Client:
     ) -> None:
         self._shards = ShardSet(
             shards,
-            lambda said: msgspec.convert(said, TableSpec),
+            lambda answer: msgspec.convert(answer, TableSpec),
             token=token,
             worker=worker,
             patience_s=patience_s,
@@ -193,12 +193,14 @@ class Client:
         Creates the tables again that this client knows; their rows are untrained. Returns the
         numbers of the shards that started anew.
         """
-        begun = [
-            connection.number for connection, said in self.call_all("begin_anew") if said["begun"]
+        started = [
+            connection.number
+            for connection, answer in self.call_all("begin_anew")
+            if answer["begun"]
         ]
         for spec in self._shards.specs.values():
             self.create(spec)
-        return begun
+        return started
 
     def spec(self, table: str) -> TableSpec:
         """Return the specification of a table. Raises UnknownTable."""
@@ -214,8 +216,8 @@ class Client:
         call it again).
         """
         self.call_all("alter", table=table, changes=changes, check=True)
-        said = self.call_all("alter", table=table, changes=changes)[0][1]
-        self._shards.specs[table] = msgspec.convert(said["spec"], TableSpec)
+        answer = self.call_all("alter", table=table, changes=changes)[0][1]
+        self._shards.specs[table] = msgspec.convert(answer["spec"], TableSpec)
         return self._shards.specs[table]
 
     def drop(self, table: str) -> int:
@@ -245,9 +247,9 @@ class Client:
         """
         self.spec(table)
         parts = self._shards.parts(as_ids(ids))
-        asks = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
-        self._shards.request_all(asks)
-        return sum(int(unpacked(ask.body)["erased"]) for _, ask in asks)
+        requests = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
+        self._shards.request_all(requests)
+        return sum(int(unpacked(request.body)["erased"]) for _, request in requests)
 
     def write(self, table: str, ids: npt.ArrayLike, rows: npt.ArrayLike, *, steps: int = 0) -> int:
         """Set rows to values, as of embeddings that were trained elsewhere. Return how many ids
@@ -261,12 +263,12 @@ class Client:
         each, values = as_ids(ids), np.ascontiguousarray(rows, np.float32)
         if values.ndim != 2 or len(values) != each.size:
             check_gradients(table, each.size, self.spec(table).dim, values)
-        asks = []
+        requests = []
         for shard, mine, places in self._shards.parts(each):
             part = values if places is None else values[places]
-            asks.append((shard, call("write", table=table, ids=mine, rows=part, steps=steps)))
-        self._shards.request_all(asks)
-        return sum(int(unpacked(ask.body)["no_room"]) for _, ask in asks)
+            requests.append((shard, call("write", table=table, ids=mine, rows=part, steps=steps)))
+        self._shards.request_all(requests)
+        return sum(int(unpacked(request.body)["no_room"]) for _, request in requests)
 
     def walk(self, table: str) -> Iterator[tuple[Ids, Array]]:
         """Yield all rows with their state: (i64[n], f32[n, width]). The first dim floats are the
@@ -280,13 +282,13 @@ class Client:
             place = number % TABLES_MAX
             cursor: list[int] | None = [place, 0]
             while cursor is not None and cursor[0] == place:
-                said = self.call(shard, "walk", cursor=cursor)
-                for part in said.get("rows", ()):
+                answer = self.call(shard, "walk", cursor=cursor)
+                for part in answer.get("rows", ()):
                     if part["table"] != number or table not in self.connections[shard].tables:
                         raise UnknownTable(f"table {table!r} was dropped.")
                     if part["ids"].size:
                         yield part["ids"], part["rows"]
-                cursor = said["next"]
+                cursor = answer["next"]
 
     def pull(
         self,
@@ -442,17 +444,17 @@ class Client:
         self, since: Sequence[int] | None = None
     ) -> Pending[tuple[list[int], dict[str, Array]]]:
         """Request dense variables now; `result()` of what is returned waits for them."""
-        asks = [
+        requests = [
             (i, ShardRequest(Head(MessageKind.PULL_DENSE, model=since[i] + 1 if since else 0)))
             for i in range(len(self.connections))
         ]
-        sent = self._shards.send_all(asks)
+        sent = self._shards.send_all(requests)
 
         def take() -> tuple[list[int], dict[str, Array]]:
             versions, found = [], {}
-            for shard, ask, until in sent:
-                head = self._shards.wait(shard, ask, until)
-                found.update(self._dense_in(shard, head.rows, ask.body))
+            for shard, request, until in sent:
+                head = self._shards.wait(shard, request, until)
+                found.update(self._dense_in(shard, head.rows, request.body))
                 versions.append(head.model)
             return versions, found
 
@@ -564,7 +566,7 @@ class Client:
                 parts[shard].append(RequestPart(name, value.size, is_variable=True))
                 buffers[shard] += value.reshape(-1), padding(value.nbytes)
                 sizes[shard] += value.nbytes + len(padding(value.nbytes))
-        asks = []
+        requests = []
         for shard, each in enumerate(parts):
             head = Head(
                 MessageKind.PUSH_STEP,
@@ -575,8 +577,8 @@ class Client:
                 scale=scale or 1.0,
                 payload_bytes=PART_BYTES * len(each) + sizes[shard],
             )
-            asks.append((shard, ShardRequest(head, buffers[shard], parts=each)))
-        sent = self._shards.send_all(asks)
+            requests.append((shard, ShardRequest(head, buffers[shard], parts=each)))
+        sent = self._shards.send_all(requests)
 
         def take() -> StepResult:
             try:
@@ -603,17 +605,17 @@ class Client:
         versions: list[int] = []
         no_room = 0
         token: Token = {}
-        for shard, ask, until in sent:
+        for shard, request, until in sent:
             try:
-                head = self._shards.wait(shard, ask, until)
+                head = self._shards.wait(shard, request, until)
             except StalePush as error:
-                if ask.answer is None or ask.answer.rows != RefusalCode.TOO_STALE:
+                if request.answer is None or request.answer.rows != RefusalCode.TOO_STALE:
                     raise
-                head = ask.answer
+                head = request.answer
                 why.append(error.message)
             else:
                 why.append("")
-                no_room += PUSHED.unpack(ask.body)[2] if len(ask.body) == PUSHED.size else 0
+                no_room += PUSHED.unpack(request.body)[2] if len(request.body) == PUSHED.size else 0
             versions.append(head.model)
             token[shard] = head.epoch, head.model
         return {
@@ -648,13 +650,13 @@ class Client:
         answers = [first] * len(parts)
         if first["accepted"] and len(parts) > 1:
             each = [{**part, "step": first["step"]} for part in parts]
-            answers = [said for _, said in self.call_all("push_gradients", each=each)]
+            answers = [answer for _, answer in self.call_all("push_gradients", each=each)]
         return {
-            "accepted": all(said["accepted"] for said in answers),
-            "versions": [int(said["version"]) for said in answers],
-            "why": [said.get("why", "") for said in answers],
+            "accepted": all(answer["accepted"] for answer in answers),
+            "versions": [int(answer["version"]) for answer in answers],
+            "why": [answer.get("why", "") for answer in answers],
             "sequence": sequence,
-            "no_room": sum(int(said.get("no_room", 0)) for said in answers),
+            "no_room": sum(int(answer.get("no_room", 0)) for answer in answers),
             "token": {
                 connection.number: (connection.epoch, int(answer["version"]))
                 for connection, answer in zip(self.connections, answers, strict=True)
@@ -729,16 +731,18 @@ class Client:
             [self.spec(name).dim for name in names],
             time.monotonic() + self._shards.patience_s,
         )
-        asks = []
+        requests = []
         for shard, numbers, counts, mine, places in self._split(each):
             self._shards.check_tables(shard, [names[n] for n in numbers])
             parts = [RequestPart(names[n], k) for n, k in zip(numbers, counts, strict=True)]
             size = PART_BYTES * len(parts) + 8 * sum(counts)
             sizes = [answer_bytes(k, dims[n], dtype) for n, k in zip(numbers, counts, strict=True)]
             head = Head(MessageKind.PULL_TABLES, DTYPES[dtype], rows=len(parts), payload_bytes=size)
-            ask = ShardRequest(head, mine, parts=parts, expects=sum(sizes))
-            self._shards.send(shard, ask, until)
-            asks.append((shard, ask, list(zip(numbers, counts, sizes, strict=True)), places))
+            request = ShardRequest(head, mine, parts=parts, expects=sum(sizes))
+            self._shards.send(shard, request, until)
+            requests.append(
+                (shard, request, list(zip(numbers, counts, sizes, strict=True)), places)
+            )
 
         def take() -> dict[str, Array]:
             of = NUMPY.get(dtype, np.float32)
@@ -746,11 +750,11 @@ class Client:
             for n, name in enumerate(names):
                 if not each[n].size or len(self.connections) > 1:
                     found[name] = np.empty((each[n].size, dims[n]), of)
-            for shard, ask, parts, places in asks:
-                self._shards.wait(shard, ask, until)
+            for shard, request, parts, places in requests:
+                self._shards.wait(shard, request, until)
                 at = first = 0
                 for n, count, size in parts:
-                    rows = rows_in(ask.body, count, dims[n], dtype, at)
+                    rows = rows_in(request.body, count, dims[n], dtype, at)
                     at += size
                     if places is None:
                         found[names[n]] = rows

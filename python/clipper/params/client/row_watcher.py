@@ -237,19 +237,19 @@ class RowWatcher:
             head = post.connection.wait(ask)
             if head.kind != MessageKind.ANSWER:
                 raise refusal(head, ask.body, post.connection.name)
-            said = unpacked(ask.body)
+            answer = unpacked(ask.body)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
         post.ask, post.due_s = None, time.monotonic() + PACE_S
         known = post.position >= 0
-        post.position, post.epoch = int(said["position"]), int(said["epoch"])
-        if said["lost"]:
+        post.position, post.epoch = int(answer["position"]), int(answer["epoch"])
+        if answer["lost"]:
             if known:
                 self._forget_all(f"{post.connection.name} has changed too much to tell")
             self.knows = all(one.position >= 0 for one in self._posts)
             return
-        for table, ids in said["rows"].items():
+        for table, ids in answer["rows"].items():
             self._moved(post, str(table), ids)
 
     def _is_away(self, post: ShardWatch, why: str) -> None:

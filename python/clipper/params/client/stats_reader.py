@@ -50,20 +50,20 @@ class StatsReader:
         Raises InvalidInput if there is no set.
         """
         with self._lock:
-            connections, until, asks = (
+            connections, until, requests = (
                 self._found(),
                 time.monotonic() + ALL_S,
                 list[ShardRequest | str](),
             )
             for connection in connections:
-                asks.append(
+                requests.append(
                     _sent(connection)
                     if time.monotonic() < until
                     else "others took all the time there was"
                 )
             return [
-                _received(connection, ask)
-                for connection, ask in zip(connections, asks, strict=True)
+                _received(connection, request)
+                for connection, request in zip(connections, requests, strict=True)
             ]
 
     def _found(self) -> list[ShardConnection]:
@@ -90,11 +90,11 @@ def lags_between(before: Stats, after: Stats) -> Snapshot:
 
 def _sent(connection: ShardConnection) -> ShardRequest | str:
     """Send the request. Returns it, or why it could not be sent."""
-    ask = call("stats")
+    request = call("stats")
     for last in (False, True):  # the first connection may be to a former life
         try:
-            connection.send(ask)
-            return ask
+            connection.send(request)
+            return request
         except (OSError, ClipperError) as error:
             connection.close()
             if last:
@@ -102,14 +102,14 @@ def _sent(connection: ShardConnection) -> ShardRequest | str:
     return ""
 
 
-def _received(connection: ShardConnection, ask: ShardRequest | str) -> Stats:
-    if isinstance(ask, str):
-        return {"shard": connection.number, "away": ask}
+def _received(connection: ShardConnection, request: ShardRequest | str) -> Stats:
+    if isinstance(request, str):
+        return {"shard": connection.number, "away": request}
     try:
-        head = connection.wait(ask)
+        head = connection.wait(request)
         if head.kind != MessageKind.ANSWER:
-            raise refusal(head, ask.body, connection.name)
-        return unpacked(ask.body)
+            raise refusal(head, request.body, connection.name)
+        return unpacked(request.body)
     except (OSError, ClipperError) as error:
         connection.close()
         return {"shard": connection.number, "away": str(error) or type(error).__name__}

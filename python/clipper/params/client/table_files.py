@@ -77,7 +77,7 @@ def copy_table(client: Client, table: str, name: str) -> int:
     TypeConflict, InvalidInput, ShardAway.
     """
     client.create(msgspec.structs.replace(client.spec(table), name=name))
-    tables = (said["tables"] for _, said in client.call_all("stats"))
+    tables = (answer["tables"] for _, answer in client.call_all("stats"))
     steps, count = max(int(each[table]["steps"]) for each in tables), 0
     for ids, rows in client.walk(table):
         for part, values in _batches(ids, rows):

@@ -29,17 +29,17 @@ FRESH_S = 0.2  # age at which the cached addresses are read again
 def read_address_file(folder: Path) -> dict[str, Any]:
     """Return the contents of shards.json; {} if there is none. Raises InvalidInput."""
     try:
-        said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
-        return said
+        content: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
+        return content
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
 
 
-def write_address_file(folder: Path, said: dict[str, Any]) -> None:
+def write_address_file(folder: Path, content: dict[str, Any]) -> None:
     """Replace shards.json. Raises OSError."""
-    write_atomically(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
+    write_atomically(folder / SHARDS_FILE, json.dumps(content, indent=1).encode())
     os.chmod(folder / SHARDS_FILE, 0o600)
 
 
@@ -105,9 +105,9 @@ def publish_address(folder: Path, number: int, address: str) -> None:
     fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        said = read_address_file(folder)
-        said["addresses"][number] = address
-        write_address_file(folder, said)
+        content = read_address_file(folder)
+        content["addresses"][number] = address
+        write_address_file(folder, content)
     finally:
         os.close(fd)
 

@@ -44,13 +44,13 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
     """
     addresses, token = addresses_in(folder)
     try:
-        said = read_address_file(folder)
-        settings = msgspec.convert(said.get("settings", {}), ParamsSettings)
+        content = read_address_file(folder)
+        settings = msgspec.convert(content.get("settings", {}), ParamsSettings)
     except ValueError as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
-    book = folder if said.get("engine") else None
+    book = folder if content.get("engine") else None
     return ShardConfig(
         number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book
     )
@@ -89,9 +89,9 @@ class ForkServer:
                 if code is not None:
                     return code
 
-    def _say(self, fds: list[int], **said: object) -> None:
+    def _say(self, fds: list[int], **message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            socket.send_fds(self._connection, [json.dumps(said).encode()], fds)
+            socket.send_fds(self._connection, [json.dumps(message).encode()], fds)
 
     def _fork(self, asked: Any) -> int | None:
         """Fork a shard. The child waits until the supervisor knows it, so that none runs unknown.

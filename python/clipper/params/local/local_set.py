@@ -119,12 +119,12 @@ class _ForkServerProcess:
             **os.environ,
             "OPENBLAS_NUM_THREADS": "1",
         }  # a process with threads cannot be forked safely
-        with theirs, open(folder / "standby.log", "ab") as said:
+        with theirs, open(folder / "standby.log", "ab") as log_file:
             self.popen: subprocess.Popen[bytes] = subprocess.Popen(
                 words,
                 stdin=theirs.fileno(),
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 start_new_session=True,
                 env=alone,
             )
@@ -251,14 +251,14 @@ class LocalSet:
         public = msgspec.to_builtins(
             msgspec.structs.replace(settings, token="", folder=str(self.folder))
         )
-        said = {
+        content = {
             "addresses": addresses,
             "token": token,
             "pid": os.getpid(),
             "settings": public,
             "grpc": grpc,
         }
-        write_address_file(self.folder, said)
+        write_address_file(self.folder, content)
         return addresses, token
 
     def _address(self, shard: int) -> str:
@@ -307,10 +307,10 @@ class LocalSet:
                     shard, self.addresses.__getitem__, self.token, None, 5.0
                 )
                 try:
-                    said = call_once(connection, "stats")[1]
-                    if said["ready"]:
+                    answer = call_once(connection, "stats")[1]
+                    if answer["ready"]:
                         break
-                    if said.get("state_lost"):
+                    if answer.get("state_lost"):
                         raise _lost(shard, self.folder)
                     why = "it recovers"
                 except StateLost:
@@ -388,25 +388,25 @@ class LocalSet:
     def _received(self, message: tuple[dict[str, Any], int] | None) -> None:
         if message is None:
             return
-        said, pid_fd = message
-        if "code" in said:
-            number = self._names.pop(said["pid"], None)
-            log.info("shard %s, process %d: %s", number, said["pid"], _exit(said["code"]))
+        event, pid_fd = message
+        if "code" in event:
+            number = self._names.pop(event["pid"], None)
+            log.info("shard %s, process %d: %s", number, event["pid"], _exit(event["code"]))
             return
-        self._wanted.discard(said["number"])
-        if "pid" in said:
-            self._shards[said["number"]] = _Shard(
-                said["number"], said["pid"], pid_fd, time.monotonic()
+        self._wanted.discard(event["number"])
+        if "pid" in event:
+            self._shards[event["number"]] = _Shard(
+                event["number"], event["pid"], pid_fd, time.monotonic()
             )
-            self._names[said["pid"]] = said["number"]
+            self._names[event["pid"]] = event["number"]
         else:
             log.warning(
                 "shard %d is not started: %s; again in %g s",
-                said["number"],
-                said["error"],
+                event["number"],
+                event["error"],
                 PAUSE_S_MAX,
             )
-            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(said["number"])))
+            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(event["number"])))
 
     def _lost(self) -> None:
         """Replace the fork server that has ended; its shards go on."""
@@ -503,14 +503,14 @@ def reshard(folder: Path, shards: int) -> int:
             f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint
         )
     check_other_sizes(folder, shards, partial(newest_position, folder / "snapshots"))
-    said = read_address_file(folder)
-    said["addresses"] = [
-        UNKNOWN_ADDRESS if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
+    content = read_address_file(folder)
+    content["addresses"] = [
+        UNKNOWN_ADDRESS if content.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
         for i in range(shards)
     ]
-    said["settings"]["shards"] = shards
-    said["settings"]["replicas"] = min(said["settings"].get("replicas", 0), shards - 1)
-    write_address_file(folder, said)
+    content["settings"]["shards"] = shards
+    content["settings"]["replicas"] = min(content["settings"].get("replicas", 0), shards - 1)
+    write_address_file(folder, content)
     return max(chain[-1].number for chain in chains)
 
 

@@ -148,8 +148,10 @@ class ServedSet:
         if self.out_of_reach:
             return {}, {}
         addresses, token = addresses_in(self.folder)
-        said = json.dumps({"addresses": addresses, "token": token})
-        return {**self.environment(tables), TABLES_ENV: CARRIED}, {f"{CARRIED}/{SHARDS_FILE}": said}
+        content = json.dumps({"addresses": addresses, "token": token})
+        return {**self.environment(tables), TABLES_ENV: CARRIED}, {
+            f"{CARRIED}/{SHARDS_FILE}": content
+        }
 
     @property
     def out_of_reach(self) -> str:
@@ -188,20 +190,20 @@ class ServedSet:
         }
 
 
-def spec_of(whose: str, name: str, said: Mapping[str, object]) -> TableSpec:
+def spec_of(whose: str, name: str, fields: Mapping[str, object]) -> TableSpec:
     """Return the specification of a table that a model declares. Raises InvalidInput."""
-    if not isinstance(said, Mapping) or "dim" not in said:
+    if not isinstance(fields, Mapping) or "dim" not in fields:
         hint = f'tables = {{"{name}": {{"dim": 8}}}}'
         raise InvalidInput(
-            f"{whose} declares table {name!r} by {said!r:.100}: a mapping with `dim` is needed.",
+            f"{whose} declares table {name!r} by {fields!r:.100}: a mapping with `dim` is needed.",
             hint=hint,
         )
     known = TableSpec.__struct_fields__[1:]
-    if unknown := [key for key in said if key not in known]:
+    if unknown := [key for key in fields if key not in known]:
         guess = did_you_mean(str(unknown[0]), known) or f". Known: {', '.join(known)}."
         raise InvalidInput(f"{whose} declares table {name!r} with {unknown[0]!r}{guess}")
     try:
-        return msgspec.convert({"name": name, **said}, TableSpec).check()
+        return msgspec.convert({"name": name, **fields}, TableSpec).check()
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{whose} declares table {name!r}: {error}.") from None
 
@@ -214,9 +216,11 @@ def settings_of(config: Config) -> ParamsSettings:
     folder = Path(config.server.params).absolute()
     before = read_address_file(folder).get("settings", {})
     fields = msgspec.structs.fields(ParamsSettings)
-    said = {field.name: getattr(config.params, field.name) for field in fields}
+    current = {field.name: getattr(config.params, field.name) for field in fields}
     given = {
-        f.name for f in fields if f"params.{f.name}" in config.origins or said[f.name] != f.default
+        f.name
+        for f in fields
+        if f"params.{f.name}" in config.origins or current[f.name] != f.default
     }
     if "folder" in given and Path(config.params.folder).absolute() != folder:
         why = (
@@ -224,8 +228,8 @@ def settings_of(config: Config) -> ParamsSettings:
             f" {config.params.folder!r}."
         )
         raise ConfigError(why, hint="Leave out params.folder.")
-    known = {key: value for key, value in before.items() if key in said and key not in given}
+    known = {key: value for key, value in before.items() if key in current and key not in given}
     try:
-        return msgspec.convert({**said, **known, "folder": str(folder)}, ParamsSettings)
+        return msgspec.convert({**current, **known, "folder": str(folder)}, ParamsSettings)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{folder}/shards.json: {error}.") from None

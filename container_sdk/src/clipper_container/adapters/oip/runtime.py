@@ -329,8 +329,8 @@ class OipModel(Model):
     def _tensors(self, inputs: Any) -> tuple[HttpReply, Callable[[HttpReply], Any]]:
         body, headers = request(self._signature, inputs, self._runtime.binary)
         reply = self._send(f"/v2/models/{self._artifact.model}/infer", body, headers)
-        return reply, lambda told: outputs_of(
-            self._signature, told.body, told.headers.get(HEAD_SIZE.lower(), ""), len(inputs)
+        return reply, lambda response: outputs_of(
+            self._signature, response.body, response.headers.get(HEAD_SIZE.lower(), ""), len(inputs)
         )
 
     def _rows(self, inputs: Any) -> tuple[HttpReply, Callable[[HttpReply], Any]]:
@@ -341,7 +341,7 @@ class OipModel(Model):
         body = json.dumps({"instances": rows}).encode()
         return self._send(
             f"/v1/models/{self._artifact.model}:predict", body, {}
-        ), lambda told: _predictions(told, len(rows))
+        ), lambda response: _predictions(response, len(rows))
 
 
 def _plain(row: Any) -> Any:
