@@ -165,6 +165,11 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     serve.add_argument(
+        "--only-replica",
+        action="store_true",
+        help="nothing else serves this model now: load it at the usual CPU priority",
+    )
+    serve.add_argument(
         "--warmup-max",
         type=int,
         metavar="N",
@@ -470,6 +475,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         return EXIT_USAGE
     forked, reporter = arguments.forked, Reporter(arguments.report_fd)
+    if arguments.only_replica:
+        arguments.restore()
     try:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code),

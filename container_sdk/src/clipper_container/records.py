@@ -27,6 +27,7 @@ from clipper_container.tensor_spec import (
 )
 
 FEW_ROWS = 4  # so few are packed and opened sooner one by one
+PACKED_BYTES = 1 << 18  # of records that are packed together
 GATHER_BYTES_MAX = 512  # longer rows are copied row by row, which is faster than by index
 PART_BYTES_MAX = 1 << 40  # no record is larger; a product of sizes beyond it is damage
 
@@ -300,6 +301,15 @@ def offsets_of(sizes: Sizes | npt.NDArray[np.uint32]) -> Sizes:
 
 def _padded_block(block: Bytes) -> Bytes:
     return np.pad(block, ((0, 0), (0, -block.shape[1] & 7)))
+
+
+def as_items(column: Array) -> Array:
+    """Return numbers (n, ...) as n items of bytes, of which numpy copies each in one go."""
+    rows = column.reshape(len(column), math.prod(column.shape[1:]))
+    if rows.shape[1] != 1 and rows.strides[1] != rows.itemsize:
+        rows = np.ascontiguousarray(rows)
+    items: Array = rows.view(f"V{rows.shape[1] * rows.itemsize}") if rows.shape[1] != 1 else rows
+    return items[:, 0]
 
 
 def column_of(spec: TensorSpec, rows: list[Array]) -> Column:

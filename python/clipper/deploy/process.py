@@ -351,7 +351,17 @@ class ProcessDeployer:
     def _arguments(self, replica: _Replica, parent: str) -> Sequence[str]:
         rows_max = replica.handle.warmup.rows_max
         words = arguments(replica.spec, replica.number, parent)
-        return [*words, *([] if rows_max is None else ["--warmup-max", str(rows_max)])]
+        only = ["--only-replica"] if replica.starts > 1 and not self._others_run(replica) else []
+        return [*words, *only, *([] if rows_max is None else ["--warmup-max", str(rows_max)])]
+
+    def _others_run(self, replica: _Replica) -> bool:
+        """Return whether another replica of the model's version runs."""
+        return any(
+            other is not replica
+            and other.key[:2] == replica.key[:2]
+            and other.state is ReplicaState.RUNNING
+            for other in self._table.all()
+        )
 
     def _plain_words(self, replica: _Replica, report_fd: int) -> Sequence[str]:
         if replica.spec.command:

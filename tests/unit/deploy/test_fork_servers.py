@@ -135,6 +135,16 @@ def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
     assert {seen(int(task)) for task in os.listdir(f"/proc/{pid}/task")} == {seen(0)}
 
 
+def test_an_only_replica_is_restarted_at_the_usual_priority(deployer, events, spec):
+    loading = "import os\nprint('loads', os.sched_getscheduler(0) == os.SCHED_BATCH)\n" + SOURCE
+    deployer.start(spec(loading), 0)
+    only = events.next(EventKind.STARTED).pid
+    wait_for_log(deployer, "loads True")
+    os.kill(only, signal.SIGKILL)
+    assert events.next(EventKind.EXITED).pid == only
+    wait_for_log(deployer, "loads False")
+
+
 def test_the_exit_code_is_the_childs_and_no_zombie_stays(deployer, events, spec):
     deployer.start(spec("import os, sys\nprint(os.getppid())\nsys.exit(7)\n"))
     exited = events.next(EventKind.EXITED)
