@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -618,6 +619,36 @@ def test_pushes_wait_while_it_is_held(shard: Shard, worker: Worker) -> None:
     shard.door.resume()
     assert worker.hear()[0]["kind"] == ANSWER
     assert len(shard.table) == 2
+
+
+def test_a_worker_with_much_at_once_lets_others_between(tmp_path: Path) -> None:
+    """After TURN_BYTES of messages and answers of one connection it is another's turn: the pull of
+    the second worker comes before the push at the end of what the first one sent."""
+    dim = 1024
+    table = Table("wide", dim, optimizer=Optimizer("adagrad"))
+    with contextlib.closing(Shard(tmp_path, table)) as shard:
+        blocker, busy, other = (Worker(shard) for _ in range(3))
+        before = other.pull([3])[1]
+        pieces: list[bytes] = []
+        line, busy.socket = busy.socket, SimpleNamespace(sendall=pieces.append)  # type: ignore[assignment]
+        for _ in range(600):
+            busy.send(PULL, np.int64(3).tobytes(), rows=1)
+        busy.send_push([3], np.ones((1, dim)))
+        busy.socket = line
+        shard.door.hold()
+        blocker.send_push([9], np.ones((1, dim)))
+        assert blocker.is_silent(), "the loop waits in it"
+        busy.socket.sendall(b"".join(pieces))
+        other.send(PULL, np.int64(3).tobytes(), rows=1)
+        shard.door.resume()
+        assert other.hear()[1] == before
+        heard = [busy.hear() for _ in pieces]
+        first = busy.id - len(pieces) + 1
+        assert [head["id"] for head, _ in heard] == list(range(first, busy.id + 1))
+        assert {payload for _, payload in heard[:-1]} == {before}
+        assert other.pull([3])[1] != before
+        for one in (blocker, busy, other):
+            one.socket.close()
 
 
 def test_a_follower_that_begins_has_nothing(shard: Shard, worker: Worker) -> None:

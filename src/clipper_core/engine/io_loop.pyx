@@ -61,6 +61,7 @@ cdef enum:
     EVENTS_MAX = 256
     IOVECS_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
+    WRITE_BYTES = 1048576       # likewise
     ACCEPTS_MAX = 8             # in one turn: the rest comes after the bytes of others
     STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
                                 # it
@@ -179,12 +180,12 @@ cdef void _reject_connection(LoopState* s, u32 which) noexcept nogil:
 cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
     cdef ContainerConnection* connection = engine_connection(e, conn)
     cdef ssize_t n = 0
-    cdef u64 iovecs
+    cdef u64 iovecs, written = 0
     cdef int passed
     if connection == NULL:
         return
     connection.queued = False
-    while connection_has_unsent(connection):
+    while connection_has_unsent(connection) and written < WRITE_BYTES:
         iovecs = connection_iovecs(connection, &passed)
         n = send_iovecs(connection.fd, connection.tx.data() + connection.tx_at,
                         min(iovecs, <u64> IOVECS_MAX), passed)
@@ -193,6 +194,7 @@ cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept no
                 continue
             break
         connection_sent(connection, <u64> n, now_us)
+        written += <u64> n
     if n < 0 and errno != EAGAIN:
         _close(s, e, conn, REPLICA_LOST, now_us)
     elif connection_has_unsent(connection) != connection.waits_out:

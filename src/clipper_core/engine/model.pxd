@@ -39,7 +39,6 @@ cdef class Model(InputSchema):
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                           u32 cost, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
-    cdef Status _shut(self) noexcept nogil
     cdef int _wait_for_room(self, int klass, u64 until) except -1
     cdef int _set_cost(self, object cost, bint padded) except -1
     cdef list _costs(self, object rows)

@@ -29,7 +29,7 @@ from clipper_core.scheduling.cost_batch cimport (
 from clipper_core.scheduling.lane cimport lane_new
 from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
 from clipper_core.scheduling.scheduler cimport EngineState
-from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit, rows_shut
+from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit
 from clipper_core.wire.prediction cimport (
     TAG_NONE, Value, object_value, record_value, value_drop, value_object,
 )
@@ -371,10 +371,6 @@ cdef class Model(InputSchema):
             slot_fill(home, block, i, CANCELLED, &nothing)
             block_drop(home, block, 1)
         return 0
-
-    cdef Status _shut(self) noexcept nogil:
-        """Why nothing new is taken in, or 0."""
-        return rows_shut(self.engine.state)
 
     cdef int _wait_for_room(self, int klass, u64 until) except -1:
         cdef EngineState* e = self.engine.state

@@ -113,7 +113,9 @@ cdef cppclass Worker:
 cdef enum:
     TURN_BYTES = 65536          # of responses of one turn, after which all wait whose answers are
                                 # not small, and those who ask one request after another
-    PIECE_BYTES = 65536         # of a large answer, that one connection gets in a turn
+    PIECE_BYTES = 16384         # of a large answer, that one connection gets in a turn
+    PIECE_COST = 4              # bytes of other answers are made in the time of one of a piece,
+                                # whose numbers are written
     SMALL_BYTES = 4096          # of an answer that is small
     LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
                                 # its text is written
@@ -122,9 +124,6 @@ cdef enum:
 cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexcept nogil
 cdef void http_connection_close(Worker* w, HttpConnection* connection) noexcept nogil
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil
-# bytes that came before it came here
-cdef void http_connection_given(Worker* w, HttpConnection* connection, const void* data,
-                                u64 n) noexcept nogil
 # send, go, or close: after anything happened to it
 cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept nogil
 # its times

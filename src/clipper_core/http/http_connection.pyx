@@ -286,7 +286,7 @@ cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef Exchange* x = connection.first
     cdef u64 before = connection.out.size()
     cdef bint ended = large_body_go_on(x.rest, &connection.out, PIECE_BYTES, &w.body)
-    w.turn_bytes += connection.out.size() - before
+    w.turn_bytes += PIECE_COST * (connection.out.size() - before)
     if ended:
         connection.ready_bytes -= x.rest.bytes
         _leave(w, connection)
@@ -490,13 +490,6 @@ cdef void _advance(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef u64 used = _parse(w, connection, connection.input.at(), connection.input.size())
     connection.input.drop(used)
     _note_partial(w, connection, used != 0)
-
-
-cdef void http_connection_given(Worker* w, HttpConnection* connection, const void* data,
-                                u64 n) noexcept nogil:
-    connection.input.put(data, n)
-    _advance(w, connection)
-    http_connection_settle(w, connection)
 
 
 cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept nogil:

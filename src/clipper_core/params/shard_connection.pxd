@@ -3,7 +3,7 @@
 #
 # Threads: the loop's.
 from clipper_core.params.shard_state cimport ShardConnection, ShardLoopState
-from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.machine cimport i64, u64
 
 cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil
 # op: of epoll_ctl
@@ -15,7 +15,8 @@ cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
 # close those that were not admitted in time
 cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil
 
-# all that have come whole. False: what came is no frame
-cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil
+# those that have come whole, until `left`, of the bytes of a turn, is used up. False: what came is no
+# frame
+cdef bint take_frames(ShardLoopState* s, ShardConnection* c, i64* left) noexcept nogil
 # it must read, or Python answer, before more is taken from it
 cdef bint is_busy(ShardConnection* c) noexcept nogil

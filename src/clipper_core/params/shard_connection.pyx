@@ -111,7 +111,8 @@ cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil:
 
 cdef void connection_watch(ShardLoopState* s, ShardConnection* c, int op) noexcept nogil:
     cdef epoll_event event
-    event.events = (0 if is_busy(c) or c.closing else EPOLLIN) | (EPOLLOUT if c.watched else 0)
+    event.events = ((0 if is_busy(c) or c.closing or c.behind else EPOLLIN)
+                    | (EPOLLOUT if c.watched else 0))
     if op == EPOLL_CTL_MOD and event.events == c.events:
         return
     c.events = event.events
@@ -212,6 +213,7 @@ cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcep
     c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = (fd, False, False, False, 0,
             is_local(fd))
     c.skip, c.worker, c.incarnation, c.since_us, c.stream = 0, 0, 0, now_us, 0
+    c.behind = False
     _stranger_add(s, c)
     s.connections.fetch_add(1, relaxed)
     connection_watch(s, c, EPOLL_CTL_ADD)
@@ -313,8 +315,9 @@ cdef bint is_busy(ShardConnection* c) noexcept nogil:
                                                              else STRANGER_CALLS_MAX)
 
 
-cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil:
-    """Obey all frames that have come whole. False: what came is no frame.
+cdef bint take_frames(ShardLoopState* s, ShardConnection* c, i64* left) noexcept nogil:
+    """Obey frames that have come whole, until `left` bytes of them and their answers are used up.
+    False: what came is no frame.
 
     The payload of one that is too large is read and dropped, so that its sender hears why: a
     connection that is closed with unread bytes loses its last answer. A stranger's connection is
@@ -322,8 +325,8 @@ cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil:
     """
     cdef const ShardHead* h
     cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX
-    cdef u64 dropped
-    while not is_busy(c) and not c.closing:
+    cdef u64 dropped, before
+    while not is_busy(c) and not c.closing and left[0] > 0:
         if c.skip:
             dropped = min(c.skip, c.input.size())
             c.input.drop(dropped)
@@ -342,7 +345,9 @@ cdef bint take_frames(ShardLoopState* s, ShardConnection* c) noexcept nogil:
             continue
         if c.input.size() < HEAD_BYTES + h.payload_bytes:
             return c.input.reserve(HEAD_BYTES + h.payload_bytes - c.input.size()) != NULL
+        before = c.output.size()
         _handle_frame(s, c, h, c.input.at() + HEAD_BYTES)
         h = <const ShardHead*> c.input.at()
+        left[0] -= <i64> (HEAD_BYTES + h.payload_bytes + c.output.size() - before)
         c.input.drop(HEAD_BYTES + h.payload_bytes)
     return True

@@ -46,6 +46,8 @@ cdef enum:
     EVENTS_MAX = 64
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of a buffer, between large frames
+    TURN_BYTES = 1048576        # of frames and their answers, that one connection gets in a turn;
+                                # and as many are sent
     FOLLOWERS = 11
     SEQUENCES_BYTES = 144
     TURN_US = 50                # between two looks whether the loop has begun a turn
@@ -58,12 +60,14 @@ cdef u64 LISTENER = <u64> 1 << 41
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _write(ShardLoopState* s, ShardConnection* c) noexcept nogil:
-    """False: it is gone."""
+    """Send up to TURN_BYTES. False: it is gone."""
     cdef ssize_t n
-    while c.output.size():
-        n = send(c.fd, c.output.at(), c.output.size(), MSG_NOSIGNAL)
+    cdef u64 left = TURN_BYTES
+    while c.output.size() and left:
+        n = send(c.fd, c.output.at(), min(c.output.size(), left), MSG_NOSIGNAL)
         if n > 0:
             c.output.drop(n)
+            left -= <u64> n
         elif n < 0 and errno == EAGAIN:
             break
         elif not (n < 0 and errno == EINTR):
@@ -73,19 +77,26 @@ cdef bint _write(ShardLoopState* s, ShardConnection* c) noexcept nogil:
 
 
 cdef void _settle(ShardLoopState* s, ShardConnection* c) noexcept nogil:
-    """After frames or answers: send what there is, take what had waited for room, and look for what
-    comes next."""
-    cdef bint alive = _write(s, c)
+    """After frames or answers: send what there is, take what had waited for room or for this turn,
+    and look for what comes next."""
+    cdef i64 left = TURN_BYTES
+    _go_on(s, c, _write(s, c), &left)
+
+
+cdef void _go_on(ShardLoopState* s, ShardConnection* c, bint alive, i64* left) noexcept nogil:
+    """Take and answer what `left` bytes of this turn allow."""
     cdef u64 before
-    while alive and c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
+    while alive and c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing and (
+            left[0] > 0):
         before = c.input.size()
-        alive = take_frames(s, c) and _write(s, c)
+        alive = take_frames(s, c, left) and _write(s, c)
         if c.input.size() == before:
             break
     if not alive or (c.closing and not c.output.size()):
         connection_close(s, c)
         return
-    c.watched = c.output.size() > 0
+    c.behind = left[0] <= 0 and c.input.size() >= HEAD_BYTES
+    c.watched = c.output.size() > 0 or c.behind     # epoll tells of it again, after the others
     connection_watch(s, c, EPOLL_CTL_MOD)
 
 
@@ -93,6 +104,7 @@ cdef void _read(ShardLoopState* s, ShardConnection* c) noexcept nogil:
     cdef u8* to
     cdef u64 room
     cdef ssize_t n
+    cdef i64 left = TURN_BYTES
     to = c.input.reserve(READ_BYTES)
     if to == NULL:
         connection_close(s, c)
@@ -101,12 +113,12 @@ cdef void _read(ShardLoopState* s, ShardConnection* c) noexcept nogil:
     n = receive_with(c.fd, to, room, c.region) if c.local else recv(c.fd, to, room, 0)
     if n > 0:
         c.input.end += <u64> n
-        if not take_frames(s, c):
+        if not take_frames(s, c, &left):
             connection_close(s, c)
             return
         if not c.input.size():
             c.input.shrink(KEEP_BYTES)
-        _settle(s, c)
+        _go_on(s, c, _write(s, c), &left)
         return
     if n == 0 or (errno != EAGAIN and errno != EINTR):
         connection_close(s, c)
@@ -227,7 +239,7 @@ cdef void _turn(ShardLoopState* s) noexcept nogil:
             connection_accept(s, <int> (tag - LISTENER), monotonic_us())
         else:
             c = s.callers[tag]
-            if c.fd >= 0 and events[i].events & ~EPOLLOUT:
+            if c.fd >= 0 and events[i].events & ~EPOLLOUT and not c.behind:
                 _read(s, c)
             elif c.fd >= 0:
                 _settle(s, c)

@@ -259,6 +259,7 @@ cdef cppclass ShardConnection:
     bint pushes                 # it may; as the one that admitted it said
     bint closing                # when its output is sent
     bint watched                # for room to write
+    bint behind                 # whole frames may be left: they are handled in the next turn
     u32 events                  # that the loop is told of
     u32 calls                   # with Python now
     atomic[u32] unanswered      # the generation of a connection that an answer could not be made

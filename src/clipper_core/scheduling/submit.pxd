@@ -11,8 +11,6 @@ from clipper_core.wire.prediction cimport Value
 
 # the first number of bytes that no row may have
 cdef u64 row_bytes_end(const EngineState* e) noexcept nogil
-# why nothing new is taken in, or PENDING
-cdef Status rows_shut(EngineState* e) noexcept nogil
 # the lane of that SLO's class
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
 cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,

@@ -17,7 +17,8 @@ cdef extern from *:
     int log2_of "clipper_log2"(u64 n) noexcept nogil
 
 
-cdef Status rows_shut(EngineState* e) noexcept nogil:
+cdef Status _shut(EngineState* e) noexcept nogil:
+    """Why nothing new is taken in, or PENDING."""
     return <Status> (e.completion.dead.load(relaxed) or e.refusing.load(relaxed))
 
 
@@ -27,7 +28,7 @@ cdef u64 row_bytes_end(const EngineState* e) noexcept nogil:
 
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:
     cdef int klass = log2_of(slo_us)
-    if m.lanes[klass] == NULL and rows_shut(e) == PENDING:
+    if m.lanes[klass] == NULL and _shut(e) == PENDING:
         m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
                                   <u64> 1 << log2_of(m.lane_rows | 2),
                                   m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
@@ -38,7 +39,7 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
                        u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil:
     cdef int klass = log2_of(slo_us)
     cdef Lane* lane = m.lanes[klass]
-    cdef Status status = rows_shut(e)
+    cdef Status status = _shut(e)
     if status != PENDING:
         return status
     if nbytes >= m.row_bytes_end:

@@ -89,8 +89,6 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
 # bytes has done that
 # of all rows; COMPRESSED: once opened
 cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil
-# fixed rows: product of dims x itemsize; 0 on overflow
-cdef u64 row_bytes_of(const Header* header) noexcept nogil
 
 # -- variable rows: u32 lengths, then the data, each padded with zeros to 8
 cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8

@@ -200,11 +200,6 @@ cdef u64 _empty_lists(const Header* header) noexcept nogil:
     return 0
 
 
-cdef u64 row_bytes_of(const Header* header) noexcept nogil:
-    cdef u64 nbytes
-    return nbytes if header.rank <= DIMS_MAX and _row_bytes(header, &nbytes) else 0
-
-
 # -- payloads
 # --------------------------------------------------------------------------------------------------
 
