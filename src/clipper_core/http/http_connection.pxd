@@ -113,8 +113,8 @@ cdef cppclass Worker:
 cdef enum:
     TURN_BYTES = 65536          # of responses of one turn, after which all wait whose answers are
                                 # not small, and those who ask one request after another
-    PIECE_BYTES = 16384         # of a large answer, that one connection gets in a turn
-    PIECE_COST = 4              # bytes of other answers are made in the time of one of a piece,
+    PIECE_BYTES = 32768         # of a large answer, that one connection gets in a turn
+    PIECE_COST = 2              # bytes of other answers are made in the time of one of a piece,
                                 # whose numbers are written
     SMALL_BYTES = 4096          # of an answer that is small
     LOOKED_THROUGH = 64         # bytes of an output are looked through in the time in which one of
