@@ -111,6 +111,7 @@ class ModelLoader:
         self.times = LoadTimes(settings.load_s)
         self.held: dict[str, LoadedCopy] = {}
         self._jobs: dict[str, _Job] = {}
+        self._finishing: dict[str, ModelHost] = {}  # loaded, and being written to the registry
         self.loading = 0
         self._stopping = self._closed = False
         self.counts = MeshCounts()
@@ -251,6 +252,7 @@ class ModelLoader:
             "input": found.input,
             "output": found.output,
         }
+        self._finishing[id] = host
         try:
             done = await self._run_blocking(
                 self._registry.change,
@@ -258,10 +260,17 @@ class ModelLoader:
                 lambda m: claims.completed(m, self.me, now_ms(), **reported),
             )
         except BaseException as error:  # it is registered no more, or the store is away
+            self._finishing.pop(id, None)
             self.cache.remove(id)
             await self._unload(host, id)
             await self._not_loaded(record, error)
             raise
+        if self._finishing.pop(id, None) is None:
+            ended = self._host_ended(id)
+            self.cache.remove(id)
+            await self._release_alone(id)
+            await self._not_loaded(record, ended)
+            raise ended
         if isinstance(done, claims.ClaimRefused):
             self.cache.remove(id)
             await self._unload(host, id)
@@ -552,6 +561,7 @@ class ModelLoader:
         lost = [(id, held) for id, held in self.held.items() if held.host is host]
         for id, _ in lost:
             del self.held[id]
+        self._finishing = {id: one for id, one in self._finishing.items() if one is not host}
         return lost
 
     async def crashed(self, id: str, why: str) -> None:
