@@ -1,4 +1,4 @@
-"""Durability: a server, and a Redis, killed again and again while feedback comes in; what was
+"""Durability: a server, and its store, killed again and again while feedback comes in; what was
 acknowledged is there once.
 
 A teacher is a process of its own with a real server and real containers. Its threads teach an
@@ -8,8 +8,8 @@ at a seeded instant and reads the journal: it has what was acknowledged, and per
 flight. Then the driver starts the teacher again on what is left, and compares its states, bit for
 bit, with those that come of the records, one after another.
 
-In half of the runs the states are in a Redis, which is killed or stopped for a while in the middle
-of it.
+The states are in a SQLite file; in a Redis or an etcd, which is killed or stopped for a while in
+the middle of it; or in memory, beside a folder that has the journal.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, absent, row
-from bench.system.store_servers import Redis
+from bench.system.store_servers import Etcd, Redis
 from clipper.selection import create_policy
 from clipper.selection.batch_learning import (
     ObservationRows,
@@ -43,7 +43,14 @@ from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal
 from clipper.types import VersionedModel
 
-APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb", "d": "mixture", "e": "bandit"}
+APPLICATIONS = {
+    "a": "exp3",
+    "b": "stacking(coverage=0.9)",
+    "c": "linucb",
+    "d": "mixture",
+    "e": "bandit",
+}
+STORES = {"sqlite": "", "redis": "redis-server", "etcd": "etcd", "memory": ""}  # name -> program
 MODELS = ("one", "two")
 USERS = ("", "u", "v", "w")
 LIFE = 20  # kills of one folder; then another begins
@@ -278,33 +285,36 @@ class Teacher:
         return [line for line in self._lines[2:] if line]
 
 
-def disturb(redis: Redis, draw: random.Random) -> None:
-    """Kill a Redis and start it again, or stop it for a while, at some instant."""
+def disturb(store: Redis | Etcd, draw: random.Random) -> None:
+    """Kill a store and start it again, or stop it for a while, at some instant."""
     time.sleep(draw.uniform(0.0, 0.3))
     if draw.random() < 0.5:
-        redis.stop(signal.SIGKILL)
+        store.stop(signal.SIGKILL)
         time.sleep(draw.uniform(0.0, 0.3))
-        redis.start()
+        store.start()
         return
-    redis.send_signal(signal.SIGSTOP)
+    store.send_signal(signal.SIGSTOP)
     time.sleep(draw.uniform(0.0, 0.6))
-    redis.send_signal(signal.SIGCONT)
+    store.send_signal(signal.SIGCONT)
 
 
 class Life:
-    """One folder, and perhaps a Redis, over several kills."""
+    """One folder, and perhaps a store's process, over several kills. store: a key of STORES."""
 
-    def __init__(self, with_redis: bool) -> None:
+    def __init__(self, store: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="durability-"))
-        self.redis = Redis(self.folder) if with_redis else None
+        self.server: Redis | Etcd | None = None
+        self.state = str(self.folder / "state") if store == "sqlite" else ""
+        if STORES[store]:
+            self.server = (Redis if store == "redis" else Etcd)(self.folder)
+            self.state = self.server.url
         self.book = Book()
 
     def one_kill(self, seed: int) -> str:
         """-> what went wrong."""
         draw = random.Random(seed)
-        state = self.redis.url if self.redis else str(self.folder / "state")
         log = self.folder / "log"
-        teacher = Teacher(state, str(self.folder / "state"), seed, log)
+        teacher = Teacher(self.state, str(self.folder / "state"), seed, log)
         try:
             first, ready = teacher.line(0), teacher.line(1)
             if first is None or ready is None:
@@ -312,8 +322,8 @@ class Life:
             wrong = self.book.check(first["states"])
             if wrong:
                 return wrong
-            if self.redis:
-                disturb(self.redis, draw)
+            if self.server:
+                disturb(self.server, draw)
             time.sleep(draw.uniform(0.0, 0.5))
         finally:
             said = teacher.kill()
@@ -324,8 +334,8 @@ class Life:
         return self.one_kill(0)
 
     def end(self) -> None:
-        if self.redis:
-            self.redis.stop(signal.SIGKILL)
+        if self.server:
+            self.server.stop(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -337,19 +347,18 @@ class Outcome:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def killed(kills: int, seed: int, with_redis: bool, tell: Callable[[str], None]) -> Outcome:
+def killed(kills: int, seed: int, store: str, tell: Callable[[str], None]) -> Outcome:
     """`kills` kills, LIFE to a folder; seeds count up from `seed`. A folder whose states are wrong
-    is given up."""
+    is given up. store: a key of STORES."""
     found = Outcome()
-    where = "redis" if with_redis else "sqlite"
     while found.kills < kills and len(found.failures) < 3:
-        life = Life(with_redis)
+        life = Life(store)
         try:
             wrong = ""
             for _ in range(min(LIFE, kills - found.kills)):
                 at = seed + found.kills
                 tell(
-                    f"{where}: kill {found.kills + 1} of {kills}, seed {at}, {found.observations}"
+                    f"{store}: kill {found.kills + 1} of {kills}, seed {at}, {found.observations}"
                     " observations acknowledged"
                 )
                 before = life.book.acknowledged, life.book.feedbacks
@@ -361,7 +370,7 @@ def killed(kills: int, seed: int, with_redis: bool, tell: Callable[[str], None])
                     break
             wrong = wrong or life.last_look()
             if wrong:
-                found.failures.append(f"{where}, seed {seed}, kill {found.kills}: {wrong}")
+                found.failures.append(f"{store}, seed {seed}, kill {found.kills}: {wrong}")
         finally:
             life.end()
     return found
@@ -384,26 +393,26 @@ def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list
     total = kills if kills is not None else 4 if quick else 20
     seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
     print(f"durability: {total} kills, --seed {seed}", file=sys.stderr)
+    shares = [(total + i) // len(STORES) for i in range(len(STORES))]
     return [
-        *rows_of("folder", total - total // 2, seed, False),
-        *rows_of("redis", total // 2, seed, True),
+        line for store, n in zip(STORES, shares, strict=True) for line in rows_of(store, n, seed)
     ]
 
 
-def rows_of(name: str, kills: int, seed: int, with_redis: bool) -> Iterator[Row]:
-    what = f"{kills} kills, states in a {name}: wrong afterwards"
-    if with_redis and shutil.which("redis-server") is None:
-        yield absent(what, "starts", "no redis-server on this machine")
+def rows_of(store: str, kills: int, seed: int) -> Iterator[Row]:
+    what = f"{kills} kills, states in {store}: wrong afterwards"
+    if STORES[store] and shutil.which(STORES[store]) is None:
+        yield absent(what, "starts", f"no {STORES[store]} on this machine")
         return
     begun = time.monotonic()
-    found = killed(kills, seed, with_redis, progress())
+    found = killed(kills, seed, store, progress())
     note = (
         f"seed {seed}; {found.feedbacks} feedbacks, {found.observations} observations acknowledged"
         + "".join(f"; {failure}" for failure in found.failures)
     )
     yield row(what, float(len(found.failures)), "starts", goal=Goal("value_at_most", 0), note=note)
-    yield row(f"acknowledged, states in a {name}", float(found.observations), "observations")
-    yield row(f"time for {found.kills} kills, states in a {name}", time.monotonic() - begun, "s")
+    yield row(f"acknowledged, states in {store}", float(found.observations), "observations")
+    yield row(f"time for {found.kills} kills, states in {store}", time.monotonic() - begun, "s")
 
 
 if __name__ == "__main__":

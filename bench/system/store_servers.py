@@ -14,15 +14,20 @@ SYNCED = ("--appendfsync", "always")  # every write is on disk before it is answ
 NO_ETCD = "not measured: no etcd. python tools/fetch.py etcd"
 
 
-@contextlib.contextmanager
-def etcd(*options: str) -> Iterator[str]:
-    """Its URL. options: of the command."""
-    ours, theirs = (f"http://127.0.0.1:{port}" for port in free_ports(2))
-    with tempfile.TemporaryDirectory(prefix="etcd-") as folder:
-        command = [
+class Etcd:
+    """An etcd on disk that can be stopped and started again, at the same ports.
+
+    folder: where its data are. options: of the command.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        ours, theirs = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+        self._port = int(ours.rpartition(":")[2])
+        self.url = ours.replace("http", "etcd", 1)
+        self._command = [
             "etcd",
             "--data-dir",
-            folder,
+            str(folder / "etcd"),
             "--listen-client-urls",
             ours,
             "--advertise-client-urls",
@@ -37,12 +42,31 @@ def etcd(*options: str) -> Iterator[str]:
             f"default={theirs}",
             *options,
         ]
-        process = _started(command, lambda: _is_open(int(ours.rpartition(":")[2])))
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._process = _started(self._command, lambda: _is_open(self._port))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with this signal."""
+        self.send_signal(number)
+        self._process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def etcd(*options: str) -> Iterator[str]:
+    """Its URL. options: of the command."""
+    with tempfile.TemporaryDirectory(prefix="etcd-") as folder:
+        server = Etcd(Path(folder), *options)
         try:
-            yield ours.replace("http", "etcd", 1)
+            yield server.url
         finally:
-            process.kill()
-            process.wait()
+            server.stop(signal.SIGKILL)
 
 
 def free_ports(count: int) -> list[int]:

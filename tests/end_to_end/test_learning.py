@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import clipper
-from bench.system.durability import killed
+from bench.system.durability import STORES, killed
 from clipper.errors import InvalidInput, Overloaded, UnknownPrediction
 
 ROW = np.array([3.0, 0.0])
@@ -423,12 +423,14 @@ def test_what_was_learned_survives_in_a_folder_without_a_store(
             told += sum(app.feedback(answer, label=1) for answer in answers)
 
 
-@pytest.mark.parametrize("with_redis", [False, True], ids=["folder", "redis"])
-def test_after_kills_the_states_are_those_of_serial_replay(with_redis: bool):
+@pytest.mark.parametrize("store", ["sqlite", "redis", "etcd", "memory"])
+def test_after_kills_the_states_are_those_of_serial_replay(store: str):
     """A short `python -m bench durability`: single labels, lists and arrays of several users, while
-    the server is killed, and its Redis is killed or stopped."""
-    if with_redis and shutil.which("redis-server") is None:
-        pytest.skip("no redis-server: python tools/fetch.py redis")
-    found = killed(2, seed=7, with_redis=with_redis, tell=lambda text: None)
+    the server is killed, and its store is killed or stopped."""
+    program = STORES[store]
+    if program and shutil.which(program) is None:
+        pytest.skip(f"no {program}: python tools/fetch.py {store}")
+    kills = 1 if store in ("etcd", "memory") else 2
+    found = killed(kills, seed=7, store=store, tell=lambda text: None)
     assert found.failures == []
-    assert found.kills == 2
+    assert found.kills == kills
