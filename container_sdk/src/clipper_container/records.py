@@ -26,7 +26,7 @@ from clipper_container.tensor_spec import (
     TensorSpec,
 )
 
-FEW_ROWS = 4  # so few are packed and opened sooner one by one
+FEW_ROWS = 10  # so few are packed and opened sooner one by one
 PACKED_BYTES = 1 << 18  # of records that are packed together
 GATHER_BYTES_MAX = 512  # longer rows are copied row by row, which is faster than by index
 PART_BYTES_MAX = 1 << 40  # no record is larger; a product of sizes beyond it is damage
@@ -119,29 +119,31 @@ def pack_columns(
     head = np.empty((n, sum(len(part.head) for part in parts)), "<u4")
     for i, numbers in enumerate(number for part in parts for number in part.head):
         head[:, i] = numbers
-    bodies: list[Bytes | _Pieces] = [_padded_block(head.view(np.uint8))]
+    bodies: list[list[Bytes] | _Pieces] = [[head.view(np.uint8)]]
     for part in parts:
         before = bodies[-1]
         if isinstance(part.body, _Pieces):
             bodies.append(part.body)
         elif isinstance(before, _Pieces):
-            bodies.append(_padded_block(part.body))
+            bodies.append([part.body])
         else:  # what has one size in all rows is copied together
-            bodies[-1] = np.concatenate((before, _padded_block(part.body)), axis=1)
+            before.append(part.body)
+    if len(bodies) == 1 and isinstance(bodies[0], list):
+        rows = _joined_blocks(bodies[0], n)
+        _check_size(rows.shape[1])
+        return Records(rows.reshape(-1), np.arange(n + 1) * rows.shape[1])
     sizes = np.zeros(n, np.int64)
     pieces: list[Sequence[bytes | memoryview]] = []
     for body in bodies:
         if not isinstance(body, _Pieces):
-            body = _Pieces.of(body, np.full(n, body.shape[1], np.int64))
+            rows = _joined_blocks(body, n)
+            body = _Pieces.of(rows, np.full(n, rows.shape[1], np.int64))
         padding = -body.sizes & 7
         sizes += body.sizes + padding
         pieces.append(body.pieces)
         if padding.any():
             pieces.append([_PADDINGS[size] for size in padding.tolist()])
-    if n and sizes.max() > ROW_BYTES_MAX:
-        raise InvalidTensor(
-            "", f"a row of {sizes.max()} bytes; at most {ROW_BYTES_MAX} are possible."
-        )
+    _check_size(int(sizes.max(initial=0)))
     woven: list[bytes | memoryview] = [b""] * (n * len(pieces))
     for i, column in enumerate(pieces):
         woven[i :: len(pieces)] = column
@@ -229,6 +231,8 @@ def _number_part(spec: TensorSpec, value: Given, n: int) -> _Part:
         flat = np.concatenate([np.empty(0, spec.numpy), *(row.reshape(-1) for row in rows)])
         dims = np.array([row.shape for row in rows], np.int64).reshape(n, len(spec.shape))
     head = [dims[:, i] for i, size in enumerate(spec.shape) if size == FREE]
+    if n and (dims == dims[0]).all():
+        return _Part(head, flat.reshape(n, math.prod(dims[0].tolist())).view(np.uint8), flat)
     return _Part(head, _Pieces.of(flat, dims.prod(axis=1) * spec.numpy.itemsize), flat)
 
 
@@ -299,8 +303,19 @@ def offsets_of(sizes: Sizes | npt.NDArray[np.uint32]) -> Sizes:
     return offsets
 
 
-def _padded_block(block: Bytes) -> Bytes:
-    return np.pad(block, ((0, 0), (0, -block.shape[1] & 7)))
+def _check_size(size: int) -> None:
+    if size > ROW_BYTES_MAX:
+        raise InvalidTensor("", f"a row of {size} bytes; at most {ROW_BYTES_MAX} are possible.")
+
+
+def _joined_blocks(blocks: Sequence[Bytes], n: int) -> Bytes:
+    """Return u8 (n, bytes): the rows of blocks side by side, each padded."""
+    joined = np.zeros((n, sum(padded(block.shape[1]) for block in blocks)), np.uint8)
+    at = 0
+    for block in blocks:
+        joined[:, at : at + block.shape[1]] = block
+        at += padded(block.shape[1])
+    return joined
 
 
 def as_items(column: Array) -> Array:
