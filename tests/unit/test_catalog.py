@@ -415,6 +415,18 @@ def test_a_new_version_may_not_change_the_input_under_its_applications(catalog: 
     assert catalog.register_model("forest", "str", version=2), "not the latest, so nobody asks it"
 
 
+def test_a_record_may_not_change_the_input_either(catalog: Catalog) -> None:
+    record = catalog.register_model("svm", "f64[64]")
+    catalog.register_application("digits", ["svm"])
+    other = msgspec.structs.replace(record, version=2, input=InputType.parse("f64[63]"))
+    with pytest.raises(TypeConflict, match=r"'svm:2' takes f64\[63\]"):
+        catalog.register(other)
+    assert catalog.latest("svm").version == 1
+    catalog.register(other, promote=False)
+    with pytest.raises(AlreadyExists):
+        catalog.register(other)
+
+
 # -- views, writers, damage
 
 

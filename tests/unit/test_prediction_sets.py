@@ -125,6 +125,13 @@ def test_a_threshold_of_one_lets_every_label_in():
     ), "the answer first"
 
 
+def test_a_label_whose_probability_is_exactly_the_threshold_is_in():
+    chances = prediction_sets.LabelProbabilities({3: (3, 0.5), 7: (7, 0.25)}, 0.25)
+    for threshold, labels in ((0.49, ()), (0.5, (3,)), (0.74, (3,)), (0.75, (3, 7, "x"))):
+        tracked = prediction_sets.SetThresholds(labels=threshold, known=(3, "x"))
+        assert prediction_sets.label_set(tracked, chances, 8) == (8, *labels)
+
+
 def test_a_miss_counts_also_where_every_label_is_in():
     """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss
     raised is paid back by ten hits."""

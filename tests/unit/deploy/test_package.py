@@ -111,7 +111,7 @@ def test_code_of_another_python_is_not_opened(tmp_path):
         load_target(package.target)
 
 
-def test_local_modules_travel_by_value(tmp_path, monkeypatch):
+def test_local_modules_travel_by_value(tmp_path, monkeypatch, caplog):
     """A function of a local module runs in a process that has neither that module nor the one it
     uses."""
     home = tmp_path / "home"
@@ -124,7 +124,9 @@ def test_local_modules_travel_by_value(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(home))
     import my_model  # type: ignore[import-not-found]
 
-    package = pack(my_model.predict, "m", 1, tmp_path)
+    with caplog.at_level("INFO"):
+        package = pack(my_model.predict, "m", 1, tmp_path)
+    assert caplog.messages == ["model m: my_features, my_model travel by value"]
     for name in ("my_model", "my_features"):
         del sys.modules[name]
     source = (
