@@ -1,7 +1,11 @@
 """What further functions without side effects return, for tables of arguments: see
 test_pure_functions."""
 
+import base64
 import gzip
+import hashlib
+import io
+import zipfile
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clipper.catalog_view import Rollout
+from clipper.deploy import sdk
 from clipper.deploy.yaml import to_yaml
 from clipper.errors import ClipperError, Overloaded, UnknownModel
 from clipper.frontend.http.messages import as_json, inflate, problem
@@ -24,6 +29,8 @@ from clipper.serving.models.reads import declaration_of
 from clipper.serving.query.stats import closeness
 from clipper.serving.rollout.guards import Counts, Figures
 from clipper.types import Batching, InputType, VersionedModel, cost_problem
+from clipper.version import VERSION
+from clipper_container.adapters.columns import _chosen
 from clipper_container.worker.warmup import _made_up
 from clipper_core.runtime.histogram import LatencyHistogram
 from tests.expected import check_expected, shown
@@ -484,3 +491,36 @@ def test_bodies_and_texts() -> None:
 
 def response(found: Any) -> object:
     return found.status, found.body, found.content_type, found.headers
+
+
+def test_columns_of_an_estimator() -> None:
+    names = ["a", "b", "c", "d"]
+    slices = [slice(1, 3), slice("b", "c"), slice(None, "c"), slice("c", None), slice("a", "d", 2)]
+    others = ["b", [0, 2], np.array([3]), [True, False, False, True], ["d", "a"], [], (1, 2)]
+    table("columns", (_chosen, [(wanted, names) for wanted in (*slices, *others)]))
+
+
+def test_the_wheel_of_the_sdk() -> None:
+    with zipfile.ZipFile(io.BytesIO(sdk.wheel())) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o644}
+    about = f"clipper_container-{VERSION}.dist-info"
+    assert sdk.wheel() == sdk.wheel()
+    rows = [row.split(",") for row in files.pop(f"{about}/RECORD").decode().splitlines()]
+    assert rows.pop() == [f"{about}/RECORD", "", ""]
+    for name, digest, size in rows:
+        data = files.pop(name)
+        raw = hashlib.sha256(data).digest()
+        assert digest == f"sha256={base64.urlsafe_b64encode(raw).decode().rstrip('=')}"
+        assert int(size) == len(data)
+        if name.endswith("entry_points.txt"):
+            script = b"clipper-container = clipper_container.__main__:main"
+            assert data == b"[console_scripts]\n" + script + b"\n"
+        elif name.endswith("/WHEEL"):
+            assert data.splitlines()[0] == b"Wheel-Version: 1.0"
+            assert b"Root-Is-Purelib: true\nTag: py3-none-any\n" in data
+        elif name.endswith("/METADATA"):
+            assert data.startswith(b"Metadata-Version: 2.1\nName: clipper-container\n")
+        else:
+            assert name.startswith("clipper_container/")
+    assert not files
