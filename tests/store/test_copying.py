@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from clipper.cli import main
 from clipper.errors import InvalidInput
-from clipper.store import MemoryStore, SqliteStore, Store, copying, open_store
+from clipper.store import Delete, MemoryStore, Put, SqliteStore, Store, copying, open_store
 from clipper.testing import wait_until
 from tests.store.etcd_server import EtcdServer
 
@@ -141,3 +141,22 @@ def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--follow", "--verify")
     assert done.exit_code == 0
     assert "both are the same" in done.output
+
+
+def test_changes_are_written_by_so_many_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_OPS_MAX", 3)
+    monkeypatch.setattr(copying, "_BYTES_MAX", 10)
+
+    def parts(*sizes: int) -> list[list[int]]:
+        ops = [Put("k", bytes(size - 1)) if size > 1 else Delete("k") for size in sizes]
+        written = [*copying._transactions(ops)]
+        assert [op for some in written for op in some] == ops
+        return [
+            [1 + len(op.value) if isinstance(op, Put) else 1 for op in some] for some in written
+        ]
+
+    assert parts() == []
+    assert parts(1, 1, 1, 1) == [[1, 1, 1], [1]]
+    assert parts(5, 5, 1, 9, 2) == [[5, 5], [1, 9], [2]]
+    assert parts(11, 10, 10, 1) == [[11], [10], [10], [1]]
+    assert parts(6, 5, 5, 5) == [[6], [5, 5], [5]]

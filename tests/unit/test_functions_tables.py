@@ -5,15 +5,18 @@ import base64
 import gzip
 import hashlib
 import io
+import os
 import zipfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clipper.catalog_view import Rollout
-from clipper.deploy import sdk
+from clipper.deploy import environments, sdk
 from clipper.deploy.yaml import to_yaml
 from clipper.errors import ClipperError, Overloaded, UnknownModel
 from clipper.frontend.http.messages import as_json, inflate, problem
@@ -524,3 +527,20 @@ def test_the_wheel_of_the_sdk() -> None:
         else:
             assert name.startswith("clipper_container/")
     assert not files
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    rename = Path.rename
+
+    def renamed(old: Path, new: Path) -> Path:
+        done.append(new.name)
+        return rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(Path, "rename", renamed)
+    environments._put(tmp_path / "lock", "twelve bytes")
+    assert done == [12, "lock"]
+    assert (tmp_path / "lock").read_text() == "twelve bytes"

@@ -173,3 +173,27 @@ def test_where_a_model_runs_is_checked(words: tuple[str, int, float, str], text:
     with pytest.raises(InvalidInput) as raised:
         placing(*words)
     assert str(raised.value).startswith(text)
+
+
+class Engine:
+    """What an engine says of its security."""
+
+    def __init__(self, options: object) -> None:
+        self.options = options
+
+    def info(self) -> dict[str, object]:
+        return {"SecurityOptions": self.options}
+
+
+def test_the_user_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon("docker", DockerSettings(), Owner(tmp_path))
+    monkeypatch.setattr(os, "getgid", lambda: 1001)
+    for uid, options, user in (
+        (0, ["name=rootless"], "0:0"),
+        (1000, ["name=seccomp", "name=rootless"], "0:0"),
+        (1000, ["name=seccomp"], "1000:1001"),
+        (1000, None, "1000:1001"),
+        (0, [], None),
+    ):
+        monkeypatch.setattr(os, "getuid", lambda uid=uid: uid)
+        assert daemon._user_of(Engine(options)) == user
