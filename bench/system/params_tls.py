@@ -19,7 +19,7 @@ NO_OPENSSL = "not measured: no openssl to make a certificate"
 def rows(quick: bool) -> list[Row]:
     """Return the time of a pull and of a push, with TLS and without."""
     what = f"{ROWS} rows of {DIM} floats over TLS"
-    goal = Goal("at_most", 6)
+    goal = Goal("at_most", 4)
     if shutil.which("openssl") is None:
         return [absent(f"pull of {what}", "us", NO_OPENSSL, "TCP", goal)]
     with ExitStack() as stack:

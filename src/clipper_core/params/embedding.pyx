@@ -47,7 +47,8 @@ cdef class Table:
     name, seed: what rows begin as depends on these and the id alone.  dtype: what weights are
     stored as: f32, f16, bf16 or i8 (multiples of one power of two a row); the state is f32. An
     update of f16, bf16 and i8 is rounded at random, without bias, by name, seed, id and step.
-    Whole rows are read and written as f32.  rows_max: bound of the rows; `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
+    Whole rows are read and written as f32.  rows_max: bound of the rows;
+    `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
     new ids are refused, and counted.  admit_after: an id gets a row at its so-many-th push, up to
     255; until then its gradients count for nothing. Memory of a row: its weights (f32: 4 bytes x
     dim), 4 bytes x dim x slots of the optimizer, and 20 to 24 bytes more. Errors: StatusError
