@@ -248,7 +248,10 @@ def test_schemas_and_records() -> None:
         found.append(f"{schema} {again == schema} {shown(schema.to_json())} {shown(specs)}")
     for side in (NAMED, FIXED):
         found.append(shown([str(side), len(side), side.is_fixed, side.row_bytes, side.row_type]))
-        found += [tried(lambda s=side, n=names: s.select(n)) for names in (["b", "a"], ["idz"], [])]
+        found += [
+            tried(lambda s=side, n=names: s.select(n))
+            for names in (["idz"], [], [*side.by_name][::-2])
+        ]
     named = {"ids": [1, 2, 3], "score": 1.5, "words": ["a", "bc"], "raw": b"xyz"}
     fixed = {"a": [1, 2], "b": True, "c": [[1, 2, 3]]}
     for side, row in ((NAMED, named), (FIXED, fixed)):
