@@ -35,10 +35,10 @@ NICE = 10
 WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answers plain queries
 MODULE = "bench.system.attackers"
 BOUNDED_BY = {
-    "unread": "pieces of 64 KiB of JSON, one in a turn",
+    "unread": "pieces of 32 KiB of JSON, one in a turn",
     "unread-python": "the turn of 3 to 5 ms in which Python writes one large answer",
     "strangers": "accepting and closing, 18 us of the loop for each of 11 000 a second",
-    "deployments": "the cores, on which containers start: the server holds the GIL 1 % of the time",
+    "deployments": "the cores, on which containers start; see the process that only sleeps",
 }
 
 

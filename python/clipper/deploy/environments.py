@@ -34,7 +34,7 @@ _LINES_MAX: Final = 1000
 # Runs a module as -m does, or a file, and dies with the thread that started it.
 _BOUND: Final = (
     "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 9); sys.path.pop(0); "
-    "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); "
+    "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); os.nice(19); "
     "sys.argv.pop(0); what = sys.argv[0]; "
     "run = runpy.run_path if what.endswith('.py') else runpy.run_module; "
     "run(what, run_name='__main__', **({} if what.endswith('.py') else {'alter_sys': True}))"
@@ -219,7 +219,7 @@ class Environments:
             errors="replace",
             cwd=self.folder,
             pass_fds=(lock,),
-            start_new_session=True,
+            process_group=0,  # a session of its own might get half of the CPU, nice or not
         ) as process:
             watch = threading.Thread(
                 target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True
