@@ -508,7 +508,7 @@ def test_the_wheel_of_the_sdk() -> None:
         files = {name: archive.read(name) for name in archive.namelist()}
         assert {info.external_attr >> 16 for info in archive.infolist()} == {0o644}
     about = f"clipper_container-{VERSION}.dist-info"
-    assert sdk.wheel() == sdk.wheel()
+    assert {f"{about}/METADATA", f"{about}/WHEEL", f"{about}/entry_points.txt"} <= files.keys()
     rows = [row.split(",") for row in files.pop(f"{about}/RECORD").decode().splitlines()]
     assert rows.pop() == [f"{about}/RECORD", "", ""]
     for name, digest, size in rows:
