@@ -345,7 +345,7 @@ class Node:
         plan, now = self.world.plan, self.world.clock.now_ms
         self.rate = self.served * 60_000 / (1000 * plan.settings.rate_s)
         self.served = 0
-        usage = self.world.together(self, self.uses.look(now))
+        usage = self.world.together(self, self.uses.read(now))
         for action in maintenance.rates(self.view(usage), now, plan.settings):
             if isinstance(action, maintenance.LoadCopy):
                 self.world.count("scaled up")

@@ -31,49 +31,49 @@ CLIENTS, PUSHES, DIM = 4, 150, 4
 
 
 class Shard:
-    """A table behind a door, its loop, a thread that admits everyone, and a follower that every
+    """A table behind a core, its loop, a thread that admits everyone, and a follower that every
     push waits for."""
 
     def __init__(self, path: Path) -> None:
         self.table = Table("users", DIM, optimizer=Optimizer("sgd", rate=1.0))
-        self.door = ShardLoop()
+        self.core = ShardLoop()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen(64)
         self.listener.setblocking(False)
-        self.door.listen(self.listener.fileno())
-        self.door.add_table(self.table)
-        self.door.follow(0, waited=True)
-        self.door.ready = True
+        self.core.listen(self.listener.fileno())
+        self.core.add_table(self.table)
+        self.core.follow(0, waited=True)
+        self.core.ready = True
         self.over = threading.Event()
         self.threads = [
-            threading.Thread(target=run) for run in (self.door.run, self._admit, self._follow)
+            threading.Thread(target=run) for run in (self.core.run, self._admit, self._follow)
         ]
         for thread in self.threads:
             thread.start()
 
     def _admit(self) -> None:
         while not self.over.is_set():
-            select.select([self.door.calls_fd], [], [], 0.1)
-            for whom, _, body in self.door.calls():
-                self.door.answer(whom, body, admit=True)
+            select.select([self.core.calls_fd], [], [], 0.1)
+            for whom, _, body in self.core.calls():
+                self.core.answer(whom, body, admit=True)
 
     def _follow(self) -> None:
         while not self.over.is_set():
-            select.select([self.door.log_fd], [], [], 0.01)
+            select.select([self.core.log_fd], [], [], 0.01)
             try:
-                changed = self.door.changed(0)
+                changed = self.core.changed(0)
             except (MemoryError, StatusError):
                 continue
             if changed is None:
-                self.door.follow(0, waited=True)
-                self.door.acknowledge(0, self.door.position)
+                self.core.follow(0, waited=True)
+                self.core.acknowledge(0, self.core.position)
             else:
-                self.door.acknowledge(0, changed[0])
+                self.core.acknowledge(0, changed[0])
 
     def close(self) -> None:
         self.over.set()
-        self.door.stop()
+        self.core.stop()
         for thread in self.threads:
             thread.join()
         self.listener.close()
@@ -172,7 +172,7 @@ def main(seed: int, one_in: int) -> None:
             thread.join()
         failed = allocator.failing_off()
         applied = np.rint(start - shard.table.pull(numbers))[:, 0]
-        while shard.door.stats()["connections"]:
+        while shard.core.stats()["connections"]:
             pass
         left = len(os.listdir("/proc/self/fd")) - before
     print(

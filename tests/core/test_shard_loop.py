@@ -38,37 +38,37 @@ _LAST = st.integers(SEQUENCE_MAX - 2000, SEQUENCE_MAX)
 
 
 class Shard:
-    """A door with one table, its loop's thread, and somebody who answers calls with what they
+    """A core with one table, its loop's thread, and somebody who answers calls with what they
     said."""
 
     def __init__(self, folder: Path, table: Table | None = None, **limits: int) -> None:
         self.table = (
             table if table is not None else Table("users", DIM, optimizer=Optimizer("adagrad"))
         )
-        self.door = ShardLoop(**limits)
+        self.core = ShardLoop(**limits)
         self.listener = socket.socket(socket.AF_UNIX)
         self.path = str(folder / "shard.sock")
         self.listener.bind(self.path)
         self.listener.listen()
         self.listener.setblocking(False)
-        self.door.listen(self.listener.fileno())
-        assert self.door.add_table(self.table) == 0
-        self.door.ready = True
-        self.thread = threading.Thread(target=self.door.run)
+        self.core.listen(self.listener.fileno())
+        assert self.core.add_table(self.table) == 0
+        self.core.ready = True
+        self.thread = threading.Thread(target=self.core.run)
         self.thread.start()
 
     def echo(self, *, admit: bool = True, count: int = 1, **as_whom: int) -> list[Any]:
         """Answers so many calls."""
         heard: list[Any] = []
         while len(heard) < count:
-            select.select([self.door.calls_fd], [], [], 10)
-            for whom, head, body in self.door.calls():
+            select.select([self.core.calls_fd], [], [], 10)
+            for whom, head, body in self.core.calls():
                 heard.append((whom, head, body))
-                self.door.answer(whom, body, admit=admit, **as_whom)
+                self.core.answer(whom, body, admit=admit, **as_whom)
         return heard
 
     def close(self) -> None:
-        self.door.stop()
+        self.core.stop()
         self.thread.join()
         self.listener.close()
 
@@ -215,16 +215,16 @@ def test_pushes_do_what_the_table_would_do(shard: Shard, worker: Worker) -> None
         twin.push(ids, gradients, scale=0.5)
     every = np.arange(-20, 20)
     assert (shard.table.pull(every) == twin.pull(every)).all()
-    assert shard.door.version == 59
-    assert shard.door.stats()["pushes"] == 59
+    assert shard.core.version == 59
+    assert shard.core.stats()["pushes"] == 59
 
 
 def test_a_repeated_push_counts_once_in_any_order(shard: Shard, worker: Worker) -> None:
     for sequence in (3, 1, 3, 2, 1, 2, 3):
         head = worker.push([sequence], ones(1), worker=4, sequence=sequence)
         assert head["kind"] == ANSWER
-    assert shard.door.stats()["repeated"] == 4
-    assert shard.door.version == 3
+    assert shard.core.stats()["repeated"] == 4
+    assert shard.core.version == 3
     assert worker.push([1], ones(1), worker=5, sequence=1)["flags"] == 0, "another worker's first"
     worker.push([1], ones(1), worker=4, sequence=5000)
     before = shard.table.pull([2])
@@ -235,11 +235,11 @@ def test_a_repeated_push_counts_once_in_any_order(shard: Shard, worker: Worker) 
 def test_what_is_refused_changes_nothing(shard: Shard, worker: Worker) -> None:
     bad = ones(3)
     bad[1, 2] = np.nan
-    shard.door.epoch = 7
-    shard.door.stale(lag_max=2)
+    shard.core.epoch = 7
+    shard.core.stale(lag_max=2)
     for i in range(5):
         worker.push([40 + i], ones(1))
-    before, model = shard.table.pull(range(8)).copy(), shard.door.version
+    before, model = shard.table.pull(range(8)).copy(), shard.core.version
     refusals = [
         (lambda: worker.send_push([5, 6, 7], bad), BAD_INPUT, 6),
         (lambda: worker.send_push([1], ones(1), scale=0.0), BAD_INPUT, 0),
@@ -257,15 +257,15 @@ def test_what_is_refused_changes_nothing(shard: Shard, worker: Worker) -> None:
         head, payload = worker.hear()
         assert (head["kind"], head["rows"], head["id"]) == (REFUSED, why, worker.id)
         assert int.from_bytes(payload, "little") == about
-    shard.door.ready = False
+    shard.core.ready = False
     assert worker.push([1], ones(1))["rows"] == NOT_READY
     assert (shard.table.pull(range(8)) == before).all()
-    assert shard.door.version == model
-    assert shard.door.stats()["refused"] == len(refusals) + 1
+    assert shard.core.version == model
+    assert shard.core.stats()["refused"] == len(refusals) + 1
 
 
 def test_a_stale_push_has_a_smaller_rate(shard: Shard, worker: Worker) -> None:
-    shard.door.stale(slows=True)
+    shard.core.stale(slows=True)
     for _ in range(4):
         worker.push([9], ones(1))
     worker.push([1], ones(1), model=1)
@@ -302,64 +302,64 @@ def test_frames_may_come_in_pieces_and_many_at_once(shard: Shard, worker: Worker
 
 
 def test_an_answer_waits_for_followers_that_are_waited_for(shard: Shard, worker: Worker) -> None:
-    door = shard.door
-    door.follow(0, waited=True)
-    door.follow(1)
+    core = shard.core
+    core.follow(0, waited=True)
+    core.follow(1)
     worker.send_push([4, 4, 8], ones(3), worker=2, sequence=1)
-    select.select([door.log_fd], [], [], 10)
-    position, changed, pushes = door.changed(0) or pytest.fail("lost")
+    select.select([core.log_fd], [], [], 10)
+    position, changed, pushes = core.changed(0) or pytest.fail("lost")
     assert {table: ids.tolist() for table, ids in changed.items()} == {0: [4, 8]}
     assert pushes == [(2, 1)]
     assert worker.is_silent()
     worker.send_push([4], ones(1), worker=2, sequence=1)
     assert worker.is_silent(), "nor is its repetition sure"
-    door.acknowledge(1, position)
+    core.acknowledge(1, position)
     assert worker.is_silent(), "the other is not waited for"
-    door.acknowledge(0, position)
+    core.acknowledge(0, position)
     assert [worker.hear()[0]["flags"] for _ in range(2)] == [0, 1]
     worker.send_push([5], ones(1))
     assert worker.is_silent()
-    door.unfollow(0)
+    core.unfollow(0)
     assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
     assert {
-        table: ids.tolist() for table, ids in (door.changed(1) or pytest.fail("lost"))[1].items()
+        table: ids.tolist() for table, ids in (core.changed(1) or pytest.fail("lost"))[1].items()
     } == {0: [4, 5, 8]}
 
 
 def test_a_follower_too_far_behind_begins_anew(shard: Shard, worker: Worker) -> None:
-    door = shard.door
-    door.follow(0)
-    door.follow(1)
+    core = shard.core
+    core.follow(0)
+    core.follow(1)
     for i in range(10):
         worker.push(range(10 * i, 10 * i + 10), ones(10))
         if i < 8:
-            assert door.changed(1) is not None
-    assert door.changed(0) is None, "64 ids are kept"
-    found = door.changed(1)
+            assert core.changed(1) is not None
+    assert core.changed(0) is None, "64 ids are kept"
+    found = core.changed(1)
     assert found is not None
     assert found[1][0].tolist() == list(range(80, 100))
-    door.follow(0)
+    core.follow(0)
     worker.push([1], ones(1))
-    again = door.changed(0)
+    again = core.changed(0)
     assert again is not None
     assert again[1][0].tolist() == [1]
 
 
 def test_what_python_changed_is_followed_too(shard: Shard) -> None:
-    shard.door.follow(2, waited=True)
-    position = shard.door.note(0, [3, 1, 3], worker=8, sequence=2)
-    assert shard.door.look(8, 2) == 1
-    assert shard.door.look(8, 1) == 0
-    assert shard.door.sure() < position
-    found = shard.door.changed(2)
+    shard.core.follow(2, waited=True)
+    position = shard.core.note(0, [3, 1, 3], worker=8, sequence=2)
+    assert shard.core.look(8, 2) == 1
+    assert shard.core.look(8, 1) == 0
+    assert shard.core.sure() < position
+    found = shard.core.changed(2)
     assert found is not None
     assert found[0] == position
     assert found[1][0].tolist() == [1, 3]
     assert found[2] == [(8, 2)]
-    shard.door.acknowledge(2, position)
-    assert shard.door.sure() == position
+    shard.core.acknowledge(2, position)
+    assert shard.core.sure() == position
     other = ShardLoop()
-    for who, seen in shard.door.pushes_seen().items():
+    for who, seen in shard.core.pushes_seen().items():
         other.saw(who, seen)
     assert other.look(8, 2) == 1
     assert other.look(8, 3) == 0
@@ -368,11 +368,11 @@ def test_what_python_changed_is_followed_too(shard: Shard) -> None:
 def test_an_answer_for_one_who_left_reaches_nobody_else(shard: Shard) -> None:
     first = Worker(shard, admitted=False)
     first.send(CALL, payload=b"mine....")
-    select.select([shard.door.calls_fd], [], [], 10)
-    ((whom, _, body),) = shard.door.calls()
+    select.select([shard.core.calls_fd], [], [], 10)
+    ((whom, _, body),) = shard.core.calls()
     first.socket.close()
     second = Worker(shard)
-    shard.door.answer(whom, body)
+    shard.core.answer(whom, body)
     second.send(CALL, payload=b"theirs..")
     shard.echo()
     assert second.hear()[1] == b"theirs.."
@@ -381,7 +381,7 @@ def test_an_answer_for_one_who_left_reaches_nobody_else(shard: Shard) -> None:
 
 def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> None:
     table = Table("items", 2)
-    assert shard.door.add_table(table, by_python=True) == 1
+    assert shard.core.add_table(table, by_python=True) == 1
     worker.send(
         PUSH,
         np.int64(5).tobytes() + np.float32([1, 2]).tobytes(),
@@ -400,14 +400,14 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
 
 def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
     with pytest.raises(StatusError, match="follower 11"):
-        shard.door.follow(11)
+        shard.core.follow(11)
     worker.send(CALL, payload=b"x" * 8)
-    select.select([shard.door.calls_fd], [], [], 10)
-    ((whom, _, _),) = shard.door.calls()
+    select.select([shard.core.calls_fd], [], [], 10)
+    ((whom, _, _),) = shard.core.calls()
     with pytest.raises(StatusError, match="frame_bytes_max"):
-        shard.door.answer(whom, bytes(1 << 17))
+        shard.core.answer(whom, bytes(1 << 17))
     with pytest.raises(StatusError, match="144"):
-        shard.door.saw(1, b"short")
+        shard.core.saw(1, b"short")
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         assert third.recv(1) == b""
         for one in (*(worker.socket for worker in workers), third):
             one.close()
-        while shard.door.stats()["connections"]:  # until it has heard that they are gone
+        while shard.core.stats()["connections"]:  # until it has heard that they are gone
             os.sched_yield()
         again = Worker(shard)
         assert again.pull([1])[0]["kind"] == ANSWER
@@ -439,7 +439,7 @@ def test_silent_connections_shut_no_worker_out(tmp_path: Path) -> None:
             stack.enter_context(contextlib.closing(worker.socket))
             assert worker.pull([1])[0]["kind"] == ANSWER
         assert silent[0].recv(1) == b"", "the one that has waited longest goes"
-        assert shard.door.stats()["turned_away"] >= 16
+        assert shard.core.stats()["turned_away"] >= 16
 
 
 def test_connection_without_hello_is_closed_in_time(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_stranger_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> 
     ):
         slow = Worker(shard, admitted=False)
         slow.send(CALL, payload=b"let me!!")
-        select.select([shard.door.calls_fd], [], [], 10)
+        select.select([shard.core.calls_fd], [], [], 10)
         late = [
             stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket))
             for _ in range(5)
@@ -546,10 +546,10 @@ def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
         head, counted = worker.hear()
         assert (head["flags"], counted) == (1, b""), "of a repetition it is not known any more"
-        shard.door.follow(0, waited=True)
+        shard.core.follow(0, waited=True)
         worker.send_push([0, 0, 5000], ones(3), worker=7, sequence=2)
         assert worker.is_silent()
-        shard.door.acknowledge(0, shard.door.position)
+        shard.core.acknowledge(0, shard.core.position)
         assert struct.unpack("<4I", worker.hear()[1]) == (1, 0, 1, 0)
         worker.socket.close()
 
@@ -557,15 +557,15 @@ def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
 def test_follower_that_begins_anew_is_not_waited_for_until_it_is_told(
     shard: Shard, worker: Worker
 ) -> None:
-    shard.door.follow(0, waited=True)
+    shard.core.follow(0, waited=True)
     worker.send_push([1], ones(1))
     assert worker.is_silent()
-    shard.door.follow(0)
+    shard.core.follow(0)
     assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
-    shard.door.wait_for(0)
+    shard.core.wait_for(0)
     worker.send_push([1], ones(1))
     assert worker.is_silent()
-    shard.door.acknowledge(0, shard.door.position)
+    shard.core.acknowledge(0, shard.core.position)
     assert worker.hear()[0]["kind"] == ANSWER
 
 
@@ -612,11 +612,11 @@ def test_numbers_of_connections_are_used_again(shard: Shard) -> None:
 
 
 def test_pushes_wait_while_it_is_held(shard: Shard, worker: Worker) -> None:
-    shard.door.hold()
+    shard.core.hold()
     worker.send_push([1, 2], ones(2))
     assert worker.is_silent()
     assert len(shard.table) == 0
-    shard.door.resume()
+    shard.core.resume()
     assert worker.hear()[0]["kind"] == ANSWER
     assert len(shard.table) == 2
 
@@ -635,12 +635,12 @@ def test_a_worker_with_much_at_once_lets_others_between(tmp_path: Path) -> None:
             busy.send(PULL, np.int64(3).tobytes(), rows=1)
         busy.send_push([3], np.ones((1, dim)))
         busy.socket = line
-        shard.door.hold()
+        shard.core.hold()
         blocker.send_push([9], np.ones((1, dim)))
         assert blocker.is_silent(), "the loop waits in it"
         busy.socket.sendall(b"".join(pieces))
         other.send(PULL, np.int64(3).tobytes(), rows=1)
-        shard.door.resume()
+        shard.core.resume()
         assert other.hear()[1] == before
         heard = [busy.hear() for _ in pieces]
         first = busy.id - len(pieces) + 1
@@ -653,19 +653,19 @@ def test_a_worker_with_much_at_once_lets_others_between(tmp_path: Path) -> None:
 
 def test_a_follower_that_begins_has_nothing(shard: Shard, worker: Worker) -> None:
     worker.push([1], ones(1))
-    shard.door.follow(0, waited=True)
+    shard.core.follow(0, waited=True)
     worker.send_push([2], ones(1))
     assert worker.is_silent()
-    shard.door.acknowledge(0, 1)
+    shard.core.acknowledge(0, 1)
     assert worker.is_silent()
-    shard.door.follow(0, waited=True)
-    assert shard.door.sure() == 0, "it began anew, and what it had is not counted on"
-    shard.door.acknowledge(0, shard.door.position)
+    shard.core.follow(0, waited=True)
+    assert shard.core.sure() == 0, "it began anew, and what it had is not counted on"
+    shard.core.acknowledge(0, shard.core.position)
     assert worker.hear()[0]["kind"] == ANSWER
 
 
 def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None:
-    shard.door.stop()
+    shard.core.stop()
     assert worker.socket.recv(1) == b""
 
 
@@ -673,11 +673,11 @@ def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None
 def test_polling_begins_after_a_message_only(tmp_path: Path, spin_us: int) -> None:
     polls = bool(spin_us) and len(os.sched_getaffinity(0)) > 1
     with contextlib.closing(Shard(tmp_path, spin_us=spin_us)) as shard:
-        assert not select.select([shard.door.calls_fd], [], [], 0.05)[0]  # nobody asks anything
-        assert shard.door.spins == 0
+        assert not select.select([shard.core.calls_fd], [], [], 0.05)[0]  # nobody asks anything
+        assert shard.core.spins == 0
         worker = Worker(shard)
         with contextlib.closing(worker.socket):
             for _ in range(100):
                 worker.pull([1])
             heard = 103  # a connection, a call and its answer, and those
-            assert polls <= shard.door.spins <= polls * heard
+            assert polls <= shard.core.spins <= polls * heard

@@ -1,4 +1,4 @@
-"""clipper_core.params.shard_state: memory that comes with a connection, alone and through a door;
+"""clipper_core.params.shard_state: memory that comes with a connection, alone and through a core;
 none of it may end the shard."""
 
 import contextlib
@@ -126,7 +126,7 @@ def test_a_region_survives_that_its_pages_are_punched_out() -> None:
         seen.close()
 
 
-# -- through a door
+# -- through a core
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_rows_are_written_where_they_are_wanted(shard: Shard, dtype: int) -> Non
     worker = Worker(shard)
     with opened(memory_file(8192)) as fd, mmap.mmap(fd, 8192) as seen:
         assert share(worker, fd)["kind"] == ANSWER
-        assert shard.door.stats()["shared_bytes"] == 8192
+        assert shard.core.stats()["shared_bytes"] == 8192
         worker.send(PULL, ids.tobytes(), rows=25, dtype=dtype)
         plain = worker.hear()[1]
         head, payload = pull(worker, ids, 4096, dtype)
@@ -218,11 +218,11 @@ def test_memory_is_the_connections(shard: Shard) -> None:
     assert pull(second, [1], 0)[0]["kind"] == ANSWER
     head = share(third, fds[2])
     assert head["kind"] == ANSWER
-    assert shard.door.stats()["shared_bytes"] == MAX // 2 + 4096
+    assert shard.core.stats()["shared_bytes"] == MAX // 2 + 4096
     second.socket.close()
     third.socket.close()
     last = Worker(shard)  # when it is answered, the loop has seen the others go
-    assert shard.door.stats()["shared_bytes"] == 0
+    assert shard.core.stats()["shared_bytes"] == 0
     assert mapped() == before
     last.socket.close()
     for fd in fds:
@@ -259,7 +259,7 @@ def test_nothing_is_shared_over_tcp(tmp_path: Path) -> None:
     shard = Shard(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        shard.door.listen(listener.fileno())
+        shard.core.listen(listener.fileno())
         worker = Worker.__new__(Worker)
         worker.socket, worker.id = socket.create_connection(listener.getsockname()), 0
         worker.socket.settimeout(10)
@@ -283,9 +283,9 @@ def test_connections_within_a_host_are_calm(host: str) -> None:
     with (
         socket.create_server(
             (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ) as door,
-        socket.create_connection(door.getsockname()[:2]) as ours,
-        door.accept()[0] as theirs,
+        ) as core,
+        socket.create_connection(core.getsockname()[:2]) as ours,
+        core.accept()[0] as theirs,
     ):
         for one in (ours, theirs):
             calm(one.fileno())
@@ -294,9 +294,9 @@ def test_connections_within_a_host_are_calm(host: str) -> None:
 
 def test_others_are_as_the_system_has_them() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as door,
-        socket.create_connection(door.getsockname(), source_address=("127.0.0.2", 0)) as ours,
-        door.accept()[0] as theirs,
+        socket.create_server(("127.0.0.1", 0)) as core,
+        socket.create_connection(core.getsockname(), source_address=("127.0.0.2", 0)) as ours,
+        core.accept()[0] as theirs,
     ):
         for one in (ours, theirs):
             before = congestion(one)

@@ -26,7 +26,7 @@ from clipper.manage.dashboard.feed import (
     Feed,
 )
 from clipper.manage.dashboard.seconds import NAMES_MAX, between, busiest, outcome_of
-from clipper.serving.query.slowest import KEPT, Slowest
+from clipper.serving.query.slowest import SLOWEST_QUERIES_MAX, Slowest
 from clipper_core.runtime.histogram import LatencyHistogram
 from clipper_core.runtime.status import Status
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
@@ -382,8 +382,8 @@ def test_the_bar_rises_to_the_slowest_few_and_falls_when_they_are_taken() -> Non
     for us in np.random.default_rng(5).permutation(1000).tolist():
         if us > slowest.bar_us:
             slowest.add(Told(us), names, names, "")  # type: ignore[arg-type]
-    assert slowest.bar_us == 1000 - KEPT
-    assert [row["us"] for row in slowest.take()] == [999 - i for i in range(KEPT)]
+    assert slowest.bar_us == 1000 - SLOWEST_QUERIES_MAX
+    assert [row["us"] for row in slowest.take()] == [999 - i for i in range(SLOWEST_QUERIES_MAX)]
     assert slowest.bar_us == -1
     assert slowest.take() == []
 

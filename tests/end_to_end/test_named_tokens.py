@@ -31,7 +31,7 @@ def test_the_history_has_the_tokens_name(tmp_path: Path) -> None:
         assert actors[:2] == ["ann", "carl"]
         assert "@" in actors[2], "of the token that all share, what the client says"
         file.write_text(f"{line_of('bob', bob)}\n")
-        server._endpoints.frontends._access.look()  # type: ignore[union-attr]
+        server._endpoints.frontends._access.check()  # type: ignore[union-attr]
         with pytest.raises(errors.NotAllowed):
             clipper.connect(url, ann).models()
         clipper.connect(url, bob).remove_application("one")

@@ -22,7 +22,7 @@ QUICK = {
     "warmup": False,
     "restart_ms_min": 20,
     "restart_ms_max": 200,
-    "scale_look_ms": 20,
+    "scale_interval_ms": 20,
     "scale_up_after_ms": 200,
     "scale_down_after_ms": 400,
     "scale_delay_share": 0.01,

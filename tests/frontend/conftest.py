@@ -206,7 +206,7 @@ class Line:
             run,
             turn_s=turn_s,
         )
-        self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
+        self.service.check(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
         self._connect()
 
     def _connect(self) -> None:
@@ -228,7 +228,7 @@ class Line:
         return self
 
     def at(self, now_s: float) -> "Line":
-        self.service.look(now_s, b"later")
+        self.service.check(now_s, b"later")
         return self
 
     @property

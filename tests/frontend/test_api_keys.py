@@ -87,7 +87,7 @@ def test_the_file_may_change(guarded: clipper.ClipperServer, keys: Path, key: st
     another = new_key()
     keys.write_text("what is this\n")
     access: Any = guarded._endpoints.frontends
-    access._access.look()
+    access._access.check()
     assert ask(guarded.http_address, "GET", "/api", None, bearing(key)).status == 200, (
         "what is not in order is not taken"
     )

@@ -130,7 +130,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 def held(server: clipper.ClipperServer) -> int:
     """Connections of the door."""
     frontends: Any = server._endpoints.frontends
-    return int(frontends._listeners._hot.door.connections)
+    return int(frontends._listeners._hot.core_server.connections)
 
 
 def held_are(server: clipper.ClipperServer, count: int) -> bool:

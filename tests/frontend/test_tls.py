@@ -363,7 +363,7 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         assert ends > time.time()
         Path(cert).write_text("half a cert")
         access: Any = server._endpoints.frontends
-        access._access.look()
+        access._access.check()
         assert subject_of(server.http_address, authority) == "first", (
             "what is not in order is not taken"
         )

@@ -323,18 +323,18 @@ class _Shard:
 
         self._folder = tempfile.TemporaryDirectory(prefix="clipper-fuzz-")
         self._table = Table("users", 5, optimizer=Optimizer("adagrad"))
-        self._door = ShardLoop(frame_bytes_max=1 << 20, connections_max=16)
+        self._core = ShardLoop(frame_bytes_max=1 << 20, connections_max=16)
         self._listener = socket.socket(socket.AF_UNIX)
         self.path = f"{self._folder.name}/shard.sock"
         self._listener.bind(self.path)
         self._listener.listen()
         self._listener.setblocking(False)
-        self._door.listen(self._listener.fileno())
-        self._door.add_table(self._table)
-        self._door.ready = True
+        self._core.listen(self._listener.fileno())
+        self._core.add_table(self._table)
+        self._core.ready = True
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._door.run),
+            threading.Thread(target=self._core.run),
             threading.Thread(target=self._answer),
         ]
         for thread in self._threads:
@@ -350,7 +350,7 @@ class _Shard:
         one, cls._one = cls._one, None
         if one is not None:
             one._stopping.set()
-            one._door.stop()
+            one._core.stop()
             for thread in one._threads:
                 thread.join()
             one._listener.close()
@@ -360,10 +360,10 @@ class _Shard:
         from clipper_container.params.frames import unpacked
 
         while not self._stopping.wait(0.0005):
-            for whom, _, body in self._door.calls():
+            for whom, _, body in self._core.calls():
                 with contextlib.suppress(ClipperError):
                     unpacked(body)
-                self._door.answer(whom, b"answered", admit=True)
+                self._core.answer(whom, b"answered", admit=True)
 
 
 def _hello() -> bytes:

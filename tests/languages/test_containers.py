@@ -31,7 +31,7 @@ QUICK = {
     "restart_ms_max": 200,
     "drain_s": 1.0,
     "stop_grace_s": 1.0,
-    "scale_look_ms": 20,
+    "scale_interval_ms": 20,
     "stuck_s": 0.5,
     "eject_after": 0,
 }

@@ -245,18 +245,18 @@ def test_thread_that_asks_a_healthy_shard_waits_for_no_other(shards: Shards, kin
     shards.up(2).client().create(COUNTS)
     client = client_of(shards, kind)
     client.push("counts", [1, 2], -ones((2, 1)))
-    door = shards.servers[1].shard.door
-    door.hold()  # its loop waits with the next push
+    core = shards.servers[1].shard.core
+    core.hold()  # its loop waits with the next push
     try:
         stuck = threading.Thread(target=client.push, args=("counts", [1, 2], -ones((2, 1))))
         stuck.start()
-        until(lambda: shards.servers[0].shard.door.stats()["pushes"] == 2)
+        until(lambda: shards.servers[0].shard.core.stats()["pushes"] == 2)
         for _ in range(3):
             assert client.pull("counts", [2])[0, 0] == 2
         client.push("counts", [2], -ones((1, 1)))
         assert stuck.is_alive(), "it still waits for shard 1"
     finally:
-        door.resume()
+        core.resume()
     stuck.join()
     assert client.pull("counts", [1, 2]).ravel().tolist() == [2, 3]
     client.close()

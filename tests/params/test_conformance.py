@@ -159,7 +159,7 @@ def test_versions_have_64_bits(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(TableSpec("t", 2))
     client.push_model({"w": zeros(1)})
-    shards.servers[0].shard.door.version = 1 << 41
+    shards.servers[0].shard.core.version = 1 << 41
     client.push("t", [1], ones((1, 2)))
     found = client.push_gradients({"w": ones(1)}, versions=[(1 << 41) + 1])
     assert found["accepted"]
@@ -168,7 +168,7 @@ def test_versions_have_64_bits(shards: Shards) -> None:
     assert client.pull_variables([(1 << 41) + 2])[1] == {}
     shards.down()
     shards.up(1)
-    assert shards.servers[0].shard.door.version == (1 << 41) + 2
+    assert shards.servers[0].shard.core.version == (1 << 41) + 2
 
 
 def test_tables_of_other_widths_do_not_meet(shards: Shards) -> None:

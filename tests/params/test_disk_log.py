@@ -82,7 +82,7 @@ def test_push_is_acknowledged_when_it_is_synced_and_many_share_a_sync(
     assert disk.entered.wait(20)
     for one in threads[1:]:
         one.start()
-    until(lambda: shards.servers[0].shard.door.stats()["pushes"] == 4)
+    until(lambda: shards.servers[0].shard.core.stats()["pushes"] == 4)
     assert not done.acquire(timeout=0.1), "nothing is on disk"
     disk.open.set()
     for one in threads:

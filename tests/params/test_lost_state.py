@@ -24,7 +24,7 @@ def trained(shards: Shards, **settings: Any) -> Any:
     client.push("plain", [1, 2], -ones((2, 1)))
     shards.lose(1)
     shards.begin(1)
-    until(lambda: shards.servers[1].shard.door.state_lost)
+    until(lambda: shards.servers[1].shard.core.state_lost)
     return client
 
 
@@ -92,7 +92,7 @@ def test_worker_pushes_its_model_to_a_shard_that_lost_it(shards: Shards) -> None
     before = {name: one.detach().numpy().copy() for name, one in module.named_parameters()}
     shards.lose(1)
     shards.begin(1)
-    until(lambda: shards.servers[1].shard.door.state_lost)
+    until(lambda: shards.servers[1].shard.core.state_lost)
     worker.pull()
     assert worker.restored == 1
     _, after = client.pull_variables()

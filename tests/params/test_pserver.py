@@ -137,7 +137,7 @@ def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
     halves = shard.pull_embedding_vector(name="users", ids=[9], metadata={"dtype": "f16"})
     assert array(halves).tolist() == [[-2] * 3]
     assert list(shard.pull_embedding_vector(name="items").dim) == [0, 2]
-    counted = fronts.shards.servers[0].shard.door.counts.table(0)
+    counted = fronts.shards.servers[0].shard.core.counts.table(0)
     assert (counted["pulled"], counted["missed"]) == (7, 4), "as by the other door"
     assert fronts.shards.client().pull("users", [9]).tolist() == [[-2] * 3], (
         "the same rows by the other door"
@@ -344,9 +344,9 @@ def test_a_replica_is_asked_for(fronts: Fronts) -> None:
         order = np.argsort(rows["t"].indices)
         assert array(rows["t"])[order].tolist() == np.arange(20).reshape(10, 2).tolist()
         assert (list(rows["s"].indices), array(rows["s"]).tolist()) == ([8], [[5]])
-    fronts.shards.servers[1].shard.door.ready = False
+    fronts.shards.servers[1].shard.core.ready = False
     assert len(two.get_replica(replica_index=0).embedding_vectors) == 2, "others recover by it"
-    fronts.shards.servers[1].shard.door.ready = True
+    fronts.shards.servers[1].shard.core.ready = True
     code, text, _ = two.refused("get_replica", replica_index=1)
     assert (code, "Those of shard 1 are in 0" in text) == ("INVALID_ARGUMENT", True)
     assert two.refused("get_replica", replica_index=9)[0] == "INVALID_ARGUMENT"
@@ -385,15 +385,15 @@ def test_who_may_ask_and_who_is_not_ready(fronts: Fronts) -> None:
     for metadata in ({"authorization": "Bearer nonsense"}, {"authorization": ""}):
         code, text, _ = shard.refused("pull_variable", metadata=metadata)
         assert (code, "token" in text) == ("UNAUTHENTICATED", True)
-    door = fronts.shards.servers[0].shard.door
-    door.ready = False
+    core = fronts.shards.servers[0].shard.core
+    core.ready = False
     try:
         for name in ("pull_variable", "push_gradient", "push_model", "pull_embedding_vector"):
             code, _, trailing = shard.refused(name)
             assert (code, "grpc-retry-pushback-ms" in trailing) == ("UNAVAILABLE", True)
         assert health(shard) == 2
     finally:
-        door.ready = True
+        core.ready = True
     assert health(shard) == health(shard, "PServer") == 1
     with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
         health(shard, "nobody")
@@ -445,8 +445,8 @@ def test_pushes_that_wait_when_the_shard_ends_are_told(fronts: Fronts) -> None:
         )
     )
     thread.start()
-    door = fronts.shards.servers[0].shard.door
-    until(lambda: door.position >= 3)  # taken: its replica is waited for
+    core = fronts.shards.servers[0].shard.core
+    until(lambda: core.position >= 3)  # taken: its replica is waited for
     fronts.end(0)
     thread.join(PATIENCE_S)
     assert (said[0][0], "shard 0" in said[0][1]) == ("UNAVAILABLE", True)
@@ -534,7 +534,7 @@ def test_who_follows_has_what_has_changed(fronts: Fronts) -> None:
     assert not careful.ask()
     assert careful.tables == {"t": {**stock.tables["t"], 10: [1, 1]}, "s": {8: [1, 1]}}
     fronts.shards.servers[0].shard.parameters.tables[0].remove([4])
-    fronts.shards.servers[0].shard.door.note(0, [4])
+    fronts.shards.servers[0].shard.core.note(0, [4])
     assert not stock.ask()
     assert not careful.ask()
     assert 4 not in stock.tables["t"]

@@ -33,7 +33,7 @@ SPECS = (
 
 
 def replayed(shards: Shards) -> int:
-    return sum(server.shard.door.stats()["replayed"] for server in shards.servers.values())
+    return sum(server.shard.core.stats()["replayed"] for server in shards.servers.values())
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -30,7 +30,7 @@ def pull(client: Client, **fields: Any) -> dict[str, Any]:
 
 
 def pulls(shards: Shards) -> int:
-    return sum(server.shard.door.stats()["pulls"] for server in shards.servers.values())
+    return sum(server.shard.core.stats()["pulls"] for server in shards.servers.values())
 
 
 @pytest.mark.parametrize("settings", [{"replicas": 2}, {"replication": "periodic"}])

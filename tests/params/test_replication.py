@@ -34,39 +34,39 @@ class Primary:
     def __init__(
         self, epoch: int, draw: np.random.Generator, resync_ids_max: int = 1 << 20, **limits: int
     ) -> None:
-        self.door = ShardLoop(**limits)
-        self.door.epoch = epoch
+        self.core = ShardLoop(**limits)
+        self.core.epoch = epoch
         self.parameters = Parameters()
         self.parameters.serve()
         self.late: list[bytes] = []
         self.quiet = False
-        self.changes = PrimaryLog(self.door, resync_ids_max)
+        self.changes = PrimaryLog(self.core, resync_ids_max)
         self.begin(History(), 0)
         self._draw, self._sequence = draw, 0
 
     def successor(self, copy: ShardReplica) -> "Primary":
         """Return a primary of the next epoch that has recovered from this copy."""
-        found = Primary(self.door.epoch + 1, self._draw)
+        found = Primary(self.core.epoch + 1, self._draw)
         found.parameters = Parameters()
         for piece in copy.parameters.pieces():
             found.parameters.take(piece)
         found.parameters.serve()
-        found.door.version = copy.version
+        found.core.version = copy.version
         for worker, window in copy.pushes_seen().items():
-            found.door.saw(worker, window)
+            found.core.saw(worker, window)
         found._sequence = self._sequence
         found.begin(copy.history, copy.position, Origin(1, copy.epoch, copy.version))
         return found
 
     def begin(self, history: History, position: int, origin: Origin | None = None) -> None:
-        self.training = AsyncTraining(self.door, self.parameters)
+        self.training = AsyncTraining(self.core, self.parameters)
         self.changes.start(history, position, position, {})
         self.followers = FollowerSet(
             0,
             2,
             1,
             waited=True,
-            door=self.door,
+            core=self.core,
             parameters=self.parameters,
             changes=self.changes,
             answer=lambda call_id, payload: self.late.append(payload),
@@ -83,17 +83,17 @@ class Primary:
             parameters.create(
                 TableSpec(f"t{len(parameters.specs)}", 3, optimizer=optimizer, **rows)
             )  # type: ignore[arg-type]
-            self.door.note(DENSE, [])
+            self.core.note(DENSE, [])
         elif what == 1:
             if parameters.dense.initialize(
                 {f"w{i}": ones(i + 1) for i in range(3)}, "momentum", {}, 1
             ):
-                self.door.note(DENSE, range(3))
+                self.core.note(DENSE, range(3))
         elif what == 2 and parameters.specs:
             table = int(draw.integers(len(parameters.specs)))
             gone = draw.integers(0, 60, 5)
             parameters.tables[table].remove(gone)
-            self.door.note(table, gone)
+            self.core.note(table, gone)
         else:
             self._sequence += int(draw.integers(1, 3))
             variables = (
@@ -142,7 +142,7 @@ class LossyLine(ShardConnection):
         payload = found if isinstance(found, bytes) else packed(found)
         ask.body, ask.answer = (
             memoryview(payload),
-            Head(MessageKind.ANSWER, epoch=self.primary.door.epoch),
+            Head(MessageKind.ANSWER, epoch=self.primary.core.epoch),
         )
 
     def wait(self, ask: Any) -> Head:
@@ -159,7 +159,7 @@ def same(one: Parameters, other: Parameters) -> None:
         assert mine.steps == theirs.steps
     numbers = range(len(one.dense))
     assert str(one.dense.read(numbers)) == str(other.dense.read(numbers))
-    assert one.dense.said() == other.dense.said()
+    assert one.dense.summary() == other.dense.summary()
 
 
 def step(follower: ReplicaFollower) -> None:
@@ -187,18 +187,18 @@ def test_a_copy_is_what_its_primary_is(
         if draw.integers(2):
             step(follower)
         if draw.integers(40) == 0:
-            sure, acknowledged = primary.door.sure(), primary.followers.each[0].acknowledged
-            assert sure == min(acknowledged, primary.door.position) or sure == primary.door.position
+            sure, acknowledged = primary.core.sure(), primary.followers.each[0].acknowledged
+            assert sure == min(acknowledged, primary.core.position) or sure == primary.core.position
     line._loss, primary.quiet = 1 << 30, True
     for _ in range(400):
         step(follower)
     copy = follower.replica
     assert copy is not None
     same(copy.parameters, primary.parameters)
-    assert copy.version == primary.door.version
-    assert primary.door.sure() == primary.door.position
+    assert copy.version == primary.core.version
+    assert primary.core.sure() == primary.core.position
     assert {w: s[16:] for w, s in copy.pushes_seen().items()} == {
-        w: s[16:] for w, s in primary.door.pushes_seen().items()
+        w: s[16:] for w, s in primary.core.pushes_seen().items()
     }
 
 
@@ -231,7 +231,7 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
             )  # it is lost, and with it the copy
             if follower.replica is None:
                 primary.followers.each[0].start_full_sync()
-        sure, copy = primary.door.sure(), follower.replica
+        sure, copy = primary.core.sure(), follower.replica
         for number, position in enumerate(given, 1):
             if position <= sure and copy is not None:
                 assert copy.parameters.tables[0].read([number])[0][0], (
@@ -245,17 +245,17 @@ def test_table_that_a_follower_was_not_told_of_is_told_before_it_is_streamed_to(
     primary = line.primary = Primary(1, draw)
     follower, (state,) = ReplicaFollower(1, 0, line, 0.0), primary.followers.each
     for _ in range(3):
-        primary.door.note(DENSE, [])
+        primary.core.note(DENSE, [])
         step(follower)
-    primary.door.note(DENSE, [])
+    primary.core.note(DENSE, [])
     assert state.can_stream, "what a stream can say may be missing"
     primary.parameters.create(PLAIN)
     primary.followers.end_streams()
-    primary.door.note(DENSE, [])
+    primary.core.note(DENSE, [])
     assert not state.can_stream
     for _ in range(2):
         step(follower)
-        primary.door.note(DENSE, [])
+        primary.core.note(DENSE, [])
     assert state.can_stream
     assert follower.replica is not None
     same(follower.replica.parameters, primary.parameters)
@@ -329,8 +329,8 @@ def test_pushes_wait_for_a_replica_that_is_away(shards: Shards) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    door = shards.servers[0].shard.door
-    until(lambda: door.version == 2)
+    core = shards.servers[0].shard.core
+    until(lambda: core.version == 2)
     assert not done.is_set(), "it is applied, and not on the replica"
     shards.begin(1)
     thread.join(PATIENCE_S)
@@ -361,7 +361,7 @@ def test_periodic_replicas_follow_by_themselves(shards: Shards) -> None:
     teach(client, 2)
     before = all_of(shards)
     for shard in range(2):
-        version = shards.servers[shard].shard.door.version
+        version = shards.servers[shard].shard.core.version
 
         def level(shard: int = shard, version: int = version) -> bool:
             copy = shards.servers[1 - shard].shard.copies[shard].replica
@@ -396,7 +396,7 @@ def test_a_zombie_changes_nothing(shards: Shards) -> None:
     zombie = shards.servers.pop(0)
     shards.begin(0, shards.root / "another-host" / "shard-0")
     assert shards.servers[0].ready.wait(PATIENCE_S)
-    assert shards.servers[0].shard.door.epoch == 2
+    assert shards.servers[0].shard.core.epoch == 2
     said = client.push("plain", [0], -ones((1, 2)))
     assert client.connections[0].epoch == 2, "only the successor acknowledges"
     assert said.repeated == ()
@@ -478,12 +478,12 @@ def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
     primary.parameters.create(TableSpec("wide", 1024, optimizer="sgd", initializer="zeros"))
     primary.parameters.tables[0].push(np.arange(2000), np.ones((2000, 1024), np.float32))
     primary.followers.synchronize({"shard": 1, "mine": 1, "epoch": 0, "serial": -1}, "whom", 10.0)
-    assert primary.door.sure() == primary.door.position, "nobody is waited for"
-    primary.door.note(0, [1])
+    assert primary.core.sure() == primary.core.position, "nobody is waited for"
+    primary.core.note(0, [1])
     primary.followers.answer_open_questions(12.0)
-    assert primary.door.sure() == primary.door.position
+    assert primary.core.sure() == primary.core.position
     primary.followers.answer_open_questions(14.0)
-    assert primary.door.sure() < primary.door.position, (
+    assert primary.core.sure() < primary.core.position, (
         "it may follow another life of this shard by now"
     )
     assert primary.followers.exposed
@@ -507,7 +507,7 @@ def test_shard_with_a_replica_comes_back_while_the_disk_is_full(
         shards.lose(0)
         shards.begin(0)
         assert (client.pull("plain", [2, 4]) == before).all()
-        assert shards.servers[0].shard.door.epoch == epoch + life
+        assert shards.servers[0].shard.core.epoch == epoch + life
         assert (shards.root / "shard-0" / "epoch").read_text() == str(epoch + life)
         until(lambda: not client.call(0, "stats")["exposed"])
 
@@ -534,7 +534,7 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(
         client.push("plain", [life, 200 + 2 * life], -ones((2, 2)))
         until(lambda: not client.call(0, "stats")["exposed"])
         (copy,) = client.call(1, "stats")["replicas"]
-        assert (copy["whole"], copy["epoch"]) == (True, shards.servers[0].shard.door.epoch)
+        assert (copy["whole"], copy["epoch"]) == (True, shards.servers[0].shard.core.epoch)
         assert 0 not in walked, "the copy of shard 0 in shard 1 was there"
     before = client.pull("plain", range(300))
     shards.lose(0)

@@ -70,11 +70,11 @@ def change_shard_0(shards: Shards, client: Client) -> None:
 
     def remove() -> None:
         shard.parameters.tables[0].remove(removed)
-        shard.door.note(0, removed)
+        shard.core.note(0, removed)
 
-    before = shard.door.position
+    before = shard.core.position
     shard.post(remove)
-    until(lambda: shard.door.position > before)
+    until(lambda: shard.core.position > before)
 
 
 def rows_of(shards: Shards, shard: int) -> list[bytes]:
@@ -265,7 +265,7 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
     same(copy.parameters, primary.parameters)
     assert copy.position == primary.changes.position
     assert copy.exact
-    assert primary.door.sure() == primary.door.position
+    assert primary.core.sure() == primary.core.position
 
 
 def test_difference_between_a_snapshot_and_a_replica() -> None:

@@ -264,11 +264,11 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
     for table in ("short", "long"):
         client.push(table, [1, 2, 3], ones((3, 2)))
     client.push("short", [9], ones((1, 2)))
-    now = shard.door.stamp
+    now = shard.core.stamp
     first = shard.parameters.tables[0]
     _, rows, _ = first.read([1, 2])
     first.write([1, 2], rows, [now - 61, now - 60])
-    shard.door.follow(5)
+    shard.core.follow(5)
     shard.post(shard.expire)
     while len(first) == 4:
         client.call(0, "stats")
@@ -277,9 +277,9 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
         "long": 3,
     }
     assert first.read([1, 2, 3, 9])[0].tolist() == [False, True, True, True]
-    _, changed, _ = shard.door.changed(5)  # what replicas and snapshots are told
+    _, changed, _ = shard.core.changed(5)  # what replicas and snapshots are told
     assert {table: ids.tolist() for table, ids in changed.items()} == {0: [1]}
-    shard.door.unfollow(5)
+    shard.core.unfollow(5)
 
 
 def test_a_shard_says_how_it_does(shards: Shards) -> None:

@@ -136,7 +136,7 @@ def both(shards: Shards) -> tuple[Client, Client]:
 
 
 def shared_bytes(shards: Shards) -> list[int]:
-    return [server.shard.door.stats()["shared_bytes"] for server in shards.servers.values()]
+    return [server.shard.core.stats()["shared_bytes"] for server in shards.servers.values()]
 
 
 @pytest.mark.parametrize("count", [1, 3])

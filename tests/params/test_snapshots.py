@@ -66,20 +66,20 @@ def all_of(shards: Shards) -> dict[Any, Any]:
 
 
 def versions(shards: Shards) -> list[int]:
-    return [shards.servers[i].shard.door.version for i in sorted(shards.servers)]
+    return [shards.servers[i].shard.core.version for i in sorted(shards.servers)]
 
 
 def test_a_shard_comes_back_with_all_it_had(shards: Shards) -> None:
     client = shards.up(2).client()
     teach(client, 1)
     before, version = all_of(shards), versions(shards)
-    seen = [server.shard.door.pushes_seen() for server in shards.servers.values()]
+    seen = [server.shard.core.pushes_seen() for server in shards.servers.values()]
     shards.down()
     shards.up(2)
     assert all_of(shards) == before
     assert versions(shards) == version
     assert [
-        {w: s[16:] for w, s in server.shard.door.pushes_seen().items()}
+        {w: s[16:] for w, s in server.shard.core.pushes_seen().items()}
         for server in shards.servers.values()
     ] == [{w: s[16:] for w, s in one.items()} for one in seen]
     assert [server.recovered for server in shards.servers.values()] == ["snapshot 1", "snapshot 2"]
@@ -114,7 +114,7 @@ def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
     client.push("users", [1000, 1001], ones((2, 5)))
     gone = shard.parameters.tables[0].walk(0, 100)[0][:3]
     shard.parameters.tables[0].remove(gone)
-    shard.door.note(0, gone)
+    shard.core.note(0, gone)
     client.push_gradients({"w4": ones(5)})
     second = client.call(0, "snapshot")
     assert (first["base"], second["base"]) == (0, first["number"])
@@ -298,13 +298,13 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
     parts = parts_in(shards.root / "snapshots")
     assert len(parts) == 10
     for source in snapshots.sources_of(shards.root / "snapshots", 0, 1):
-        twin, door = Parameters(), ShardLoop()
+        twin, core = Parameters(), ShardLoop()
         for piece in source.read():
             twin.take(piece)
             for worker, window in piece.get("seen", {}).items():
-                door.saw(worker, window)
+                core.saw(worker, window)
         pushes = {
-            worker: SEQUENCES.unpack(window)[0] for worker, window in door.pushes_seen().items()
+            worker: SEQUENCES.unpack(window)[0] for worker, window in core.pushes_seen().items()
         }
         models = sum((n + 1) // 2 for n in pushes.values())
         alone = sum(n // 2 for n in pushes.values())
@@ -333,12 +333,12 @@ def test_pushes_seen_are_united() -> None:
     draw = np.random.default_rng(5)
     for _ in range(50):
         doors, sets = [ShardLoop(), ShardLoop()], [set[int](), set[int]()]
-        for door, seen in zip(doors, sets, strict=True):
+        for core, seen in zip(doors, sets, strict=True):
             for one in draw.integers(1, 3000, int(draw.integers(0, 200))).tolist():
-                if door.look(1, one) == 0:
-                    door.note(0, [], 1, one)
+                if core.look(1, one) == 0:
+                    core.note(0, [], 1, one)
                     seen.add(one)
-        windows = [door.pushes_seen().get(1) for door in doors]
+        windows = [core.pushes_seen().get(1) for core in doors]
         if windows[0] is None or windows[1] is None:
             continue
         both = ShardLoop()

@@ -101,7 +101,7 @@ def test_rows_that_go_or_never_come_are_counted(shards: Shards) -> None:
         client.push("seldom", [7], ones((1, 2)))
     client.push("old", range(9), ones((9, 2)))
     server = shards.servers[0]
-    server.shard.door.stamp += 60
+    server.shard.core.stamp += 60
     server.shard.expire()
     (found,) = read(shards)
     few, full, seldom, old = (found["tables"][name] for name in ("few", "full", "seldom", "old"))
@@ -123,7 +123,7 @@ def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
     client.create(SPEC)
     twin = LatencyHistogram()
     for version in (0, 1, 1, 2, 1, 4, 2, 1):
-        now = shards.servers[0].shard.door.version
+        now = shards.servers[0].shard.core.version
         if version:
             twin.record(now - version)
         if by_call:

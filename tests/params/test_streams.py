@@ -30,7 +30,7 @@ TABLES = (
 def streams(shards: Shards) -> bool:
     """Tell whether every follower is sent changes as they come."""
     each = [one for server in shards.servers.values() for one in server.shard.followers.each]
-    return all(server.shard.door.streams(0)[0] for server in shards.servers.values()) and all(
+    return all(server.shard.core.streams(0)[0] for server in shards.servers.values()) and all(
         one.is_whole for one in each
     )
 
@@ -68,11 +68,11 @@ def assert_copied(shards: Shards) -> None:
     for number, server in shards.servers.items():
         copy = copy_of(shards, number)
         assert state(copy.parameters) == state(server.shard.parameters)
-        assert copy.version == server.shard.door.version
-        assert copy.pushes_seen().keys() == server.shard.door.pushes_seen().keys()
+        assert copy.version == server.shard.core.version
+        assert copy.pushes_seen().keys() == server.shard.core.pushes_seen().keys()
         for worker in copy.pushes_seen():
-            door, seen = server.shard.door, copy._seen
-            assert seen.highest(worker) == door.highest(worker)
+            core, seen = server.shard.core, copy._seen
+            assert seen.highest(worker) == core.highest(worker)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,10 +112,10 @@ def test_rows_that_are_removed_are_removed_from_the_copy(shards: Shards) -> None
     shard = shards.servers[0].shard
 
     def remove() -> None:
-        shard.door.hold()
+        shard.core.hold()
         shard.parameters.tables[0].remove([0, 2, 4])
-        shard.door.resume()
-        shard.door.note(0, [0, 2, 4])
+        shard.core.resume()
+        shard.core.note(0, [0, 2, 4])
 
     shard.post(remove)
     until(lambda: len(copy_of(shards, 0).parameters.tables[0]) == 7)
@@ -242,5 +242,5 @@ def test_synchronous_shards_are_asked_again_and_again(shards: Shards) -> None:
     client.create(TABLES[0])
     shards.wait_for_copies()
     client.push_gradients(rows={"plain": (np.arange(4), ones((4, 3)))}, versions=client.versions)
-    assert not any(server.shard.door.streams(0)[0] for server in shards.servers.values())
+    assert not any(server.shard.core.streams(0)[0] for server in shards.servers.values())
     assert state(copy_of(shards, 0).parameters) == state(shards.servers[0].shard.parameters)

@@ -55,7 +55,7 @@ def test_both_sides_see_the_same_rows(shards: Shards, count: int, dtype: str) ->
             assert found.dtype == np.float32
             assert (found == expected.astype(np.float32)).all()
         assert mine.pull("users", []).shape == (0, 6)
-    assert sum(server.shard.door.version for server in shards.servers.values()) == 10 * count
+    assert sum(server.shard.core.version for server in shards.servers.values()) == 10 * count
 
 
 def test_a_folder_says_where_shards_are(shards: Shards) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_said(shards: Shards) -> None:
         with pytest.raises(ValueError, match="no dtype"):
             mine.pull("users", [1], "f64")
         assert (mine.pull("users", [3, 7]) == mine.pull("users", [3, 7])).all(), "and goes on"
-        assert shards.servers[0].shard.door.version == 0
+        assert shards.servers[0].shard.core.version == 0
     with (
         tables(shards, token="wrong") as stranger,
         pytest.raises(Forbidden, match="token"),

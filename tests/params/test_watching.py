@@ -50,13 +50,13 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 class Shard:
-    """Changes over a door that nobody listens at."""
+    """Changes over a core that nobody listens at."""
 
     def __init__(self) -> None:
-        self.door, self.parameters = ShardLoop(), Parameters()
+        self.core, self.parameters = ShardLoop(), Parameters()
         self.parameters.create(SPEC)
         self.said: dict[int, dict[str, Any]] = {}
-        self.changes = ChangeWatchers(self.door, lambda: self.parameters, self._answer)
+        self.changes = ChangeWatchers(self.core, lambda: self.parameters, self._answer)
 
     def _answer(self, call_id: Any, payload: bytes) -> None:
         self.said[call_id[0]] = unpacked(payload)
@@ -77,12 +77,12 @@ def rows_of(said: dict[str, Any] | None) -> dict[str, list[int]]:
 
 def test_a_first_question_says_where_it_stands() -> None:
     shard = Shard()
-    shard.door.note(0, [1, 2])
+    shard.core.note(0, [1, 2])
     first = shard.ask(-1)
     assert first is not None
     assert first["lost"]
-    shard.door.note(0, [5, 3, 5])
-    shard.door.note(0, [3])
+    shard.core.note(0, [5, 3, 5])
+    shard.core.note(0, [3])
     assert rows_of(shard.ask(first["position"])) == {"taste": [3, 5]}
     assert rows_of(shard.ask(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, (
         "each has its own place"
@@ -92,12 +92,12 @@ def test_a_first_question_says_where_it_stands() -> None:
 def test_a_question_stays_open_until_something_changes() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
-    assert shard.changes.look_s == float("inf")
+    assert shard.changes.check_s == float("inf")
     assert shard.ask(position) is None
-    assert shard.changes.look_s == changes_module.LOOK_S
+    assert shard.changes.check_s == changes_module.CHECK_S
     shard.changes.answer_open_questions(0.5)
     assert not shard.said
-    shard.door.note(0, [9])
+    shard.core.note(0, [9])
     shard.changes.answer_open_questions(0.6)
     assert rows_of(shard.said.pop(1)) == {"taste": [9]}
     assert shard.ask(position + 1) is None
@@ -110,7 +110,7 @@ def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
     for n in range(6):
-        shard.door.note(0, [n, n + 1])
+        shard.core.note(0, [n, n + 1])
         shard.changes.answer_open_questions(0.0)
     assert (shard.ask(position) or {})["lost"]
     assert rows_of(shard.ask(position + 1)) == {"taste": [1, 2, 3, 4, 5, 6]}
@@ -120,14 +120,14 @@ def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_log_that_overflows_loses_all_who_watch() -> None:
     shard = Shard()
-    shard.door = ShardLoop(log_ids_max=10)
-    shard.changes = ChangeWatchers(shard.door, lambda: shard.parameters, shard._answer)
+    shard.core = ShardLoop(log_ids_max=10)
+    shard.changes = ChangeWatchers(shard.core, lambda: shard.parameters, shard._answer)
     position = (shard.ask(-1) or {})["position"]
     assert shard.ask(position) is None
-    shard.door.note(0, list(range(20)))
+    shard.core.note(0, list(range(20)))
     shard.changes.answer_open_questions(0.0)
     assert shard.said[1]["lost"]
-    shard.door.note(0, [4])
+    shard.core.note(0, [4])
     assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
 
 
@@ -135,8 +135,8 @@ def test_nothing_is_kept_when_nobody_asks() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
     shard.changes.answer_open_questions(changes_module.IDLE_S + 1)
-    assert shard.door.changed(SLOT) is None, "it does not follow any more"
-    shard.door.note(0, [1])
+    assert shard.core.changed(SLOT) is None, "it does not follow any more"
+    shard.core.note(0, [1])
     assert (shard.ask(position) or {})["lost"]
 
 
@@ -387,7 +387,7 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
     with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
         frontends: Any = server._endpoints.frontends
         assert b"/api/plain/predict" not in frontends._listeners._hot._table, (
-            "the door knows nothing of rows"
+            "the core knows nothing of rows"
         )
         assert [say(), say(), say()] == [4.0] * 3
         assert evaluated(server, model) == 1

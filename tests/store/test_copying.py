@@ -72,7 +72,7 @@ def test_a_target_follows_its_source(store: Store) -> None:
     copied = copying.copy(source, store)
     follower = threading.Thread(
         target=copying.follow, args=(source, store, copied.revision),
-        kwargs={"on_change": lambda count: not go_on.is_set(), "look_s": 0.02},
+        kwargs={"on_change": lambda count: not go_on.is_set(), "check_s": 0.02},
     )  # fmt: skip
     follower.start()
     source.put("a", b"2")

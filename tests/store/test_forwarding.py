@@ -72,10 +72,10 @@ def test_feedback_is_learned_by_the_server_that_answered(start: Start, connect: 
     assert there.node_of(f"{A}-1") == A
     assert there.node_of(f"{B}-1") == there.node_of("x") == there.node_of(f"{A}-") == ""
     label = np.array([1.5, 2.5])
-    assert there.tell(
+    assert there.send(
         A, ForwardedFeedback("app", [f"{A}-1"], [label], None, 2.0, alone=True)
     ) == Reply(counted=1)
-    assert there.tell(A, ForwardedFeedback("app", [f"{A}-1", f"{A}-2"], [b"\0", "x"])) == Reply(
+    assert there.send(A, ForwardedFeedback("app", [f"{A}-1", f"{A}-2"], [b"\0", "x"])) == Reply(
         counted=1, duplicates=1
     )
     first, second = learned.told
@@ -94,11 +94,11 @@ def test_many_feedbacks_are_forwarded_in_requests_of_bounded_size(
     start(A, learned)
     there = start(B, Counting())
     ids = [f"{A}-{i:x}" for i in range(3000)]
-    assert there.tell(A, ForwardedFeedback("app", ids, list(range(3000)))) == Reply(counted=3000)
+    assert there.send(A, ForwardedFeedback("app", ids, list(range(3000)))) == Reply(counted=3000)
     assert [id for told in learned.told for id in told.ids] == ids
     assert max(len(told.ids) for told in learned.told) <= 1024
     before = len(learned.told)
-    assert there.tell(A, ForwardedFeedback("app", ids[:4], ["x" * 8000] * 4)) == Reply(duplicates=4)
+    assert there.send(A, ForwardedFeedback("app", ids[:4], ["x" * 8000] * 4)) == Reply(duplicates=4)
     assert len(learned.told) == before + 2
 
 
@@ -106,14 +106,14 @@ def test_feedback_refused_by_the_answering_server_is_refused(start: Start) -> No
     start(A, lambda told: refusal(InvalidInput("no such label", hint="Another.")))
     there = start(B, Counting())
     with pytest.raises(InvalidInput, match="no such label Another"):
-        there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
+        there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
 
 
 def test_a_server_that_has_ended_knows_nothing(start: Start, connect: Connect) -> None:
     here, there = start(A, Counting()), start(B, Counting())
     here.close()
     with pytest.raises(UnknownPrediction, match="has ended"):
-        there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
+        there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
     assert [record.key for record in connect().range(NODES)[0]] == [NODES + B]
 
 
@@ -132,15 +132,15 @@ def test_a_request_without_a_reply_is_withdrawn_and_may_be_repeated(
     there = start(B, Counting())
     told = ForwardedFeedback("app", [f"{A}-1"], [1])
     with pytest.raises(StoreError, match="counts once"):
-        there.tell(A, told)
+        there.send(A, told)
     with pytest.raises(
         StoreError, match="counts once"
     ):  # it waits behind the first, and is withdrawn before it is looked at
-        there.tell(A, ForwardedFeedback("app", [f"{A}-2"], [1]))
+        there.send(A, ForwardedFeedback("app", [f"{A}-2"], [1]))
     assert not connect().range(PREFIX)[0]
     hold.set()
     monkeypatch.setattr(forwarding, "REPLY_S", 20.0)
-    assert there.tell(A, told) == Reply(duplicates=1)
+    assert there.send(A, told) == Reply(duplicates=1)
     assert learned.known == {f"{A}-1"}
 
 
@@ -150,10 +150,10 @@ def test_requests_that_wait_are_bounded(start: Start, monkeypatch: pytest.Monkey
     for _ in range(forwarding.WAITING_MAX):
         there._slots.acquire()
     with pytest.raises(Overloaded):
-        there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
+        there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
     for _ in range(forwarding.WAITING_MAX):
         there._slots.release()
-    assert there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1])).counted == 1
+    assert there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1])).counted == 1
 
 
 def test_a_reply_that_the_store_did_not_take_is_sent_again(start: Start, connect: Connect) -> None:
@@ -170,7 +170,7 @@ def test_a_reply_that_the_store_did_not_take_is_sent_again(start: Start, connect
     store.txn = txn  # type: ignore[method-assign]
     start(A, learned, store=store)
     there = start(B, Counting(), store=connect())
-    assert there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1])) == Reply(counted=1)
+    assert there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1])) == Reply(counted=1)
     assert not failing
     assert len(learned.told) == 1
 
@@ -180,9 +180,9 @@ def test_feedback_for_answers_of_other_servers_is_refused(start: Start, connect:
     start(A, learned)
     there = start(B, learned)
     with pytest.raises(InvalidInput, match="not about answers of this server"):
-        there.tell(A, ForwardedFeedback("app", ["cccccccc-1"], [1]))
+        there.send(A, ForwardedFeedback("app", ["cccccccc-1"], [1]))
     connect().put(f"{PREFIX}{A}/q/{B}-ff", b"garbage")
-    assert there.tell(A, ForwardedFeedback("app", [f"{A}-1"], [1])).counted == 1
+    assert there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1])).counted == 1
     assert len(learned.told) == 1
 
 

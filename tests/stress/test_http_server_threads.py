@@ -40,7 +40,7 @@ class Place:
 
     def __init__(self, node: Node, workers: int) -> None:
         self.node = node
-        self.door = HttpServer(
+        self.core_server = HttpServer(
             [node.engine], workers, b"made", finish=lambda future: future, **LIMITS
         )
         self.counts = [Counter() for _ in range(5)]
@@ -50,8 +50,10 @@ class Place:
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.change()
-        self.door.listen(listener.detach())
-        self.threads = [threading.Thread(target=self.door.run, args=(i,)) for i in range(workers)]
+        self.core_server.listen(listener.detach())
+        self.threads = [
+            threading.Thread(target=self.core_server.run, args=(i,)) for i in range(workers)
+        ]
         self.threads.append(threading.Thread(target=self.take))
         for thread in self.threads:
             thread.start()
@@ -73,7 +75,7 @@ class Place:
                     self.requests,
                     lambda id, tag: id,
                 )
-        self.door.set_table(HotTable(routes))
+        self.core_server.set_table(HotTable(routes))
 
     def take(self) -> None:
         """Answer each connection once, and give it back or close it.
@@ -81,15 +83,15 @@ class Place:
         frontend/http/fast_path.py does the same, with HTTP.
         """
         while not self.ended.is_set():
-            select.select([self.door.fd], [], [], 0.01)
+            select.select([self.core_server.fd], [], [], 0.01)
             self.take_all()
 
     def take_all(self) -> None:
-        for item in self.door.take():
+        for item in self.core_server.take():
             if not isinstance(item, Handed):
                 self.endings += 1
                 assert item.future.done()
-                self.door.answer(item.worker, item.ticket, ENDED, False)
+                self.core_server.answer(item.worker, item.ticket, ENDED, False)
                 continue
             self.handed += 1
             os.set_blocking(item.fd, True)
@@ -97,12 +99,12 @@ class Place:
                 os.write(item.fd, AWAY)
             os.set_blocking(item.fd, False)
             is_whole = item.data.count(b"\r\n\r\n") == 1 and item.data.endswith(b"\r\n\r\n")
-            if not (is_whole and self.door.adopt(item.fd, item.returns + 1)):
+            if not (is_whole and self.core_server.adopt(item.fd, item.returns + 1)):
                 os.close(item.fd)
 
     def close(self) -> None:
-        self.door.drain()
-        self.door.stop()
+        self.core_server.drain()
+        self.core_server.stop()
         for thread in self.threads[:-1]:
             thread.join()
         self.ended.set()
@@ -119,8 +121,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     made.close()
     node.close()
-    assert made.door.connections == 0
-    assert made.door.sweep() == 0
+    assert made.core_server.connections == 0
+    assert made.core_server.sweep() == 0
 
 
 def asking(path: str, row: list[float]) -> bytes:
@@ -191,7 +193,7 @@ def test_everybody_has_an_answer_in_order(place: Place) -> None:
     def changes() -> None:
         while not over.wait(0.002):
             place.change()
-            place.door.sweep()
+            place.core_server.sweep()
 
     changing = threading.Thread(target=changes)
     changing.start()

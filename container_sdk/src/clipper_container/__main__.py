@@ -483,7 +483,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             confidence=not arguments.no_confidence,
         )
         if forked is not None and not model.fork:
-            reporter.say(plain="the model asks for it")
+            reporter.send(plain="the model asks for it")
             arguments.restore()
             _start_anew(arguments, token, reporter.hand_on())
         tables = give_tables(model)
@@ -526,10 +526,10 @@ def _serve(arguments: argparse.Namespace) -> int:
             options.input,
             "off" if arguments.warmup_max == 0 else arguments.warmup,
             options.batch_max,
-            lambda rows: reporter.say(warming=rows),
+            lambda rows: reporter.send(warming=rows),
         ),
     )
-    reporter.say(warm=True, **({} if forked is None else imported_since(forked)))
+    reporter.send(warm=True, **({} if forked is None else imported_since(forked)))
     reporter.close()
     gc.collect()
     gc.freeze()  # exempt start-up objects from garbage collection

@@ -54,10 +54,11 @@ class FaultInjector:
         return self._do("killed", signal.SIGKILL)
 
     def freeze(self) -> InjectedFault | None:
-        """Send SIGSTOP to a ready container of the next model; look() resumes it after FREEZE_S."""
+        """Send SIGSTOP to a ready container of the next model; `update` resumes it after
+        FREEZE_S."""
         return self._do("frozen", signal.SIGSTOP)
 
-    def look(self) -> list[InjectedFault]:
+    def update(self) -> list[InjectedFault]:
         """Check all faults; return those newly noticed by the server or newly over."""
         self._thaw(time.monotonic())
         open_ = [(at, fault) for at, fault in enumerate(self.all) if not fault.over]

@@ -258,7 +258,7 @@ class Demo:
             while self._seconds is None or self._elapsed() < self._seconds:
                 if not self._handle_key(keys.pressed(_TICK_S)):
                     return
-                happened = [live.happened(fault, self._elapsed()) for fault in self.faults.look()]
+                happened = [live.happened(fault, self._elapsed()) for fault in self.faults.update()]
                 self._events += happened
                 if happened or self._elapsed() >= drawn + _CHECK_S:
                     drawn = self._elapsed()

@@ -124,7 +124,7 @@ class Deployment:
         self._address = address
         self._closed = False
         self.online_learning = OnlineLearning(
-            config.feedback.teach_rows_max,
+            config.feedback.pending_rows_max,
             config.feedback.inputs_bytes_max,
             config.limits.frame_bytes_max,
         )
@@ -370,7 +370,7 @@ class Deployment:
                 "output": self._output_of(running.model),
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
-                "untaught": self.online_learning.untaught(running.model.id)
+                "untaught": self.online_learning.pending(running.model.id)
                 + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
                 **(

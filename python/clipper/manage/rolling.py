@@ -82,9 +82,9 @@ class Rolling:
                     continue
             for rollout in list(self._catalog.view.rollouts.values()):
                 if rollout.is_open:
-                    self._look(rollout)
+                    self._check_rollout(rollout)
 
-    def _look(self, rollout: Rollout) -> None:
+    def _check_rollout(self, rollout: Rollout) -> None:
         try:
             if _name(rollout) not in self._connected:
                 self._try_to_connect(rollout)

@@ -41,7 +41,7 @@ class PulledRows:
 
     def __init__(self, client: Client, tables: Sequence[str]) -> None:
         self._client, self._tables = client, tables
-        self._asked: list[tuple[str, Ids, Tensor]] = []
+        self._requested: list[tuple[str, Ids, Tensor]] = []
         self._ahead: tuple[dict[str, Ids], Pending[Pulled]] | None = (
             None  # distinct ids; their rows, to come
         )
@@ -67,7 +67,7 @@ class PulledRows:
         if keep:
             for name, rows in found.items():
                 rows.requires_grad_(True)
-                self._asked.append((name, ids[name], rows))
+                self._requested.append((name, ids[name], rows))
         return found
 
     def take_gradients(self, without: int | None = None) -> dict[str, RowGradients]:
@@ -75,12 +75,12 @@ class PulledRows:
 
         without: an id that learns nothing.
         """
-        asked, self._asked = self._asked, []
+        requested, self._requested = self._requested, []
         found = {}
         for name in self._tables:
             parts = [
                 (ids, rows.grad.numpy())
-                for table, ids, rows in asked
+                for table, ids, rows in requested
                 if table == name and rows.grad is not None
             ]
             if len(parts) == 1:
@@ -90,8 +90,8 @@ class PulledRows:
             else:
                 continue
             if without is not None:
-                kept = each != without
-                each, gradients = each[kept], gradients[kept]
+                stored = each != without
+                each, gradients = each[stored], gradients[stored]
             if each.size:
                 found[name] = (each, gradients)
         return found
@@ -266,15 +266,15 @@ class Worker:
             optimizer_settings=self._settings,
         )
 
-    def _restored(self, ask: Callable[[], T]) -> T:
+    def _restored(self, request: Callable[[], T]) -> T:
         """What is asked of the shards; those that have lost all they had get the model as it is
         here, and are asked again."""
         try:
-            return ask()
+            return request()
         except StateLost:
             self.restored += len(self.client.begin_anew())
             self._push_model()
-            return ask()
+            return request()
 
     def pull(self) -> None:
         """Dense variables that have changed since; a shard that has lost its own is pushed the

@@ -71,9 +71,9 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
             for j, model in enumerate(self.models)
             if self._exists(j, i)
         }
-        asked = int(self.asked[i if len(self.asked) > 1 else 0])
+        selected = int(self.asked[i if len(self.asked) > 1 else 0])
         p = float(self.p[i if len(self.p) > 1 else 0])
-        plan = Plan(self.models) if asked < 0 else Plan((self.models[asked],), (p,))
+        plan = Plan(self.models) if selected < 0 else Plan((self.models[selected],), (p,))
         return Observation(plan, predictions, Truth(_plain(self.labels[i])))
 
     def _exists(self, j: int, i: int) -> bool:
@@ -146,11 +146,11 @@ def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
     if not isinstance(policy, LearningPolicy) or policy.coverage is not None:
         return False
-    asks_one = isinstance(policy.answering, OneModel)
+    queries_one = isinstance(policy.answering, OneModel)
     return (
         is_finite
         and state.models == rows.models
-        and not (asks_one and rows.asked.min(initial=0) < 0)
+        and not (queries_one and rows.asked.min(initial=0) < 0)
     )
 
 

@@ -420,8 +420,10 @@ def _table(text: str) -> tuple[DeciderStep, ...]:
     starts = [start for start, _, _ in rows]
     if starts[0]:
         hint = f"Begin with 0: as in table(0: {', '.join(rows[0][1]) or 'any'}; ...)."
-        said = f"row 1 of the table begins at {starts[0]:g} ms: nothing could be accepted before."
-        raise InvalidInput(said, hint=hint)
+        reported = (
+            f"row 1 of the table begins at {starts[0]:g} ms: nothing could be accepted before."
+        )
+        raise InvalidInput(reported, hint=hint)
     for number, (before, row) in enumerate(itertools.pairwise(rows), 2):
         _check_wider(number, before, row)
     return tuple(
@@ -477,11 +479,11 @@ def _check_wider(number: int, before: _Row, row: _Row) -> None:
         )
     if row[2] > before[2]:
         hint = "Each row must require the same confidence as the row before it, or less."
-        said = (
+        reported = (
             f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row"
             " before it."
         )
-        raise InvalidInput(said, hint=hint)
+        raise InvalidInput(reported, hint=hint)
 
 
 def _accepts(models: Sequence[str], model: str) -> bool:

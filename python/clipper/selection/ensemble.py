@@ -53,10 +53,10 @@ class Ensemble(StatelessPolicy):
             share = round(share * len(state)) / len(state)
             return Combined(output, share, used, share)
         votes = usable(arrived)
-        asked = len({*arrived, *missing})
-        if asked == 1 or not votes:
+        selected = len({*arrived, *missing})
+        if selected == 1 or not votes:
             return answer_of_first(votes, votes) or NO_ANSWER
-        return combine(votes, dict.fromkeys(votes, 1.0), asked)
+        return combine(votes, dict.fromkeys(votes, 1.0), selected)
 
 
 @functools.lru_cache(maxsize=64)

@@ -237,11 +237,11 @@ class MixedVotes:
         votes = usable(arrived)
         if not votes:
             return NO_ANSWER
-        asked = len({*arrived, *missing})
-        if asked == 1:
+        selected = len({*arrived, *missing})
+        if selected == 1:
             ((model, only),) = votes.items()
             return Combined(only.output, sound_confidence(only.confidence), (model,))
-        found = _mixed(state, votes, asked)
+        found = _mixed(state, votes, selected)
         if is_number(found.output) or is_untouched(state):
             return found
         return Combined(
@@ -358,12 +358,12 @@ def learn_mixture(
     )
 
 
-def _mixed(state: LearnedState, votes: Votes, asked: int) -> Combined:
+def _mixed(state: LearnedState, votes: Votes, selected: int) -> Combined:
     """Return the answer with the mixture's probability as its confidence."""
     even = dict.fromkeys(votes, 1.0)
     kind, chosen = heaviest_kind(votes, even)
     if kind != "label" or is_untouched(state) or not state.models:
-        return combine(votes, even, asked)
+        return combine(votes, even, selected)
     state = _with_models(state, chosen)
     ballot = Ballot(state, chosen)
     p, _ = mixture.tallied(state.rows, ballot.codes, ballot.cells, ballot.confidence, state.classes)
@@ -378,7 +378,7 @@ def _mixed(state: LearnedState, votes: Votes, asked: int) -> Combined:
         weights[model] for model, one in chosen.items() if label_key(one.output) == winner
     )
     output = next(one.output for one in chosen.values() if label_key(one.output) == winner)
-    total = sum(weights.values()) * asked / max(len(state.models), 1)
+    total = sum(weights.values()) * selected / max(len(state.models), 1)
     return Combined(
         output, min(by_key[winner], 1.0), tuple(chosen), min(agreeing / (total or 1.0), 1.0)
     )

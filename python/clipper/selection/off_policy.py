@@ -164,8 +164,8 @@ class _Target:
         answer = self.policy.combine(state, arrived, missing)
         if not answer.used:
             return None
-        said = {answer.used[0]: Prediction(answer.output)}
-        lost = losses(Observation(seen.plan, said, seen.truth, seen.answer))
+        reported = {answer.used[0]: Prediction(answer.output)}
+        lost = losses(Observation(seen.plan, reported, seen.truth, seen.answer))
         return 1.0 - lost[answer.used[0]] if lost else None
 
     def learn(self, seen: Observation) -> None:
@@ -219,8 +219,8 @@ class PolicyEvaluator:
             self._skipped += 1
             return
         self._count(1.0, reward, reward)
-        heard = {model: seen.predictions[model] for model in plan.models}
-        self._target.learn(Observation(plan, heard, seen.truth, seen.answer, seen.weight))
+        arrived = {model: seen.predictions[model] for model in plan.models}
+        self._target.learn(Observation(plan, arrived, seen.truth, seen.answer, seen.weight))
 
     def _weigh(self, seen: Observation, rewards: dict[VersionedModel, float]) -> None:
         """Score on an observation of one model that was chosen at random."""

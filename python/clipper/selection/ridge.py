@@ -89,18 +89,18 @@ class BlendedNumbers:
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Blend the numbers of the largest kind; vote on labels."""
-        votes, asked = usable(arrived), len({*arrived, *missing})
+        votes, selected = usable(arrived), len({*arrived, *missing})
         if not votes:
             return NO_ANSWER
         even = dict.fromkeys(votes, 1.0)
         kind, chosen = heaviest_kind(votes, even)
         outputs = None if kind == "label" else _outputs(state, chosen)
         if outputs is None:
-            return combine(votes, even, asked)
+            return combine(votes, even, selected)
         answer, residual, scatter = self._blend.blended(state.rows, outputs)
         size = float(np.abs(answer).mean())
         if not math.isfinite(size + scatter):
-            return combine(votes, even, asked)
+            return combine(votes, even, selected)
         count = float(state.rows[-1, 1])
         share = count / (count + SPREAD_COUNTS)
         spread = math.hypot(math.sqrt(share) * residual, math.sqrt(1.0 - share) * scatter)
@@ -112,7 +112,7 @@ class BlendedNumbers:
             if kind == "number"
             else answer.reshape(np.shape(first)).astype(_float_of(chosen))
         )
-        return Combined(output, min(sure * len(chosen) / asked, 1.0), tuple(chosen), agreement)
+        return Combined(output, min(sure * len(chosen) / selected, 1.0), tuple(chosen), agreement)
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]

@@ -42,12 +42,12 @@ def answer_of_first(arrived: Predictions, models: Iterable[VersionedModel]) -> C
     return None
 
 
-def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
-    """Vote on labels or average numbers. asked: total weight, missing models included."""
+def combine(votes: Votes, weights: Weights, selected: float) -> Combined:
+    """Vote on labels or average numbers. selected: total weight, missing models included."""
     kind, chosen = heaviest_kind(votes, weights)
     if kind == "label":
-        return vote(chosen, weights, asked)
-    return mean(chosen, weights, asked, kind)
+        return vote(chosen, weights, selected)
+    return mean(chosen, weights, selected, kind)
 
 
 def heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
@@ -93,8 +93,8 @@ def label_weights(votes: Votes, weights: Weights) -> dict[object, float]:
     return found
 
 
-def vote(votes: Votes, weights: Weights, asked: float) -> Combined:
-    """Return the label with the largest weight; its confidence is its share of `asked`.
+def vote(votes: Votes, weights: Weights, selected: float) -> Combined:
+    """Return the label with the largest weight; its confidence is its share of `selected`.
 
     A tie goes to the label whose models are more confident, then to the first model by name and
     version. It never goes to the smaller label, which would cost accuracy.
@@ -108,11 +108,11 @@ def vote(votes: Votes, weights: Weights, asked: float) -> Combined:
             sure[key] = sure.get(key, 0.0) + sound_confidence(votes[model].confidence, unknown=0.5)
     winner = max(sure, key=lambda key: sure[key])  # max returns the first of equals
     output = next(vote.output for vote in votes.values() if label_key(vote.output) == winner)
-    share = min(by_label[winner] / asked, 1.0) if asked > 0 else 0.0
+    share = min(by_label[winner] / selected, 1.0) if selected > 0 else 0.0
     return Combined(output, share, tuple(votes), agreement=share)
 
 
-def mean(votes: Votes, weights: Weights, asked: float, kind: object) -> Combined:
+def mean(votes: Votes, weights: Weights, selected: float, kind: object) -> Combined:
     """Return the weighted mean of numbers, or of arrays of one shape.
 
     The confidence is the share of the weight that arrived times m / (m + s), where m is the mean
@@ -130,7 +130,7 @@ def mean(votes: Votes, weights: Weights, asked: float, kind: object) -> Combined
     size = float(share @ np.linalg.norm(unit, axis=1))
     spread = float(np.sqrt(share @ np.square(unit - middle).sum(axis=1)))
     agreement = size / (size + spread) if size > 0 else 1.0
-    confidence = min(arrived / asked * agreement, 1.0) if asked > 0 else 0.0
+    confidence = min(arrived / selected * agreement, 1.0) if selected > 0 else 0.0
     middle = middle * largest if largest > 0 else middle
     if kind == "number":
         return Combined(float(middle[0]), confidence, tuple(votes), agreement=agreement)

@@ -74,12 +74,12 @@ class StaticWeights(StatelessPolicy):
     ) -> Combined:
         """Vote, or average, with the given weights."""
         votes = usable(arrived)
-        asked = sorted_models({*arrived, *missing})
-        if len(asked) == 1 or not votes:
+        selected = sorted_models({*arrived, *missing})
+        if len(selected) == 1 or not votes:
             return answer_of_first(votes, votes) or NO_ANSWER
-        weights = {model: weight_of(self.weights, model, 1.0) for model in asked}
+        weights = {model: weight_of(self.weights, model, 1.0) for model in selected}
         if not any(weights[model] for model in votes):  # only models of weight 0 arrived
-            weights = dict.fromkeys(asked, 1.0)
+            weights = dict.fromkeys(selected, 1.0)
         return combine(votes, weights, sum(weights.values()))
 
 

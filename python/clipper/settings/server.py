@@ -197,7 +197,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
             le=86_400,
         ),
     ] = 60.0
-    scale_look_ms: Annotated[int, about("interval of the autoscaler", "ms", ge=10, le=60_000)] = 100
+    scale_interval_ms: Annotated[
+        int, about("interval of the autoscaler", "ms", ge=10, le=60_000)
+    ] = 100
     scale_up_after_ms: Annotated[
         int,
         about(
@@ -393,7 +395,7 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
             le=1 << 40,
         ),
     ] = _GIB
-    teach_rows_max: Annotated[
+    pending_rows_max: Annotated[
         int,
         about(
             "feedback that waits for a model's containers; more is dropped",

@@ -76,16 +76,16 @@ def follow(
     prefix: str = "",
     *,
     on_change: Callable[[int], bool],
-    look_s: float = 0.5,
+    check_s: float = 0.5,
 ) -> None:
     """Copy the changes of the source after `revision`, until `on_change` returns False.
 
-    on_change: called with the number of changes copied; 0 when none came within `look_s` seconds.
+    on_change: called with the number of changes copied; 0 when none came within `check_s` seconds.
     """
     watch = source.watch(prefix, revision)
     try:
         while True:
-            changes, reset = _next_changes(watch.next(look_s), lambda: watch.next(0))
+            changes, reset = _next_changes(watch.next(check_s), lambda: watch.next(0))
             if reset:
                 count = sum(_counts(copy(source, target, prefix, replace=True)))
             else:

@@ -309,7 +309,7 @@ def test_uses_are_counted() -> None:
             counter.heavy(rng.choice("abcd"), now_ms)
         if i % 5 == 4:
             at_s = rng.choice((None, None, (now_ms + 500) / 1000))
-            found = counter.look(now_ms, at_s)
+            found = counter.read(now_ms, at_s)
             shown += [text(found), text(together(found.values())), text(counter.rate)]
             shown.append(text([astuple(counter.last(id, now_ms)) for id in "abcd"]))
         if i % 31 == 30:

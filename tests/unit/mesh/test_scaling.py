@@ -177,26 +177,26 @@ def test_all_agree_on_who_gives_its_copy_up() -> None:
 
 def test_rates_are_of_the_time_between_looks() -> None:
     uses = UsageCounter()
-    uses.look(NOW)
+    uses.read(NOW)
     for n in range(50):
         uses.note("m", NOW + 100 * n, waited_ms=4, served_ms=2 if n % 2 else 0)
-    found = uses.look(NOW + 10_000)
+    found = uses.read(NOW + 10_000)
     assert set(found) == {"m"}
     assert found["m"].rate == 300
     assert (found["m"].queue_ms, found["m"].service_ms) == (4, 2)
-    assert uses.look(NOW + 20_000) == {}
+    assert uses.read(NOW + 20_000) == {}
     assert uses.last("m", NOW).used_ms == NOW + 4900
     uses.heavy("m", NOW + 5)
     uses.note("m", NOW + 20_001)
-    assert uses.look(NOW + 30_000)["m"].heavy_ms == NOW + 5
+    assert uses.read(NOW + 30_000)["m"].heavy_ms == NOW + 5
 
 
 @pytest.mark.parametrize("jump_ms", [-HOUR, 0, HOUR])
 def test_a_clock_that_is_set_changes_no_rate(jump_ms: int) -> None:
     uses = UsageCounter()
-    uses.look(NOW, 100.0)
+    uses.read(NOW, 100.0)
     uses.note("m", NOW, count=50)
-    assert uses.look(NOW + jump_ms, 110.0)["m"].rate == 300
+    assert uses.read(NOW + jump_ms, 110.0)["m"].rate == 300
 
 
 @pytest.mark.parametrize(
@@ -207,25 +207,25 @@ def test_regular_is_now_and_seven_to_forty_minutes_ago(minutes: int, regular: bo
     uses, start = UsageCounter(), NOW // 60_000 * 60_000
     uses.note("m", start)
     uses.note("m", start + 60_000 * minutes)
-    assert uses.look(start + 60_000 * minutes)["m"].regular is regular
+    assert uses.read(start + 60_000 * minutes)["m"].regular is regular
 
 
 def test_report_that_comes_late_counts_in_its_own_minute() -> None:
     uses, start = UsageCounter(), NOW // 60_000 * 60_000
     uses.note("m", start + 8 * 60_000)
     uses.note("m", start + 1, count=3)
-    found = uses.look(start + 8 * 60_000)["m"]
+    found = uses.read(start + 8 * 60_000)["m"]
     assert (found.used_ms, found.regular, found.rate) == (start + 8 * 60_000, True, 4.0)
 
 
 def test_what_is_not_used_is_forgotten() -> None:
     uses = UsageCounter()
     uses.note("old", NOW)
-    uses.look(NOW + HOUR)
+    uses.read(NOW + HOUR)
     assert uses.last("old", NOW) == Usage()
     uses.note("m", NOW)
     uses.forget("m")
-    assert uses.look(NOW + 2 * HOUR) == {}
+    assert uses.read(NOW + 2 * HOUR) == {}
 
 
 def test_several_nodes_together() -> None:

@@ -202,7 +202,7 @@ def test_autoscaling() -> None:
         batches += i % 9 == 0
         row = {"suspect": i % 13 != 12, "in_flight": 1, "number": 2, "pid": 7, "batches": batches}
         idle = {**row, "in_flight": 0, "number": 3}
-        found.append(f"{i} {watch.look([(A, row), (A, idle)], float(i))}")
+        found.append(f"{i} {watch.check([(A, row), (A, idle)], float(i))}")
     acts: list[Any] = []
     stats: dict[str, Any] = {}
     server = ServerSettings()
@@ -220,7 +220,7 @@ def test_autoscaling() -> None:
         replicas = [ready, {**ready, "fit_us": (500.0, 9.0), "pid": 10}, {**ready, "state": "late"}]
         stats = {"ended": ended, "evaluated": i * i * 10, "replicas": replicas}
         stats |= {"delay_us": 1000.0 * (i % 20), "slo_us": 20_000.0}
-        scaling.look(i * 1.5)
+        scaling.check(i * 1.5)
         found.append(f"{scaling.wanted(A, 9)} {scaling.wanted(B, 9)} {shown(acts)}")
         acts.clear()
     expected: list[Any] = []

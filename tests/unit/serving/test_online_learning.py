@@ -61,13 +61,13 @@ def test_replicas_that_learn_into_tables_are_told_in_turn(engine, online_learnin
     for conn in (7, 8, 9):
         online_learning.came(engine, conn, hello(B, tables=True))
     for label in range(4):
-        online_learning.tell({B: core()}, [1.0, 2.0], 0, seen(label, models=(B,)))
+        online_learning.send({B: core()}, [1.0, 2.0], 0, seen(label, models=(B,)))
         online_learning.flush()
     assert [conn for conn, _, _ in engine.sent] == [7, 8, 9, 7]
     assert [labels for [labels] in engine.labels()] == [0, 1, 2, 3]
     for conn in (7, 8):
         online_learning.went(engine, conn, B)
-    online_learning.tell({B: core()}, [1.0, 2.0], 0, seen(4, models=(B,)))
+    online_learning.send({B: core()}, [1.0, 2.0], 0, seen(4, models=(B,)))
     online_learning.flush()
     assert engine.sent[-1][0] == 9
 
@@ -85,8 +85,8 @@ def test_a_server_without_models_that_learn_is_not_active(engine):
 
 def test_only_who_was_heard_and_learns_is_told(online_learning, engine):
     online_learning.came(engine, 2, hello())
-    online_learning.tell({A: core(), B: core()}, np.ones(2), 0, seen(label=1, models=(A, B)))
-    online_learning.tell({B: core()}, np.ones(2), 0, seen(label=2, models=(B,)))
+    online_learning.send({A: core(), B: core()}, np.ones(2), 0, seen(label=1, models=(A, B)))
+    online_learning.send({B: core()}, np.ones(2), 0, seen(label=2, models=(B,)))
     online_learning.flush()
     assert [conn for conn, *_ in engine.sent] == [1, 2]
     assert engine.labels() == [[1], [1]]
@@ -97,16 +97,16 @@ def test_only_who_was_heard_and_learns_is_told(online_learning, engine):
     [({"label": 7}, [[7]]), ({"score": 1.0}, [[3]]), ({"score": 0.0}, []), ({"score": 0.5}, [])],
 )
 def test_what_feedback_says_of_the_right_output(online_learning, engine, truth, told):
-    online_learning.tell({A: core()}, np.ones(2), 0, seen(**truth))
+    online_learning.send({A: core()}, np.ones(2), 0, seen(**truth))
     online_learning.flush()
     assert engine.labels() == told
 
 
 def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(online_learning, engine):
     for i in range(FRAME_ROWS_MAX + 6):
-        online_learning.tell({A: core()}, np.full(2, i), i, seen(label=i))
+        online_learning.send({A: core()}, np.full(2, i), i, seen(label=i))
     for label in (0.5, "a", "b", np.array([1, 2]), np.array([3, 4]), np.array([5, 6, 7])):
-        online_learning.tell({A: core()}, np.zeros(2), 0, seen(label=label))
+        online_learning.send({A: core()}, np.zeros(2), 0, seen(label=label))
     online_learning.flush()
     assert [rows.n for _, _, rows in engine.sent] == [FRAME_ROWS_MAX, 7, 2, 2, 1]
     assert np.concatenate([inputs.sessions for _, inputs, _ in engine.sent[:2]]).tolist() == [
@@ -115,7 +115,7 @@ def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(online_learning
     ]
     engine.sent.clear()
     for _ in range(3):
-        online_learning.tell({A: core(shape=(50_000,))}, np.zeros(50_000), 0, seen(label=1))
+        online_learning.send({A: core(shape=(50_000,))}, np.zeros(50_000), 0, seen(label=1))
     online_learning.flush()
     assert [rows.n for _, _, rows in engine.sent] == [1, 1, 1]
 
@@ -130,7 +130,7 @@ def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(online_learning
 )
 def test_every_type_of_input(online_learning, engine, kind, inputs):
     for x in inputs:
-        online_learning.tell({A: core(*kind)}, x, 0, seen(label=1))
+        online_learning.send({A: core(*kind)}, x, 0, seen(label=1))
     online_learning.flush()
     [(_, rows, labels)] = engine.sent
     assert rows.lengths.size == labels.n == 2
@@ -138,8 +138,8 @@ def test_every_type_of_input(online_learning, engine, kind, inputs):
 
 def test_what_is_too_much_is_dropped_and_counted(online_learning, engine):
     for i in range(520):
-        online_learning.tell({A: core()}, np.zeros(2), 0, seen(label=i))
-    assert online_learning.untaught(A) == 20
+        online_learning.send({A: core()}, np.zeros(2), 0, seen(label=i))
+    assert online_learning.pending(A) == 20
     online_learning.flush()
     assert sum(rows.n for _, _, rows in engine.sent) == 500
 
@@ -147,19 +147,19 @@ def test_what_is_too_much_is_dropped_and_counted(online_learning, engine):
 def test_what_cannot_travel_is_dropped_and_counted_and_the_rest_goes_on(
     online_learning, engine, caplog
 ):
-    online_learning.tell({A: core()}, np.zeros(2), 0, seen(label=2**70))
-    online_learning.tell({A: core()}, np.zeros(2), 0, seen(label="fine"))
+    online_learning.send({A: core()}, np.zeros(2), 0, seen(label=2**70))
+    online_learning.send({A: core()}, np.zeros(2), 0, seen(label="fine"))
     online_learning.flush()
-    assert online_learning.untaught(A) == 1
+    assert online_learning.pending(A) == 1
     assert "cannot be told to model a:1" in caplog.text
     assert len(engine.sent) == 1
 
 
 def test_a_row_beyond_what_a_frame_may_hold_is_dropped_and_counted(online_learning, engine, caplog):
-    online_learning.tell({A: core(shape=(1 << 18,))}, np.zeros(1 << 18), 0, seen(label=1))
-    online_learning.tell({A: core(shape=(1 << 18,))}, np.zeros(1 << 10), 0, seen(label=2))
+    online_learning.send({A: core(shape=(1 << 18,))}, np.zeros(1 << 18), 0, seen(label=1))
+    online_learning.send({A: core(shape=(1 << 18,))}, np.zeros(1 << 10), 0, seen(label=2))
     online_learning.flush()
-    assert (online_learning.untaught(A), engine.labels()) == (1, [[2]])
+    assert (online_learning.pending(A), engine.labels()) == (1, [[2]])
     assert "a frame has at most 1048576" in caplog.text
 
 
@@ -168,8 +168,8 @@ def test_inputs_are_kept_up_to_a_bound_and_given_once(online_learning, engine):
         online_learning.keep((A,), i, np.full(2, i), i)
     online_learning.keep((B,), 100, np.zeros(2), 0)
     for i in range(101):
-        online_learning.tell_of({A: core()}, f"node-{i:x}", seen(label=i))
-        online_learning.tell_of({A: core()}, f"node-{i:x}", seen(label=i))
+        online_learning.send_for({A: core()}, f"node-{i:x}", seen(label=i))
+        online_learning.send_for({A: core()}, f"node-{i:x}", seen(label=i))
     online_learning.flush()
     [(_, inputs, labels)] = engine.sent
     assert labels.data.tolist() == list(range(100 - labels.n, 100))

@@ -226,12 +226,12 @@ def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
     )
     for second in range(5):
         slow["batches"] += 1  # late each time, but it answers
-        assert watch.look([(M, stuck), (M, slow), (M, fine)], second) == []
-    assert watch.look([(M, stuck), (M, slow), (M, fine)], 5.0) == [(M, 0, 100)]
-    assert watch.look([(M, stuck)], 60.0) == [], "once"
-    assert watch.look([(M, ready(0, suspect=True, in_flight=1, pid=555))], 60.0) == []
-    assert watch.look([(M, ready(0, suspect=True, in_flight=1, pid=555))], 65.0) == [(M, 0, 555)]
-    assert watch.look([(M, ready(1, suspect=True, in_flight=0))], 99.0) == [], (
+        assert watch.check([(M, stuck), (M, slow), (M, fine)], second) == []
+    assert watch.check([(M, stuck), (M, slow), (M, fine)], 5.0) == [(M, 0, 100)]
+    assert watch.check([(M, stuck)], 60.0) == [], "once"
+    assert watch.check([(M, ready(0, suspect=True, in_flight=1, pid=555))], 60.0) == []
+    assert watch.check([(M, ready(0, suspect=True, in_flight=1, pid=555))], 65.0) == [(M, 0, 555)]
+    assert watch.check([(M, ready(1, suspect=True, in_flight=0))], 99.0) == [], (
         "silent, but it owes nothing"
     )
 
@@ -249,12 +249,12 @@ def test_looks_scale_and_restart() -> None:
     assert scaling.wanted(M, 7) == 7
     for i in range(10):
         shown[M] = Reading(1, 3, stats(100 * i, 100 * i, ready(suspect=i > 2, in_flight=1)))
-        scaling.look(10.0 + 0.2 * i)
+        scaling.check(10.0 + 0.2 * i)
     assert [entry[:2] for entry in done] == [(M, 2), (M, 0)]
     assert "50% lost" in done[0][2]
     assert scaling.wanted(M, 7) == 2
     shown[M] = Reading(0, 0, stats())
-    scaling.look(20.0)
+    scaling.check(20.0)
     assert scaling.wanted(M, 7) == 7, "a fixed number is followed no more"
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK_S = 0.1  # between looks at a lock that another process holds
+CHECK_S = 0.1  # between looks at a lock that another process holds
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class ArtifactCache:
         path = place.with_suffix(".lock")
         while (lock := self._try_lock(path, fcntl.LOCK_EX)) < 0:
             wait()
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
         try:
             place.mkdir(exist_ok=True, mode=0o700)
             yield place
@@ -174,7 +174,7 @@ class ArtifactCache:
     def _locked(self, path: Path, how: int) -> int:
         """Wait for a lock that is held for moments only; return its descriptor."""
         while (lock := self._try_lock(path, how)) < 0:
-            time.sleep(LOOK_S / 10)
+            time.sleep(CHECK_S / 10)
         return lock
 
     @staticmethod

@@ -143,11 +143,11 @@ class BucketSource:
         amazon: S3Config = {"endpoint": endpoint} if endpoint else {}
         return S3Store(self._url.place, client_options=client, retry_config=retry, config=amazon)
 
-    def _answered(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _answered(self, call: Callable[[], _Answer]) -> _Answer:
         """Return what a request returns; convert errors."""
         known = self._exceptions
         try:
-            return ask()
+            return call()
         except FileNotFoundError:
             raise
         except (known.PermissionDeniedError, known.UnauthenticatedError) as error:

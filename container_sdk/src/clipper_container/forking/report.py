@@ -27,7 +27,7 @@ class Reporter:
             self._socket = socket.socket(fileno=fd)
             self._socket.setblocking(False)
 
-    def say(self, **message: object) -> None:
+    def send(self, **message: object) -> None:
         """Send one report. A reader that has gone, or does not read, is ignored."""
         if self._socket is not None:
             with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ from clipper_container.worker.evaluation import Evaluator
 from clipper_container.worker.handshake import ContainerOptions, Welcome
 from clipper_container.worker.replies import BatchReplies
 
-BUFFER_KEPT_BYTES = 1 << 20  # a larger buffer is dropped between connections
+BUFFER_REUSED_BYTES = 1 << 20  # a larger buffer is dropped between connections
 QUICK_S = 100e-6  # a faster model is evaluated by the leading thread
 ODD_S = 3 * QUICK_S  # cap of one sample of the average, against outliers
 
@@ -198,7 +198,7 @@ class Inbox:
         Raises: Disconnected, OSError.
         """
         self._sock, self._filled, self._used = sock, 0, 0
-        if self._buffer.is_lent() or self._buffer.size > BUFFER_KEPT_BYTES:
+        if self._buffer.is_lent() or self._buffer.size > BUFFER_REUSED_BYTES:
             self._buffer = Buffer(READ_BYTES + HEADER_BYTES, HEADER_BYTES + payload_bytes_max)
         self._buffer.size_max = HEADER_BYTES + payload_bytes_max
         try:

@@ -124,9 +124,9 @@ class Buffer:
         if size > self.size_max:
             raise BadFrame(f"a frame of {size} bytes; the limit is {self.size_max}")
         if size > self.size:
-            kept = self.bytes[:keep]
+            stored = self.bytes[:keep]
             self._take(min(self.size_max, max(size, 2 * self.size)))
-            self.bytes[:keep] = kept
+            self.bytes[:keep] = stored
 
     def is_lent(self) -> bool:
         """Return True if anything else refers to the memory."""

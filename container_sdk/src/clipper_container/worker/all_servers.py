@@ -79,7 +79,7 @@ class AllServers:
         try:
             while True:
                 self._listed = self._resolve(self._addresses) or self._listed
-                self._look()
+                self._check_addresses()
                 self._stop.wait(CHECK_S)
                 self._stop.drain()
         except Stopping:
@@ -87,7 +87,7 @@ class AllServers:
             for server in self._servers.values():
                 server.join(max(0.0, until - time.monotonic()))
 
-    def _look(self) -> None:
+    def _check_addresses(self) -> None:
         rejections = []
         for address, server in list(self._servers.items()):
             if server.error is not None:

@@ -40,7 +40,7 @@ class FailureLog:
     def __init__(self, name: str) -> None:
         self._name, self._last, self._until, self._more = name, "", 0.0, 0
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a failure, or count it as a repetition."""
         now = time.monotonic()
         if text == self._last and now < self._until:
@@ -63,7 +63,7 @@ class BatchReplies:
             checked,
             qualifiers,
         )
-        self._complaints = FailureLog(evaluator.name)
+        self._failures = FailureLog(evaluator.name)
 
     def to(self, header: Header, rows: Rows) -> list[Any]:
         """Return the pieces of a REPLY, or of a FAILURE with the reason."""
@@ -95,5 +95,5 @@ class BatchReplies:
         return [encode_header(reply), *pieces]
 
     def _failure(self, id: int, text: str) -> list[Any]:
-        self._complaints.tell(text)
+        self._failures.report(text)
         return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._checked)

@@ -65,14 +65,14 @@ class CredentialFiles:
 
     def _run(self) -> None:
         while not self._stop.wait(_CHECK_S):
-            self.look()
+            self.check()
 
     def _files(self) -> list[_File]:
         files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
         each: tuple[_File | None, ...] = (self.keys, self.tokens, self.workers)
         return [*files, *(one for one in each if one is not None)]
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Reload the files that have changed."""
         for file in self._files():
             try:

@@ -122,7 +122,7 @@ class HttpService:
         self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection] = set()
-        self.door: HttpServer | None = None
+        self.core_server: HttpServer | None = None
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: (
             False
         )  # True for requests that the fast path could answer
@@ -192,12 +192,12 @@ class HttpService:
     def changed(self) -> None:
         """Update the counts after a connection was opened or closed."""
         self.counts.connections = len(self.connections)
-        if self.door is not None:
-            self.door.outside = len(self.connections)
+        if self.core_server is not None:
+            self.core_server.outside = len(self.connections)
 
     def is_full(self) -> bool:
         """Return whether the limit of connections is exceeded."""
-        held = self.door.connections if self.door is not None else 0
+        held = self.core_server.connections if self.core_server is not None else 0
         return len(self.connections) + held > self.settings.connections_max
 
     def drain(self) -> None:
@@ -206,12 +206,12 @@ class HttpService:
         for connection in tuple(self.connections):
             connection.drain()
 
-    def look(self, now_s: float, date: bytes) -> None:
+    def check(self, now_s: float, date: bytes) -> None:
         """Check the time limits of all connections. now_s: the loop's time; date: value of the
         header Date."""
         self.now_s, self.date = now_s, date
         for connection in tuple(self.connections):
-            connection.look(now_s)
+            connection.check(now_s)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -236,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
         self._parsed: deque[Exchange | ClipperError] = (
             deque()
         )  # requests, or a rejection, that wait for their turn
-        self._kept = b""  # received, not parsed
+        self._unparsed = b""  # received, not parsed
         self._is_waiting = False  # `advance` is scheduled
         self._turn_requests = self._turn_bytes = 0
         self._raw_headers: list[tuple[bytes, bytes]] = []
@@ -255,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         """True while a request is being read or answered."""
-        return bool(self._open or self._parsed or self._kept) or self._phase != _IDLE
+        return bool(self._open or self._parsed or self._unparsed) or self._phase != _IDLE
 
     @property
     def is_chunking(self) -> bool:
@@ -302,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _forget_waiting(self) -> None:
         self._parsed.clear()
-        self._kept = b""
+        self._unparsed = b""
 
     def eof_received(self) -> bool:
         """Close the connection, which cancels its requests: a half-closed client counts as gone."""
@@ -327,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
         read."""
         wanted = (
             self.full
-            or bool(self._parsed or self._kept)
+            or bool(self._parsed or self._unparsed)
             or len(self._open) >= self.service.settings.pipeline_max
         )
         if wanted != self._paused and not self.gone and not self._transport.is_closing():
@@ -340,8 +340,8 @@ class HttpConnection(asyncio.Protocol):
         """Parse received bytes, or keep them while earlier ones wait."""
         if self._deaf:
             return
-        if self._kept:
-            self._kept += data
+        if self._unparsed:
+            self._unparsed += data
             return
         self._turn_requests = self._turn_bytes = 0
         self._read(data)
@@ -354,8 +354,8 @@ class HttpConnection(asyncio.Protocol):
         ):
             size = BODY_PIECE_BYTES if self._phase == _BODY else PIECE_BYTES
             at += self._feed(data[at : at + size])
-        self._kept = b"" if self._deaf else data[at:]
-        if self._kept or self._parsed:
+        self._unparsed = b"" if self._deaf else data[at:]
+        if self._unparsed or self._parsed:
             self._regulate()
             self._go_on()
         elif self._plain:
@@ -387,7 +387,8 @@ class HttpConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Schedule `advance` for the loop's next turn, if there is anything to do."""
         if self._has_ready() or (
-            (self._kept or self._parsed) and len(self._open) < self.service.settings.pipeline_max
+            (self._unparsed or self._parsed)
+            and len(self._open) < self.service.settings.pipeline_max
         ):
             self.ask_turn()
 
@@ -402,9 +403,9 @@ class HttpConnection(asyncio.Protocol):
             body.take_turn()
         while self._parsed and not self._must_wait():
             self._start(self._parsed.popleft())
-        if self._kept and not (self._deaf or self._parsed or self._must_wait()):
-            kept, self._kept = self._kept, b""
-            self._read(kept)
+        if self._unparsed and not (self._deaf or self._parsed or self._must_wait()):
+            stored, self._unparsed = self._unparsed, b""
+            self._read(stored)
         self._regulate()
         self._go_on()
 
@@ -641,7 +642,7 @@ class HttpConnection(asyncio.Protocol):
     def _return(self) -> None:
         """Give the connection back to the fast path, between two requests, after enough eligible
         requests."""
-        door, transport = self.service.door, self._transport
+        core_server, transport = self.service.core_server, self._transport
         if (
             self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20)
             or self.is_busy
@@ -650,7 +651,7 @@ class HttpConnection(asyncio.Protocol):
         ):
             return
         if (
-            door is None
+            core_server is None
             or self.gone
             or self._deaf
             or self.service.draining
@@ -661,7 +662,7 @@ class HttpConnection(asyncio.Protocol):
             return
         transport.pause_reading()
         line = os.dup(transport.get_extra_info("socket").fileno())
-        if not door.adopt(line, self._returns + 1):
+        if not core_server.adopt(line, self._returns + 1):
             os.close(line)
             transport.resume_reading()
             return
@@ -757,7 +758,7 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection at once."""
         self._transport.abort()
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Check the time limits of this connection. now_s: the loop's time."""
         settings = self.service.settings
         if self.gone:
@@ -766,7 +767,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
                 self._transport.abort()
-        elif self._deaf or self._open or self._parsed or self._kept:
+        elif self._deaf or self._open or self._parsed or self._unparsed:
             return
         elif self._phase == _IDLE:
             if now_s - self._since_s > settings.idle_s:

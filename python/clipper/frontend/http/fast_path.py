@@ -169,7 +169,7 @@ class FastPath:
     ) -> None:
         http = node.config.http
         self._node, self._routes, self.counts = node, routes, counts
-        self.door = HttpServer(
+        self.core_server = HttpServer(
             engines,
             http.workers,
             secrets.token_hex(6).encode(),
@@ -183,7 +183,9 @@ class FastPath:
             finish=finish,
         )
         self._threads = [
-            threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True)
+            threading.Thread(
+                target=self.core_server.run, args=(i,), name="clipper-http-door", daemon=True
+            )
             for i in range(http.workers)
         ]
         self._table = HotTable({})
@@ -201,12 +203,12 @@ class FastPath:
     ) -> None:
         """Start listening. `service` handles the requests that are not eligible."""
         self._loop, self._service, self._listener = loop, service, listener
-        service.door, service.is_plain = self.door, self._is_plain
-        self.counts.held = lambda: self.door.connections
+        service.core_server, service.is_plain = self.core_server, self._is_plain
+        self.counts.held = lambda: self.core_server.connections
         self._end_following = self._node.catalog.on_change(self.rebuild)
         self.rebuild(self._node.catalog.view)
-        loop.add_reader(self.door.fd, self._take)
-        self.door.listen(os.dup(listener.fileno()))
+        loop.add_reader(self.core_server.fd, self._take)
+        self.core_server.listen(os.dup(listener.fileno()))
         for thread in self._threads:
             thread.start()
 
@@ -230,7 +232,7 @@ class FastPath:
                 if model.name not in view.applications and view.model(model.name).id == model.id:
                     self._add(routes, resolved, "infer", _INFER, model.name)
             self._table = HotTable(routes)
-            self.door.set_table(self._table)
+            self.core_server.set_table(self._table)
 
     def _add(
         self,
@@ -305,13 +307,13 @@ class FastPath:
             and not any(name in request.headers for name in _FOREIGN)
         )
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Close idle connections, and rebuild the table if a model's type or capabilities have
         changed.
 
         Called at regular intervals.
         """
-        self.door.sweep()
+        self.core_server.sweep()
         if any(
             core.describe_input() != "any"
             for resolved in self._untyped
@@ -326,7 +328,7 @@ class FastPath:
     # -- what comes out
 
     def _take(self) -> None:
-        for item in self.door.take():
+        for item in self.core_server.take():
             if isinstance(item, Handed):
                 self._adopt(item)
             else:
@@ -365,7 +367,7 @@ class FastPath:
     def _give(self, ending: Ending, response: bytes, close: bool) -> None:
         """Give it to the compiled server; try again in a moment when that has no memory."""
         try:
-            self.door.answer(ending.worker, ending.ticket, response, close)
+            self.core_server.answer(ending.worker, ending.ticket, response, close)
         except MemoryError:
             self._loop.call_later(_AGAIN_S, self._give, ending, response, close)
 
@@ -374,24 +376,24 @@ class FastPath:
     @property
     def is_busy(self) -> bool:
         """True while connections are open or being handed over."""
-        return self.door.connections > 0 or bool(self._adopting)
+        return self.core_server.connections > 0 or bool(self._adopting)
 
     def drain(self) -> None:
         """Accept no new connections, and close each one after its responses."""
         self._listener.close()
-        self.door.drain()
+        self.core_server.drain()
 
     def close(self) -> None:
         """Stop receiving events of the core. Called on the event loop when it ends."""
         self._end_following()
-        self._loop.remove_reader(self.door.fd)
+        self._loop.remove_reader(self.core_server.fd)
 
     def stop(self) -> None:
         """Join the threads and close the remaining connections. The event loop has ended."""
-        self.door.stop()
+        self.core_server.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
-        for item in self.door.take():
+        for item in self.core_server.take():
             if isinstance(item, Handed):
                 os.close(item.fd)

@@ -77,7 +77,7 @@ class InferenceRoutes:
     def ready(self, request: HttpRequest) -> HandlerResult:
         """Return whether queries can be answered; 503 if not: see ServerInterface.unready."""
 
-        def look() -> HttpResponse:
+        def check() -> HttpResponse:
             waiting = self._node.unready()
             body = {
                 "live": True,
@@ -88,7 +88,7 @@ class InferenceRoutes:
                 body["store"] = store
             return answer_json(body) if not waiting else _unavailable(body)
 
-        return WorkerTask(look)
+        return WorkerTask(check)
 
     def index(self, request: HttpRequest) -> HandlerResult:
         """List applications and models, and whether they are ready."""
@@ -99,11 +99,11 @@ class InferenceRoutes:
         """Check that a model is loaded. Raises Forbidden if it is not: loading is for
         management."""
 
-        def look() -> HttpResponse:
+        def check() -> HttpResponse:
             self._models.load(request.params[0])
             return answer_json({})
 
-        return WorkerTask(look)
+        return WorkerTask(check)
 
     def unload(self, request: HttpRequest) -> HandlerResult:
         """Raise Forbidden: unloading is for management."""
@@ -128,11 +128,11 @@ class InferenceRoutes:
         """Return whether a model has a container; 503 if not."""
         target = self._target(request)
 
-        def look() -> HttpResponse:
+        def check() -> HttpResponse:
             body = {"name": target.name, "ready": self._models.is_ready(target)}
             return answer_json(body) if body["ready"] else _unavailable(body)
 
-        return WorkerTask(look)
+        return WorkerTask(check)
 
     def _target(self, request: HttpRequest) -> InferenceTarget:
         return self._models.target(*request.params)

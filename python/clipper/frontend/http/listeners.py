@@ -89,7 +89,7 @@ class HttpListeners:
         watcher = self._make_watcher(loop)
         try:
             loop.run_until_complete(self._listen(watcher))
-            self._look()
+            self._check()
             self._serving.set()
             loop.run_forever()
         finally:
@@ -131,19 +131,19 @@ class HttpListeners:
             )
             self._servers.append(server)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_s, date = (
             self._loop.time(),
             email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode(),
         )
         for service in self._services:
-            service.look(now_s, date)
+            service.check(now_s, date)
         for tls_listener in self._tls_listeners:
-            tls_listener.look(now_s)
+            tls_listener.check(now_s)
         if self._hot is not None:
-            self._hot.look()
+            self._hot.check()
         each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
-        self._loop.call_later(each_s, self._look)
+        self._loop.call_later(each_s, self._check)
 
     # -- worker threads
 

@@ -32,10 +32,10 @@ class TlsListener:
     def __call__(self) -> "TlsTransport":
         return TlsTransport(self)
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Check the time limits of handshakes."""
         for each in tuple(self.waiting):
-            each.look(now_s)
+            each.check(now_s)
 
     def close(self) -> None:
         """Abort the handshakes in progress."""
@@ -108,7 +108,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             False,
         )  # a TLS connection starts with the byte 0x16
         if is_plain:
-            self._tell_plainly()
+            self._answer_in_plain_http()
             return
         self._incoming.write(data)
         if self._inner is not None:
@@ -159,7 +159,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._deaf = self._closing = True
         self._listener.counts.count(outcome)
 
-    def _tell_plainly(self) -> None:
+    def _answer_in_plain_http(self) -> None:
         error = HttpError(
             400,
             "this address speaks TLS, and the request came without.",
@@ -172,7 +172,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         # closed later: data that still arrives would make the kernel discard the response
         self._wire.write_eof()
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Check the time limit of an unfinished or a rejected handshake."""
         if self._deaf:
             if now_s - self._since_s > _LINGER_S:

@@ -100,7 +100,7 @@ class RowFollowers:
             )
         self.gather()
         if not self._on:
-            self._shard.door.follow(self._slot)
+            self._shard.core.follow(self._slot)
             self._on = True
         if name not in self._each and len(self._each) >= FOLLOWERS_MAX:
             del self._each[min(self._each, key=lambda one: self._each[one].last_call_s)]
@@ -115,20 +115,20 @@ class RowFollowers:
         """
         if not self._on:
             return
-        door, now = self._shard.door, self._now()
+        core, now = self._shard.core, self._now()
         self._each = {
             name: one
             for name, one in self._each.items()
             if now - one.last_call_s < FORGET_S and one.count <= IDS_MAX
         }
         if not self._each:
-            door.unfollow(self._slot)
+            core.unfollow(self._slot)
             self._on = False
             return
-        found = door.changed(self._slot)
+        found = core.changed(self._slot)
         if found is None:  # too many changes for the log
             self._each.clear()
-            door.follow(self._slot)
+            core.follow(self._slot)
             return
         _, tables, _ = found
         for one in self._each.values():

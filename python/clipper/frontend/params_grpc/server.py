@@ -57,12 +57,12 @@ class ShardGrpc:
         self._wanted = grpc_address(place.settings, place.number)
         self.address = ""
         self._access = _access_of(place.settings, place.token)
-        self._door = LocalShardConnection(
+        self._connection = LocalShardConnection(
             place.plain or place.listen or place.addresses[place.number],
             place.token,
             f"shard {place.number}",
         )
-        self._service = ParamsService(shard, self._door)
+        self._service = ParamsService(shard, self._connection)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
         self._started = threading.Event()
@@ -113,13 +113,13 @@ class ShardGrpc:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
-        await self._door.open()
+        await self._connection.open()
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         try:
             port = self._bound()
         except RuntimeError as error:
-            await self._door.close()
+            await self._connection.close()
             hint = "Choose another params.grpc."
             raise AddressInUse(
                 f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint
@@ -144,7 +144,7 @@ class ShardGrpc:
     async def _leave(self) -> None:
         self._closing.set()
         await self._gathering
-        await self._door.close()
+        await self._connection.close()
         await self._server.stop(_GRACE_S)
         self._loop.stop()
 
@@ -252,7 +252,7 @@ class ShardGrpc:
         """Return the health status. Raises Unknown for another service."""
         if service not in ("", *_SERVICES):
             raise Unknown.named(service[:200], _SERVICES)
-        return _SERVING if self._shard.door.ready and not self._closing.is_set() else _NOT_SERVING
+        return _SERVING if self._shard.core.ready and not self._closing.is_set() else _NOT_SERVING
 
     async def _reflect(self, requests: AsyncIterator[Message], _: object) -> AsyncIterator[Message]:
         response = message("grpc.reflection.v1.ServerReflectionResponse")

@@ -108,8 +108,8 @@ class ParamsService:
     """The methods of the service. Threads: the event loop's. Each raises the errors of the
     shard's calls."""
 
-    def __init__(self, shard: Shard, door: LocalShardConnection) -> None:
-        self._shard, self._door = shard, door
+    def __init__(self, shard: Shard, core: LocalShardConnection) -> None:
+        self._shard, self._connection = shard, core
         self._number, self._shards = shard.config.number, shard.config.shards
         self._bytes_max = shard.config.settings.grpc_message_bytes_max
         self.followers = RowFollowers(shard)
@@ -130,10 +130,10 @@ class ParamsService:
     async def pull_variable(self, request: Message, call: ShardCall) -> Message:
         """Return the variables that changed since the request's version."""
         if (
-            self._shard.door.state_lost
+            self._shard.core.state_lost
         ):  # the worker then pushes its model, which reinitializes the shard
             return message("PullVariableResponse")(model_init_status=False)
-        reply = await self._door.call("pull_variables", since=request.version)
+        reply = await self._connection.call("pull_variables", since=request.version)
         answer = message("PullVariableResponse")(model_init_status=bool(reply["initialized"]))
         answer.model.version = reply["version"]
         self._check_fits(sum(value.nbytes for value in reply["variables"].values()))
@@ -153,7 +153,7 @@ class ParamsService:
         number, table = parameters.table_numbers[place], parameters.tables[place]
         self._check_mine(request.name, ids)
         self._check_fits(ids.size * table.dim * 4)
-        rows = await self._door.pull(number, ids, dtype)
+        rows = await self._connection.pull(number, ids, dtype)
         return tensor_of_bytes(request.name, _DTYPES[dtype], (ids.size, table.dim), rows)
 
     async def push_model(self, request: Message, call: ShardCall) -> Message:
@@ -162,8 +162,8 @@ class ParamsService:
         for each in request.variables:
             self._take_variable(each, variables)
         specs = [self._spec(info) for info in request.embedding_table_info]
-        if self._shard.door.state_lost:
-            await self._door.call("begin_anew")
+        if self._shard.core.state_lost:
+            await self._connection.call("begin_anew")
         numbers = self._ready().numbers()
         if len({spec.name for spec in specs}) < len(specs):
             raise InvalidInput("a table comes twice.")
@@ -177,9 +177,9 @@ class ParamsService:
                 )
         for spec in specs:
             if spec.name not in numbers:
-                await self._door.call("create", spec=msgspec.to_builtins(spec))
+                await self._connection.call("create", spec=msgspec.to_builtins(spec))
         how = {"optimizer": self._optimizer, "optimizer_settings": self._optimizer_settings}
-        reply = await self._door.call(
+        reply = await self._connection.call(
             "push_model", variables=variables, version=max(0, request.version), **how
         )
         call.trailing |= {"accepted": _yes(reply["accepted"]), "version": str(reply["version"])}
@@ -204,7 +204,7 @@ class ParamsService:
             fields["step"] = step
         if call.metadata.get("check") == "true":
             fields["check"] = True
-        found = await self._door.call("push_gradients", **fields)
+        found = await self._connection.call("push_gradients", **fields)
         call.trailing |= {
             key: _yes(found[key]) for key in ("why", "repeated", "step") if key in found
         }
@@ -291,13 +291,13 @@ class ParamsService:
     # -- what is sound, and this shard's
 
     def _ready(self) -> Parameters:
-        if self._shard.door.state_lost:
+        if self._shard.core.state_lost:
             hint = (
                 "Push the model again: pull_variable says that it is not initialized. Or restore a"
                 " snapshot."
             )
             raise StateLost(f"shard {self._number} came back without what it had.", hint=hint)
-        if not self._shard.door.ready:
+        if not self._shard.core.ready:
             raise ShardAway(f"shard {self._number} recovers.", hint="Try again soon.")
         return self._shard.parameters
 

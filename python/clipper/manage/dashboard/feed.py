@@ -141,7 +141,7 @@ class Feed:
         self._before = now_s, stats
         data = b"".join(messages)
         for viewer in viewers:
-            viewer.body.post(viewer.tell, data)
+            viewer.body.post(viewer.send, data)
 
     def _row(
         self,
@@ -242,7 +242,7 @@ class Viewer:
             self._leave(self)
             self.body.end()
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send an event."""
         if self.body.ended or self.body.gone:
             self._leave(self)

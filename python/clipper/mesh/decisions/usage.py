@@ -96,7 +96,7 @@ class UsageCounter:
         held.minutes |= 1 << min(held.minute - minute, 64) & ((1 << 64) - 1)
         self._used[model] = held
 
-    def look(self, now_ms: int, at_s: float | None = None) -> dict[str, Usage]:
+    def read(self, now_ms: int, at_s: float | None = None) -> dict[str, Usage]:
         """Return the usage of the models used since the last call, and reset the counts.
 
         at_s: the time by a clock that nobody sets, for rates; None: `now_ms` is such a time.

@@ -368,7 +368,7 @@ class HostProcess:
         """
         for _ in range(2):
             try:
-                status = await self.look(self._silence_s / 2)
+                status = await self.read_status(self._silence_s / 2)
             except ConnectionLost:
                 if self._channel is None or self._channel.closed.is_set():
                     return ""  # it has ended by itself
@@ -461,7 +461,7 @@ class HostProcess:
             raise ConnectionLost(f"the model host {self.name} is not there")
         return await self._channel.request(verb, timeout_s, **fields)
 
-    async def look(self, timeout_s: float = _REQUEST_S) -> HostStatus:
+    async def read_status(self, timeout_s: float = _REQUEST_S) -> HostStatus:
         """Ask for the status, without the list of models."""
         self.status = msgspec.convert(
             await self._request("status", timeout_s, brief=True), HostStatus, strict=False

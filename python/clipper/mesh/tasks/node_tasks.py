@@ -32,7 +32,7 @@ class NodeTasks:
 
         Of several nodes that hold a model, the one that has held it longest acts.
         """
-        usage = self._usage.look(now_ms(), asyncio.get_running_loop().time())
+        usage = self._usage.read(now_ms(), asyncio.get_running_loop().time())
         mine = [(id, record) for id in usage if (record := self._led_here(id)) is not None]
         view = self._view.take(mine, usage)
         for action in maintenance.rates(view, now_ms(), self._settings):

@@ -68,7 +68,7 @@ class RowDrift:
     def __init__(
         self, tolerance: float, made_max: int, rows_max: int, forget: Callable[[Key, int], object]
     ) -> None:
-        self.tolerance, self._made_max, self._rows_max, self._tell = (
+        self.tolerance, self._made_max, self._rows_max, self._notify = (
             tolerance,
             made_max,
             rows_max,
@@ -185,7 +185,7 @@ class RowDrift:
         if not made.generation:  # dropped already, because of another row
             return
         del self._made[made.key]
-        self._tell(made.key, made.generation)
+        self._notify(made.key, made.generation)
         made.generation = 0
         self.forgotten[why] += 1
         for rows, row in made.rows:

@@ -203,13 +203,13 @@ class RowWatcher:
                 self._ask(post, now)
             elif post.ask is not None and now >= post.due_s:
                 self._is_away(post, "it does not answer")
-        for post in self._heard_of():
+        for post in self._answered_watches():
             self._receive(post)
         if self._woken:
             time.sleep(GATHER_S)
             self._pull_new_rows()
 
-    def _heard_of(self) -> list[ShardWatch]:
+    def _answered_watches(self) -> list[ShardWatch]:
         """Wait for answers. Returns the shards that answered; none if something else is due."""
         poll, open_at = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
@@ -221,23 +221,23 @@ class RowWatcher:
         return [open_at[fd] for fd, _ in poll.poll(max(0.0, until_s) * 1000 + 1) if fd in open_at]
 
     def _ask(self, post: ShardWatch, now: float) -> None:
-        ask = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
+        request = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
         post.question += 1
         try:
-            post.connection.send(ask)
+            post.connection.send(request)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
-        post.ask, post.due_s = ask, now + WAIT_S + ANSWER_S
+        post.ask, post.due_s = request, now + WAIT_S + ANSWER_S
 
     def _receive(self, post: ShardWatch) -> None:
-        ask = post.ask
-        assert ask is not None
+        request = post.ask
+        assert request is not None
         try:
-            head = post.connection.wait(ask)
+            head = post.connection.wait(request)
             if head.kind != MessageKind.ANSWER:
-                raise refusal(head, ask.body, post.connection.name)
-            answer = unpacked(ask.body)
+                raise refusal(head, request.body, post.connection.name)
+            answer = unpacked(request.body)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return

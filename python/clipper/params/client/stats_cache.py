@@ -20,7 +20,7 @@ class StatsCache:
     def __init__(self, read: Callable[[], Sequence[Stats]]) -> None:
         self._read = read
         self._last: Sequence[Stats] = ()
-        self._asked = threading.Semaphore(0)
+        self._requested = threading.Semaphore(0)
         self._guard = threading.Lock()
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -33,21 +33,21 @@ class StatsCache:
                     target=self._run, name="clipper-params-observer", daemon=True
                 )
                 self._thread.start()
-            self._asked.release()
+            self._requested.release()
             return self._last
 
     def stop(self) -> None:
         """End the thread, at the latest when the shards' time to answer is over. Idempotent."""
         with self._guard:
             self._ending, thread = True, self._thread
-            self._asked.release()
+            self._requested.release()
         if thread is not None:
             thread.join()
 
     def _run(self) -> None:
         while True:
-            self._asked.acquire()
-            while self._asked.acquire(blocking=False):
+            self._requested.acquire()
+            while self._requested.acquire(blocking=False):
                 pass  # requests during a read share the next one
             if self._ending:
                 return

@@ -57,17 +57,17 @@ class UserRows:
             )
         except InvalidInput as error:  # the row's values are out of range
             self.unusable += 1
-            self._say(self.unusable, user, error)
+            self._log(self.unusable, user, error)
             return None
         except ClipperError as error:
             self.away += 1
             self._again_s = time.monotonic() + self._pause_s
-            self._say(self.away, user, error)
+            self._log(self.away, user, error)
             return None
         self.pulled += 1
         return found
 
-    def _say(self, count: int, user: str, error: ClipperError) -> None:
+    def _log(self, count: int, user: str, error: ClipperError) -> None:
         if count & (count - 1) == 0:
             _log.warning(
                 "user %.40r is asked about without a context (%d times so far): %s",

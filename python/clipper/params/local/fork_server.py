@@ -34,7 +34,7 @@ from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 log = logging.getLogger("clipper.params")
-ASK_BYTES_MAX = 1 << 16
+REQUEST_BYTES_MAX = 1 << 16
 
 
 def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfig:
@@ -82,18 +82,18 @@ class ForkServer:
                 if fd in self._children:
                     self._reap(fd)
                     continue
-                data = self._connection.recv(ASK_BYTES_MAX)
+                data = self._connection.recv(REQUEST_BYTES_MAX)
                 if not data:
                     return 0
                 code = self._fork(json.loads(data))
                 if code is not None:
                     return code
 
-    def _say(self, fds: list[int], **message: object) -> None:
+    def _send(self, fds: list[int], **message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             socket.send_fds(self._connection, [json.dumps(message).encode()], fds)
 
-    def _fork(self, asked: Any) -> int | None:
+    def _fork(self, requested: Any) -> int | None:
         """Fork a shard. The child waits until the supervisor knows it, so that none runs unknown.
 
         Returns the child's exit code in the child, else None.
@@ -104,21 +104,21 @@ class ForkServer:
         except OSError as error:
             os.close(waits)
             os.close(goes)
-            self._say([], number=asked["number"], error=str(error))
+            self._send([], number=requested["number"], error=str(error))
             return None
         if pid == 0:
             os.close(goes)
-            return self._become(asked, waits)
+            return self._become(requested, waits)
         os.close(waits)
         fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
         self._children[fd] = pid
-        self._say([fd], number=asked["number"], pid=pid)
+        self._send([fd], number=requested["number"], pid=pid)
         with contextlib.suppress(BrokenPipeError):
             os.write(goes, b".")
         os.close(goes)
         return None
 
-    def _become(self, asked: Any, waits: int) -> int:
+    def _become(self, requested: Any, waits: int) -> int:
         os.setsid()
         self._connection.close()
         for fd in self._children:
@@ -128,14 +128,16 @@ class ForkServer:
         if not known:
             return EXIT_FAILED
         return run_shard(
-            Path(asked["folder"]), int(asked["number"]), watched(self._supervisor_fd, self._beside)
+            Path(requested["folder"]),
+            int(requested["number"]),
+            watched(self._supervisor_fd, self._beside),
         )
 
     def _reap(self, fd: int) -> None:
         pid = self._children.pop(fd)
         os.close(fd)
         _, status = os.waitpid(pid, 0)
-        self._say([], pid=pid, code=os.waitstatus_to_exitcode(status))
+        self._send([], pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
 def run_shard(folder: Path, number: int, beside: Beside) -> int:

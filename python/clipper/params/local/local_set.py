@@ -60,7 +60,7 @@ QUICK_S = 1.0  # a shard that lives shorter has failed to start
 QUICK_MAX = 3  # failures in a row before restarts are delayed
 PAUSE_S_MAX = 5.0
 UNIX_PATH_MAX = 100
-SAID_BYTES_MAX = 1 << 16
+REPLY_BYTES_MAX = 1 << 16
 PROGRAM = "clipper.params.local.fork_server"
 PROGRAM_WITH_GRPC = (  # with gRPC; by name, since params does not import it
     "clipper.frontend.params_grpc.server"
@@ -139,7 +139,7 @@ class _ForkServerProcess:
         """Return the next reply and a pidfd (-1: none); None if there is no more."""
         try:
             data, fds, _, _ = socket.recv_fds(
-                self.connection, SAID_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+                self.connection, REPLY_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
             )
         except OSError:
             return None

@@ -35,20 +35,20 @@ class AsyncTraining:
     by_python = False  # pushes of rows alone are applied by the core
 
     def __init__(
-        self, door: ShardLoop, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
+        self, core: ShardLoop, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
     ) -> None:
-        self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
-        self._gradients = GradientApplier(door, parameters)
+        self.core, self.parameters, self._lag_max, self._slows = core, parameters, lag_max, slows
+        self._gradients = GradientApplier(core, parameters)
 
-    def push(self, said: Mapping[str, object]) -> PushResult:
+    def push(self, message: Mapping[str, object]) -> PushResult:
         """Apply a push. Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has
         changed then."""
-        gradients = self._gradients.checked(said)
-        sight = self.door.look(gradients.worker, gradients.sequence)
+        gradients = self._gradients.checked(message)
+        sight = self.core.look(gradients.worker, gradients.sequence)
         if sight == SEEN:
             return PushResult(
-                {"accepted": True, "repeated": True, "version": self.door.version},
-                self.door.position,
+                {"accepted": True, "repeated": True, "version": self.core.version},
+                self.core.position,
             )
         if sight == OLD:
             raise StalePush(
@@ -59,8 +59,8 @@ class AsyncTraining:
         lag = self._gradients.age(gradients)
         if self._lag_max and lag > self._lag_max:
             why = f"the gradient is {lag} versions old, and at most {self._lag_max} are accepted"
-            self.door.counts.refuse(RefusalCode.TOO_STALE)
-            return PushResult({"accepted": False, "version": self.door.version, "why": why}, 0)
+            self.core.counts.refuse(RefusalCode.TOO_STALE)
+            return PushResult({"accepted": False, "version": self.core.version, "why": why}, 0)
         return self._apply(
             gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale
         )
@@ -70,17 +70,17 @@ class AsyncTraining:
 
     def _apply(self, gradients: Gradients, scale: float) -> PushResult:
         """Apply gradients as one step, which makes one version."""
-        with pushes_paused(self.door):
+        with pushes_paused(self.core):
             for place, ids, _ in gradients.rows:
-                check_quotas(self.door, place, ids)
-            version = self.door.version + 1
+                check_quotas(self.core, place, ids)
+            version = self.core.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
             no_room = sum(
                 self._gradients.push_rows(table, ids, rows, scale)
                 for table, ids, rows in gradients.rows
             )
             changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
-            position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
-            self.door.version = version
-        self.door.counts.take()
+            position = self.core.note(DENSE, changed, gradients.worker, gradients.sequence)
+            self.core.version = version
+        self.core.counts.take()
         return PushResult({"accepted": True, "version": version, "no_room": no_room}, position)

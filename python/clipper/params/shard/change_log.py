@@ -132,8 +132,8 @@ class PrimaryLog:
     Threads: the shard's answering thread. ids_max: ids that are kept; 0 keeps none.
     """
 
-    def __init__(self, door: ShardLoop, ids_max: int) -> None:
-        self._door, self._changes, self._on = door, ChangeLog(ids_max), ids_max > 0
+    def __init__(self, core: ShardLoop, ids_max: int) -> None:
+        self._core, self._changes, self._on = core, ChangeLog(ids_max), ids_max > 0
         self._base = 0  # the core counts from 0 in each process
         self.history = History()
 
@@ -141,29 +141,29 @@ class PrimaryLog:
         self, history: History, position: int, first: int, changed: Mapping[int, Ids]
     ) -> None:
         """Begin this epoch at `position`. changed: ids since the position `first`."""
-        self.history = history.then(self._door.epoch, position)
-        self._base = position - self._door.position
+        self.history = history.then(self._core.epoch, position)
+        self._base = position - self._core.position
         if self._on:
             self._changes.restart(first)
             self._changes.add(changed, position)
-            self._door.follow(SLOT)
+            self._core.follow(SLOT)
 
-    def position_of(self, door_position: int) -> int:
-        """Return the position in the history for one that the door counts."""
-        return self._base + door_position
+    def position_of(self, core_position: int) -> int:
+        """Return the position in the history for one that the core counts."""
+        return self._base + core_position
 
     @property
     def position(self) -> int:
         """Position of the shard now."""
-        return self.position_of(self._door.position)
+        return self.position_of(self._core.position)
 
     def read(self) -> None:
-        """Take what the door has noted; to be called now and then, and before `since`."""
-        if not self._on or self._door.position == self._changes.position - self._base:
+        """Take what the core has noted; to be called now and then, and before `since`."""
+        if not self._on or self._core.position == self._changes.position - self._base:
             return
-        found = self._door.changed(SLOT)
+        found = self._core.changed(SLOT)
         if found is None:  # the core's log overflowed
-            self._door.follow(SLOT)
+            self._core.follow(SLOT)
             self._changes.restart(self.position)
         else:
             self._changes.add(found[1], self.position_of(found[0]))

@@ -20,10 +20,10 @@ from clipper_core.params.shard_loop import ShardLoop
 SLOT = 8  # follower number in the shard's log
 IDS_MAX = 1 << 20  # kept for watchers that are behind
 IDLE_S = 30.0  # without a question, nothing is kept
-LOOK_S = 0.01  # between two reads of the log, while a question is open
+CHECK_S = 0.01  # between two reads of the log, while a question is open
 WAIT_S_MAX = 5.0
 CallId = tuple[int, int, int]
-Asked = tuple[CallId, int, float]  # call, position, deadline
+WaitingCall = tuple[CallId, int, float]  # call, position, deadline
 
 
 class ChangeWatchers:
@@ -34,40 +34,40 @@ class ChangeWatchers:
 
     def __init__(
         self,
-        door: ShardLoop,
+        core: ShardLoop,
         parameters: Callable[[], Parameters],
         answer: Callable[[Any, bytes], None],
     ) -> None:
-        self._door, self._parameters, self._answer = door, parameters, answer
+        self._core, self._parameters, self._answer = core, parameters, answer
         self._on = False
         self._first = self._position = self._size = 0
-        self._kept: deque[tuple[int, dict[int, Ids]]] = (
+        self._changes: deque[tuple[int, dict[int, Ids]]] = (
             deque()
         )  # (position, ids that changed up to it)
-        self._asked: dict[int, Asked] = {}  # by connection
-        self._heard_s = 0.0
+        self._waiting: dict[int, WaitingCall] = {}  # by connection
+        self._received_s = 0.0
 
     @property
-    def look_s(self) -> float:
+    def check_s(self) -> float:
         """Longest time for which the answering thread may sleep."""
-        return LOOK_S if self._asked else float("inf")
+        return CHECK_S if self._waiting else float("inf")
 
-    def watch(self, said: Piece, call_id: CallId, now: float) -> Piece | None:
+    def watch(self, message: Piece, call_id: CallId, now: float) -> Piece | None:
         """Return the answer to a question; None if it is sent later. Raises InvalidInput."""
-        since = said.get("since", -1)
+        since = message.get("since", -1)
         if not isinstance(since, int):
             raise InvalidInput(f"watch: since is a position, or -1, not {since!r:.100}.")
-        self._heard_s = now
+        self._received_s = now
         if not self._on:
             self._subscribe()
         self._take()
-        if said.get("epoch") != self._door.epoch or not self._first <= since <= self._position:
+        if message.get("epoch") != self._core.epoch or not self._first <= since <= self._position:
             return self._reply({}, lost=True)
         found = self._since(since)
-        wait_s = min(float(said.get("wait_s", 0.0)), WAIT_S_MAX)
+        wait_s = min(float(message.get("wait_s", 0.0)), WAIT_S_MAX)
         if found or wait_s <= 0:
             return self._reply(found)
-        self._asked[call_id[0]] = (call_id, since, now + wait_s)
+        self._waiting[call_id[0]] = (call_id, since, now + wait_s)
         return None
 
     def answer_open_questions(self, now: float) -> None:
@@ -75,13 +75,13 @@ class ChangeWatchers:
         if not self._on:
             return
         self._take()
-        for conn, (call_id, since, until) in list(self._asked.items()):
+        for conn, (call_id, since, until) in list(self._waiting.items()):
             lost = since < self._first
             found = {} if lost else self._since(since)
             if found or lost or now >= until:
-                del self._asked[conn]
+                del self._waiting[conn]
                 self._answer(call_id, packed(self._reply(found, lost=lost)))
-        if not self._asked and now - self._heard_s > IDLE_S:
+        if not self._waiting and now - self._received_s > IDLE_S:
             self._unsubscribe()
 
     def lose(self) -> None:
@@ -91,35 +91,35 @@ class ChangeWatchers:
             self._subscribe()
 
     def _subscribe(self) -> None:
-        self._door.follow(SLOT)
-        self._on, self._first = True, self._door.position
+        self._core.follow(SLOT)
+        self._on, self._first = True, self._core.position
         self._position = self._first
 
     def _unsubscribe(self) -> None:
-        self._door.unfollow(SLOT)
+        self._core.unfollow(SLOT)
         self._on, self._size = False, 0
-        self._kept.clear()
+        self._changes.clear()
 
     def _take(self) -> None:
         """Move new changes from the shard's log into the list."""
-        if self._door.position == self._position:
+        if self._core.position == self._position:
             return
-        found = self._door.changed(SLOT)
+        found = self._core.changed(SLOT)
         if found is None:  # the core's log overflowed
             self._unsubscribe()
             self._subscribe()
             return
         self._position = found[0]
         size = sum(ids.size for ids in found[1].values())
-        self._kept.append((self._position, found[1]))
+        self._changes.append((self._position, found[1]))
         self._size += size
         while self._size > IDS_MAX:
-            self._first, gone = self._kept.popleft()
+            self._first, gone = self._changes.popleft()
             self._size -= sum(ids.size for ids in gone.values())
 
     def _since(self, since: int) -> dict[str, Ids]:
         later = []
-        for position, changed in reversed(self._kept):
+        for position, changed in reversed(self._changes):
             if position <= since:
                 break
             later.append(changed)
@@ -132,4 +132,4 @@ class ChangeWatchers:
         return {name: np.unique(np.concatenate(each)) for name, each in parts.items() if each}
 
     def _reply(self, rows: dict[str, Ids], *, lost: bool = False) -> Piece:
-        return {"position": self._position, "epoch": self._door.epoch, "lost": lost, "rows": rows}
+        return {"position": self._position, "epoch": self._core.epoch, "lost": lost, "rows": rows}

@@ -127,7 +127,7 @@ class Dense:
             for v in map(self.variables.__getitem__, numbers)
         ]
 
-    def said(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the optimizer and its settings, as `receive` takes them."""
         return {
             "initialized": self.initialized,
@@ -135,11 +135,14 @@ class Dense:
             "settings": dict(self.optimizer.settings),
         }
 
-    def receive(self, said: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Take over the optimizer of another copy."""
-        self.initialized = bool(said["initialized"])
-        if (self.optimizer.name, self.optimizer.settings) != (said["optimizer"], said["settings"]):
-            self.optimizer = Optimizer(said["optimizer"], **said["settings"])
+        self.initialized = bool(message["initialized"])
+        if (self.optimizer.name, self.optimizer.settings) != (
+            message["optimizer"],
+            message["settings"],
+        ):
+            self.optimizer = Optimizer(message["optimizer"], **message["settings"])
 
     def write(self, variables: Iterable[Mapping[str, Any]]) -> None:
         """Write variables with their states; unknown ones are added."""

@@ -265,13 +265,13 @@ class DiskLog:
         self._path = folder
         self._end = 0  # bytes of the file that are synced
         self._taken = 0  # position of the last record
-        self._needs_snapshot = self._empty = self._asked = False
+        self._needs_snapshot = self._empty = self._snapshot_requested = False
         self._marks = 0  # snapshots that were begun
         self._file_marks = -1  # how many there were when the file was begun
         self._marked: tuple[int, int] | None = None  # (marks, position) of the last one
         self._marks_of: dict[Path, int] = {}
         self._specs: tuple[list[TableSpec], list[TableSpec], list[int]] = ([], [], [])
-        self._said: Piece = {"records": 0, "pushes": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
+        self._stats: Piece = {"records": 0, "pushes": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
         self._thread = threading.Thread(target=self._run, name="clipper-shard-log", daemon=True)
 
     def start(self, found: Recovered) -> None:
@@ -280,15 +280,15 @@ class DiskLog:
         self._follow()
         self._empty = found.is_new
         self._needs_snapshot = not (found.is_new or found.on_disk)
-        self._said["nbytes"] = sum(one.path.stat().st_size for one in log_files(self._folder))
+        self._stats["nbytes"] = sum(one.path.stat().st_size for one in log_files(self._folder))
         self._thread.start()
 
     def _follow(self) -> None:
-        door = self._shard.door
-        with pushes_paused(door):
-            door.follow(SLOT, waited=True)
-            door.sleep_at(SLOT, -1)
-            self._taken = door.position
+        core = self._shard.core
+        with pushes_paused(core):
+            core.follow(SLOT, waited=True)
+            core.sleep_at(SLOT, -1)
+            self._taken = core.position
 
     def close(self) -> None:
         """End the thread."""
@@ -297,7 +297,7 @@ class DiskLog:
         os.eventfd_write(self._wake, 1)
         if self._thread.ident is not None:
             self._thread.join()
-            self._shard.door.sleep_at(SLOT, -1)
+            self._shard.core.sleep_at(SLOT, -1)
         if self._file >= 0:
             os.close(self._file)
         os.close(self._wake)
@@ -307,7 +307,7 @@ class DiskLog:
         """Return the records and pushes written since the start, the seconds that this took, the
         bytes of all files, and the last error."""
         with self._guard:
-            return dict(self._said)
+            return dict(self._stats)
 
     # -- snapshots
 
@@ -321,12 +321,12 @@ class DiskLog:
         if self._marked is None:
             return
         marks, position = self._marked
-        door = self._shard.door
-        door.acknowledge(SLOT, position - self._shard.resync_log.position_of(0))
+        core = self._shard.core
+        core.acknowledge(SLOT, position - self._shard.resync_log.position_of(0))
         with self._guard:
             for one in log_files(self._folder):
                 if self._marks_of.get(one.path, 0) < marks:
-                    self._said["nbytes"] -= one.path.stat().st_size
+                    self._stats["nbytes"] -= one.path.stat().st_size
                     one.path.unlink()
                     self._marks_of.pop(one.path, None)
         fsync_folder(self._folder)
@@ -341,15 +341,15 @@ class DiskLog:
             while not self._closed.is_set():
                 if self._needs_snapshot:
                     self._take_snapshot()
-                elif self._said["nbytes"] > self._bytes_max:
+                elif self._stats["nbytes"] > self._bytes_max:
                     self._ask_for_cut()
                 if not self._needs_snapshot and not self._commit():
-                    if self._shard.door.sleep_at(SLOT, self._wake):
+                    if self._shard.core.sleep_at(SLOT, self._wake):
                         poll.poll(IDLE_S * 1000)
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
         except Exception as error:
-            self._said["error"] = str(error)
+            self._stats["error"] = str(error)
             log.exception("shard %d cannot write its log", self._shard.config.number)
             self._shard.post(partial(_fail, StoreError(f"the log in {self._folder}: {error}.")))
 
@@ -366,7 +366,7 @@ class DiskLog:
         while not done.wait(IDLE_S) and not self._closed.is_set():
             pass
         if failed:
-            self._said["error"] = str(failed[0])
+            self._stats["error"] = str(failed[0])
             self._closed.wait(RETRY_S)
         elif done.is_set():
             self._needs_snapshot = False
@@ -375,28 +375,28 @@ class DiskLog:
         """Have a snapshot taken; wait for it if the log is too large."""
 
         def on_done(_: Piece | Exception) -> None:
-            self._asked = False
+            self._snapshot_requested = False
             self._changed.set()
 
         self._changed.clear()
-        if not self._asked:
-            self._asked = True
+        if not self._snapshot_requested:
+            self._snapshot_requested = True
             self._shard.snapshots.ask(0, on_done)
-        while self._said["nbytes"] > LOG_FULL * self._bytes_max and self._asked:
-            self._said["error"] = "pushes wait for a snapshot: the log is full"
+        while self._stats["nbytes"] > LOG_FULL * self._bytes_max and self._snapshot_requested:
+            self._stats["error"] = "pushes wait for a snapshot: the log is full"
             self._changed.wait(RETRY_S)
             if self._closed.is_set():
                 return
 
     def _commit(self) -> bool:
         """Write and sync what has changed. Return whether something has."""
-        shard, door = self._shard, self._shard.door
-        with pushes_paused(door):
-            found = door.changed(SLOT)
+        shard, core = self._shard, self._shard.core
+        with pushes_paused(core):
+            found = core.changed(SLOT)
             if found is not None and found[0] == self._taken:
                 return False
             if found is not None:
-                position, version, marks = found[0], door.version, self._marks
+                position, version, marks = found[0], core.version, self._marks
                 pieces = list(self._pieces(found[1], found[2], marks != self._file_marks))
         if found is None:  # more has changed than the core keeps count of
             self._follow()
@@ -408,20 +408,20 @@ class DiskLog:
         for i, piece in enumerate(pieces):
             body = packed(piece)
             flags = (MORE if i + 1 < len(pieces) else 0) | (EMPTY if self._empty else 0)
-            head = RECORD.pack(MAGIC, 0, flags, 0, len(body), door.epoch, begin, end, version)
+            head = RECORD.pack(MAGIC, 0, flags, 0, len(body), core.epoch, begin, end, version)
             crc = zlib.crc32(body, zlib.crc32(head[CRC_END:]))
             data += [head[:4] + crc.to_bytes(4, "little") + head[CRC_END:], body]
         began_s = time.monotonic()
         if not self._write(data, begin, marks):
             return True
         with self._guard:
-            self._said["records"] += 1
-            self._said["pushes"] += len(found[2])
-            self._said["seconds"] += time.monotonic() - began_s
-            self._said["error"] = ""
+            self._stats["records"] += 1
+            self._stats["pushes"] += len(found[2])
+            self._stats["seconds"] += time.monotonic() - began_s
+            self._stats["error"] = ""
         self._taken, self._empty = position, False
-        door.acknowledge(SLOT, position)
-        if door.python_waits:
+        core.acknowledge(SLOT, position)
+        if core.python_waits:
             shard.post(_nothing)  # calls are answered by another thread
         return True
 
@@ -432,7 +432,7 @@ class DiskLog:
         specs = (parameters.specs[:], parameters.created[:], parameters.table_numbers[:])
         shape = parameters.shape(tables=begins or specs != self._specs)
         self._specs = specs
-        version = self._shard.door.version
+        version = self._shard.core.version
         first = {**shape, "version": version, "told": [n for pair in pairs for n in pair]}
         if begins:
             first["history"] = self._shard.resync_log.history.encode()
@@ -453,7 +453,7 @@ class DiskLog:
                 _write_all(self._file, data)
                 break
             except OSError as error:
-                self._said["error"] = str(error)
+                self._stats["error"] = str(error)
                 log.warning("%s: %s; pushes wait", self._path, error)
                 if self._file >= 0 and marks == self._file_marks:
                     os.ftruncate(self._file, self._end)
@@ -463,11 +463,11 @@ class DiskLog:
         size = sum(map(len, data))
         self._end += size
         with self._guard:
-            self._said["nbytes"] += size
+            self._stats["nbytes"] += size
         return True
 
     def _open(self, begin: int, marks: int) -> None:
-        epoch = self._shard.door.epoch
+        epoch = self._shard.core.epoch
         path = self._folder / f"changes-{epoch:012d}-{begin:020d}-of-{self._shards}.log"
         with self._guard:  # before the file is there, so that `cut` does not take it for an old one
             self._marks_of[path] = marks

@@ -44,15 +44,15 @@ class PushResult(NamedTuple):
 class GradientApplier:
     """Checks gradients and applies those of rows. Threads: the answering one."""
 
-    def __init__(self, door: ShardLoop, parameters: Parameters) -> None:
-        self._door, self._parameters = door, parameters
+    def __init__(self, core: ShardLoop, parameters: Parameters) -> None:
+        self._core, self._parameters = core, parameters
 
     def age(self, gradients: Gradients) -> int:
         """Return the age of gradients in versions, and count it; 0 if they name no version."""
         if not gradients.version:
             return 0
-        age = max(0, self._door.version - gradients.version)
-        self._door.counts.lag(age)
+        age = max(0, self._core.version - gradients.version)
+        self._core.counts.lag(age)
         return age
 
     def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> int:
@@ -62,28 +62,28 @@ class GradientApplier:
         """
         gone: list[Ids] = []
         counted = self._parameters.tables[table].push(
-            ids, gradients, scale=scale, stamp=self._door.stamp, gone=gone
+            ids, gradients, scale=scale, stamp=self._core.stamp, gone=gone
         )
-        self._door.counts.push(table, counted)
+        self._core.counts.push(table, counted)
         for each in (*gone, ids):
-            self._door.note(table, each)
+            self._core.note(table, each)
         return counted["refused"]
 
-    def checked(self, said: Mapping[str, object]) -> Gradients:
+    def checked(self, message: Mapping[str, object]) -> Gradients:
         """Return the checked gradients of a message. Raises InvalidInput, UnknownTable,
         UnknownVariable."""
-        scale = _number(said, "scale", 1.0) or 1.0  # 0 means 1
+        scale = _number(message, "scale", 1.0) or 1.0  # 0 means 1
         if not (scale > 0 and math.isfinite(scale)):
             raise InvalidInput(
                 f"scale = {scale}: a finite number, 0 (the optimizer's rate) or above."
             )
-        variables, rows = said.get("variables") or {}, said.get("rows") or {}
+        variables, rows = message.get("variables") or {}, message.get("rows") or {}
         if not isinstance(variables, dict) or not isinstance(rows, dict):
             raise InvalidInput("variables and rows are maps by name.")
         return Gradients(
-            whole(said, "worker"),
-            whole(said, "sequence"),
-            whole(said, "version"),
+            whole(message, "worker"),
+            whole(message, "sequence"),
+            whole(message, "version"),
             scale,
             self._parameters.dense.check(variables),
             [self._rows(name, part) for name, part in rows.items()],
@@ -125,16 +125,16 @@ def check_quotas(loop: ShardLoop, place: int, ids: Ids) -> None:
         )
 
 
-def _number(said: Mapping[str, object], key: str, default: float) -> float:
-    value = said.get(key, default)
+def _number(message: Mapping[str, object], key: str, default: float) -> float:
+    value = message.get(key, default)
     if not isinstance(value, int | float):
         raise InvalidInput(f"{key} is a number, not {value!r}.")
     return float(value)
 
 
-def whole(said: Mapping[str, object], key: str) -> int:
+def whole(message: Mapping[str, object], key: str) -> int:
     """Return a whole number of a message; 0 if it is missing. Raises InvalidInput."""
-    value = said.get(key, 0)
+    value = message.get(key, 0)
     if not isinstance(value, int) or not 0 <= value <= _SEQUENCE_MAX:
         raise InvalidInput(f"{key} is a whole number from 0 to 2^64 - 1, not {value!r}.")
     return value

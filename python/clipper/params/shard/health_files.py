@@ -22,7 +22,9 @@ def is_safe_to_stop(
         QUIET_S + (0.0 if settings.replication == "waited" else settings.period_s),
         settings.without_replica_s,
     )
-    silent = [(one, 0.0 if one.asked is not None else now - one.last_seen_s) for one in followers]
+    silent = [
+        (one, 0.0 if one.waiting_call is not None else now - one.last_seen_s) for one in followers
+    ]
     return ready and all(
         (one.is_whole and for_s <= quiet_s) or for_s > patience_s > 0 for one, for_s in silent
     )

@@ -163,7 +163,7 @@ class Parameters:
             **{name: [msgspec.to_builtins(spec) for spec in specs] for name, specs in each.items()},
             **({"numbers": list(self.table_numbers)} if tables else {}),
             "steps": [table.steps for table in self.tables],
-            "dense": self.dense.said(),
+            "dense": self.dense.summary(),
             "gathered": self.gathered,
         }
 

@@ -236,12 +236,12 @@ def recover(
     """
     try:
         before = epochs.last
-        found = _look(shard, connections, patience_s if before else 0.0, stopping)
+        found = _find_copy(shard, connections, patience_s if before else 0.0, stopping)
         older, why = list(snapshots), ""
         epoch = 1 + max(
             [
                 before,
-                *(int(said.get("known", 0)) for _, said in found),
+                *(int(message.get("known", 0)) for _, message in found),
                 *(one.epoch for one in older),
             ]
         )
@@ -279,7 +279,7 @@ def recover(
             connection.close()
 
 
-def _look(
+def _find_copy(
     shard: int, connections: list[ShardConnection], patience_s: float, stopping: Callable[[], bool]
 ) -> list[tuple[ShardConnection, Piece]]:
     """Ask each shard what it has of this one. Returns the answers."""
@@ -304,39 +304,39 @@ def _claimed(shard: int, epoch: int, found: list[tuple[ShardConnection, Piece]])
     sources = []
     for connection, _ in found:
         try:
-            said = call_once(connection, "replica", shard=shard, epoch=epoch)[1]
+            message = call_once(connection, "replica", shard=shard, epoch=epoch)[1]
         except (OSError, ClipperError) as error:
             log.warning("shard %d: %s: %s", shard, connection.name, error)
             continue
-        if int(said["known"]) >= epoch:
+        if int(message["known"]) >= epoch:
             raise StoreError(
-                f"shard {shard} runs already, with epoch {said['known']}.",
+                f"shard {shard} runs already, with epoch {message['known']}.",
                 hint="End that process, or wait.",
             )
-        if said["whole"]:
+        if message["whole"]:
             name = f"its replica in shard {connection.number}"
-            first = said.get("first")
+            first = message.get("first")
             sources.append(
                 Source(
-                    said["epoch"],
-                    said["version"],
+                    message["epoch"],
+                    message["version"],
                     name,
-                    _walk(shard, connection, said),
+                    _walk(shard, connection, message),
                     False,
                     connection.number,
-                    int(said.get("position", -1)),
-                    History.decode(said.get("history")),
+                    int(message.get("position", -1)),
+                    History.decode(message.get("history")),
                     -1 if first is None else int(first),
-                    partial(_changes_since, shard, connection, said),
+                    partial(_changes_since, shard, connection, message),
                 )
             )
     return sources
 
 
 def _changes_since(
-    shard: int, connection: ShardConnection, said: Piece, position: int
+    shard: int, connection: ShardConnection, message: Piece, position: int
 ) -> Iterator[Piece]:
-    yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
+    yield {**message["shape"], "seen": message["seen"], "version": message["version"]}
     number: int | None = 0
     while number is not None:
         piece = call_once(
@@ -377,9 +377,9 @@ def _difference(base: Source, source: Source, epoch: int) -> Recovered:
     )
 
 
-def _walk(shard: int, connection: ShardConnection, said: Piece) -> Callable[[], Iterable[Piece]]:
+def _walk(shard: int, connection: ShardConnection, message: Piece) -> Callable[[], Iterable[Piece]]:
     def read() -> Iterable[Piece]:
-        yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
+        yield {**message["shape"], "seen": message["seen"], "version": message["version"]}
         cursor: Any = [0, 0]
         while cursor is not None:
             piece = call_once(connection, "get_replica", shard=shard, cursor=cursor)[1]

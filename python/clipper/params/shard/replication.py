@@ -69,13 +69,13 @@ class Origin(NamedTuple):
 
 
 @contextlib.contextmanager
-def pushes_paused(door: ShardLoop) -> Iterator[None]:
+def pushes_paused(core: ShardLoop) -> Iterator[None]:
     """Pause pushes, so that several rows are read or changed as one."""
-    door.hold()
+    core.hold()
     try:
         yield
     finally:
-        door.resume()
+        core.resume()
 
 
 # -- at the primary
@@ -86,8 +86,8 @@ class FollowerState:
 
     life: the follower's own epoch. given_up: pushes do not wait for it until its copy is whole.
     incomplete_since_s: since when it has no whole copy. slot: its number in the log. serial: of
-    the last reply. position: of the last reply, as the log counts. asked: (call, until) of an
-    open question.
+    the last reply. position: of the last reply, as the log counts. waiting_call: (call, until) of a
+    request that is not answered yet.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class FollowerState:
         slot: int,
         shard: int,
         waited: bool,
-        door: ShardLoop,
+        core: ShardLoop,
         parameters: Parameters,
         changes: PrimaryLog,
     ) -> None:
         self.slot, self.shard, self.waited = slot, shard, waited
-        self._door, self._parameters, self._changes = door, parameters, changes
+        self._core, self._parameters, self._changes = core, parameters, changes
         self.on = self.given_up = False
         self.life = 0
         self.last_seen_s = 0.0
@@ -108,7 +108,7 @@ class FollowerState:
         self.serial = 0
         self.position = 0
         self.acknowledged = 0
-        self.asked: tuple[Any, float] | None = None
+        self.waiting_call: tuple[Any, float] | None = None
         self._last: bytes | None = None
         self._backlog: list[dict[int, Ids] | Piece] = []
         self._rest: Piece = {}  # sent with the last piece of the backlog
@@ -117,7 +117,7 @@ class FollowerState:
         self._rounds = 0
         self.streaming = False  # changes are sent as they come
         self._needs_reply = False  # a table or a model was made since the last one
-        self._heard = 0
+        self._received = 0
         self._origin: Origin | None = None
         self._missed: dict[int, Ids] | None = None
 
@@ -127,9 +127,9 @@ class FollowerState:
         self.last_seen_s = now
         self._origin = origin if origin is not None and origin.shard == self.shard else None
         if self.waited:
-            self._door.follow(self.slot, waited=True)
+            self._core.follow(self.slot, waited=True)
 
-    def start_resync(self, said: Piece) -> Piece | None:
+    def start_resync(self, message: Piece) -> Piece | None:
         """Start a resync by difference: the follower keeps its copy, and is told the rows that
         have changed since.
 
@@ -138,13 +138,13 @@ class FollowerState:
         are those of its position, none is newer), or the one that this shard recovered from.
         """
         origin, self._origin = self._origin, None
-        epoch, position = int(said.get("epoch", 0)), int(said.get("position", -1))
-        is_origin = origin is not None and (epoch, said.get("version")) == origin[1:]
-        if not said.get("keeps") or not (
-            is_origin or said.get("exact") or epoch == self._door.epoch
+        epoch, position = int(message.get("epoch", 0)), int(message.get("position", -1))
+        is_origin = origin is not None and (epoch, message.get("version")) == origin[1:]
+        if not message.get("keeps") or not (
+            is_origin or message.get("exact") or epoch == self._core.epoch
         ):
             return None
-        with pushes_paused(self._door):
+        with pushes_paused(self._core):
             missed = self._changes.since(epoch, position)
             if missed is None:
                 return None
@@ -158,7 +158,7 @@ class FollowerState:
         up."""
         if self.is_whole:
             self.incomplete_since_s = time.monotonic()
-        self._door.follow(self.slot, waited=self.waited and few)
+        self._core.follow(self.slot, waited=self.waited and few)
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
         self.acknowledged = self.position = self._rounds = 0
         self._whole = self._exact = self._confirmed = False
@@ -168,14 +168,14 @@ class FollowerState:
         """Start a full sync: return the metadata; the follower copies all rows and then asks for
         changes."""
         self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
-        with pushes_paused(self._door):
-            seen = self._door.pushes_seen()
+        with pushes_paused(self._core):
+            seen = self._core.pushes_seen()
             return {
                 **ANEW,
                 **self._parameters.shape(),
                 "serial": self.serial,
                 "seen": seen,
-                "version": self._door.version,
+                "version": self._core.version,
                 "history": self._changes.history.encode(),
             }
 
@@ -199,14 +199,14 @@ class FollowerState:
         """Send no changes as they come: the follower is told, and asks for a resync."""
         if self.streaming:
             self.streaming = False
-            self._door.end_stream(self.slot)
+            self._core.end_stream(self.slot)
 
-    def hear(self, now: float) -> None:
+    def read_progress(self, now: float) -> None:
         """Note what the follower has acknowledged of the changes that were sent as they came."""
         if self.streaming:
-            on, acknowledged, heard = self._door.streams(self.slot)
-            if on and (heard != self._heard or acknowledged >= self._door.position):
-                self._heard, self.last_seen_s = heard, now
+            on, acknowledged, received = self._core.streams(self.slot)
+            if on and (received != self._received or acknowledged >= self._core.position):
+                self._received, self.last_seen_s = received, now
             self.acknowledged = self.position = max(self.acknowledged, acknowledged)
 
     def give_up(self) -> None:
@@ -215,8 +215,8 @@ class FollowerState:
         self._origin = None
         if self.is_whole:
             self.incomplete_since_s = time.monotonic()
-        self.on, self.given_up, self.asked, self._last = False, True, None, None
-        self._door.unfollow(self.slot)
+        self.on, self.given_up, self.waiting_call, self._last = False, True, None, None
+        self._core.unfollow(self.slot)
 
     def confirm(self, serial: int) -> bytes | None:
         """Take a question. Returns the reply to repeat, or None.
@@ -236,13 +236,13 @@ class FollowerState:
             self.given_up = False
             if self.acknowledged < self.position:
                 self.acknowledged = self.position
-                self._door.acknowledge(self.slot, self.position)
+                self._core.acknowledge(self.slot, self.position)
         return None
 
     def start_waiting(self) -> None:
         """Let pushes wait for this follower from now on."""
         if self.waited and self.on:
-            self._door.wait_for(self.slot)
+            self._core.wait_for(self.slot)
 
     @property
     def is_whole(self) -> bool:
@@ -254,7 +254,7 @@ class FollowerState:
         """Tell whether there is something to send."""
         if self._backlog or not self._whole or not self._exact:
             return True
-        return self._door.position != self.position
+        return self._core.position != self.position
 
     def next_reply(self) -> bytes | None:
         """Return the next reply; None if the follower has fallen too far behind."""
@@ -269,16 +269,16 @@ class FollowerState:
         return self._last
 
     def _changed(self) -> Piece | None:
-        with pushes_paused(self._door):
-            found = self._door.changed(self.slot)
+        with pushes_paused(self._core):
+            found = self._core.changed(self.slot)
             if found is None:
                 return None
-            position, changed, told = found
+            position, changed, notice = found
             self._needs_reply = False
             seen = {}
             if self._missed is not None:
                 changed, self._missed = union([self._missed, changed]), None
-                seen = {"seen": self._door.pushes_seen()}
+                seen = {"seen": self._core.pushes_seen()}
             few = self._parameters.size_of(changed) <= STILL_BYTES_MAX
             self._rounds += 1
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
@@ -286,8 +286,8 @@ class FollowerState:
                 self.start_waiting()  # the next round is small then
             after = {
                 **self._parameters.shape(),
-                "version": self._door.version,
-                "told": [n for pair in told for n in pair],
+                "version": self._core.version,
+                "told": [n for pair in notice for n in pair],
                 "position": self._changes.position_of(position),
                 **seen,
             }
@@ -324,16 +324,16 @@ class FollowerSet:
         replicas: int,
         *,
         waited: bool,
-        door: ShardLoop,
+        core: ShardLoop,
         parameters: Parameters,
         changes: PrimaryLog,
         answer: Callable[..., None],
         streams: bool = False,
     ) -> None:
         self._streams = streams
-        self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
+        self._shard, self._shards, self._answer, self._core = shard, shards, answer, core
         self.each = [
-            FollowerState(k, (shard + 1 + k) % shards, waited, door, parameters, changes)
+            FollowerState(k, (shard + 1 + k) % shards, waited, core, parameters, changes)
             for k in range(min(replicas, shards - 1))
         ]
 
@@ -347,35 +347,37 @@ class FollowerSet:
         """Return the state of the follower in a shard; None if it is none."""
         return next((one for one in self.each if one.shard == shard), None)
 
-    def _follower_that_asks(self, said: Piece, now: float) -> FollowerState:
+    def _follower_that_asks(self, message: Piece, now: float) -> FollowerState:
         """Return the follower that asks. Raises ClipperError, ShardAway."""
-        one = self.of(int(said.get("shard", -1)))
+        one = self.of(int(message.get("shard", -1)))
         if one is None:
-            raise ClipperError(f"shard {said.get('shard')} has no replica of shard {self._shard}.")
-        life = int(said.get("mine", 0))
+            raise ClipperError(
+                f"shard {message.get('shard')} has no replica of shard {self._shard}."
+            )
+        life = int(message.get("mine", 0))
         if life < one.life:
             raise ShardAway(f"shard {one.shard} of epoch {life} has ended: epoch {one.life} lives.")
-        if one.asked is not None:
-            self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
-        one.life, one.last_seen_s, one.asked = life, now, None
+        if one.waiting_call is not None:
+            self._answer(one.waiting_call[0], packed({"serial": one.serial, "quiet": True}))
+        one.life, one.last_seen_s, one.waiting_call = life, now, None
         one.end_stream()
         return one
 
-    def stream(self, said: Piece, call_id: object, now: float) -> bytes | None:
+    def stream(self, message: Piece, call_id: object, now: float) -> bytes | None:
         """Send a follower changes as they come, from now on. Return the answer if that cannot be.
 
         The question confirms the last reply, as one of `synchronize` does.
         """
-        one = self._follower_that_asks(said, now)
-        if not self._streams or int(said.get("epoch", 0)) != self._door.epoch:
+        one = self._follower_that_asks(message, now)
+        if not self._streams or int(message.get("epoch", 0)) != self._core.epoch:
             return packed({"streams": False, "ever": self._streams})
         try:
-            again = one.confirm(int(said.get("serial", -1)))
+            again = one.confirm(int(message.get("serial", -1)))
         except LookupError:
             again = b""
         if again is not None or not one.can_stream:
             return packed({"streams": False, "ever": True})
-        replays = said.get("replays") == REPLAYS
+        replays = message.get("replays") == REPLAYS
         answer = packed(one.start_stream(now))
         self._answer(call_id, answer, stream=one.slot + 1, replays=replays)
         return None
@@ -385,39 +387,39 @@ class FollowerSet:
         for one in self.each:
             one.require_reply()
 
-    def synchronize(self, said: Piece, call_id: object, now: float) -> bytes | None:
+    def synchronize(self, message: Piece, call_id: object, now: float) -> bytes | None:
         """Return the answer to a follower; None if it is sent later."""
-        one = self._follower_that_asks(said, now)
-        if int(said.get("epoch", 0)) != self._door.epoch:
-            return packed(one.start_resync(said) or one.start_full_sync())
+        one = self._follower_that_asks(message, now)
+        if int(message.get("epoch", 0)) != self._core.epoch:
+            return packed(one.start_resync(message) or one.start_full_sync())
         try:
-            again = one.confirm(int(said.get("serial", -1)))
+            again = one.confirm(int(message.get("serial", -1)))
         except LookupError:
-            return packed(one.start_resync(said) or one.start_full_sync())
+            return packed(one.start_resync(message) or one.start_full_sync())
         if again is not None:
             return again
         if one.has_changes:
             return one.next_reply() or packed(one.start_full_sync())
-        wait_s = min(float(said.get("wait_s", 0.0)), 10 * WAIT_S)
+        wait_s = min(float(message.get("wait_s", 0.0)), 10 * WAIT_S)
         if wait_s <= 0:
             return packed({"serial": one.serial, "quiet": True})
-        one.asked = (call_id, now + wait_s)
+        one.waiting_call = (call_id, now + wait_s)
         return None
 
     def answer_open_questions(self, now: float) -> None:
         """Answer open questions for which something has changed, or whose time is over."""
         for one in self.each:
-            one.hear(now)
-            if not one.is_whole and one.asked is None and now - one.last_seen_s > SILENT_S:
+            one.read_progress(now)
+            if not one.is_whole and one.waiting_call is None and now - one.last_seen_s > SILENT_S:
                 one.start_waiting()
-            if one.asked is None:
+            if one.waiting_call is None:
                 continue
-            call_id, until = one.asked
+            call_id, until = one.waiting_call
             if one.has_changes:
-                one.asked, one.last_seen_s = None, now
+                one.waiting_call, one.last_seen_s = None, now
                 self._answer(call_id, one.next_reply() or packed(one.start_full_sync()))
             elif now >= until:
-                one.asked, one.last_seen_s = None, now
+                one.waiting_call, one.last_seen_s = None, now
                 self._answer(call_id, packed({"serial": one.serial, "quiet": True}))
 
     @property
@@ -431,7 +433,7 @@ class FollowerSet:
         waited = (
             one
             for one in self.each
-            if one.waited and one.asked is None and (one.on or not one.given_up)
+            if one.waited and one.waiting_call is None and (one.on or not one.given_up)
         )
         return [one for one in waited if now - one.last_seen_s > patience_s]
 
@@ -491,8 +493,8 @@ class ShardReplica:
         self.parameters.take(piece)
         for worker, window in piece.get("seen", {}).items():
             self._seen.saw(worker, window)
-        told = piece.get("told", [])
-        for worker, sequence in zip(told[::2], told[1::2], strict=True):
+        notice = piece.get("told", [])
+        for worker, sequence in zip(notice[::2], notice[1::2], strict=True):
             if not self._seen.look(worker, sequence):
                 self._seen.note(DENSE, np.empty(0, np.int64), worker, sequence)
         self.version = max(self.version, int(piece.get("version", 0)))
@@ -723,17 +725,17 @@ class ReplicaFollower:
         current = self._making or self._whole
         wait_s = 0.0 if self._period_s else WAIT_S
         epoch = current.epoch if current else 0
-        said: Piece = {
+        message: Piece = {
             "mine": self._mine,
             "epoch": epoch,
             "known": max(epoch, self.epoch_min),
             "serial": self._serial,
         }
         if current is not None and current is self._whole:
-            said |= {"keeps": True, "version": current.version}
-            said |= {"position": current.position, "exact": current.exact}
+            message |= {"keeps": True, "version": current.version}
+            message |= {"position": current.position, "exact": current.exact}
         sent_s = time.monotonic()
-        head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)
+        head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **message)
         if piece.get("quiet"):
             if current is not None:
                 current.confirm(sent_s)
@@ -761,10 +763,10 @@ class ReplicaFollower:
         copy = self._whole
         if copy is None or self._making is not None:
             return
-        said: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
-        said |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
-        said["replays"] = REPLAYS
-        _, answer = self._ask("stream", **said)
+        message: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
+        message |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
+        message["replays"] = REPLAYS
+        _, answer = self._ask("stream", **message)
         if not answer["streams"]:
             self._may_stream = bool(answer.get("ever", True))
             return

@@ -56,10 +56,10 @@ class ShardServer:
                 self.config = msgspec.structs.replace(self.config, plain=f"unix:{name}")
             self.shard = Shard(self.config)
             opened.pop_all()
-        self.shard.door.listen((self._plain or self._listener).fileno())
+        self.shard.core.listen((self._plain or self._listener).fileno())
         self.failed: Exception | None = None
         names = ("loop", "answers", "recovers")
-        works = (self.shard.door.run, self._answers, self._recovers)
+        works = (self.shard.core.run, self._answers, self._recovers)
         both = zip(names, works, strict=True)
         self._threads = [
             threading.Thread(target=work, name=f"clipper-shard-{name}", daemon=True)
@@ -103,10 +103,10 @@ class ShardServer:
                 thread.join()
         for copy in shard.copies.values():
             copy.stop()
-        shard.door.ready, was_ready = False, shard.door.ready
+        shard.core.ready, was_ready = False, shard.core.ready
         if shard.snapshots is not None:
             shard.snapshots.close(last=snapshot and was_ready and "fenced" not in shard.ended)
-        shard.door.stop()
+        shard.core.stop()
         if self._threads[0].ident is not None:
             self._threads[0].join()
         if shard.snapshots is not None and shard.snapshots.log is not None:

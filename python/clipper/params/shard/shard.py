@@ -90,13 +90,13 @@ class Shard:
     def __init__(self, config: ShardConfig) -> None:
         self.config, settings = config, config.settings
         self.relay = _relay(config)
-        self.door = ShardLoop(
+        self.core = ShardLoop(
             frame_bytes_max=settings.frame_bytes_max,
             connections_max=settings.connections_max,
             shared_bytes_max=settings.shared_bytes_max,
             spin_us=settings.spin_us,
         )
-        self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
+        self.core.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
         self.parameters = Parameters()
         self.training = self._training(self.parameters)
         self.ended = ""  # the reason
@@ -117,10 +117,10 @@ class Shard:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
         self._poll = select.poll()
-        for fd in (self._wake, self.door.calls_fd, self.door.log_fd):
+        for fd in (self._wake, self.core.calls_fd, self.core.log_fd):
             self._poll.register(fd, select.POLLIN)
         self._expired_s = self._checked_s = self.began_s
-        self._asking = False
+        self._resyncing = False
         self._health_files = HealthFiles(config.alive, settings)
         self._address = (
             AddressFile(config.book).address
@@ -128,9 +128,9 @@ class Shard:
             else config.addresses.__getitem__
         )
         self._now_s = self.began_s
-        self.resync_log = PrimaryLog(self.door, settings.resync_ids_max if config.replicas else 0)
+        self.resync_log = PrimaryLog(self.core, settings.resync_ids_max if config.replicas else 0)
         self.followers = self._followers()
-        self.changes = ChangeWatchers(self.door, lambda: self.parameters, self.door.answer)
+        self.changes = ChangeWatchers(self.core, lambda: self.parameters, self.core.answer)
         waited = settings.replication == "waited"
         self.copies = {
             of: ReplicaFollower(
@@ -145,7 +145,7 @@ class Shard:
             )
             for of in ((config.number - 1 - k) % config.shards for k in range(config.replicas))
         }
-        self.replica_reads = ReplicaReads(self.copies, self.door.answer)
+        self.replica_reads = ReplicaReads(self.copies, self.core.answer)
         self.changes_to_tables = TableChanges(self)
         self._calls: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "create": self._create,
@@ -162,7 +162,7 @@ class Shard:
             "stream": self._stream,
             "walk": self._walk,
             "snapshot": self._snapshot,
-            "watch": lambda said, call_id: self.changes.watch(said, call_id, self._now_s),
+            "watch": lambda message, call_id: self.changes.watch(message, call_id, self._now_s),
         }
         self._early: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "replica": self._replica,
@@ -186,10 +186,10 @@ class Shard:
         if settings.mode == "sync":
             wait = settings.grads_to_wait
             return SyncTraining(
-                self.door, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max
+                self.core, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max
             )
         return AsyncTraining(
-            self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows
+            self.core, parameters, lag_max=settings.lag_max, slows=settings.lag_slows
         )
 
     def _followers(self) -> FollowerSet:
@@ -200,10 +200,10 @@ class Shard:
             config.shards,
             config.replicas,
             waited=waited,
-            door=self.door,
+            core=self.core,
             parameters=self.parameters,
             changes=self.resync_log,
-            answer=self.door.answer,
+            answer=self.core.answer,
             streams=config.settings.mode != "sync",
         )
 
@@ -217,14 +217,14 @@ class Shard:
         self.training = self._training(parameters)
         for place, number in enumerate(parameters.table_numbers):
             table = parameters.tables[place]
-            self.door.add_table(table, number, by_python=self.training.by_python)
+            self.core.add_table(table, number, by_python=self.training.by_python)
             if not parameters.specs[place].name:
-                self.door.drop_table(number, table)
+                self.core.drop_table(number, table)
         self.set_quotas()
         self._serve_variables()
         for worker, window in found.seen.items():
-            self.door.saw(worker, window)
-        self.door.version, self.door.epoch = found.version, found.epoch
+            self.core.saw(worker, window)
+        self.core.version, self.core.epoch = found.version, found.epoch
         self.resync_log.start(found.history, found.position, found.first, found.changed)
         self.followers = self._followers()
         self.followers.start_waiting(time.monotonic(), found.origin)
@@ -233,14 +233,14 @@ class Shard:
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._housekeeping()
-        self.door.ready, self.door.state_lost = True, False
+        self.core.ready, self.core.state_lost = True, False
 
     def set_quotas(self) -> None:
         """Have the core refuse pushes that exceed a quota; to be called when tables change."""
         parameters, settings = self.parameters, self.config.settings
         pairs = zip(parameters.specs, parameters.tables, strict=True)
         quotas = [spec.row_quota(table.row_bytes) for spec, table in pairs]
-        self.door.set_quotas(quotas, settings.quota_rows, settings.quota_bytes)
+        self.core.set_quotas(quotas, settings.quota_rows, settings.quota_bytes)
 
     def check_room(self) -> None:
         """Raise QuotaExceeded if the tables of this shard have all that its quotas allow."""
@@ -259,7 +259,7 @@ class Shard:
     def _serve_variables(self) -> None:
         """Have the core pull and push the dense variables."""
         dense = self.parameters.dense
-        self.door.set_variables(
+        self.core.set_variables(
             [(one.value, one.state, one.marks) for one in dense.variables],
             dense.optimizer if dense.initialized else None,
             by_python=self.training.by_python,
@@ -271,7 +271,7 @@ class Shard:
 
         begins: called then.
         """
-        self.door.epoch, self.door.state_lost, self._begins = epoch, True, begins
+        self.core.epoch, self.core.state_lost, self._begins = epoch, True, begins
 
     def _begin_anew(self, _: Piece, __: CallId) -> Piece:
         begins, self._begins = self._begins, None
@@ -308,12 +308,12 @@ class Shard:
     def turn(self) -> None:
         """Wait for calls, and answer them."""
         for fd, _ in self._poll.poll(
-            min(TICK_S, self.changes.look_s, self.replica_reads.poll_s) * 1000
+            min(TICK_S, self.changes.check_s, self.replica_reads.poll_s) * 1000
         ):
-            if fd != self.door.calls_fd:
+            if fd != self.core.calls_fd:
                 os.eventfd_read(fd)
         self._now_s = time.monotonic()
-        for call_id, head, body in self.door.calls():
+        for call_id, head, body in self.core.calls():
             self._answer(call_id, head, body)
         while self._posted:
             self._posted.popleft()()
@@ -325,19 +325,19 @@ class Shard:
             self._checked_s = self._now_s
             self._check_tokens()
             self._housekeeping()
-            self._health_files.update(self.door.ready, self.followers.each, self._now_s)
+            self._health_files.update(self.core.ready, self.followers.each, self._now_s)
 
     def _answer(self, call_id: CallId, head: tuple[object, ...], body: bytes) -> None:
         try:
             is_call = head[0] == MessageKind.CALL
-            said = unpacked(body) if is_call else {"call": "push_rows"}
-            name = str(said.get("call"))
+            message = unpacked(body) if is_call else {"call": "push_rows"}
+            name = str(message.get("call"))
             if name == "hello":
-                self._hello(said, call_id)
+                self._hello(message, call_id)
                 return
             generation, role, _ = self._admitted.get(call_id[0], (0, "", b""))
             if generation != call_id[1]:
-                self.door.answer(call_id, refused=RefusalCode.NOT_ADMITTED)
+                self.core.answer(call_id, refused=RefusalCode.NOT_ADMITTED)
                 return
             call = self._early.get(name) or self._calls.get(name)
             if call is None:
@@ -346,52 +346,52 @@ class Shard:
                     hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.",
                 )
             check_role(role, name)
-            if not self.door.ready and name not in self._early:
-                self.door.answer(
+            if not self.core.ready and name not in self._early:
+                self.core.answer(
                     call_id,
                     bytes(8),
                     refused=RefusalCode.STATE_LOST
-                    if self.door.state_lost
+                    if self.core.state_lost
                     else RefusalCode.NOT_READY,
                 )
                 return
-            found = call(said, call_id)
+            found = call(message, call_id)
             if found is not None:
-                self.door.answer(call_id, found if isinstance(found, bytes) else packed(found))
+                self.core.answer(call_id, found if isinstance(found, bytes) else packed(found))
         except Exception as error:
             if not isinstance(error, ClipperError):
                 log.warning("a call failed", exc_info=True)
-            self.door.answer(call_id, frames.failed(error), refused=RefusalCode.CALL_FAILED)
+            self.core.answer(call_id, frames.failed(error), refused=RefusalCode.CALL_FAILED)
 
     def _answer_replicated(self) -> None:
         """Send the answers whose changes the followers have."""
         if self._waiting:
-            sure = self.door.sure()
+            sure = self.core.sure()
             while self._waiting and self._waiting[0][0] <= sure:
                 _, call_id, payload = self._waiting.popleft()
-                self.door.answer(call_id, payload)
+                self.core.answer(call_id, payload)
             if not self._waiting:
-                self.door.python_waits = False
+                self.core.python_waits = False
 
     def answer_when_replicated(self, pushed: PushResult, call_id: CallId) -> None:
         """Answer a call when every follower that is waited for has its changes."""
         self._waiting.append((pushed.position, call_id, packed(pushed.answer)))
-        self.door.python_waits = True
+        self.core.python_waits = True
         self._wake_up()
 
     def _housekeeping(self) -> None:
-        self.door.stamp = wall_time_us() // 1_000_000
-        if not self.door.ready:
+        self.core.stamp = wall_time_us() // 1_000_000
+        if not self.core.ready:
             return
         if self._now_s - self._expired_s >= EXPIRE_S:
             self._expired_s = self._now_s
             self.expire()
-        self.ages.note(self._now_s, self.door.position)
+        self.ages.note(self._now_s, self.core.position)
         self.training.tick()
         self.resync_log.read()
         patience_s = self.config.settings.without_replica_s
-        if patience_s and not self._asking and self.followers.silent(self._now_s, patience_s):
-            self._asking = True
+        if patience_s and not self._resyncing and self.followers.silent(self._now_s, patience_s):
+            self._resyncing = True
             threading.Thread(
                 target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True
             ).start()
@@ -399,7 +399,7 @@ class Shard:
     def expire(self) -> None:
         """Remove rows that were not used for their table's `expire_s`, here and in replicas."""
         for number, spec in enumerate(self.parameters.specs):
-            before = self.door.stamp - spec.expire_s
+            before = self.core.stamp - spec.expire_s
             if not spec.expire_s or before <= 0:
                 continue
             table = self.parameters.tables[number]
@@ -408,11 +408,11 @@ class Shard:
                 ids, _, stamps, cursor = table.walk(cursor)
                 old = ids[stamps < before]
                 if old.size:
-                    with pushes_paused(self.door):
+                    with pushes_paused(self.core):
                         _, _, now = table.read(old)
                         old = old[now < before]
-                        self.door.counts.expire(number, table.remove(old))
-                        self.door.note(number, old)
+                        self.core.counts.expire(number, table.remove(old))
+                        self.core.note(number, old)
 
     def _ask_whether_replaced(self) -> None:
         """Ask the followers for a later epoch of this shard, before it goes on without one of them.
@@ -438,8 +438,8 @@ class Shard:
         self.post(lambda: self._go_on(known))
 
     def _go_on(self, known: int) -> None:
-        self._asking = False
-        if known > self.door.epoch:
+        self._resyncing = False
+        if known > self.core.epoch:
             self.fenced(known)
             return
         for one in self.followers.silent(time.monotonic(), self.config.settings.without_replica_s):
@@ -450,11 +450,11 @@ class Shard:
 
     def fenced(self, epoch: int) -> None:
         """End this shard, since a later epoch of it serves."""
-        self.door.ready = False
+        self.core.ready = False
         log.error(
             "shard %d of epoch %d: epoch %d lives; this one ends",
             self.config.number,
-            self.door.epoch,
+            self.core.epoch,
             epoch,
         )
         self.end(f"fenced by epoch {epoch}")
@@ -466,19 +466,19 @@ class Shard:
         for number, (generation, role, digest) in tuple(self._admitted.items()):
             if self._tokens.role(digest) != role:
                 del self._admitted[number]
-                self.door.close_connection(number, generation)
+                self.core.close_connection(number, generation)
 
     # -- calls of workers
 
-    def _hello(self, said: Piece, call_id: CallId) -> None:
+    def _hello(self, message: Piece, call_id: CallId) -> None:
         self._check_tokens()
-        digest = digest_of(said.get("token"))
+        digest = digest_of(message.get("token"))
         role = self._tokens.role(digest)
         if not role:
-            self.door.answer(call_id, bytes(8), refused=RefusalCode.NOT_ADMITTED, close=True)
+            self.core.answer(call_id, bytes(8), refused=RefusalCode.NOT_ADMITTED, close=True)
             return
-        if said.get("protocol", PROTOCOL) != PROTOCOL:
-            raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
+        if message.get("protocol", PROTOCOL) != PROTOCOL:
+            raise InvalidInput(f"protocol {message['protocol']!r}: this shard speaks {PROTOCOL}.")
         self._admitted[call_id[0]] = call_id[1], role, digest
         answer = {
             "shard": self.config.number,
@@ -486,14 +486,14 @@ class Shard:
             "tables": self.parameters.numbers(),
             "variables": self.parameters.dense.names(),
         }
-        worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
+        worker, incarnation = whole(message, "worker"), whole(message, "incarnation")
         answer["mode"], answer["role"] = self.config.settings.mode, role
         answer["replicas"] = self.config.replicas
         answer["shared"] = self.config.settings.shared_bytes_max
         answer["frame_bytes_max"] = self.config.settings.frame_bytes_max
-        answer["sequence"] = self.door.highest(worker) if worker else 0
-        answer |= {"ready": self.door.ready, "state_lost": self.door.state_lost, "pid": os.getpid()}
-        self.door.answer(
+        answer["sequence"] = self.core.highest(worker) if worker else 0
+        answer |= {"ready": self.core.ready, "state_lost": self.core.state_lost, "pid": os.getpid()}
+        self.core.answer(
             call_id,
             packed(answer),
             admit=True,
@@ -502,9 +502,9 @@ class Shard:
             pushes=role != "read",
         )
 
-    def _create(self, said: Piece, call_id: CallId) -> None:
+    def _create(self, message: Piece, call_id: CallId) -> None:
         try:
-            spec = msgspec.convert(said.get("spec"), TableSpec)
+            spec = msgspec.convert(message.get("spec"), TableSpec)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"a table's specification: {error}.") from None
         if spec.name not in self.parameters.numbers():
@@ -513,12 +513,12 @@ class Shard:
         number = self.parameters.table_numbers[place]
         if is_new:
             table = self.parameters.tables[place]
-            self.door.add_table(table, number, by_python=self.training.by_python)
+            self.core.add_table(table, number, by_python=self.training.by_python)
             self.set_quotas()
             self.followers.end_streams()
-            self.door.note(DENSE, [])  # tells followers of it
+            self.core.note(DENSE, [])  # tells followers of it
             self.mark.set()
-        self.answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
+        self.answer_when_replicated(PushResult({"number": number}, self.core.position), call_id)
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {
@@ -530,39 +530,39 @@ class Shard:
             "variables": self.parameters.dense.names(),
         }
 
-    def _push_model(self, said: Piece, call_id: CallId) -> None:
-        settings = said.get("optimizer_settings") or {}
-        if not isinstance(settings, dict) or not isinstance(said.get("variables"), dict):
+    def _push_model(self, message: Piece, call_id: CallId) -> None:
+        settings = message.get("optimizer_settings") or {}
+        if not isinstance(settings, dict) or not isinstance(message.get("variables"), dict):
             raise InvalidInput("push_model: variables and optimizer_settings are maps.")
-        dense, given = self.parameters.dense, whole(said, "version")
+        dense, given = self.parameters.dense, whole(message, "version")
         if given > VERSION_MAX:
             raise InvalidInput(f"push_model: version {given}; at most {VERSION_MAX}.")
-        with pushes_paused(self.door):
-            version = max(1, self.door.version, given)
+        with pushes_paused(self.core):
+            version = max(1, self.core.version, given)
             first = dense.initialize(
-                said["variables"], str(said.get("optimizer") or "sgd"), settings, version
+                message["variables"], str(message.get("optimizer") or "sgd"), settings, version
             )
             if first:
-                self.door.version = version
+                self.core.version = version
         if first:
             self.followers.end_streams()
             self._serve_variables()
             self.mark.set()
-        position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
+        position = self.core.note(DENSE, range(len(dense))) if first else self.core.position
         self.answer_when_replicated(
-            PushResult({"accepted": first, "version": self.door.version}, position), call_id
+            PushResult({"accepted": first, "version": self.core.version}, position), call_id
         )
 
-    def _pull_variables(self, said: Piece, _: CallId) -> Piece:
-        since, dense = said.get("since", -1), self.parameters.dense
+    def _pull_variables(self, message: Piece, _: CallId) -> Piece:
+        since, dense = message.get("since", -1), self.parameters.dense
         if not isinstance(since, int):
             raise InvalidInput(f"since is a version, not {since!r}.")
-        with pushes_paused(self.door):
-            version, newer = self.door.version, dense.newer(since)
+        with pushes_paused(self.core):
+            version, newer = self.core.version, dense.newer(since)
         return {"initialized": dense.initialized, "version": version, "variables": newer}
 
-    def _push_gradients(self, said: Piece, call_id: CallId) -> None:
-        self.answer_when_replicated(self.training.push(said), call_id)
+    def _push_gradients(self, message: Piece, call_id: CallId) -> None:
+        self.answer_when_replicated(self.training.push(message), call_id)
 
     def _push_rows(self, _: Piece, __: CallId) -> Piece:
         hint = "Use client.push_gradients."
@@ -573,41 +573,43 @@ class Shard:
 
     # -- calls of other shards
 
-    def _synchronize(self, said: Piece, call_id: CallId) -> bytes | None:
-        self._check_known(said)
-        return self.followers.synchronize(said, call_id, self._now_s)
+    def _synchronize(self, message: Piece, call_id: CallId) -> bytes | None:
+        self._check_known(message)
+        return self.followers.synchronize(message, call_id, self._now_s)
 
-    def _stream(self, said: Piece, call_id: CallId) -> bytes | None:
-        self._check_known(said)
-        return self.followers.stream(said, call_id, self._now_s)
+    def _stream(self, message: Piece, call_id: CallId) -> bytes | None:
+        self._check_known(message)
+        return self.followers.stream(message, call_id, self._now_s)
 
-    def _check_known(self, said: Piece) -> None:
+    def _check_known(self, message: Piece) -> None:
         """End this shard if a follower knows a later epoch. Raises ClipperError then."""
-        known = int(said.get("known", 0))
-        if known > self.door.epoch:
+        known = int(message.get("known", 0))
+        if known > self.core.epoch:
             self.fenced(known)
-            raise ClipperError(f"epoch {self.door.epoch} of shard {self.config.number} has ended.")
+            raise ClipperError(f"epoch {self.core.epoch} of shard {self.config.number} has ended.")
 
-    def _walk(self, said: Piece, _: CallId) -> Piece:
-        one = self.followers.of(int(said.get("shard", -1)))
+    def _walk(self, message: Piece, _: CallId) -> Piece:
+        one = self.followers.of(int(message.get("shard", -1)))
         if one is not None:
             one.last_seen_s = self._now_s
-        piece, following = self.parameters.piece([int(n) for n in said["cursor"]])
+        piece, following = self.parameters.piece([int(n) for n in message["cursor"]])
         return {**piece, "next": following}
 
-    def _replica(self, said: Piece, _: CallId) -> Piece:
+    def _replica(self, message: Piece, _: CallId) -> Piece:
         """Return what this shard has of another one.
 
         With `epoch`: the other shard starts again under that epoch, and earlier ones are refused.
         """
-        of = self.copies.get(int(said.get("shard", -1)))
+        of = self.copies.get(int(message.get("shard", -1)))
         if of is None:
             return {"whole": False, "known": 0}
-        known, copy = of.fence(int(said.get("epoch", 0))), of.replica
+        known, copy = of.fence(int(message.get("epoch", 0))), of.replica
         if copy is None:
             return {"whole": False, "known": known}
-        shape, seen = (copy.parameters.shape(), copy.pushes_seen()) if "epoch" in said else ({}, {})
-        said = {
+        shape, seen = (
+            (copy.parameters.shape(), copy.pushes_seen()) if "epoch" in message else ({}, {})
+        )
+        message = {
             "whole": True,
             "known": known,
             "epoch": copy.epoch,
@@ -617,42 +619,42 @@ class Shard:
             "history": copy.history.encode(),
             "first": copy.changes.first,
         }
-        return {**said, "shape": shape, "seen": seen}
+        return {**message, "shape": shape, "seen": seen}
 
-    def _get_replica(self, said: Piece, _: CallId) -> Piece:
-        of = self.copies.get(int(said.get("shard", -1)))
+    def _get_replica(self, message: Piece, _: CallId) -> Piece:
+        of = self.copies.get(int(message.get("shard", -1)))
         copy = of.replica if of is not None else None
         if copy is None:
-            raise ClipperError(f"no replica of shard {said.get('shard')} here.")
-        cursor = [int(n) for n in said["cursor"]]
-        if "since" in said:
-            part, number = copy.difference(int(said["since"]), cursor[0])
+            raise ClipperError(f"no replica of shard {message.get('shard')} here.")
+        cursor = [int(n) for n in message["cursor"]]
+        if "since" in message:
+            part, number = copy.difference(int(message["since"]), cursor[0])
             return {**part, "next": number}
         piece, following = copy.parameters.piece(cursor)
         return {**piece, "next": following}
 
     # -- what a person asks
 
-    def _snapshot(self, said: Piece, call_id: CallId) -> None:
+    def _snapshot(self, message: Piece, call_id: CallId) -> None:
         if self.snapshots is None:
             raise InvalidInput("this shard keeps no snapshots: it has no folder.")
 
         def on_done(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):
-                self.door.answer(call_id, frames.failed(answer), refused=RefusalCode.CALL_FAILED)
+                self.core.answer(call_id, frames.failed(answer), refused=RefusalCode.CALL_FAILED)
             else:
-                self.door.answer(call_id, packed(answer))
+                self.core.answer(call_id, packed(answer))
 
-        whole = bool(said.get("whole"))
+        whole = bool(message.get("whole"))
         self.snapshots.ask(
-            int(said.get("number", 0)),
+            int(message.get("number", 0)),
             lambda answer: self.post(lambda: on_done(answer)),
             whole=whole,
         )
 
     def _stats(self, _: Piece, __: CallId) -> Piece:
         for one in self.followers.each:
-            one.hear(self._now_s)
+            one.read_progress(self._now_s)
         return stats_of(self, time.monotonic())
 
 

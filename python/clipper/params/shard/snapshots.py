@@ -50,7 +50,7 @@ ROUNDS_MAX = 8
 SLOW_ROUND = 2  # from this round on pushes are paused while a piece is read
 SLOW_TURN = 32  # after so many reads pushes are paused for each
 LAST_BYTES_MAX = 1 << 20  # read while pushes are paused: below a millisecond
-KEPT_BYTES_MAX = 512 << 20  # changes in memory, not yet written
+WAITING_BYTES_MAX = 512 << 20  # changes in memory, not yet written
 TURN_S = 0.005  # longest wait for a paused push to run
 PAUSE_S = 0.0001
 DRAINED_IDS = 1 << 16  # per read; a push waits some tens of microseconds for it
@@ -99,17 +99,17 @@ class SnapshotSet(NamedTuple):
 def part_of(folder: Path) -> Part | None:
     """Return the part in a folder; None if there is none, or a damaged one."""
     try:
-        said = json.loads((folder / MANIFEST).read_bytes())
-        checksum = said.pop("checksum")
+        message = json.loads((folder / MANIFEST).read_bytes())
+        checksum = message.pop("checksum")
         if (
-            checksum != _checksum(said)
-            or said["format"] != FORMAT
-            or (folder / FILE).stat().st_size != said["nbytes"]
+            checksum != _checksum(message)
+            or message["format"] != FORMAT
+            or (folder / FILE).stat().st_size != message["nbytes"]
         ):
             return None
-        said.setdefault("position", -1)  # snapshots of earlier releases have none
+        message.setdefault("position", -1)  # snapshots of earlier releases have none
         return Part(
-            folder=folder, **{key: int(said[key]) for key in Part._fields if key != "folder"}
+            folder=folder, **{key: int(message[key]) for key in Part._fields if key != "folder"}
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -265,8 +265,8 @@ def _every(chains: list[list[Part]]) -> Iterator[Piece]:
         yield from pieces_in(chain)
 
 
-def _checksum(said: Piece) -> str:
-    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def _checksum(message: Piece) -> str:
+    return sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
 
 
 # -- writing
@@ -309,17 +309,17 @@ class PartWriter:
         """Write the manifest, and give the part its name. more: base, epoch, version, position."""
         os.fsync(self._file.fileno())
         self._file.close()
-        said: Piece = {
+        message: Piece = {
             **self._said,
             **more,
             "rows": self._rows,
             "nbytes": self.nbytes,
             "crc": self._crc,
         }
-        said["created_us"] = wall_time_us()
+        message["created_us"] = wall_time_us()
         write_atomically(
             self._new / MANIFEST,
-            json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode(),
+            json.dumps({**message, "checksum": _checksum(message)}, indent=1).encode(),
         )
         os.rename(self._new, self.folder)
         fsync_folder(self.folder.parent)
@@ -358,15 +358,15 @@ class Dirty:
 
 
 @contextlib.contextmanager
-def _slowed(door: ShardLoop, share: float) -> Iterator[None]:
+def _slowed(core: ShardLoop, share: float) -> Iterator[None]:
     """Pause pushes for a block, then give them a share of its time."""
-    with pushes_paused(door):
-        began_s, position = time.monotonic(), door.position
+    with pushes_paused(core):
+        began_s, position = time.monotonic(), core.position
         yield
         until_s = time.monotonic() + TURN_S
         took_s = time.monotonic() - began_s
     time.sleep(took_s * share)
-    while door.position == position and time.monotonic() < until_s:
+    while core.position == position and time.monotonic() < until_s:
         time.sleep(PAUSE_S)
 
 
@@ -390,7 +390,7 @@ class Snapshots:
             if settings.durability == "disk"
             else None
         )
-        self._asked: list[tuple[int, bool, SnapshotCallback]] = []
+        self._requested: list[tuple[int, bool, SnapshotCallback]] = []
         self._due = threading.Condition()
         self._closed = False
         self._deltas = 0
@@ -458,9 +458,9 @@ class Snapshots:
             self._thread.join()
         version = self._last.version if self._last else 0
         is_old = self._last is not None and self._last.position != self._shard.resync_log.position
-        if last and (self._shard.door.version != version or is_old or self._stale_tables()):
+        if last and (self._shard.core.version != version or is_old or self._stale_tables()):
             self._try(0, True, lambda answer: None)
-        for _, _, on_done in self._asked:
+        for _, _, on_done in self._requested:
             on_done(StoreError("the shard is ending."))
 
     def _stale_tables(self) -> bool:
@@ -474,7 +474,7 @@ class Snapshots:
         on_done: called by the snapshot thread with the result or the error.
         """
         with self._due:
-            self._asked.append((number, whole, on_done))
+            self._requested.append((number, whole, on_done))
             self._due.notify()
 
     def stats(self) -> Piece:
@@ -488,11 +488,11 @@ class Snapshots:
         next_s = time.monotonic() + every_s
         while True:
             with self._due:
-                if not self._asked and not self._closed:
+                if not self._requested and not self._closed:
                     self._due.wait(max(0.0, next_s - time.monotonic()) if every_s else None)
                 if self._closed:
                     return
-                work = self._asked.pop(0) if self._asked else None
+                work = self._requested.pop(0) if self._requested else None
             if work is not None:
                 self._try(*work)
             elif every_s and time.monotonic() >= next_s:
@@ -533,7 +533,7 @@ class Snapshots:
         self._cut_log()
         self._last = part
         seconds = time.monotonic() - began_s
-        said = {
+        message = {
             "number": part.number,
             "version": part.version,
             "rows": part.rows,
@@ -547,7 +547,7 @@ class Snapshots:
             "error": "",
         }
         self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
-        on_done({**said, "seconds": seconds})
+        on_done({**message, "seconds": seconds})
         self._prune()
 
     def _cut_log(self) -> None:
@@ -561,7 +561,7 @@ class Snapshots:
             log.warning("shard %d does not cut its log: %s", self._config.number, error)
 
     def _take(self, number: int, whole: bool) -> Part:
-        config, door, parameters = self._config, self._shard.door, self._shard.parameters
+        config, core, parameters = self._config, self._shard.core, self._shard.parameters
         most = config.settings.deltas_max
         base = self._last
         drops = parameters.drops
@@ -572,7 +572,7 @@ class Snapshots:
         writer = PartWriter(self.root, number, config.number, config.shards)
         try:
             if base is None:
-                door.follow(SLOT)
+                core.follow(SLOT)
                 self._dirty = Dirty()
                 self._follows = True
                 for piece in parameters.pieces():
@@ -584,7 +584,7 @@ class Snapshots:
                 raise StoreError("no snapshot: a table was dropped meanwhile.", hint=hint)
             part = writer.finish(
                 base=base.number if base else 0,
-                epoch=door.epoch,
+                epoch=core.epoch,
                 version=self._version,
                 position=self._position,
             )
@@ -599,7 +599,7 @@ class Snapshots:
 
     def _forget(self) -> None:
         """Keep no changes for a delta; the next snapshot is whole."""
-        self._shard.door.unfollow(SLOT)
+        self._shard.core.unfollow(SLOT)
         self._follows = False
 
     def _catch_up(self, writer: PartWriter) -> None:
@@ -609,8 +609,8 @@ class Snapshots:
         memory and written at the end, and pushes get less time in each round. Variables change with
         every step, so they are read last.
         """
-        door, parameters = self._shard.door, self._shard.parameters
-        kept, size, dense = list[Piece](), 0, dict[int, Ids]()
+        core, parameters = self._shard.core, self._shard.parameters
+        stored, size, dense = list[Piece](), 0, dict[int, Ids]()
         for round_ in range(ROUNDS_MAX + 1):
             self._drain()
             changed = self._dirty.take()
@@ -621,16 +621,16 @@ class Snapshots:
             if nbytes <= LAST_BYTES_MAX or round_ == ROUNDS_MAX:
                 break
             size += nbytes if slow else 0
-            kept.append(parameters.named())
+            stored.append(parameters.named())
             for chunk in parameters.chunks(changed, LAST_BYTES_MAX << min(round_, 2)):
-                with _slowed(door, 0.1 ** (round_ - 1)) if slow else contextlib.nullcontext():
-                    kept.append(parameters.of(chunk))
-                if not slow or size > KEPT_BYTES_MAX:
-                    _flush(kept, writer)
-        with pushes_paused(door):
+                with _slowed(core, 0.1 ** (round_ - 1)) if slow else contextlib.nullcontext():
+                    stored.append(parameters.of(chunk))
+                if not slow or size > WAITING_BYTES_MAX:
+                    _flush(stored, writer)
+        with pushes_paused(core):
             self._drain(still=True)
             self._dirty.add(changed)
-            self._version, self._position = door.version, self._shard.resync_log.position
+            self._version, self._position = core.version, self._shard.resync_log.position
             if self.log is not None:
                 self.log.mark(self._position)
             last = parameters.of(self._dirty.take())
@@ -638,11 +638,11 @@ class Snapshots:
                 **parameters.shape(),
                 **last,
                 "version": self._version,
-                "seen": door.pushes_seen(),
+                "seen": core.pushes_seen(),
                 "position": self._position,
                 "history": self._shard.resync_log.history.encode(),
             }
-        _flush(kept, writer)
+        _flush(stored, writer)
         writer.add(piece)
 
     def _drain(self, *, still: bool = False) -> None:
@@ -652,12 +652,12 @@ class Snapshots:
         Pushes that come faster than their ids are taken are slowed. still: pushes are paused
         already.
         """
-        door = self._shard.door
-        until, position, turn = door.position, -1, 0
+        core = self._shard.core
+        until, position, turn = core.position, -1, 0
         while position < until:
             turn += 1
-            with _slowed(door, 1.0) if turn > SLOW_TURN and not still else contextlib.nullcontext():
-                found = door.changed(SLOT, DRAINED_IDS)
+            with _slowed(core, 1.0) if turn > SLOW_TURN and not still else contextlib.nullcontext():
+                found = core.changed(SLOT, DRAINED_IDS)
             if found is None:
                 raise StoreError(
                     "too much changed meanwhile to keep count of it.",

@@ -38,7 +38,7 @@ class ChangeAges:
 
 def stats_of(shard: "Shard", now: float) -> Piece:
     """Return the statistics of a shard. Threads: the answering one."""
-    parameters, door, counts = shard.parameters, shard.door, shard.door.counts
+    parameters, core, counts = shard.parameters, shard.core, shard.core.counts
     named = enumerate(zip(parameters.specs, parameters.tables, strict=False))
     refused = counts.refused()
     lags = counts.lags()
@@ -47,8 +47,8 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "shard": shard.config.number,
         "shards": shard.config.shards,
         "pid": os.getpid(),
-        "ready": door.ready,
-        "state_lost": door.state_lost,
+        "ready": core.ready,
+        "state_lost": core.state_lost,
         "ended": shard.ended,
         "exposed": shard.followers.exposed,
         "seconds": now - shard.began_s,
@@ -67,7 +67,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
             for place, (s, t) in named
             if s.name
         },
-        "door": door.stats(),
+        "door": core.stats(),
         "model_pushes": counts.taken,
         "refused": {name: refused.get(why, 0) for why, name in _REASONS.items()},
         "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},
@@ -106,10 +106,10 @@ def _lag(shard: "Shard", one: FollowerState, now: float) -> Piece:
     """Return how far a follower is behind; one without a whole copy lacks all pushes there were."""
     if one.is_whole:
         return {
-            "behind": shard.door.position - one.acknowledged,
+            "behind": shard.core.position - one.acknowledged,
             "behind_s": shard.ages.behind_s(one.acknowledged, now),
         }
     return {
-        "behind": max(shard.door.version, shard.door.position),
+        "behind": max(shard.core.version, shard.core.position),
         "behind_s": now - one.incomplete_since_s,
     }

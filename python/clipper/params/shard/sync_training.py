@@ -46,7 +46,7 @@ class SyncTraining:
 
     def __init__(
         self,
-        door: ShardLoop,
+        core: ShardLoop,
         parameters: Parameters,
         *,
         decides: bool,
@@ -54,38 +54,38 @@ class SyncTraining:
         lag_max: int = 0,
         late_s: float = 10.0,
     ) -> None:
-        self.door, self.parameters = door, parameters
-        self._gradients = GradientApplier(door, parameters)
+        self.core, self.parameters = core, parameters
+        self._gradients = GradientApplier(core, parameters)
         self._decides, self._waits_for, self._lag_max = decides, grads_to_wait, lag_max
         self._late_s = late_s
         self._ahead_s: float | None = None
 
-    def push(self, said: Mapping[str, object]) -> PushResult:
+    def push(self, message: Mapping[str, object]) -> PushResult:
         """Accept a push for a step. Raises what AsyncTraining.push raises, DoesNotFit, Overloaded.
 
         A message with `check` only asks whether the push could be accepted. One with `step` says
         that shard 0 has accepted it for that step.
         """
-        gradients = self._gradients.checked(said)
-        version, step = self.door.version, said.get("step")
-        sight = self.door.look(gradients.worker, gradients.sequence)
+        gradients = self._gradients.checked(message)
+        version, step = self.core.version, message.get("step")
+        sight = self.core.look(gradients.worker, gradients.sequence)
         if sight == OLD:
             raise StalePush(
                 f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether"
                 " it was applied."
             )
-        if said.get("check"):
+        if message.get("check"):
             return PushResult({"accepted": True, "version": version}, 0)
         if sight == SEEN:
             taken = self._taken_for(gradients, version)
             return PushResult(
                 {"accepted": True, "repeated": True, "version": version, "step": taken},
-                self.door.position,
+                self.core.position,
             )
         if self._decides:
             lag = self._gradients.age(gradients)
             if lag > self._lag_max:
-                self.door.counts.refuse(RefusalCode.TOO_STALE)
+                self.core.counts.refuse(RefusalCode.TOO_STALE)
                 why = (
                     f"the gradient is of version {gradients.version}, and {version} is gathered; at"
                     f" most {self._lag_max} behind"
@@ -103,23 +103,23 @@ class SyncTraining:
                 f"{len(self.parameters.gathered)} gradients wait for steps that are not made.",
                 hint=hint,
             )
-        with pushes_paused(self.door):
+        with pushes_paused(self.core):
             for place, ids, _ in gradients.rows:
-                check_quotas(self.door, place, ids)
+                check_quotas(self.core, place, ids)
             self.parameters.gathered.append(_part(gradients, step))
-            position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
+            position = self.core.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
             position = max(position, self._close_steps(self._waits_for))
-        self.door.counts.take()
-        return PushResult({"accepted": True, "version": self.door.version, "step": step}, position)
+        self.core.counts.take()
+        return PushResult({"accepted": True, "version": self.core.version, "step": step}, position)
 
     def tick(self) -> None:
         """Close a step that shard 0 closed long ago, without the push of a worker that has died."""
-        ahead = any(part["step"] > self.door.version for part in self.parameters.gathered)
+        ahead = any(part["step"] > self.core.version for part in self.parameters.gathered)
         now = time.monotonic()
         self._ahead_s = (self._ahead_s or now) if ahead else None
         if self._ahead_s is not None and now - self._ahead_s > self._late_s:
-            with pushes_paused(self.door):
-                self._close_steps(1 if self._has(self.door.version) else 0)
+            with pushes_paused(self.core):
+                self._close_steps(1 if self._has(self.core.version) else 0)
             self._ahead_s = None
 
     def _taken_for(self, gradients: Gradients, version: int) -> int:
@@ -143,7 +143,7 @@ class SyncTraining:
         """
         position = 0
         while True:
-            now = self.door.version
+            now = self.core.version
             late = [part for part in self.parameters.gathered if part["step"] < now]
             parts = [part for part in self.parameters.gathered if part["step"] == now]
             closes = len(parts) >= enough
@@ -156,7 +156,7 @@ class SyncTraining:
                     due, max(len(parts), 1) if closes else self._waits_for, now + closes
                 )
             if closes:
-                self.door.version = now + 1
+                self.core.version = now + 1
             if not closes or not any(part["step"] > now for part in self.parameters.gathered):
                 return position
             enough = self._waits_for
@@ -173,17 +173,17 @@ class SyncTraining:
             ids = np.concatenate([row["ids"] for row in mine])
             gradients = np.concatenate([row["gradients"] for row in mine])
             self._gradients.push_rows(table, ids, gradients, scale)
-        return self.door.note(DENSE, list(sums))
+        return self.core.note(DENSE, list(sums))
 
 
 def _part(gradients: Gradients, step: int) -> Piece:
     rows = [
         {"table": table, "ids": ids, "gradients": given} for table, ids, given in gradients.rows
     ]
-    said = {
+    message = {
         "step": step,
         "worker": gradients.worker,
         "sequence": gradients.sequence,
         "scale": gradients.scale,
     }
-    return {**said, "variables": gradients.variables, "rows": rows}
+    return {**message, "variables": gradients.variables, "rows": rows}

@@ -25,23 +25,23 @@ class TableChanges:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
 
-    def alter(self, said: Piece, call_id: "CallId") -> None:
+    def alter(self, message: Piece, call_id: "CallId") -> None:
         """Change settings of a table. Raises UnknownTable, InvalidInput; nothing has changed then.
 
         With `check` it is only looked at whether they can be.
         """
         shard, parameters = self._shard, self._shard.parameters
-        changes = said.get("changes")
+        changes = message.get("changes")
         if not isinstance(changes, dict):
             raise InvalidInput("alter: changes are a map.")
-        spec = parameters.specs[parameters.place(str(said.get("table")))].altered(changes)
-        position = shard.door.position
-        if not said.get("check"):
-            with pushes_paused(shard.door):
+        spec = parameters.specs[parameters.place(str(message.get("table")))].altered(changes)
+        position = shard.core.position
+        if not message.get("check"):
+            with pushes_paused(shard.core):
                 parameters.alter(spec)
             shard.set_quotas()
             shard.followers.end_streams()  # a reply tells them
-            position = shard.door.note(DENSE, [])
+            position = shard.core.note(DENSE, [])
         answer = PushResult({"spec": msgspec.to_builtins(spec)}, position)
         shard.answer_when_replicated(answer, call_id)
 
@@ -51,62 +51,62 @@ class TableChanges:
         name = str(request.get("table"))
         number = parameters.numbers().get(name)
         if number is None:
-            nothing = PushResult({"dropped": False, "rows": 0}, shard.door.position)
+            nothing = PushResult({"dropped": False, "rows": 0}, shard.core.position)
             shard.answer_when_replicated(nothing, call_id)
             return
         place = number % TABLES_MAX
         table, rows = parameters.tables[place], len(parameters.tables[place])
         shard.followers.end_streams()  # a reply tells them
-        shard.door.drop_table(number, DROPPED.made())
+        shard.core.drop_table(number, DROPPED.made())
         try:
-            with pushes_paused(shard.door):
-                epoch, position = shard.door.epoch, shard.resync_log.position
+            with pushes_paused(shard.core):
+                epoch, position = shard.core.epoch, shard.resync_log.position
                 shard.dropped.note(Drop(number, epoch, position))
                 parameters.drop(place)
         except StoreError:
-            shard.door.add_table(table, number, by_python=shard.training.by_python)
+            shard.core.add_table(table, number, by_python=shard.training.by_python)
             raise
         shard.set_quotas()
         shard.changes.lose()
-        position = shard.door.note(DENSE, [])
+        position = shard.core.note(DENSE, [])
         shard.answer_when_replicated(PushResult({"dropped": True, "rows": rows}, position), call_id)
 
-    def erase(self, said: Piece, call_id: "CallId") -> None:
+    def erase(self, message: Piece, call_id: "CallId") -> None:
         """Remove rows. Raises UnknownTable, InvalidInput."""
         shard = self._shard
-        place = shard.parameters.place(str(said.get("table")))
-        ids = _ids(said)
-        with pushes_paused(shard.door):
+        place = shard.parameters.place(str(message.get("table")))
+        ids = _ids(message)
+        with pushes_paused(shard.core):
             count = shard.parameters.tables[place].remove(ids)
-            position = shard.door.note(place, ids)
+            position = shard.core.note(place, ids)
         shard.answer_when_replicated(PushResult({"erased": count}, position), call_id)
 
-    def write(self, said: Piece, call_id: "CallId") -> None:
+    def write(self, message: Piece, call_id: "CallId") -> None:
         """Write rows as they are, f32[n, dim] or with their state f32[n, width]. steps: the table
         has had at least so many. Raises UnknownTable, InvalidInput; nothing has changed then."""
         shard = self._shard
-        place = shard.parameters.place(str(said.get("table")))
-        table, ids, rows = shard.parameters.tables[place], _ids(said), said.get("rows")
+        place = shard.parameters.place(str(message.get("table")))
+        table, ids, rows = shard.parameters.tables[place], _ids(message), message.get("rows")
         if not isinstance(rows, np.ndarray) or rows.shape not in (
             (ids.size, table.dim),
             (ids.size, table.width),
         ):
             raise InvalidInput(f"table {table.name!r}: rows are f32[{ids.size}, {table.dim}].")
-        steps = said.get("steps", 0)
+        steps = message.get("steps", 0)
         if not isinstance(steps, int):
             raise InvalidInput(f"steps is a number, not {steps!r}.")
-        with pushes_paused(shard.door):
-            check_quotas(shard.door, place, ids)
-            stamps = np.full(ids.size, shard.door.stamp, np.uint32)
+        with pushes_paused(shard.core):
+            check_quotas(shard.core, place, ids)
+            stamps = np.full(ids.size, shard.core.stamp, np.uint32)
             counted = table.write(ids, rows.astype(np.float32, copy=False), stamps)
             table.steps = max(table.steps, steps)
-            position = shard.door.note(place, ids)
+            position = shard.core.note(place, ids)
         answer = {"written": counted["applied"], "no_room": counted["refused"]}
         shard.answer_when_replicated(PushResult(answer, position), call_id)
 
 
-def _ids(said: Piece) -> Ids:
-    ids = said.get("ids")
+def _ids(message: Piece) -> Ids:
+    ids = message.get("ids")
     if not isinstance(ids, np.ndarray) or ids.dtype not in (np.int64, np.uint64) or ids.ndim != 1:
         raise InvalidInput("ids are i64[n].")
     return ids.view(np.int64)

@@ -95,7 +95,7 @@ class AnswerRecords:
         self._thread: threading.Thread | None = None
         self._sizes: OrderedDict[str, list[float]] = OrderedDict()  # bytes and end of each key
         self._bytes_max = limits.bytes_max
-        self._looked_s, self._posted = float("-inf"), 0
+        self._checked_s, self._posted = float("-inf"), 0
         self._lease = ""
         self.nbytes = 0  # of this server's records in the store
         self.written = 0  # records, ever
@@ -217,7 +217,7 @@ class AnswerRecords:
             raise
         if len(self._fresh) >= BATCH_MAX:
             self._wake.set()
-        self._look_at_sizes()
+        self._check_sizes()
 
     def _write(self, records: Iterable[tuple[int, bytes]]) -> int:
         """Write records by the numbers of their answers, in batches; return how many."""
@@ -265,12 +265,12 @@ class AnswerRecords:
             self.nbytes -= int(nbytes)
         self._lists.drop(gone)
 
-    def _look_at_sizes(self) -> None:
+    def _check_sizes(self) -> None:
         """Tell the others how much this server keeps, and keep a share if all keep too much."""
         now = monotonic()
-        if now < self._looked_s + SIZES_S:
+        if now < self._checked_s + SIZES_S:
             return
-        self._looked_s = now
+        self._checked_s = now
         if self.nbytes != self._posted:
             self._post_size()
         sizes = [int(record.value) for record in self._store.range(SIZES)[0]]

@@ -71,7 +71,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=packed)
-_TOLD = msgspec.msgpack.Decoder(ForwardedFeedback, ext_hook=unpacked)
+_DECODER = msgspec.msgpack.Decoder(ForwardedFeedback, ext_hook=unpacked)
 _REPLY = msgspec.msgpack.Decoder(Reply)
 
 
@@ -123,7 +123,7 @@ class Forwarding:
         found = _ID.fullmatch(id)
         return "" if found is None or found[1] == self.node else found[1]
 
-    def tell(self, node: str, feedback: ForwardedFeedback) -> Reply:
+    def send(self, node: str, feedback: ForwardedFeedback) -> Reply:
         """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
         it does not live, Overloaded, StoreError when it is not known whether it was learned: told
         again it counts once."""
@@ -209,7 +209,7 @@ class Forwarding:
                     return
                 self._is_listening = True
                 again_s = AGAIN_S_MIN
-                self._hear(watch)
+                self._receive(watch)
             except AlreadyExists as error:
                 self._refused(str(error))
                 _log.error(
@@ -228,7 +228,7 @@ class Forwarding:
             self._stop.wait(again_s)
             again_s = min(2 * again_s, AGAIN_S_MAX)
 
-    def _hear(self, watch: Watch) -> None:
+    def _receive(self, watch: Watch) -> None:
         self._take_all()
         while not self._stop.is_set() and not watch.closed and self._presence.is_held:
             event = watch.next(1.0)
@@ -261,7 +261,7 @@ class Forwarding:
             if self._store.get(record.key) is None:  # withdrawn, or replied to
                 return
             try:
-                feedback = _TOLD.decode(record.value)
+                feedback = _DECODER.decode(record.value)
                 if any(map(self.node_of, feedback.ids)) or len(feedback.ids) != len(
                     feedback.labels
                 ):
@@ -272,8 +272,8 @@ class Forwarding:
             if len(self._unsent) >= IDS_MAX:
                 self._unsent.clear()
             self._unsent[name] = reply
-        asking = name.partition("-")[0]
-        answer = Put(f"{PREFIX}{asking}/a/{name}", _ENCODER.encode(reply), record.lease)
+        caller = name.partition("-")[0]
+        answer = Put(f"{PREFIX}{caller}/a/{name}", _ENCODER.encode(reply), record.lease)
         try:
             self._store.txn(
                 (Compare(record.key, record.revision),),

@@ -167,18 +167,18 @@ def fitted_label(label: Any, outputs: Iterable[Any]) -> Any:
     if kind is not float and kind is not int and kind is not np.ndarray:
         return label
     whole = number = False
-    said = None
-    for said in outputs:
-        whole = whole or (type(said) is int or isinstance(said, np.integer))
-        number = number or is_number(said)
-    if said is None or (kind is int and not number) or (kind is not int and number):
+    reported = None
+    for reported in outputs:
+        whole = whole or (type(reported) is int or isinstance(reported, np.integer))
+        number = number or is_number(reported)
+    if reported is None or (kind is int and not number) or (kind is not int and number):
         return label
     if kind is int:
         return label if whole else float(label)
     if kind is float and whole and label.is_integer():
         return int(label)
     raise InvalidInput(
-        f"label={_shown(label)}: the models give {type(said).__name__}, which it can never be.",
+        f"label={_shown(label)}: the models give {type(reported).__name__}, which it can never be.",
         hint="Give the label in the type of the outputs.",
     )
 
@@ -187,9 +187,9 @@ def fitted_column(labels: Column, outputs: Sequence[Column]) -> Column:
     """Return the labels of many rows as `fitted_label` has them. outputs: of each model, a
     column."""
     if isinstance(labels, np.ndarray) and all(
-        isinstance(said, np.ndarray) and said.ndim == 1 for said in outputs
+        isinstance(reported, np.ndarray) and reported.ndim == 1 for reported in outputs
     ):
-        kinds = {said.dtype.kind for said in outputs}
+        kinds = {reported.dtype.kind for reported in outputs}
         if labels.dtype.kind == "f" and kinds <= set("iu") and kinds:
             if (wrong := labels != np.floor(labels)).any():
                 return fitted_label(float(labels[wrong][0]), [0])  # raises
@@ -199,5 +199,8 @@ def fitted_column(labels: Column, outputs: Sequence[Column]) -> Column:
         return labels
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
     return column_of(
-        [fitted_label(label, [said[i] for said in outputs]) for i, label in enumerate(values)]
+        [
+            fitted_label(label, [reported[i] for reported in outputs])
+            for i, label in enumerate(values)
+        ]
     )

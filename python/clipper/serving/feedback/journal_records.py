@@ -66,22 +66,22 @@ _ROWS_DECODER = msgspec.msgpack.Decoder(
 def written(learner: "Learner", user: str, seen: Observation) -> bytes:
     """An observation as the journal keeps it: models by their place in the learner's list."""
     place, plan, truth = learner.place, seen.plan, seen.truth
-    asked, odds = learner.positions(plan.models), plan.probabilities
-    if odds and len(asked) != len(odds):
+    selected, odds = learner.positions(plan.models), plan.probabilities
+    if odds and len(selected) != len(odds):
         odds = ()
     time_us = wall_time_us()
-    if record := record_of(learner.head, user, place, asked, odds, seen, time_us):
+    if record := record_of(learner.head, user, place, selected, odds, seen, time_us):
         return record
-    said = []
-    for model, heard in seen.predictions.items():
+    reported = []
+    for model, arrived in seen.predictions.items():
         if model in place:
-            said.append((place[model], heard.output, heard.confidence))
+            reported.append((place[model], arrived.output, arrived.confidence))
     rest = _ENCODER.encode(
         (
             user,
-            asked,
+            selected,
             odds,
-            said,
+            reported,
             truth.label,
             truth.score,
             seen.answer,
@@ -115,7 +115,7 @@ def _halved(
 ) -> Iterator[tuple[ObservationRows, bytes]]:
     """Whole, if that is not too long for a record."""
     names = tuple(map(str, learner.models))
-    heard = tuple(None if column is None or column.all() else column for column in rows.heard)
+    arrived = tuple(None if column is None or column.all() else column for column in rows.heard)
     outputs = tuple(map(_narrow, rows.outputs))
     record = COLUMNS + _ENCODER.encode(
         _RowsRecord(
@@ -124,7 +124,7 @@ def _halved(
             names,
             user,
             outputs,
-            heard,
+            arrived,
             rows.confidence,
             _narrow(rows.labels),
             _narrow(rows.asked),
@@ -176,14 +176,14 @@ def read_with_time(record: bytes) -> tuple[Read, int]:
     try:
         found = _DECODER.decode(record)
         models = tuple(VersionedModel.parse(name) for name in found.models)
-        heard = {
+        arrived = {
             models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions
         }
         plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
     except (msgspec.MsgspecError, IndexError) as error:
         raise ValueError(f"no record of feedback: {error}") from None
     truth = Truth(found.label, found.score)
-    seen = Observation(plan, heard, truth, found.answer, found.weight)
+    seen = Observation(plan, arrived, truth, found.answer, found.weight)
     return (found.application, found.policy, models, found.user, seen), found.time_us
 
 
@@ -193,14 +193,14 @@ def _read_rows(record: bytes) -> tuple[Read, int]:
         models = tuple(VersionedModel.parse(name) for name in found.models)
     except msgspec.MsgspecError as error:
         raise ValueError(f"no record of feedback: {error}") from None
-    asked = np.asarray(found.asked, np.int32)
+    selected = np.asarray(found.asked, np.int32)
     rows = ObservationRows(
         models,
         tuple(map(_wide, found.outputs)),
         found.heard,
         found.confidence,
         _wide(found.labels),
-        asked,
+        selected,
         found.p,
     )
     columns = (*rows.outputs, *rows.heard, *rows.confidence)

@@ -83,8 +83,8 @@ def observe(
         learner.states.commit(
             learner.states.observe_one(learner, whose, seen, written(learner, whose, seen))
         )
-        _tell_watcher(learner, seen)
-        resolved.feedback.online_learning.tell(
+        _notify_watcher(learner, seen)
+        resolved.feedback.online_learning.send(
             resolved.cores,
             input,
             resolved.feedback.online_learning.session(resolved.models, user, 0),
@@ -97,11 +97,11 @@ def observe(
     except UnknownPrediction:
         if window.forwarding is None or not (node := window.forwarding.node_of(id)):
             raise
-        told = ForwardedFeedback(
+        feedback = ForwardedFeedback(
             resolved.name, [id], [truth.label], truth.score, weight, alone=True
         )
         try:
-            return window.forwarding.tell(node, told).counted == 1
+            return window.forwarding.send(node, feedback).counted == 1
         except UnknownPrediction:  # that server has ended
             if resolved.feedback.records is None:
                 raise
@@ -120,9 +120,9 @@ def observe(
         joined.has_feedback = False  # what the journal refuses may be told again
         raise
     learner.states.commit(number)
-    _tell_watcher(learner, seen)
+    _notify_watcher(learner, seen)
     if resolved.feedback.online_learning.active:
-        resolved.feedback.online_learning.tell_of(resolved.all_cores, id, seen)
+        resolved.feedback.online_learning.send_for(resolved.all_cores, id, seen)
     return True
 
 
@@ -164,16 +164,18 @@ def observe_many(
         places = [i for i, one in zip(places, counts, strict=True) if one]
         found = [joined for joined, one in zip(found, counts, strict=True) if one]
     listed = column.tolist() if isinstance(column, np.ndarray) else column
-    told = [listed[i] for i in places] if len(places) < len(ids) else listed
-    told = _learn_joined(found, told)
+    feedback = [listed[i] for i in places] if len(places) < len(ids) else listed
+    feedback = _learn_joined(found, feedback)
     for i, joined, label in (
-        zip(places, found, told, strict=True) if resolved.feedback.online_learning.active else ()
+        zip(places, found, feedback, strict=True)
+        if resolved.feedback.online_learning.active
+        else ()
     ):
-        resolved.feedback.online_learning.tell_of(
+        resolved.feedback.online_learning.send_for(
             resolved.all_cores, ids[i], seen_of(joined, Truth(label))
         )
     away = (
-        _tell_others(resolved, window, ids, listed, missing)
+        _send_to_owners(resolved, window, ids, listed, missing)
         if missing and window.forwarding
         else Reply()
     )
@@ -188,7 +190,7 @@ def _claimed(resolved: ResolvedApplication, found: Sequence[tuple[str, Joined]])
     return [True] * len(found) if records is None else records.claim(found)
 
 
-def _tell_others(
+def _send_to_owners(
     resolved: ResolvedApplication,
     window: FeedbackWindow,
     ids: Sequence[str],
@@ -201,7 +203,7 @@ def _tell_others(
     assert window.forwarding is not None
     for node, places in by_node(window.forwarding, ids, missing).items():
         try:
-            reply = window.forwarding.tell(
+            reply = window.forwarding.send(
                 node,
                 ForwardedFeedback(
                     resolved.name, [ids[i] for i in places], [labels[i] for i in places]
@@ -222,8 +224,8 @@ def _learn_left(
         return Reply()
     each = resolved.feedback.records.take_many(ids, resolved.name)
     found = [one for one in each if isinstance(one, Joined)]
-    told = [label for one, label in zip(each, labels, strict=True) if isinstance(one, Joined)]
-    _learn_joined(found, told)
+    feedback = [label for one, label in zip(each, labels, strict=True) if isinstance(one, Joined)]
+    _learn_joined(found, feedback)
     return Reply(len(found), sum(one is None for one in each))
 
 
@@ -259,7 +261,7 @@ def _fitted(truth: Truth, joined: Joined) -> Truth:
     """Return the label in the type of the models' outputs."""
     if not truth.known or (not joined.late and alike(truth.label, joined.arrived)):
         return truth
-    label = fitted_label(truth.label, [said.output for said in heard_of(joined).values()])
+    label = fitted_label(truth.label, [reported.output for reported in heard_of(joined).values()])
     return truth if label is truth.label else Truth(label)
 
 
@@ -302,7 +304,7 @@ def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Any
     for i, joined in enumerate(found):
         groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
-    told: list[tuple[Learner, list[Joined], Sequence[Any], ObservationRows | None]] = []
+    feedback: list[tuple[Learner, list[Joined], Sequence[Any], ObservationRows | None]] = []
     try:
         labels = [
             (
@@ -325,15 +327,15 @@ def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Any
                 else None
             )
             items += _items(learner, user, mine, truths, rows)
-            told.append((learner, mine, truths, rows))
+            feedback.append((learner, mine, truths, rows))
         number = found[0].learner.states.observe_many(items)
     except BaseException:
         for joined in found:
             joined.has_feedback = False
         raise
     found[0].learner.states.commit(number)
-    for each in told:
-        _tell_watcher_of_list(*each)
+    for each in feedback:
+        _notify_watcher_of_list(*each)
     return labels
 
 
@@ -360,41 +362,43 @@ def _columns(
     if any(joined.plan.features for joined in found):
         return None
     place, right = learner.place, column_of(labels)
-    asked, p = [-1] * len(found), [1.0] * len(found)
+    selected, p = [-1] * len(found), [1.0] * len(found)
     for i, joined in enumerate(found):
         models = joined.plan.models
         if len(models) == 1 and models[0] in place:
-            asked[i] = place[models[0]]
+            selected[i] = place[models[0]]
             p[i] = joined.plan.probabilities[0] if joined.plan.probabilities else 1.0
         elif models != learner.models:
             return None
-    heard = [heard_of(joined) for joined in found]
-    said_by, heard_by, own_of = [], [], []
+    arrived = [heard_of(joined) for joined in found]
+    outputs_by, arrived_by, own_of = [], [], []
     for model in learner.models:
-        said = [one.get(model) for one in heard]
-        absent = None in said
+        reported = [one.get(model) for one in arrived]
+        absent = None in reported
         filler = (
             0
             if not absent
-            else next((prediction.output for prediction in said if prediction is not None), 0)
+            else next((prediction.output for prediction in reported if prediction is not None), 0)
         )
-        said_by.append(
-            column_of([filler if prediction is None else prediction.output for prediction in said])
+        outputs_by.append(
+            column_of(
+                [filler if prediction is None else prediction.output for prediction in reported]
+            )
         )
-        heard_by.append(
-            np.array([prediction is not None for prediction in said]) if absent else None
+        arrived_by.append(
+            np.array([prediction is not None for prediction in reported]) if absent else None
         )
-        own = [None if prediction is None else prediction.confidence for prediction in said]
+        own = [None if prediction is None else prediction.confidence for prediction in reported]
         own_of.append(
             None if own.count(None) == len(own) else np.array([_sound(one) for one in own])
         )
     return ObservationRows(
         learner.models,
-        tuple(said_by),
-        tuple(heard_by),
+        tuple(outputs_by),
+        tuple(arrived_by),
         tuple(own_of),
         right,
-        np.array(asked, np.int32),
+        np.array(selected, np.int32),
         np.array(p),
     )
 
@@ -458,7 +462,7 @@ def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) ->
         joined.has_feedback[places[done:]] = False
         raise
     states.commit(number)
-    _tell_watcher_of_rows(joined, places, seen)
+    _notify_watcher_of_rows(joined, places, seen)
 
 
 def _parts(
@@ -478,12 +482,12 @@ def _parts(
 # -- who else hears
 
 
-def _tell_watcher(learner: Learner, seen: Observation) -> None:
+def _notify_watcher(learner: Learner, seen: Observation) -> None:
     if learner.watcher is not None:
         learner.watcher.on_feedback(seen)
 
 
-def _tell_watcher_of_list(
+def _notify_watcher_of_list(
     learner: Learner,
     found: Sequence[Joined],
     labels: Sequence[object],
@@ -499,7 +503,7 @@ def _tell_watcher_of_list(
             return
 
 
-def _tell_watcher_of_rows(
+def _notify_watcher_of_rows(
     joined: JoinedRows, places: NDArray[np.intp], seen: Sequence[Seen]
 ) -> None:
     watcher, at = joined.learner.watcher, 0
@@ -536,10 +540,10 @@ def _asked_again(
     """The predictions for an input: from the cache, else evaluated now, by the application's
     SLO."""
     state, plan = plan_for(resolved, user, resolved.context_of(user, context))
-    asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
+    selected = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     salt = resolved.feedback.online_learning.session(resolved.models, user, 0)
     future = predict_all(
-        tuple(resolved.cores[model] for model in asked),
+        tuple(resolved.cores[model] for model in selected),
         input,
         resolved.slo_us,
         salt,
@@ -547,22 +551,22 @@ def _asked_again(
         resolved,
     )
     future.wait()
-    heard = {
+    arrived = {
         model: Prediction(future.output(i), future.confidence(i))
-        for i, model in enumerate(asked)
+        for i, model in enumerate(selected)
         if future.status(i) is Status.OK
     }
-    if not heard:
-        names = ", ".join(map(str, asked))
+    if not arrived:
+        names = ", ".join(map(str, selected))
         raise DeadlineExceeded(
             f"{names} did not predict the input within {resolved.slo_us / 1000:g} ms; nothing was"
             " learned."
         )
     answered: dict[VersionedModel, Prediction] = {
-        model: heard[model] for model in plan.models if model in heard
+        model: arrived[model] for model in plan.models if model in arrived
     }
-    missing = [model for model in plan.models if model not in heard]
+    missing = [model for model in plan.models if model not in arrived]
     answer = resolved.policy.combine(state, answered, missing).output
     if truth.known:
-        truth = Truth(fitted_label(truth.label, [said.output for said in heard.values()]))
-    return Observation(plan, heard, truth, answer, weight)
+        truth = Truth(fitted_label(truth.label, [reported.output for reported in arrived.values()]))
+    return Observation(plan, arrived, truth, answer, weight)

@@ -36,10 +36,10 @@ FRAME_ROWS_MAX = 64  # of one call of correct(), while which the container predi
 _FRAME_BYTES = 1 << 20
 _ENTRY_BYTES = 200  # what keeping an input costs beside its bytes
 
-Lesson = tuple[Any, Any, int]  # input, label, session
+FeedbackUpdate = tuple[Any, Any, int]  # input, label, session
 
 
-class Says(Protocol):
+class HelloCapabilities(Protocol):
     """Facts that a container reports in its HELLO: serving.models.containers.Hello."""
 
     @property
@@ -77,12 +77,12 @@ class OnlineLearning:
         self._sessions: dict[tuple[Engine, int], VersionedModel] = {}
         self._session_models: frozenset[VersionedModel] = frozenset()
         self._guard = threading.Lock()
-        self._kept: OrderedDict[int, tuple[Any, int, int]] = (
+        self._stored: OrderedDict[int, tuple[Any, int, int]] = (
             OrderedDict()
         )  # by the future's id: input, session, bytes
-        self._kept_bytes = 0
-        self._waiting: dict[VersionedModel, tuple[CoreModel, deque[Lesson]]] = {}
-        self._untaught: dict[VersionedModel, int] = {}
+        self._stored_bytes = 0
+        self._waiting: dict[VersionedModel, tuple[CoreModel, deque[FeedbackUpdate]]] = {}
+        self._pending: dict[VersionedModel, int] = {}
 
     def open(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -95,14 +95,14 @@ class OnlineLearning:
 
     # -- containers that come and go
 
-    def came(self, engine: Engine, conn: int, hello: Says) -> None:
+    def came(self, engine: Engine, conn: int, hello: HelloCapabilities) -> None:
         if hello.corrects:
             self._lines[hello.id] = [*self._lines.get(hello.id, ()), (engine, conn)]
             if hello.tables:
                 self._together.setdefault(hello.id, itertools.count())
         if hello.sessions:
             self._sessions[engine, conn] = hello.id
-        self._look()
+        self._check()
 
     def went(self, engine: Engine, conn: int, model: VersionedModel) -> None:
         left = [line for line in self._lines.get(model, ()) if line != (engine, conn)]
@@ -112,9 +112,9 @@ class OnlineLearning:
             self._lines.pop(model, None)
             self._together.pop(model, None)
         self._sessions.pop((engine, conn), None)
-        self._look()
+        self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._session_models = frozenset(self._sessions.values())
         self.active = bool(self._lines or self._sessions)
 
@@ -135,28 +135,28 @@ class OnlineLearning:
         """Remember the input of a query for feedback by its id, if a model of these learns."""
         if not self.teaches(models):
             return
-        kept, size = _copied(x)
+        stored, size = _copied(x)
         size += _ENTRY_BYTES
         with self._guard:
-            self._kept[id] = kept, session, size
-            self._kept_bytes += size
-            while self._kept_bytes > self._bytes_max:
-                _, (_, _, size) = self._kept.popitem(last=False)
-                self._kept_bytes -= size
+            self._stored[id] = stored, session, size
+            self._stored_bytes += size
+            while self._stored_bytes > self._bytes_max:
+                _, (_, _, size) = self._stored.popitem(last=False)
+                self._stored_bytes -= size
 
     # -- feedback
 
-    def tell_of(
+    def send_for(
         self, cores: Mapping[VersionedModel, CoreModel], id: str, seen: Observation
     ) -> None:
         """Feedback about the prediction of that id; nothing when its input is kept no more."""
         with self._guard:
-            kept = self._kept.pop(int(id.rpartition("-")[2], 16), None)
-            self._kept_bytes -= kept[2] if kept else 0
-        if kept:
-            self.tell(cores, kept[0], kept[1], seen)
+            stored = self._stored.pop(int(id.rpartition("-")[2], 16), None)
+            self._stored_bytes -= stored[2] if stored else 0
+        if stored:
+            self.send(cores, stored[0], stored[1], seen)
 
-    def tell(
+    def send(
         self,
         cores: Mapping[VersionedModel, CoreModel],
         input: object,
@@ -179,18 +179,18 @@ class OnlineLearning:
             for model in pupils:
                 _, waiting = self._waiting.setdefault(model, (cores[model], deque()))
                 if len(waiting) >= self._rows_max:
-                    self._count_untaught(model, 1)
+                    self._count_pending(model, 1)
                 else:
                     waiting.append((input, label, session))
             if self.wake_fd >= 0:
                 os.eventfd_write(self.wake_fd, 1)
 
-    def _count_untaught(self, model: VersionedModel, rows: int) -> None:
-        self._untaught[model] = self._untaught.get(model, 0) + rows
+    def _count_pending(self, model: VersionedModel, rows: int) -> None:
+        self._pending[model] = self._pending.get(model, 0) + rows
 
-    def untaught(self, model: VersionedModel) -> int:
+    def pending(self, model: VersionedModel) -> int:
         """Rows of feedback that were dropped here."""
-        return self._untaught.get(model, 0)
+        return self._pending.get(model, 0)
 
     def flush(self) -> None:
         """Hand all feedback that waits to the engines, in frames."""
@@ -198,14 +198,16 @@ class OnlineLearning:
             if self.wake_fd >= 0:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.wake_fd)
-            told, self._waiting = self._waiting, {}
-        for model, (core, lessons) in told.items():
-            for frame in _frames(core, lessons, self._frame_bytes_max):
+            feedback, self._waiting = self._waiting, {}
+        for model, (core, updates) in feedback.items():
+            for frame in _frames(core, updates, self._frame_bytes_max):
                 self._send(model, core, frame)
 
-    def _send(self, model: VersionedModel, core: CoreModel, lessons: Sequence[Lesson]) -> None:
+    def _send(
+        self, model: VersionedModel, core: CoreModel, updates: Sequence[FeedbackUpdate]
+    ) -> None:
         try:
-            inputs, labels, sessions = zip(*lessons, strict=True)
+            inputs, labels, sessions = zip(*updates, strict=True)
             payload = encode_feedback(_inputs(core, inputs), _labels(labels), sessions)
             if len(payload) > self._frame_bytes_max:
                 raise ValueError(
@@ -215,12 +217,12 @@ class OnlineLearning:
             if lines and (turn := self._together.get(model)):
                 lines = [lines[next(turn) % len(lines)]]
             for engine, conn in lines:
-                engine.send_feedback(conn, payload, len(lessons))
+                engine.send_feedback(conn, payload, len(updates))
         except (ClipperError, ValueError, TypeError, OverflowError) as error:
             with self._guard:
-                self._count_untaught(model, len(lessons))
+                self._count_pending(model, len(updates))
             _log.warning(
-                "%d rows of feedback cannot be told to model %s: %s", len(lessons), model, error
+                "%d rows of feedback cannot be told to model %s: %s", len(updates), model, error
             )
 
 
@@ -248,19 +250,21 @@ def _copied(x: object) -> tuple[Any, int]:
     return array, array.nbytes
 
 
-def _frames(core: CoreModel, lessons: Iterable[Lesson], bytes_max: int) -> Iterable[list[Lesson]]:
+def _frames(
+    core: CoreModel, updates: Iterable[FeedbackUpdate], bytes_max: int
+) -> Iterable[list[FeedbackUpdate]]:
     """In order, cut where the labels' type changes, and by rows and bytes."""
-    for _, alike in itertools.groupby(lessons, key=lambda lesson: _kind(lesson[1])):
-        frame: list[Lesson] = []
+    for _, alike in itertools.groupby(updates, key=lambda update: _kind(update[1])):
+        frame: list[FeedbackUpdate] = []
         size = 0
-        for lesson in alike:
-            nbytes = _copied(lesson[0])[1] + np.asarray(lesson[1]).nbytes
+        for update in alike:
+            nbytes = _copied(update[0])[1] + np.asarray(update[1]).nbytes
             if frame and (
                 len(frame) == FRAME_ROWS_MAX or size + nbytes > min(_FRAME_BYTES, bytes_max // 2)
             ):
                 yield frame
                 frame, size = [], 0
-            frame.append(lesson)
+            frame.append(update)
             size += nbytes
         yield frame
 

@@ -270,7 +270,7 @@ class StateSync:
                     with_watch.close()
                 self._read_all()
                 again_s = AGAIN_S_MIN
-                self._hear(with_watch)
+                self._receive(with_watch)
             except StoreError as error:
                 if not self._closing:
                     _log.info("what other servers learn is not heard of: %s", error)
@@ -280,7 +280,7 @@ class StateSync:
                 return
             again_s = min(2 * again_s, AGAIN_S_MAX)
 
-    def _hear(self, watch: Watch) -> None:
+    def _receive(self, watch: Watch) -> None:
         while not self._closing and not watch.closed:
             event = watch.next(1.0)
             if event is None:

@@ -57,7 +57,7 @@ USER_CHARS_MAX: Final = 512  # of the name of a user
 
 _log = logging.getLogger(__name__)
 READ_S = 0.02  # a context's first query waits so long for a store elsewhere
-LOOKS_MAX = 64  # contexts that one new context looks at for one to forget
+CHECKS_MAX = 64  # contexts that one new context looks at for one to forget
 
 Seen = Observation | ObservationRows
 
@@ -444,7 +444,7 @@ class States:
         forgets one that was not. It looks at a few for each new context, so that no new one waits
         for a walk over all."""
         looks, ring = 0, self._ring
-        while len(ring) >= self._states_max and looks < LOOKS_MAX:
+        while len(ring) >= self._states_max and looks < CHECKS_MAX:
             looks += 1
             self._hand = self._hand if self._hand < len(ring) else 0
             learner, user = ring[self._hand]

@@ -33,11 +33,11 @@ def heard_of(joined: Joined) -> dict[VersionedModel, Prediction]:
     """Return the predictions that arrived, including late ones that have arrived since."""
     if not joined.late:
         return joined.arrived  # type: ignore[no-any-return]
-    heard = dict(joined.arrived)
+    arrived = dict(joined.arrived)
     for model, future in joined.late:
         if future.done() and future.status() is Status.OK:
-            heard[model] = Prediction(future.output(0), future.confidence(0))
-    return heard
+            arrived[model] = Prediction(future.output(0), future.confidence(0))
+    return arrived
 
 
 def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
@@ -97,8 +97,10 @@ class JoinedRows:
         """Return whether all of the learner's models were queried, or only one, as columns
         require.
         """
-        asked, place = set(self.plan.models), self.learner.place
-        return (len(asked) == 1 or asked == place.keys()) and all(model in place for model in asked)
+        selected, place = set(self.plan.models), self.learner.place
+        return (len(selected) == 1 or selected == place.keys()) and all(
+            model in place for model in selected
+        )
 
     def columns(self, places: NDArray[np.intp], labels: Column) -> ObservationRows:
         """These rows, with their labels."""
@@ -119,13 +121,13 @@ class JoinedRows:
     def _read(self) -> ObservationRows:
         n, future, models = len(self), self._future, self.learner.models
         outputs: list[Column] = [np.zeros(n, np.int64)] * len(models)
-        heard: list[NDArray[np.bool_] | None] = [np.zeros(n, np.bool_)] * len(models)
+        arrived: list[NDArray[np.bool_] | None] = [np.zeros(n, np.bool_)] * len(models)
         confidence: list[NDArray[np.float64] | None] = [None] * len(models)
         statuses = future.statuses().reshape(-1, n)
         for j, model in enumerate(self.plan.models):
             at = self.learner.place[model]
             ok = statuses[j] == Status.OK
-            outputs[at], heard[at] = future.outputs(0, j * n, n), None if ok.all() else ok
+            outputs[at], arrived[at] = future.outputs(0, j * n, n), None if ok.all() else ok
             own = future.confidences(j * n, n)
             confidence[at] = None if np.isnan(own).all() else own
         if len(self.plan.models) == 1:
@@ -143,7 +145,7 @@ class JoinedRows:
         return ObservationRows(
             models,
             tuple(outputs),
-            tuple(heard),
+            tuple(arrived),
             tuple(confidence),
             unsaid,
             np.array([at], np.int32),
@@ -153,12 +155,12 @@ class JoinedRows:
     def observation(self, i: int, label: object) -> Observation:
         """Row i as an object, whatever was asked."""
         n, future = len(self), self._future
-        heard = {
+        arrived = {
             model: Prediction(future.output(j * n + i), future.confidence(j * n + i))
             for j, model in enumerate(self.plan.models)
             if future.status(j * n + i) is Status.OK
         }
-        return Observation(self.plan, heard, Truth(label), self.answers[i])
+        return Observation(self.plan, arrived, Truth(label), self.answers[i])
 
 
 class FeedbackWindow:
@@ -217,8 +219,8 @@ class FeedbackWindow:
         """Return the number under which the core keeps answers of this learner to that plan in
         `direct`."""
         with self._lock:
-            for i, (known, asked, of) in enumerate(self._owners):
-                if known is learner and asked.models == plan.models and of == node:
+            for i, (known, selected, of) in enumerate(self._owners):
+                if known is learner and selected.models == plan.models and of == node:
                     return i
             self._owners.append((learner, plan, node))
             return len(self._owners) - 1
@@ -314,13 +316,13 @@ class FeedbackWindow:
         the number of the others that have no prediction.
         """
         with self._lock:
-            heard = joined.heard[places]
-            fresh = heard & ~joined.has_feedback[places]
+            arrived = joined.heard[places]
+            fresh = arrived & ~joined.has_feedback[places]
             first = np.zeros(len(places), np.bool_)
             first[np.unique(places, return_index=True)[1]] = True
             fresh &= first
             joined.has_feedback[places[fresh]] = True
-        return np.flatnonzero(fresh), int(np.count_nonzero(~heard))
+        return np.flatnonzero(fresh), int(np.count_nonzero(~arrived))
 
     def _unknown(self, id: str) -> UnknownPrediction:
         hint = (

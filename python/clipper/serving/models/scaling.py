@@ -147,7 +147,7 @@ class StuckWatch:
         self._stuck_s = stuck_s
         self._since: dict[tuple[VersionedModel, int, int], tuple[int, float]] = {}
 
-    def look(
+    def check(
         self, rows: Iterable[tuple[VersionedModel, Mapping[str, Any]]], now_s: float
     ) -> list[tuple[VersionedModel, int, int]]:
         """(model, number, pid) of those to restart; each is named once for each batch that it is
@@ -179,21 +179,21 @@ class Reading:
 
 
 class Scaling:
-    """Looks at all models now and then, from a thread of its own. Threads: any.
+    """Checks all models at an interval, from its own thread. Threads: any.
 
-    look: what there is; scale: make it so many replicas, with a reason; restart: kill this one, its
-    supervisor starts it again.
+    read_stats: returns the replicas of all models. scale: sets the number of replicas of a model,
+    with a reason. restart: kills a replica, which its supervisor starts again.
     """
 
     def __init__(
         self,
         server: ServerSettings,
-        look: Callable[[], Mapping[VersionedModel, Reading]],
+        read_stats: Callable[[], Mapping[VersionedModel, Reading]],
         scale: Callable[[VersionedModel, int, str], None],
         restart: Callable[[VersionedModel, int, int], None],
     ) -> None:
-        self._look, self._scale, self._restart = look, scale, restart
-        self._pause_s = server.scale_look_ms / 1000
+        self._read_stats, self._scale, self._restart = read_stats, scale, restart
+        self._pause_s = server.scale_interval_ms / 1000
         self._rule = Rule.of(server)
         self._stuck = StuckWatch(server.stuck_s)
         self._trends: dict[VersionedModel, Trend] = {}
@@ -220,16 +220,16 @@ class Scaling:
     def _run(self) -> None:
         while not self._stop.wait(self._pause_s):
             try:
-                self.look(time.monotonic())
+                self.check(time.monotonic())
             except Exception:  # one model's trouble must not end the watch over all
                 _log.exception("a look at the models failed")
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """One look; the thread does nothing else."""
-        readings, span_s = self._look(), now_s - self._checked_s
+        readings, span_s = self._read_stats(), now_s - self._checked_s
         self._checked_s = now_s
         rows = [(model, row) for model, one in readings.items() for row in one.stats["replicas"]]
-        for model, number, pid in self._stuck.look(rows, now_s):
+        for model, number, pid in self._stuck.check(rows, now_s):
             self._restart(model, number, pid)
         followed = {model: one for model, one in readings.items() if one.most}
         self._trends = {model: trend for model, trend in self._trends.items() if model in followed}

@@ -16,7 +16,7 @@ from clipper.types import VersionedModel
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
-KEPT: Final = 5  # of each taking
+SLOWEST_QUERIES_MAX: Final = 5  # of each taking
 MODELS_MAX: Final = 16  # of one query
 
 
@@ -61,11 +61,11 @@ class Slowest:
         }
         with self._lock:
             entry = (took_us, next(self._numbers), row)
-            if len(self._heap) < KEPT:
+            if len(self._heap) < SLOWEST_QUERIES_MAX:
                 heapq.heappush(self._heap, entry)
             elif took_us > self._heap[0][0]:
                 heapq.heapreplace(self._heap, entry)
-            if len(self._heap) == KEPT:
+            if len(self._heap) == SLOWEST_QUERIES_MAX:
                 self.bar_us = self._heap[0][0]
 
     def take(self) -> list[dict[str, Any]]:

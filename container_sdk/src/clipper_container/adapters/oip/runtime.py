@@ -297,15 +297,15 @@ class OipModel(Model):
         self.batch_max = signature.batch_max
         self._again = threading.Lock()
         self._loads = 0
-        self._ask = self._rows if runtime.type == "tfserving" else self._tensors
+        self._request = self._rows if runtime.type == "tfserving" else self._tensors
 
     def predict_batch(self, inputs: object) -> Any:
         """Send an infer request. Raises: ServerFailed."""
         loads = self._loads
-        reply, outputs = self._ask(inputs)
+        reply, outputs = self._request(inputs)
         if reply.status in (400, 404, 503) and _NOT_THERE.search(reply.trouble):
             self._load_again(loads)
-            reply, outputs = self._ask(inputs)
+            reply, outputs = self._request(inputs)
         if reply.status != 200:
             raise ServerFailed(f"{self._runtime.type} answers {reply.status}: {reply.trouble}")
         try:
