@@ -15,8 +15,8 @@ cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
 # close those that were not admitted in time
 cdef void strangers_expire(ShardLoopState* s, u64 now_us) noexcept nogil
 
-# those that have come whole, until `left`, of the bytes of a turn, is used up. False: what came is no
-# frame
+# Take the frames that have come whole, until `left`, the bytes of this turn, is used up.
+# False: what came is no frame.
 cdef bint take_frames(ShardLoopState* s, ShardConnection* c, i64* left) noexcept nogil
 # it must read, or Python answer, before more is taken from it
 cdef bint is_busy(ShardConnection* c) noexcept nogil
