@@ -172,7 +172,7 @@ cdef object _records(const Seen* c):
     cdef u32 i, number = 0
     cdef Blob* blob
     cdef cnp.ndarray offsets = np.zeros(c.n + 1, np.int64)
-    cdef i64* ends = <i64*> cnp.PyArray_DATA(offsets) + 1
+    cdef i64* at = <i64*> cnp.PyArray_DATA(offsets)
     for i in range(c.n):
         if c.state[i] != OK or c.of.tag[i] != TAG_BLOB:
             return None
@@ -180,14 +180,14 @@ cdef object _records(const Seen* c):
         if blob.dtype != BYTES or (i > 0 and record_type(blob) != number):
             return None
         number = record_type(blob)
-        ends[i] = ends[i - 1] + <i64> blob.nbytes
+        at[i + 1] = at[i] + <i64> blob.nbytes
     if number == 0:
         return None
-    cdef cnp.ndarray rows = np.empty(ends[c.n - 1], np.uint8)
+    cdef cnp.ndarray rows = np.empty(at[c.n], np.uint8)
     cdef u8* to = <u8*> cnp.PyArray_DATA(rows)
     for i in range(c.n):
         blob = <Blob*> c.of.word[i]
-        memcpy(to + ends[i] - blob.nbytes, blob_data(blob), blob.nbytes)
+        memcpy(to + at[i], blob_data(blob), blob.nbytes)
     return record_columns(number, rows, offsets)
 
 
