@@ -19,8 +19,8 @@ from tests.params.conftest import TOKEN, Shards, until
 
 def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: bool = False) -> Any:
     """As `FollowerState` says it; heard_s: when."""
-    asked = (0, 1.0) if asks else None
-    return SimpleNamespace(is_whole=on and whole, last_seen_s=heard_s, asked=asked)
+    call = (0, 1.0) if asks else None
+    return SimpleNamespace(is_whole=on and whole, last_seen_s=heard_s, waiting_call=call)
 
 
 @pytest.mark.parametrize(
