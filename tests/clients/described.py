@@ -19,6 +19,7 @@ LEFT_OUT = (
     "deploy",
     "importState",
     "stream",
+    "createTable",  # which settings are possible depends on the optimizer
 )  # the first two would start processes of what is made up; the last has no end
 _PATIENCE_S = 900
 

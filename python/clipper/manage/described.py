@@ -18,7 +18,7 @@ from clipper.frontend.openapi.document import (
 from clipper.frontend.openapi.endpoint import describe
 from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
-from clipper.manage.operations import Change, Operations
+from clipper.manage.operations import EVALUATED_MAX, Change, Operations
 from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
 from clipper.manage.tables import IDS_MAX, TABLE_VERBS, TableChange, TableOperations
 from clipper.selection import POLICIES
@@ -52,6 +52,17 @@ _INPUT: Schema = {
     "description": "the type of one input",
 }
 _ROLE = "^(primary|(challenger|shadow|canary|decoy)(\\(share=0?\\.[0-9]{0,5}[1-9]\\))?)$"
+_COUNT_MAX = (1 << 63) - 1
+_OPTIMIZERS = (
+    *("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "ftrl", "adamw", "rmsprop"),
+    *("lion", "rowwise_adagrad"),
+)
+_INITIALIZERS = ("zeros", "constant", "uniform", "normal", "truncated_normal", "glorot")
+_NUMBERS: Schema = {
+    "type": ["object", "null"],
+    "additionalProperties": {"type": "number"},
+    "description": "those of the optimizer or initializer; see docs/params.md",
+}
 _POLICY: Schema = {
     "type": "string",
     "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
@@ -90,6 +101,7 @@ def _verbs() -> RouteTable:
             tag=MANAGEMENT,
             names=tuple(_place(verb, name) for name in names),
             query=takes if reads else {"dry_run": _DRY_RUN},
+            query_needed=tuple(needed_by(function, names)) if reads else (),
             takes=None if reads else _object(takes, needed_by(function, names)),
             needs_body=bool(needed_by(function, names)),
             gives=_given(verb, function),
@@ -179,6 +191,20 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "type": "string",
         "description": "`module:attribute`, or an .onnx or .skops file on the server's host",
     },
+    "create_table.dim": {"type": "integer", "minimum": 1, "maximum": 1 << 16},
+    "dtype": {"enum": ["f32", "f16", "bf16", "i8"]},
+    "optimizer": {"enum": [*_OPTIMIZERS]},
+    "create_table.optimizer_settings": _NUMBERS,
+    "initializer": {"enum": [*_INITIALIZERS]},
+    "initializer_settings": _NUMBERS,
+    "seed": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
+    "create_table.rows_max": {"type": "integer", "minimum": 1, "maximum": 1 << 32},
+    "admit_after": {"type": "integer", "minimum": 1, "maximum": 255},
+    "create_table.expire_s": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
+    "create_table.quota_rows": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
+    "create_table.quota_bytes": {"type": "integer", "minimum": 0, "maximum": _COUNT_MAX},
+    "evaluation.policy": _POLICY,
+    "evaluation.count": {"type": "integer", "minimum": 1, "maximum": EVALUATED_MAX},
     "rollouts.application": {
         "type": "string",
         "pattern": f"^({NAME_GRAMMAR})?$",

@@ -11,6 +11,7 @@ from clipper_core.params.initializer import Initializer
 from clipper_core.params.optimizer import Optimizer
 
 DIM_MAX = 1 << 16
+COUNT_MAX = (1 << 63) - 1  # of seeds, seconds and quotas
 ALTERABLE = (
     "optimizer_settings",
     "rows_max",
@@ -60,8 +61,9 @@ class TableSpec(msgspec.Struct, frozen=True):
                 raise ValueError(
                     f"table {self.name!r}: dim is {self.dim}, where 1 to {DIM_MAX} are possible."
                 )
-            if self.quota_rows < 0 or self.quota_bytes < 0:
-                raise ValueError(f"table {self.name!r}: a quota is a number from 0 on.")
+            for key in ("seed", "expire_s", "quota_rows", "quota_bytes"):
+                if not 0 <= getattr(self, key) <= COUNT_MAX:
+                    raise ValueError(f"table {self.name!r}: {key} is a number from 0 to 2^63 - 1.")
             self.made()
         except (ValueError, TypeError, MemoryError) as error:
             raise InvalidInput(str(error)) from None

@@ -30,10 +30,11 @@ class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a route.
 
     id: operationId. says, more: a line and a paragraph. names: of the pattern's `{}`. query,
-    headers: schemas of parameters. takes: schema or type of the body; None for no body. needs_body:
-    the body is required. gives: schema or type of a successful response; None for no body. status:
-    its status. others: bodies of other statuses that are no Problem. media: content type; `also`
-    has further ones. errors: statuses with a Problem body.
+    headers: schemas of parameters. query_needed: those of the query that must be there. takes:
+    schema or type of the body; None for no body. needs_body: the body is required. gives: schema or
+    type of a successful response; None for no body. status: its status. others: bodies of other
+    statuses that are no Problem. media: content type; `also` has further ones. errors: statuses
+    with a Problem body.
     """
 
     id: str
@@ -42,6 +43,7 @@ class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
     more: str = ""
     names: tuple[str, ...] = ()
     query: Mapping[str, Schema] = {}
+    query_needed: tuple[str, ...] = ()
     headers: Mapping[str, Schema] = {}
     takes: Any = None
     needs_body: bool = True
@@ -144,7 +146,10 @@ class OpenApiDocument:
         if about.old:
             found["deprecated"] = True
         parameters = [_parameter("path", name, _path_schema(name)) for name in about.names]
-        parameters += [_parameter("query", name, schema) for name, schema in about.query.items()]
+        parameters += [
+            _parameter("query", name, schema, name in about.query_needed)
+            for name, schema in about.query.items()
+        ]
         parameters += [_parameter("header", name, schema) for name, schema in about.headers.items()]
         if parameters:
             found["parameters"] = parameters
@@ -245,9 +250,9 @@ def named(pattern: str, names: Sequence[str]) -> str:
     return pattern.format(*(f"{{{name}}}" for name in names))
 
 
-def _parameter(where: str, name: str, schema: Schema) -> Schema:
+def _parameter(where: str, name: str, schema: Schema, required: bool = False) -> Schema:
     used = {key: value for key, value in schema.items() if key != "description"}
-    found = {"name": name, "in": where, "required": where == "path", "schema": used}
+    found = {"name": name, "in": where, "required": required or where == "path", "schema": used}
     return {**found, "description": schema["description"]} if "description" in schema else found
 
 
