@@ -28,7 +28,7 @@ class Faults:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._copies: dict[Fault, StoreCopy] = {}
+        self._copies: dict[Fault, tuple[StoreCopy, bool]] = {}
 
     def begin(self, fault: Fault) -> None:
         """Begin a fault."""
@@ -133,23 +133,32 @@ class Faults:
             case "outage", False:
                 store.come_back()
             case "emptied", True:
-                if not world.is_emptied:
-                    world.laws.lost()
-                world.is_emptied = True
-                world.times_emptied += 1
-                store.replace(StoreCopy())
+                self._lose(StoreCopy())
             case "emptied", False:
                 self._restore()
             case "older", True:
-                self._copies[fault] = store.copy()
+                self._copies[fault] = store.copy(), world.is_emptied
             case "older", False:
-                if not world.is_emptied:
-                    store.replace(self._copies[fault])
+                copy, of_emptied = self._copies[fault]
+                if of_emptied and not world.is_emptied:
+                    self._lose(copy)
+                    self._restore()
+                elif not world.is_emptied:
+                    store.replace(copy)
                     world.laws.restored()
             case "errors", _:
                 store.errors = ERRORS if begins else 0.0
             case "laggard", _:
                 store.slow_s = LAG_S if begins else 0.0
+
+    def _lose(self, copy: StoreCopy) -> None:
+        """Continue from a copy that lacks what the mesh knows, until it is restored."""
+        world = self._world
+        if not world.is_emptied:
+            world.laws.lost()
+        world.is_emptied = True
+        world.times_emptied += 1
+        world.store.replace(copy)
 
     def _restore(self) -> None:
         """Have a node write what it knows to a store that is empty, as somebody would ask it to."""

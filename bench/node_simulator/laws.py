@@ -150,7 +150,9 @@ class Laws:
                 vmodel = msgspec.json.decode(op.value, type=VModel)
                 known = self._vmodels.get(vmodel.id)
                 self._vmodels[vmodel.id] = vmodel
-                if known is not None and known.active != vmodel.active:
+                if known is None or known.active == vmodel.active:
+                    continue
+                if not self._world.is_emptied:
                     self._switched(known, vmodel)
 
     def _alive(self, model: MeshModel) -> list[str]:

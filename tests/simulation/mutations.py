@@ -127,19 +127,19 @@ def _unlimited(was: Any) -> Callable[..., Any]:
 
 
 MUTATIONS = (
-    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 3),
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 6),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
-        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 7, share=1.0
+        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 39, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 0),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 10),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation(
         "the last copy is given up as spare",
         "claims.released_if_spare",
         _last_is_spare,
-        18,
+        79,
         churning,
     ),
     Mutation("failures never block", "failures.blocked_until", _always(0), 0),
@@ -149,8 +149,8 @@ MUTATIONS = (
     Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, plan=rare),
     Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
-    Mutation("never scales up", "scaling.decide", _never_more, 1),
-    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 1),
+    Mutation("never scales up", "scaling.decide", _never_more, 35),
+    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 35),
     Mutation("a drain moves nothing", "maintenance.migration", _always([]), 11),
     Mutation("a record is never published", "maintenance.worth_publishing", _always(False), 0),
     Mutation("nothing is pinned", "model_cache.ModelCache.pin", _unpinned, 0),

@@ -456,7 +456,10 @@ class Registry:
         raise _contended(id)
 
     def _seen(self, model: str, seen: dict[str, Record | None]) -> MeshModel | None:
-        record = seen[MODELS + model] = self.store.get(MODELS + model)
+        """Return a model's record as it was first read: all of a decision sees the same."""
+        if MODELS + model not in seen:
+            seen[MODELS + model] = self.store.get(MODELS + model)
+        record = seen[MODELS + model]
         return decode(record.value, MeshModel) if record else None
 
     def _ops(self, id: str, before: VModel | None, change: VChange) -> list[Put | Delete]:

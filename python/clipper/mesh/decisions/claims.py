@@ -49,7 +49,9 @@ def claimed(
     settings: MeshSettings,
     size_bytes: int = 0,
 ) -> MeshModel | ClaimRefused:
-    """Claim a copy for `me`, unless there are `copies` of live instances already."""
+    """Claim a copy for `me`, unless there are `copies` of live instances already, or enough
+    instances have failed to load the model.
+    """
     if me in model.copies:
         return ClaimRefused(f"{me} has claimed it already", final=True)
     held = alive_copies(model, alive)
@@ -58,6 +60,9 @@ def claimed(
     failed = model.failures.get(me)
     if failed is not None and me in failures.blocked(model, now_ms, settings):
         return ClaimRefused(f"{me} failed to load it: {failed.why}")
+    over = failures.verdict(model, now_ms, settings)
+    if over is not None:
+        return ClaimRefused(f"it could not be loaded: {over.why}")
     return changed(
         model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms)
     )
