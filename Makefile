@@ -77,7 +77,7 @@ bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--qu
 paper: .venv/.peers  ## the figures of the Clipper paper, measured; writes docs/paper.md (40 min; ARGS=--quick)
 	@$(PY) -m bench.paper $(ARGS)
 
-proof: .venv/.peers  ## what fits into two hours, the oldest first; writes docs/benchmarks*.md, paper.md, compare.md (ARGS="--hours 1 --only rest")
+proof: .venv/.peers .venv/.learning-peers  ## what fits into two hours, the oldest first; writes docs/benchmarks*.md, paper.md, compare.md (ARGS="--hours 1 --only rest")
 	@$(PY) -m bench.proof $(ARGS)
 
 peers: .venv/.installed  ## servers that others wrote, for `python -m bench rest_peers`: 2 GB, some minutes (NAME="mosec ray")
@@ -176,7 +176,7 @@ works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ##
 	@touch $@
 
 # The libraries that benchmarks compare with. Without them the rows say "not installed"; nothing else needs them.
-.venv/.peers: .venv/.installed pyproject.toml
+.venv/.peers .venv/.learning-peers: .venv/.installed pyproject.toml
 	@echo "installing what the benchmarks compare with (about 15 s)"
-	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"])') \
+	@$(PIP) $$($(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $(@:.venv/.%=%)) \
 	  && touch $@ || echo "not all of them could be installed: their rows will say so"
