@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper.schema import Tensors
 from clipper_core.engine.model import predict_rows
 from clipper_core.runtime.status import Status, StatusError
 
@@ -40,6 +41,37 @@ def test_hits_end_at_once_and_misses_go_on_in_order(
     assert world.engine.snapshot()["models"][0]["hits"] == known.sum()
     assert (future.latencies_us()[known] == 0).all()
     assert model.predict_many(rows).done(), "all are known now"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_rows_of_named_tensors_are_made_of_their_columns(
+    new_world: Callable[..., World], cached: bool
+) -> None:
+    tensors = Tensors.parse({"a": "f32[3]", "b": "u8", "c": "f64", "wide": "i16[2,150]"})
+    world = new_world(cache_bytes_max=1 << 22)
+    size = tensors.row_bytes
+    model = world.model("u8", (size,), tensors=tensors, cached=cached)
+    container = world.container(model, size_max=333)
+    rng = np.random.default_rng(size)
+    layouts = {
+        "a": rng.random((1500, 6), np.float32)[:, ::2],
+        "b": np.broadcast_to(np.uint8(7), 1500),
+        "c": rng.random(3000)[::-2],
+        "wide": np.asfortranarray(rng.integers(-9, 9, (1500, 2, 150), np.int16)),
+    }
+    records = tensors.pack_many(layouts)
+    for i in range(0, 1500, 9) if cached else ():
+        model.put({name: column[i] for name, column in layouts.items()}, 1)
+    future = model.predict_many(layouts)
+    world.step()
+    sent = []
+    while container.read():
+        sent += container.inbox[0][1].tolist()
+        container.reply(lambda rows: rows[:, 0])
+        world.step()
+    assert sent == [r.tolist() for i, r in enumerate(records) if not cached or i % 9]
+    assert future.done()
+    assert not cached or model.predict_many(layouts).done(), "all are known now"
 
 
 def test_hits_of_blobs_and_their_memory(world: World) -> None:

@@ -100,9 +100,9 @@ class Model(ABC):
         """Return the outputs of a batch of a model with named inputs or outputs; by default what
         `predict_batch` returns.
 
-        inputs: a dict of arrays (n, *shape), of lists of n arrays for tensors whose rows differ in
-        shape, and of lists of n strs or bytes for scalars of them; or as for `predict_batch`, if
-        the input has no names.
+        inputs: a dict of arrays (n, *shape), read-only, whose rows may lie apart; of lists of n
+        arrays for tensors whose rows differ in shape, and of lists of n strs or bytes for scalars
+        of them; or as for `predict_batch`, if the input has no names.
 
         Returns: a dict of arrays (n, ...) or lists of n; or `Scored` around one.
         """

@@ -93,6 +93,36 @@ class Records:
         return Records.of([*self, *([self[-1]] * count)])
 
 
+@dataclass(frozen=True, slots=True)
+class FixedRecords:
+    """The records of a batch, all of `row_bytes` bytes, before they are packed.
+
+    items: for each tensor its bytes or numbers, (n,). offsets: where each tensor begins in a
+    record.
+    """
+
+    items: Sequence[Array]
+    offsets: Sequence[int]
+    row_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.items[0])
+
+    def packed(self) -> Bytes:
+        """Return the records, u8 (n, row_bytes): a view of a single tensor that fills them."""
+        n, first = len(self), self.items[0]
+        if first.itemsize == self.row_bytes:
+            return np.ascontiguousarray(first).view(np.uint8).reshape(n, self.row_bytes)
+        rows = np.zeros((n, self.row_bytes), np.uint8)
+        block = max(1, PACKED_BYTES // self.row_bytes)
+        for start in range(0, n, block):  # a block stays in the processor's cache
+            part = rows[start : start + block]
+            for column, offset in zip(self.items, self.offsets, strict=True):
+                field = part[:, offset : offset + column.itemsize].view(column.dtype)
+                field[:, 0] = column[start : start + block]
+        return rows
+
+
 # -- many rows
 
 

@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ import numpy as np
 
 from clipper_container.records import (
     FEW_ROWS,
-    PACKED_BYTES,
+    FixedRecords,
     Given,
     Records,
     as_items,
@@ -238,44 +238,46 @@ class Tensors:
         dicts, a row each; or a DataFrame of pandas or polars, or an Arrow table or batch. Raises:
         InvalidTensor.
         """
+        rows = self.by_tensor(values)
+        return rows if isinstance(rows, Records) else rows.packed()
+
+    def by_tensor(self, values: object) -> FixedRecords | Records:
+        """Return the records of a batch, not yet packed if all have `row_bytes` bytes.
+
+        values: see `pack_many`. Raises: InvalidTensor.
+        """
         if isinstance(values, (list, tuple)):
             rows_given = [self._check(row) for row in values]
             table: object = {name: [row[name] for row in rows_given] for name in self.by_name}
         else:
             table = _by_column(values)
-        if not self.is_fixed:
-            n, given = self.rows_of(table), self._check(table)
-            each = zip(*given.values(), strict=True) if n <= FEW_ROWS else ()
-            with contextlib.suppress(InvalidTensor):  # named below, with all its rows in view
-                few = [self.pack(dict(zip(given, row, strict=True))) for row in each]
-                if few:
-                    return Records.of([*map(bytes, few)])
-            return pack_columns(self.specs, n, given, self._checked)
-        n, columns = self.batch(table)
-        batch = np.zeros(n, self._record)
-        items = {name: as_items(np.asarray(column)) for name, column in columns.items()}
-        block = max(1, PACKED_BYTES // self.row_bytes)
-        for start in range(0, n, block):  # a block stays in the processor's cache
-            part = batch[start : start + block]
-            for name, column in items.items():
-                field = part.getfield(column.dtype, self._offsets[name])
-                field[...] = column[start : start + block]
-        rows: Array = batch.view(np.uint8).reshape(n, self.row_bytes)
-        return rows
+        if self.is_fixed:
+            columns = self.batch(table)[1].values()
+            items = [as_items(np.asarray(column)) for column in columns]
+            return FixedRecords(items, self._offsets, self.row_bytes)
+        n, given = self.rows_of(table), self._check(table)
+        each = zip(*given.values(), strict=True) if n <= FEW_ROWS else ()
+        with contextlib.suppress(InvalidTensor):  # named below, with all its rows in view
+            few = [self.pack(dict(zip(given, row, strict=True))) for row in each]
+            if few:
+                return Records.of([*map(bytes, few)])
+        return pack_columns(self.specs, n, given, self._checked)
 
     def unpack_many(
-        self, records: Array | Records | Sequence[bytes | memoryview]
+        self, records: Array | Records | Sequence[bytes | memoryview], copy: bool = True
     ) -> dict[str, Column]:
         """Return the tensors of records by name, with the rows as first dimension.
 
-        records: u8 (n, row_bytes), or Records or a sequence of bytes. Returns an array (n, ...) for
-        each tensor of a fixed shape, contiguous; a list of n arrays for a ragged one; a list of n
-        strings or bytes for a scalar of them.
+        records: u8 (n, row_bytes), or Records or a sequence of bytes. copy: False for views where
+        all sizes are fixed, with the bytes of a record from row to row. Returns an array (n, ...)
+        for each tensor of a fixed shape, contiguous if it is a copy; a list of n arrays for a
+        ragged one; a list of n strings or bytes for a scalar of them.
 
         Raises: InvalidTensor for a damaged record.
         """
         if self.is_fixed:
-            return {**self._columns(np.ascontiguousarray(records, np.uint8))}
+            views = self._columns(np.ascontiguousarray(records, np.uint8))
+            return {name: np.ascontiguousarray(view) if copy else view for name, view in views}
         if len(records) > FEW_ROWS:
             return open_columns(self.specs, Records.of(records))
         rows = [self._open(np.frombuffer(record, np.uint8)) for record in records]
@@ -284,20 +286,19 @@ class Tensors:
             for i, spec in enumerate(self.specs)
         }
 
-    def _columns(self, records: Array) -> dict[str, Array]:
+    def _columns(self, records: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the name of each tensor, and a view of it in the records, u8 (n, row_bytes)."""
         if records.ndim != 2 or records.shape[1] != self.row_bytes:
             raise InvalidTensor(
                 "", f"records of shape {list(records.shape)}; a record of {self} has"
                 f" {self.row_bytes} bytes."
             )  # fmt: skip
         structured = records.view(self._record)[:, 0]
-        columns = {}
         for spec in self.specs:
-            column = np.ascontiguousarray(structured[spec.name])
+            column: Array = structured[spec.name]
             if spec.dtype == "bool":
                 check_bools(spec, column)
-            columns[spec.name] = column
-        return columns
+            yield spec.name, column
 
     # -- names
 
@@ -353,9 +354,9 @@ class Tensors:
         )
 
     @cached_property
-    def _offsets(self) -> dict[str, int]:
+    def _offsets(self) -> tuple[int, ...]:
         """Where each tensor begins in a record of fixed sizes."""
-        return {name: field[1] for name, field in (self._record.fields or {}).items()}
+        return tuple(sorted([field[1] for field in (self._record.fields or {}).values()]))
 
     @cached_property
     def _head(self) -> struct.Struct:
@@ -390,7 +391,7 @@ class Tensors:
     def _open(self, record: Array) -> list[Array]:
         """Return the arrays of a record, in order."""
         if self.is_fixed:
-            return [column[0, ...] for column in self._columns(record.reshape(1, -1)).values()]
+            return [column[0, ...] for _, column in self._columns(record.reshape(1, -1))]
         if record.size < self._head.size:
             raise InvalidTensor("", f"a record of {record.size} bytes is cut short.")
         sizes = iter(self._head.unpack_from(record.data))

@@ -148,9 +148,9 @@ class TensorSpec:
         """
         if (
             isinstance(value, np.ndarray)
-            and not batch
             and value.dtype == NUMPY_TYPES.get(self.dtype)
-            and self.fits(value.shape)
+            and value.ndim == len(self.shape) + batch
+            and self.fits(value.shape[batch:])
         ):
             return value
         array = self._strings(value) if self.is_text else self._numbers(value)

@@ -225,12 +225,13 @@ cdef class InputSchema:
         return 0
 
     cdef object _rows(self, object rows):
-        """All rows checked before the first is submitted."""
+        """All rows checked before the first is submitted. Of named tensors of fixed sizes they are
+        not packed yet."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep
         if self.tensors is not None:
-            rows = self.tensors.pack_many(rows)
+            rows = self.tensors.by_tensor(rows)
             if len(rows):
                 self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
             return rows

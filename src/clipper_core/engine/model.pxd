@@ -44,8 +44,9 @@ cdef class Model(InputSchema):
     cdef list _costs(self, object rows)
     cdef int _one_by_one(self, object rows, list costs, u64 slo, u64 salt, u64 now, u64 until,
                          Block* block, u32 slot) except -1
-    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
-                           Block* block, u32 slot) except -1
+    cdef object _set_intake_rows(self, Intake* intake, object rows)
+    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
+                              Block* block, u32 slot)
 
 cdef bint is_elsewhere(Model model, Model first) except -1        # in another engine
 cdef void mix(Future future, tuple models)                       # models of several engines

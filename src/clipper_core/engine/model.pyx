@@ -21,7 +21,8 @@ from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed, u8
 from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, raise_for
 from clipper_core.scheduling.bulk cimport (
-    Intake, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, wait_for_room,
+    Intake, TensorColumn, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, look_rows_of,
+    wait_for_room,
 )
 from clipper_core.scheduling.cost_batch cimport (
     COST_BYTES, COST_GIVEN, COST_LENGTH, cost_batch_new,
@@ -416,8 +417,38 @@ cdef class Model(InputSchema):
         """Of each row of an array; None: no function gives them. Before anything is submitted."""
         return None if self.cost is None else [self._cost(row) for row in rows]
 
-    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
-                           Block* block, u32 slot) except -1:
+    cdef object _set_intake_rows(self, Intake* intake, object rows):
+        """Rows or columns of an intake; -> the objects that must stay alive meanwhile."""
+        cdef u64 row_bytes = self.state.spec.row_bytes
+        cdef cnp.ndarray array, columns
+        cdef TensorColumn* column
+        intake.rows = intake.scratch = NULL
+        intake.columns = NULL
+        intake.row_bytes = row_bytes
+        intake.n = <u32> len(rows)
+        if isinstance(rows, np.ndarray):
+            intake.rows = <const u8*> cnp.PyArray_DATA(rows)
+            return rows
+        intake.column_count = <u32> len(rows.items)
+        columns = np.empty(intake.column_count * sizeof(TensorColumn), np.uint8)
+        column = <TensorColumn*> cnp.PyArray_DATA(columns)
+        intake.columns = column
+        for array, offset in zip(rows.items, rows.offsets):
+            column.data = <const u8*> cnp.PyArray_DATA(array)
+            column.stride = cnp.PyArray_STRIDE(array, 0)
+            column.bytes = cnp.PyArray_ITEMSIZE(array)
+            column.padding = (0 - column.bytes) & 7
+            column.offset = offset
+            column += 1
+        if not self.state.cached:
+            return rows, columns
+        scratch = np.empty(look_rows_of(row_bytes) * row_bytes, np.uint8)
+        intake.scratch = <u8*> cnp.PyArray_DATA(scratch)
+        return rows, columns, scratch
+
+    cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
+                              Block* block, u32 slot):
+        """-> the objects that must stay alive until the intake's rows are in."""
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
         cdef int klass = log2_of(slo)
@@ -438,15 +469,12 @@ cdef class Model(InputSchema):
         intake.near = &self.similar.state if self.near else NULL
         intake.near_uid = near_uid(m.spec.uid)
         intake.marks = NULL
-        intake.rows = <const u8*> cnp.PyArray_DATA(rows)
-        intake.row_bytes = m.spec.row_bytes
         intake.block = block
         intake.slot = slot
-        intake.n = <u32> len(rows)
         intake.at = 0
         intake.now_us = now
         intake.deadline_us = now + slo
-        return 0
+        return self._set_intake_rows(intake, rows)
 
     def __repr__(self):
         return f"<Model {self.name} {self.describe_input()}>"
@@ -512,11 +540,15 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef Future future
     cdef vector[Intake] intakes
     cdef Intake intake
+    cdef list kept = []
     if n == 0 or n * len(models) > TASKS_MAX:
         raise_for(BAD_INPUT,
                   f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} "
                   f"tasks make a future")
     cdef list chunks = [goes_in_chunks(each, n, mixed) for each in models]
+    for j, each in enumerate(models):
+        if not chunks[j] or (<Model> each).watch is not None:
+            checked[j] = _packed(checked[j])
     cdef list marks = [(<Model> each)._marks(checked[j], salt) if chunks[j]
                        and (<Model> each).watch is not None else None
                        for j, each in enumerate(models)]
@@ -530,7 +562,8 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     for j in range(len(models)):
         model = models[j]
         if chunks[j]:
-            model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
+            kept.append(model._begin_intake(&intake, checked[j], slo, salt, now, block,
+                                            slot + j * <u32> n))
             intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
             intakes.push_back(intake)
             continue
@@ -545,6 +578,11 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     if mixed:
         mix(future, models)
     return future
+
+
+cdef object _packed(object rows):
+    """Records of one size that are still columns, as an array."""
+    return rows.packed() if hasattr(rows, "packed") else rows
 
 
 cdef bint goes_in_chunks(Model model, u64 n, bint mixed) noexcept:

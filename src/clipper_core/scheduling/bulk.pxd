@@ -11,9 +11,14 @@ from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport CacheState
 from clipper_core.cache.projection cimport Projection
 from clipper_core.results.completion cimport Block
-from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.task cimport Lane, Lanes, Tally
+
+cdef struct TensorColumn:       # a named tensor of an array's rows, which have it at `offset`
+    const u8* data
+    i64 stride                  # bytes from row to row of the array
+    u64 bytes, padding, offset  # of a row; padding is zeros
 
 cdef struct Intake:
     Lanes* lanes
@@ -27,6 +32,9 @@ cdef struct Intake:
     u64 near_uid
     const u64* marks            # of each row's key; NULL: they are as they are
     const u8* rows
+    const TensorColumn* columns  # that rows are made of; NULL: they are `rows`
+    u32 column_count
+    u8* scratch                 # room for look_rows_of() such rows, where they are hashed
     u64 row_bytes
     Block* block
     u32 slot                    # of row 0
@@ -37,6 +45,7 @@ cdef struct Intake:
                                 # meanwhile
 
 cdef u32 chunk_rows_of(u64 row_bytes) noexcept nogil                # rows of one cell
+cdef u32 look_rows_of(u64 row_bytes) noexcept nogil                 # rows made of columns at a time
 # cells of a lane of at most so many bytes
 cdef u64 chunk_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil
 # until all are in, the lane is full, or rows_max rows

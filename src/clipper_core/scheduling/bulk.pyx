@@ -8,7 +8,7 @@ from clipper_core.results.completion cimport (
     block_drop, completion_wake_loop_thread, waiter_enters, waiter_epoch, waiter_leaves,
 )
 from clipper_core.runtime.histogram cimport count
-from clipper_core.runtime.machine cimport futex_wait, i32, monotonic_us, relaxed
+from clipper_core.runtime.machine cimport futex_wait, i32, i64, monotonic_us, relaxed
 from clipper_core.runtime.ring cimport ring_row
 from clipper_core.runtime.status cimport CANCELLED, FULL, NO_MEMORY, OK, PENDING
 from clipper_core.scheduling.array_chunk cimport chunk_claim, chunk_publish, slots_fill
@@ -18,6 +18,7 @@ from clipper_core.wire.prediction cimport Value, value_drop
 
 cdef enum:
     LOOK_ROWS = 256             # looked up together
+    LOOK_BYTES = 65536          # of rows made of columns: they stay in the processor's cache
     CHUNK_BYTES = 262144        # rows of a chunk at most: some 100 us of copying
     CHUNK_ROWS_MAX = 1024
     PIECES_MAX = 1024           # of a lane
@@ -29,6 +30,7 @@ cdef enum:
 
 cdef struct Look:               # rows [at, at + n) of an array
     u32 n
+    const u8* rows              # NULL: they are made of columns where they go
     Key[LOOK_ROWS] keys
     Value[LOOK_ROWS] values
     u8[LOOK_ROWS] found
@@ -50,8 +52,29 @@ cdef u64 chunk_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil:
     return cells
 
 
-cdef Key _key(const Intake* intake, u32 i) noexcept nogil:
-    cdef const u8* row = intake.rows + i * intake.row_bytes
+cdef u32 look_rows_of(u64 row_bytes) noexcept nogil:
+    return <u32> min(max(LOOK_BYTES // row_bytes, <u64> 1), <u64> LOOK_ROWS)
+
+
+cdef void _gather(const Intake* intake, u32 first, u32 n, u8* to) noexcept nogil:
+    """Rows [first, first + n) of columns, one after another."""
+    cdef const TensorColumn* column
+    cdef const TensorColumn* end = intake.columns + intake.column_count
+    cdef i64 i
+    for i in range(first, <i64> first + n):
+        column = intake.columns
+        while column < end:
+            if column.bytes == 8:
+                memcpy(to + column.offset, column.data + i * column.stride, 8)
+            else:
+                memcpy(to + column.offset, column.data + i * column.stride, column.bytes)
+            if column.padding:
+                memset(to + column.offset + column.bytes, 0, column.padding)
+            column += 1
+        to += intake.row_bytes
+
+
+cdef Key _key(const Intake* intake, u32 i, const u8* row) noexcept nogil:
     cdef i32[CELLS_MAX] cells
     cdef Key key
     if intake.near != NULL and projection_cells(intake.near[0], row, cells):
@@ -63,11 +86,18 @@ cdef Key _key(const Intake* intake, u32 i) noexcept nogil:
 cdef void _look(Intake* intake, Look* look, u32 rows_max) noexcept nogil:
     cdef u32 i
     look.n = min(min(intake.n - intake.at, rows_max), <u32> LOOK_ROWS)
+    look.rows = NULL
+    if intake.columns == NULL:
+        look.rows = intake.rows + intake.at * intake.row_bytes
+    elif intake.cache != NULL:
+        look.n = min(look.n, look_rows_of(intake.row_bytes))
+        look.rows = intake.scratch
+        _gather(intake, intake.at, look.n, intake.scratch)
     memset(look.found, 0, look.n)
     if intake.cache == NULL:
         return
     for i in range(look.n):
-        look.keys[i] = _key(intake, intake.at + i)
+        look.keys[i] = _key(intake, intake.at + i, look.rows + i * intake.row_bytes)
     cache_lookup_many(intake.cache, look.keys, look.n, look.values, look.found)
 
 
@@ -120,7 +150,10 @@ cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end)
         task = packing.task
         n = min(end - first, intake.lane.chunk_rows - task.rows)
         to = <u8*> ring_row(intake.lane.ring, packing.pos) + task.rows * intake.row_bytes
-        memcpy(to, intake.rows + (<u64> intake.at + first) * intake.row_bytes, n * intake.row_bytes)
+        if look.rows != NULL:
+            memcpy(to, look.rows + first * intake.row_bytes, n * intake.row_bytes)
+        else:
+            _gather(intake, intake.at + first, n, to)
         slot = intake.slot + intake.at + first
         for i in range(n):
             task.slots[task.rows + i] = slot + i

@@ -42,8 +42,10 @@ class RecordModel(Model):
         """Open the records, call the model, and pack what it returns."""
         given = inputs
         if self.inputs is not None:
-            open_rows = self.inputs.unpack if self.row_by_row else self.inputs.unpack_many
-            given = open_rows(inputs)
+            inside = self.inputs
+            given = (
+                inside.unpack(inputs) if self.row_by_row else inside.unpack_many(inputs, copy=False)
+            )
         returned = self.inner.predict_tensors(given, *sessions)
         n = 1 if self.row_by_row else len(inputs)
         if isinstance(returned, Scored):
@@ -67,11 +69,13 @@ class RecordModel(Model):
         try:
             if self.row_by_row:
                 return self.outputs.pack(arrays)
-            rows = self.outputs.rows_of(arrays)
-            if rows != n:
+            packed = self.outputs.pack_many(arrays)
+            if len(packed) != n:
                 first = self.outputs.specs[0].name
-                raise InvalidTensor(first, f"tensor {first!r} has {rows} rows for a batch of {n}.")
-            return self.outputs.pack_many(arrays)
+                raise InvalidTensor(
+                    first, f"tensor {first!r} has {len(packed)} rows for a batch of {n}."
+                )
+            return packed
         except InvalidTensor as error:
             raise InvalidOutput(f"model '{self.name}' returned wrong outputs: {error}") from None
 
