@@ -191,13 +191,12 @@ class StateSync:
 
     def _is_written(self, each: Snapshot, record: Record | None) -> None:
         with self._states.lock:
-            held = each.held
+            held, number = each.held, each.upto[self._states.node]
             held.doubts.clear()
             if (
                 record is not None and record.revision > held.revision
             ):  # else somebody wrote after it, and that is here already
-                held.base, held.revision = each.state, record.revision
-            number = each.upto[self._states.node]
+                held.base, held.revision, held.own = each.state, record.revision, number
             held.since = (
                 0
                 if held.applied.get(self._states.node, 0) <= number
@@ -227,14 +226,16 @@ class StateSync:
         """Learn what is new in a state of the store. Under the lock of the states."""
         if held.prior is not None:  # nothing of its own
             held.state = held.base = theirs.state
-            held.applied, held.revision, held.prior = theirs.applied, theirs.revision, None
+            held.applied, held.revision = theirs.applied, theirs.revision
+            held.prior, held.own = None, theirs.own
             return
-        has_news = any(
-            number > held.applied.get(node, 0) for node, number in theirs.applied.items()
+        has_news = (
+            any(number > held.applied.get(node, 0) for node, number in theirs.applied.items())
+            or held.own < theirs.own < held.since
         )
         lacks = any(number > theirs.applied.get(node, 0) for node, number in held.applied.items())
         if has_news:
-            base = held.doubts.get(theirs.applied.get(self._states.node, 0), held.base)
+            base = held.doubts.get(theirs.own, held.base)
             held.state = (
                 learner.policy.merge(base, held.state, theirs.state) if lacks else theirs.state
             )
@@ -242,7 +243,7 @@ class StateSync:
             node: max(held.applied.get(node, 0), theirs.applied.get(node, 0))
             for node in {*theirs.applied, *held.applied}
         }
-        held.base, held.revision = theirs.state, theirs.revision
+        held.base, held.revision, held.own = theirs.state, theirs.revision, theirs.own
         held.doubts.clear()
         if lacks:
             self._states.dirty[(learner, user)] = None

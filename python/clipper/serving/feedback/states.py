@@ -412,8 +412,9 @@ class States:
                 "the selection state %s cannot be read and begins anew: %s", record.key, error
             )
             return None
-        self.journal.skip_to(stored.applied.get(self.node, 0))
-        return Held(state, state, record.revision, stored.applied)
+        own = stored.applied.get(self.node, 0)
+        self.journal.skip_to(own)
+        return Held(state, state, record.revision, stored.applied, own=own)
 
     def _related(self, learner: Learner, user: str) -> Any:
         """Return the state of the set of models of the same application and policy that has most in

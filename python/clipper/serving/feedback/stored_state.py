@@ -30,7 +30,9 @@ class Held:
     observation it has not.
 
     prior: the shared state that this one is a beginning of, until its first observation.  doubts:
-    what was written without an answer, by the number of its last observation.
+    what was written without an answer, by the number of its last observation.  own: up to which of
+    this server's observations are in `base`; none between that and `since` is in here, as when it
+    began while the store did not answer.
     """
 
     state: Any
@@ -41,6 +43,7 @@ class Held:
     touched: bool = True
     prior: Any = None
     doubts: dict[int, Any] = field(default_factory=dict)
+    own: int = 0
 
 
 def sealed(

@@ -1,0 +1,172 @@
+"""Random worlds of servers on one store: each observation counts once in the state of its user and
+in the shared one, whoever is killed and returns.
+
+A world is one thread and one seed. Writes are lost, or carried out without an answer, reads do not
+answer in time, changes are heard late, contexts leave the memory, and while a server waits for the
+store, something else happens, to it or to another one.
+"""
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from clipper.errors import Overloaded, StoreError
+from clipper.serving.feedback.states import States
+from clipper.serving.feedback.stored_state import PREFIX, SHARED
+from clipper.store import Compare, MemoryStore, Record
+from clipper.store.journal import Journal
+from clipper.store.store import Op, TxnResult
+from tests.unit.serving.test_states import KL, Server, observation
+
+NAMES, USERS = "abcd", "uvwxyz"
+STEPS = 200
+NOTHING_S = 1e-6  # a wait for an event that is there, or is not
+
+
+class FaultyStore(MemoryStore):
+    """Fails by chance while `fails` is true. meanwhile: what may happen before and after a
+    transaction."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self._draw, self.fails = draw, False
+        self.meanwhile: Callable[[], None] | None = None
+
+    def get(self, key: str) -> Record | None:
+        if self.fails and self._draw.random() < 0.2:
+            raise StoreError("it did not answer in time")
+        return super().get(key)
+
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
+        if self.fails and self._draw.random() < 0.1:
+            raise StoreError("it was not reached")
+        self._something_happens()
+        found = super().txn(compares, then, orelse)
+        self._something_happens()
+        if self.fails and self._draw.random() < 0.1:
+            raise StoreError("the answer was lost")
+        return found
+
+    def _something_happens(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None and self._draw.random() < 0.4:
+            meanwhile()
+        self.meanwhile = meanwhile
+
+
+class SimulatedServer(Server):
+    """A server that writes and hears of others when it is told to."""
+
+    def __init__(self, store: FaultyStore, folder: Path, name: str, contexts_max: int) -> None:
+        self.journal = Journal(folder / name)
+        self.states = States(store, self.journal, name, contexts_max, write_s=3600)
+        self._watch = store.watch(PREFIX)
+        self.busy = False
+        self.states.replay(self.read)
+        self.states._sync._read_all()
+
+    def hear(self, count: int) -> None:
+        """Take in so many changes of the store."""
+        for _ in range(count):
+            event = self._watch.next(NOTHING_S)
+            if event is None:
+                return
+            if event.record is not None:
+                self.states._sync._came(event.record)
+
+    def flush(self) -> None:
+        self.busy = True
+        with contextlib.suppress(StoreError):
+            self.states.flush()
+        self.busy = False
+
+    def end(self, kill: bool) -> None:
+        self._watch.close()
+        if kill:
+            self.kill()
+        else:
+            self.states.close()
+
+
+class World:
+    """Servers on one store, and what they were told."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.store = FaultyStore(self.draw)
+        self.told: Counter[str] = Counter()
+        self._folder, self._contexts_max = folder, self.draw.choice([2, 3, 1000])
+        self.servers = {name: self.start(name) for name in NAMES}
+
+    def start(self, name: str) -> SimulatedServer:
+        """Start a server; the store answers meanwhile."""
+        fails, self.store.fails = self.store.fails, False
+        server = SimulatedServer(self.store, self._folder, name, self._contexts_max)
+        self.store.fails = fails
+        return server
+
+    def run(self) -> None:
+        """Take all steps; afterwards the store works, all servers are there and agree."""
+        self.store.fails = True
+        for _ in range(STEPS):
+            self.store.meanwhile = self._teach_or_hear if self.draw.random() < 0.5 else None
+            self.step()
+        self.store.fails, self.store.meanwhile = False, None
+        for name in set(NAMES) - self.servers.keys():
+            self.servers[name] = self.start(name)
+        for _ in range(3 * len(NAMES)):
+            for server in self.servers.values():
+                server.hear(10**6)
+                server.flush()
+
+    def step(self) -> None:
+        name, chance = self.draw.choice(NAMES), self.draw.random()
+        server = self.servers.get(name)
+        if server is None:
+            if chance < 0.3:
+                meanwhile, self.store.meanwhile = self.store.meanwhile, None
+                self.servers[name] = self.start(name)
+                self.store.meanwhile = meanwhile
+        elif chance < 0.04 and len(self.servers) > 1:
+            del self.servers[name]
+            server.end(kill=chance < 0.03)
+        elif chance < 0.25:
+            server.flush()
+        else:
+            self._teach_or_hear(server)
+
+    def _teach_or_hear(self, server: SimulatedServer | None = None) -> None:
+        if server is None:
+            server = self.draw.choice([*self.servers.values()])  # one at least: see step
+            if not server.busy and self.draw.random() < 0.3:
+                return server.flush()
+        if self.draw.random() < 0.2:
+            return server.hear(self.draw.choice([1, 2, 5, 50]))
+        user = self.draw.choice(USERS)
+        with contextlib.suppress(Overloaded):
+            server.observe(server.learner(KL), user, observation(self.draw))
+            self.told[user] += 1
+        return None
+
+    def check(self) -> None:
+        for name, server in self.servers.items():
+            learner = server.learner(KL)
+            found = {user: learner.state(user).seen for user in self.told}
+            assert found == self.told, name
+            assert learner.state(SHARED).seen == self.told.total(), name
+            server.end(kill=True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_observation_counts_once_whoever_is_killed_and_returns(
+    tmp_path: Path, seed: int
+) -> None:
+    world = World(tmp_path, seed)
+    world.run()
+    world.check()
