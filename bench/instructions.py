@@ -127,8 +127,7 @@ def lookup() -> Callable[[int], None]:
 
 
 def encode(version: int, search: int) -> Callable[[int], None]:
-    from clipper_core.wire.codec import Kind, encode_rows
-    from clipper_core.wire.v1 import encode_v1
+    from clipper_core.wire.codec import Kind, encode_rows, encode_v1
 
     texts = [f"{i % 7} the quick brown fox jumps over the lazy dog " * 2 for i in range(1000)]
     if version == 1:

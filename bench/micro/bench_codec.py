@@ -18,12 +18,13 @@ from clipper_core.wire.codec import (
     HEADER_BYTES,
     checksum,
     decode_header,
+    decode_v1,
     encode_frame,
     encode_rows,
+    encode_v1,
     open_rows,
 )
 from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4
-from clipper_core.wire.v1 import decode_v1, encode_v1
 
 PREDICT, REPLY = 4, 5
 IMAGES = np.random.default_rng(1).random((256, 784)).astype("f4")

@@ -24,20 +24,24 @@ from clipper_core.runtime.dtype import NAMES, DType
 from clipper_core.runtime.status import Status, error_for
 from clipper_core.wire.codec import (
     HEADER_BYTES,
+    V1,
     Flag,
     FrameHeader,
     Kind,
     OpenRows,
     checksum,
+    decode_accuracy,
+    decode_feedback,
     decode_header,
+    decode_v1,
     encode_frame,
     encode_rows,
+    encode_v1,
+    message_bytes_v1,
     open_rows,
     open_runs,
 )
-from clipper_core.wire.correction import decode_accuracy, decode_feedback
 from clipper_core.wire.lz4 import decode_lz4
-from clipper_core.wire.v1 import V1, decode_v1, encode_v1, message_bytes_v1
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 FRAMES = json.loads((VECTORS / "frames.json").read_text())

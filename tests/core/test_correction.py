@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 from clipper_core.runtime.status import Status, error_for
-from clipper_core.wire.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
-from clipper_core.wire.correction import (
+from clipper_core.wire.codec import (
+    HEADER_BYTES,
+    Kind,
     accuracy_frame,
     decode_accuracy,
     decode_feedback,
+    decode_header,
     encode_feedback,
+    encode_rows,
     feedback_frame,
+    open_rows,
 )
 
 World = Any  # tests/core/conftest.py

@@ -9,8 +9,16 @@ import pytest
 
 from clipper_core.engine.engine import Engine
 from clipper_core.runtime.status import Status, error_for
-from clipper_core.wire.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.wire.v1 import decode_v1, encode_v1
+from clipper_core.wire.codec import (
+    Flag,
+    Kind,
+    decode_header,
+    decode_v1,
+    encode_frame,
+    encode_rows,
+    encode_v1,
+    open_rows,
+)
 
 World = Any  # tests/core/conftest.py
 

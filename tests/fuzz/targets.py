@@ -571,8 +571,8 @@ def _run_snapshot(data: bytes) -> None:
 
 
 def _string_seeds() -> dict[str, bytes]:
+    from clipper_core.wire.codec import V1, encode_v1
     from clipper_core.wire.lz4 import Search, encode_lz4
-    from clipper_core.wire.v1 import V1, encode_v1
 
     texts = [b"", b"abc", b"a" * 300, b"abcd" * 40 + b"xyz", bytes(range(200))]
     blocks = {
@@ -590,8 +590,8 @@ def _string_seeds() -> dict[str, bytes]:
 def _run_strings(data: bytes) -> None:
     """The first byte says whether the rest is a block with its size, or a message of version 1."""
     from clipper_container.wire import frames as wire
+    from clipper_core.wire.codec import V1_HEAD_BYTES, decode_v1, message_bytes_v1
     from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4
-    from clipper_core.wire.v1 import V1_HEAD_BYTES, decode_v1, message_bytes_v1
 
     if data[:1] == b"V":
         with contextlib.suppress(StatusError, ClipperError):

@@ -33,12 +33,13 @@ from clipper_core.wire.codec import (
     Flag,
     Kind,
     decode_header,
+    decode_v1,
     encode_frame,
     encode_rows,
+    message_bytes_v1,
     open_rows,
     open_runs,
 )
-from clipper_core.wire.v1 import decode_v1, message_bytes_v1
 
 TICK_US = 64
 HEARTBEAT_MS = 50

@@ -22,7 +22,7 @@ from clipper.store import MemoryStore, Store
 from clipper.store.expiring import LeasedLists, expiring_lists
 from clipper.testing import wait_until
 from clipper.types import VersionedModel
-from clipper_core.learning.join_table import Joined
+from clipper_core.learning.label_feedback import Joined
 from tests.store.test_shared_states import Connect, connect
 
 __all__ = ["connect"]

@@ -12,7 +12,7 @@ from clipper.selection.stateless_policy import Models, StatelessPolicy
 from clipper.selection.votes import answer_of_first, combine, sorted_models, usable
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
-from clipper_core.learning.label_votes import LabelVotes
+from clipper_core.learning.label_feedback import LabelVotes
 
 _LABELS = LabelVotes(Rule(RuleKind.HEDGE), label_bit, DOUBT)  # weights that never change
 _NO_BINS = np.zeros((1, 2))

@@ -49,7 +49,7 @@ from clipper.selection.votes import (
 )
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
-from clipper_core.learning.label_votes import LabelVotes
+from clipper_core.learning.label_feedback import LabelVotes
 
 Weights = Mapping[VersionedModel, float]
 # label key -> its probability, and the probability of each label without a vote

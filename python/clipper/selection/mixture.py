@@ -40,7 +40,7 @@ from clipper.selection.votes import (
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
-from clipper_core.learning.label_votes import LabelVotes
+from clipper_core.learning.label_feedback import LabelVotes
 from clipper_core.runtime.status import StatusError
 
 COMPONENTS = 7

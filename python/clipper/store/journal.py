@@ -12,7 +12,7 @@ kill of the process; `fsync`, the disk has it. Concurrent commits share one fsyn
 After a failed fsync the journal refuses appends until the server restarts.
 
 In mode `os` the end of the last segment is memory-mapped: an append is a copy into the page cache
-without a system call (clipper_core.learning.journal_end). The space is allocated before it is
+without a system call (clipper_core.learning.label_feedback). The space is allocated before it is
 mapped, so that a full disk is an error of the allocation and never a signal during a copy. Unused
 space is truncated when the segment ends, or at the next start. The price: a process that truncates
 the file kills the running server.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from clipper.errors import Overloaded, StoreError
-from clipper_core.learning.journal_end import JournalEnd, framed
+from clipper_core.learning.label_feedback import JournalEnd, framed
 
 SEGMENT_BYTES: Final = 16 << 20
 RECORD_BYTES_MAX: Final = 1 << 20

@@ -5,9 +5,9 @@
 # `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
 # `mixture` weighs votes by a mixture of logistic regressions. `linear` has the linear models that
 # predict how good each model is for a query. `feedback_update` applies one observation, or an array
-# of them: losses, calibration, then the rule's step. `label_votes` combines the labels of a query.
-# `join_table` keeps the answers that feedback may come for, `journal_end` the pages to which its
-# records are copied, and `label_feedback` does all that one label needs.
+# of them: losses, calibration, then the rule's step. `label_feedback` has the labels: it combines
+# the votes of a query, keeps the answers that feedback may come for and the pages to which the
+# journal's records are copied, and does all that one label needs.
 #
 # The arithmetic has state come in and go out as numpy arrays, and keeps nothing between calls. The
 # caller gives the seeds of random numbers.

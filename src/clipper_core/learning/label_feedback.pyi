@@ -1,9 +1,101 @@
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate
-from clipper_core.learning.join_table import Joined, JoinTable
 
+_Model = TypeVar("_Model")
+
+@final
+class LabelVotes:
+    """Combines labels by the weights of one rule. Threads: any."""
+
+    def __init__(self, rule: Rule, bit_of: Callable[[object], int], doubt: float) -> None: ...
+    def answer(
+        self,
+        models: tuple[_Model, ...],
+        rows: NDArray[np.float64],
+        sure: NDArray[np.float64],
+        labels: int,
+        arrived: object,
+        missing: int,
+    ) -> tuple[object, float, tuple[_Model, ...], float] | None: ...
+
+@final
+class Joined:
+    """An answered query that feedback may still come for."""
+
+    learner: Any
+    plan: Any
+    arrived: Any
+    answer: Any
+    user: str
+    late: tuple[Any, ...]
+    until_s: float
+    has_feedback: bool
+    is_written: bool
+    is_claimed: bool
+    nbytes: int
+    def __init__(
+        self,
+        learner: object,
+        user: str,
+        plan: object,
+        arrived: object,
+        answer: object,
+        late: tuple[Any, ...],
+        until_s: float,
+        has_feedback: bool = False,
+    ) -> None: ...
+    def claim(self) -> bool: ...
+
+@final
+class JoinTable:
+    """The last answers by id, each for a while. Threads: any."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def __init__(
+        self,
+        size_max: int,
+        window_s: float,
+        bytes_max: int,
+        answer_type: type,
+        clock: Callable[[], float] | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def get(self, id: str) -> Joined | None: ...
+    def items(self) -> list[tuple[str, Joined]]: ...
+    def add(
+        self,
+        id: str,
+        learner: object,
+        user: str,
+        plan: object,
+        arrived: object,
+        answer: object,
+        late: tuple[Any, ...] = (),
+    ) -> Joined: ...
+
+@final
+class JournalEnd:
+    """The pages at the end of a journal's last segment. Threads: any."""
+
+    at: int
+    room: int
+    next: int
+    @property
+    def mapped(self) -> int: ...
+    def __init__(self, keeps: bool) -> None: ...
+    def append(self, record: bytes) -> int: ...
+    def append_framed(self, framed: bytes, count: int) -> int: ...
+    def map(self, fd: int, nbytes: int) -> None: ...
+    def unmap(self) -> None: ...
+
+def framed(records: Sequence[bytes]) -> bytes: ...
 def record_of(
     head: bytes,
     user: str,

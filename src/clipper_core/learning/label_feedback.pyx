@@ -1,20 +1,357 @@
 """Feedback about labels, read from the objects of queries without others in between: its record in
 the journal, what it teaches, and how often each model was right."""
 cimport cython
+cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
-from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from libc.math cimport NAN
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
-from clipper_core.learning.bandit cimport MODELS_MAX
-from clipper_core.learning.feedback_update cimport FeedbackUpdate, OpenState, Votes
-from clipper_core.learning.join_table cimport Joined, JoinTable
-from clipper_core.learning.journal_end cimport HEAD_BYTES, JournalEnd, head_of
-from clipper_core.runtime.machine cimport i64, u8, u32, u64
+from collections import deque
+
+from numpy import ndarray
+
+from clipper_core.learning.bandit cimport (
+    HEDGE, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_weights,
+)
+from clipper_core.learning.feedback_update cimport (
+    FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
+    feedback_update_raw,
+)
+from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
+from clipper_core.runtime.machine cimport u32
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+from clipper_core.wire.codec cimport crc32
 
+cnp.import_array()
+
+# -- The answer of a policy that asks all models and votes on labels, from the objects of a query.
+
+cdef extern from *:
+    int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
+
+cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
+
+
+@cython.final
+cdef class LabelVotes:
+    """Combines labels by the weights of one rule. Threads: any.
+
+    rule: of a policy that asks all models.  bit_of: returns the bit of a label that is no number.
+    doubt: observations in a bin from which on they outweigh the raw confidence.
+    """
+
+    def __cinit__(self, Rule rule not None, bit_of, double doubt):
+        if rule.state.kind not in (HEDGE, LOGODDS, STACKING, MIXTURE):
+            raise_for(BAD_INPUT, f"rule {rule.state.kind} asks one model")
+        self.rule, self.bit_of, self.doubt = rule, bit_of, doubt
+
+    @cython.binding(False)
+    def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, arrived,
+               Py_ssize_t missing):
+        """Returns (output, confidence, models used, agreement) of the predictions that arrived;
+        None if there is something else than labels of one type, or another model than those of the
+        state.
+
+        rows, sure, labels: the state.  arrived: by model, objects with `output` and `confidence`.
+        missing: number of further models that were asked; with those that arrived all of `models`.
+        """
+        cdef i64[MODELS_MAX] values
+        cdef u8[MODELS_MAX] heard
+        cdef u8[MODELS_MAX] cells
+        cdef double[MODELS_MAX] confidence
+        cdef list said = []
+        cdef list used = []
+        cdef PyObject* found
+        cdef object kind = None, output, own
+        cdef Observation observation
+        cdef Learner learner
+        cdef u32 i, j, winner = 0, k = <u32> len(models)
+        cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef double raw, share
+        cdef double* bin
+        if type(arrived) is not dict or not 2 <= k <= MODELS_MAX:
+            return None
+        if len(<dict> arrived) + missing != k or rows.shape[0] != k + mixed or not used_bins(sure):
+            return None
+        for i in range(k):
+            found = PyDict_GetItem(<dict> arrived, models[i])
+            heard[i] = found != NULL
+            values[i], cells[i], confidence[i] = 0, 0, NAN
+            if found == NULL:
+                said.append(None)
+                continue
+            output = read_member(&OUTPUT, <object> found)
+            own = read_member(&CONFIDENCE, <object> found)
+            if kind is None:
+                kind = type(output)
+                if kind is not int and kind is not str and kind is not bytes and kind is not bool:
+                    return None
+            elif type(output) is not kind:
+                return None
+            values[i] = i
+            for j in range(i):
+                if heard[j] and values[j] == j and said[j] == output:
+                    values[i], cells[i] = j, cells[j]
+                    break
+            else:
+                if mixed:
+                    cells[i] = (<u8> (output & 63) if kind is int or kind is bool
+                                else <u8> lowest_bit(<u64> self.bit_of(output)))
+            said.append(output)
+            used.append(models[i])
+            if own is not None:
+                confidence[i] = own
+                if confidence[i] != confidence[i]:
+                    confidence[i] = 0.0
+        if len(used) != len(<dict> arrived):
+            return None
+        learner.rule, learner.k, learner.labels = &self.rule.state, k, labels
+        if mixed:
+            learner.shape = mixture_shape(rows)
+        else:
+            self.rule.checked(rows)
+        learner.rows, learner.sure = (<double*> cnp.PyArray_DATA(rows),
+                                      <double*> cnp.PyArray_DATA(sure))
+        learner.bins = <u32> sure.shape[0]
+        observation.values, observation.heard, observation.cells = values, heard, cells
+        observation.confidence, observation.label, observation.chosen = confidence, -1, k
+        observation.context = NULL
+        observation.features = 0
+        raw = feedback_update_raw(&learner, &observation, &winner)
+        if raw < 0.0:
+            return None
+        share = _agreement(&learner, values, heard, winner)
+        if not mixed or not mixture_is_untouched(learner.rows, learner.shape, k):
+            bin = learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
+            raw = (bin[0] + self.doubt * raw) / (bin[1] + self.doubt)
+        else:
+            share = raw
+        return said[winner], raw, tuple(used), share
+
+
+cdef bint used_bins(cnp.ndarray sure):
+    return (cnp.PyArray_TYPE(sure) == cnp.NPY_DOUBLE and sure.ndim == 2
+            and cnp.PyArray_IS_C_CONTIGUOUS(sure) and sure.shape[0] > 0 and sure.shape[1] == 2)
+
+
+cdef double _agreement(const Learner* learner, const i64* values, const u8* heard,
+                       u32 winner) noexcept nogil:
+    """The share of the weight of all models behind the winner."""
+    cdef double[MODELS_MAX] weights
+    cdef double total = 0.0, behind = 0.0
+    cdef u32 i
+    if learner.rule.kind == MIXTURE:
+        mixture_weights(learner.rows, learner.shape, learner.k, weights)
+    else:
+        rule_weights(learner.rule, learner.rows, learner.k, feedback_update_classes(learner.labels),
+                     weights)
+    for i in range(learner.k):
+        total += weights[i]
+        if heard[i] and values[i] == values[winner]:
+            behind += weights[i]
+    return min(behind / total, 1.0) if total > 0.0 else 0.0
+
+
+# -- Answers that feedback may still come for, by id.
+
+cdef enum:
+    ANSWER_BYTES = 1024         # what keeping an answer costs beside its outputs
+
+
+cdef i64 _bytes_of(object output) except -1:
+    if isinstance(output, ndarray):
+        return output.nbytes
+    return len(output) if isinstance(output, (str, bytes)) else 0
+
+
+@cython.final
+cdef class Joined:
+    """An answered query that feedback may still come for.
+
+    arrived: predictions by model.  late: futures of observers, and of nobody else.  until_s: on the
+    table's clock.  has_feedback: whether its feedback has come.
+    """
+
+    def __init__(self, learner, str user, plan, arrived, answer, tuple late, double until_s,
+                 bint has_feedback=False):
+        self.learner, self.user, self.plan, self.arrived = learner, user, plan, arrived
+        self.answer, self.late, self.until_s = answer, late, until_s
+        self.has_feedback = has_feedback
+
+    def claim(self):
+        """Set `has_feedback`. -> whether it was not set before."""
+        cdef bint before = self.has_feedback
+        self.has_feedback = True
+        return not before
+
+
+@cython.final
+cdef class JoinTable:
+    """The last `size_max` answers, each for `window_s` seconds. Threads: any.
+
+    bytes_max: of what is kept, estimated; beyond it the oldest are forgotten.  answer_type: objects
+    of this type name an answer by their `id`.  clock: in seconds; None: the system's.
+    """
+
+    def __init__(self, i64 size_max, double window_s, i64 bytes_max, answer_type, clock=None):
+        self.size_max, self.window_s, self.bytes_max = size_max, window_s, bytes_max
+        self.answer_type, self.clock = answer_type, clock
+        self.known, self.order = {}, deque()
+
+    cdef double now_s(self) except -1:
+        cdef timespec now
+        if self.clock is not None:
+            return self.clock()
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
+
+    cdef Joined find(self, object id):
+        cdef PyObject* at = PyDict_GetItem(self.known, id)
+        return None if at == NULL else <Joined> <object> at
+
+    def __len__(self):
+        return len(self.known)
+
+    def get(self, str id not None):
+        """Return the answer of that id, or None if it is not here or its time is over."""
+        cdef Joined joined = self.find(id)
+        return None if joined is None or joined.until_s < self.now_s() else joined
+
+    def items(self):
+        """Return the ids and answers, oldest first."""
+        return list(self.known.items())
+
+    def add(self, str id not None, learner, str user, plan, arrived, answer, tuple late=()):
+        """Remember an answer. -> what is remembered; it is another one if the id is known."""
+        cdef double now = self.now_s()
+        cdef Joined joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
+        cdef Joined oldest
+        joined.nbytes = ANSWER_BYTES + _bytes_of(answer)
+        for prediction in arrived.values():
+            joined.nbytes += _bytes_of(prediction.output)
+        oldest = self.find(id)
+        if oldest is not None:
+            return oldest
+        self.known[id] = joined
+        self.order.append(id)
+        self.nbytes += joined.nbytes
+        while len(self.known):
+            oldest = self.find(self.order[0])
+            if (len(self.known) <= self.size_max and self.nbytes <= self.bytes_max
+                    and oldest.until_s >= now):
+                break
+            self.nbytes -= oldest.nbytes
+            del self.known[self.order.popleft()]
+        return joined
+
+
+# -- The end of the journal's last segment, in memory.
+
+cdef extern from "<sys/mman.h>" nogil:
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_SHARED
+    void* MAP_FAILED
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset) noexcept
+    int munmap(void* addr, size_t length) noexcept
+
+cdef extern from "<errno.h>" nogil:
+    int errno
+
+
+cdef void head_of(u8* at, const u8* record, u64 nbytes) noexcept nogil:
+    """The salt, all ones, makes sure that zeros are not a valid record."""
+    cdef u32[2] head
+    head[0] = <u32> nbytes
+    head[1] = crc32(<u32> 0xFFFFFFFF ^ <u32> nbytes, record, nbytes)
+    memcpy(at, head, HEAD_BYTES)
+
+
+@cython.final
+cdef class JournalEnd:
+    """The pages at the end of a journal's last segment. Threads: any.
+
+    keeps: False numbers records and keeps nothing.  at: offset of the next record.  room: offset
+    that no append passes; 0 refuses all.  next: number of the next record.
+    """
+
+    def __cinit__(self, bint keeps):
+        self.keeps = keeps
+        self.next = 1
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.mapped)
+
+    cdef u64 put(self, const u8* framed, u64 nbytes, u64 count) noexcept:
+        if self.keeps:
+            if self.at + nbytes > self.room or self.base == NULL:
+                return 0
+            memcpy(self.base + self.at, framed, nbytes)
+            self.at += nbytes
+        self.next += count
+        return self.next - 1
+
+    def append(self, bytes record not None):
+        """Append a record. -> its number; 0, and nothing has changed, if there is no room."""
+        cdef u64 n = <u64> PyBytes_GET_SIZE(record), end = self.at + HEAD_BYTES + n
+        cdef const u8* data = <const u8*> PyBytes_AS_STRING(record)
+        if self.keeps:
+            if end > self.room or self.base == NULL:
+                return 0
+            memcpy(self.base + self.at + HEAD_BYTES, data, n)
+            head_of(self.base + self.at, data, n)
+            self.at = end
+        self.next += 1
+        return self.next - 1
+
+    def append_framed(self, bytes framed not None, u64 count):
+        """Append `count` records that have their heads. -> the number of the last; 0, and nothing
+        has changed, if there is no room."""
+        return self.put(<const u8*> PyBytes_AS_STRING(framed), <u64> PyBytes_GET_SIZE(framed),
+                        count)
+
+    def map(self, int fd, u64 nbytes):
+        """Map the first bytes of a file, instead of what is mapped. Raises OSError."""
+        cdef void* base
+        self.unmap()
+        base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, "mmap")
+        self.base, self.mapped = <u8*> base, nbytes
+
+    def unmap(self):
+        """Leave the pages to the kernel. Afterwards there is no room."""
+        self.room = 0
+        if self.base != NULL:
+            munmap(self.base, self.mapped)
+        self.base = NULL
+        self.mapped = 0
+
+
+def framed(records):
+    """Return records with their heads, one after another."""
+    cdef bytes record
+    cdef u64 total = 0, n
+    for record in records:
+        total += HEAD_BYTES + <u64> PyBytes_GET_SIZE(record)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> total)
+    cdef u8* at = <u8*> PyBytes_AS_STRING(out)
+    for record in records:
+        n = <u64> PyBytes_GET_SIZE(record)
+        memcpy(at + HEAD_BYTES, PyBytes_AS_STRING(record), n)
+        head_of(at, at + HEAD_BYTES, n)
+        at += HEAD_BYTES + n
+    return out
+
+
+# -- What one label does: losses, calibration, the step of the rule.
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -31,11 +368,9 @@ cdef enum:
     LABEL_MAX = 1024            # characters or bytes of a plain label
 
 
-cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
 cdef ObjectMember ID                    # of an answer
 cdef ObjectMember STEPS, HEAD           # of a learner
-OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
 ID.name, STEPS.name, HEAD.name = b"id", b"steps", b"head"
 

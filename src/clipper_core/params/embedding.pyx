@@ -1,24 +1,21 @@
 """Embedding tables: `Table("users", 64)`, then pull(ids) and push(ids, gradients) from any
 thread."""
+cimport numpy as cnp
 from libc.math cimport isfinite
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
-
-cimport numpy as cnp
 
 import hashlib
 
 import numpy as np
 
 from clipper_core.params.embedding_rows cimport (
-    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init,
-    rows_bound, rows_bytes, rows_count, rows_expire, rows_free, rows_init, rows_pull, rows_push,
-    rows_read, rows_remove, rows_walk, rows_write, spare_floats,
+    GATHER_MAX, PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, arena_limit,
+    arena_reserve, distinct_init, rows_bound, rows_bytes, rows_count, rows_expire, rows_free,
+    rows_init, rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write, spare_floats,
 )
 from clipper_core.params.initializer cimport Initializer
 from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, state_floats, stride_of
-from clipper_core.params.row_arena cimport arena_limit, arena_reserve
-from clipper_core.params.row_index cimport GATHER_MAX
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 

@@ -11,11 +11,155 @@
 # takes long lets others in after every BATCH ids.
 from clipper_core.params.initializer cimport Start
 from clipper_core.params.optimizer cimport Rule, Stride
-from clipper_core.params.row_arena cimport Arena
-from clipper_core.params.row_index cimport Index
-from clipper_core.params.row_lock cimport RowGate
-from clipper_core.runtime.machine cimport atomic, i64, u16, u32, u64, u8
+from clipper_core.runtime.machine cimport atomic, i64, relaxed, u16, u32, u64, u8
 
+# -- The word of a bucket of rows: a lock, and what only its holder changes: how many ids are in the
+# bucket, and whether one had to go on to the next. And the gate of the whole table.
+#
+# Threads: any.
+cdef extern from "params/row_lock.hpp" namespace "clipper" nogil:
+    cdef cppclass RowLock "clipper::RowLock<>":
+        bint take() noexcept            # False: somebody else has it
+        void give() noexcept
+        u32 count() noexcept            # these under the lock
+        bint overflowed() noexcept
+        void overflow() noexcept
+        void more(u32 ids) noexcept
+
+    cdef cppclass RowGate "clipper::RowGate<>":     # of a table: who is inside
+        bint enter_sole() noexcept      # True: nobody else is inside, nor will be before share():
+                                        # no locks are needed
+        bint others() noexcept          # somebody waits for that
+        void share() noexcept
+        void leave(bint sole) noexcept
+        bint enter() noexcept           # then wait until it is shared().  False: wait while it is
+                                        # closed(), and come again
+        bint shared() noexcept
+        bint closed() noexcept
+        bint close() noexcept           # from outside, so as to be alone() soon.  False: somebody
+                                        # else did
+        bint alone() noexcept
+        void open() noexcept
+
+# -- The index of an embedding table: which row an id has, and whose turn it is with that row.
+#
+# Ids are hashed into buckets of one cache line, in the order of their hashes. A part is an array of
+# buckets, for the hashes that begin alike; it grows, and then splits, by itself. An id that finds
+# its bucket full goes on to the next one.
+#
+# Threads: any, but whoever calls index_grow does so alone: it moves a part.
+# Whoever holds an id's bucket may read and write its row; nobody holds two but in rising order, and
+# only while looking.
+cdef extern from "params/row_index.hpp" namespace "clipper" nogil:
+    u32 NO_ROW "clipper::kNoRow"
+
+    cdef cppclass Bucket:
+        i64[5] ids
+        u32[5] rows
+        RowLock lock
+
+    u32 bucket_count(const Bucket* bucket) noexcept
+    void bucket_lock(Bucket* bucket) noexcept
+    void bucket_unlock(Bucket* bucket) noexcept
+
+    cdef cppclass Part:
+        Bucket* buckets
+        u64 n                   # of them; spare ones for what the last had no room for come after
+        atomic[u64] used        # ids
+        u32 depth               # leading bits that their hashes share
+
+    cdef cppclass Index:
+        Part** directory        # by the leading `depth` bits of a hash
+        u32 depth
+
+    cdef cppclass Held "clipper::HeldRow":     # an id whose bucket is locked, until
+                                               # bucket_unlock(home)
+        Bucket* home
+        u32 row                 # NO_ROW: it has none
+
+    u64 index_hash(i64 id) noexcept
+    Part* index_part(const Index* index, u64 hash) noexcept
+    Bucket* part_home(const Part* part, u64 hash) noexcept
+    Bucket* index_bucket(const Index* index, u64 hash) noexcept
+    Held index_hold(const Index* index, u64 hash, i64 id) noexcept
+
+    cdef cppclass Seen:         # where an id seems to lie, by a look without the lock; good until a
+                                # part moves
+        Bucket* home
+        u32 row                 # NO_ROW: it seems to have none
+
+    void fetch_to_write(const void* at) noexcept
+    void index_look(Seen* seen, i64 id) noexcept        # its home is set
+    u32 hold_seen(const Seen* seen, i64 id) noexcept    # as index_hold -> the row
+    void* row_pages_new(size_t bytes) noexcept
+    void row_pages_free(void* at, size_t bytes) noexcept
+    void row_pages_touch(void* at, size_t bytes) noexcept
+
+cdef enum:
+    GATHER_MAX = 128            # ids of one home: 125 at most
+
+cdef bint index_init(Index* index) noexcept nogil
+cdef void index_free(Index* index) noexcept nogil
+cdef u64 index_after(const Index* index, u64 hash) noexcept nogil
+# ^ the least hash of the next bucket; 0: this is the last one
+cdef bint index_add(Index* index, u64 hash, const Held* held, i64 id, u32 row) noexcept nogil
+# ^ False: the part must grow first
+cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil
+cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids,
+                      u32* rows) noexcept nogil
+# ^ all ids whose home this locked bucket is, and their rows: at most GATHER_MAX.  hash: any that
+# leads here
+cdef bint index_full(const Index* index, u64 hash) noexcept nogil    # its part wants to grow
+# of its part; another one once it has grown
+cdef u64 index_size(const Index* index, u64 hash) noexcept nogil
+cdef bint index_grow(Index* index, u64 hash) noexcept nogil
+# ^ the part of this hash. False: no memory
+cdef u64 index_used(const Index* index) noexcept nogil
+cdef u64 index_bytes(const Index* index) noexcept nogil
+
+# -- Where the rows of an embedding table lie: chunks of up to 32 MiB that never move, so that a row
+# number is an address.
+#
+# Threads: any. Only taking a row and giving one back take the lock; whose row it is, is the index's
+# to say.
+cdef struct Arena:
+    atomic[u8*]* chunks     # of all rows that there is room for; NULL where nothing was made yet
+    u32 shift                   # a chunk has 1 << shift rows, and behind them a stamp for each
+    u64 row_bytes
+    u64 rows_max                # at most `room`
+    u64 room                    # rows that there are chunks for: some more, for a table that is not
+                            # bounded for a while
+    atomic[u32] lock            # of the rest
+    u64 next                    # rows handed out so far
+    u32 free                    # the first of a list through the rows given back, or NO_ROW
+    u64 free_count
+    u64 chunk_count
+
+cdef inline u8* arena_chunk(const Arena* arena, u32 row) noexcept nogil:
+    """Relaxed: who may touch the row took its bucket's lock after who made the chunk gave it back;
+    who fetches the row ahead of that may come while the chunk is made."""
+    return arena.chunks[row >> arena.shift].load(relaxed)
+
+cdef inline float* arena_row(const Arena* arena, u32 row) noexcept nogil:
+    return <float*> (arena_chunk(arena, row) + (row & ((<u64> 1 << arena.shift) - 1))
+                     * arena.row_bytes)
+
+cdef inline u32* arena_stamp(const Arena* arena, u32 row) noexcept nogil:
+    return <u32*> (arena_chunk(arena, row)
+                   + (arena.row_bytes << arena.shift)) + (row & ((<u64> 1 << arena.shift) - 1))
+
+cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil
+cdef void arena_free(Arena* arena) noexcept nogil
+cdef void arena_bound(Arena* arena, u64 rows_max) noexcept nogil
+cdef u32 arena_take(Arena* arena) noexcept nogil        # NO_ROW: rows_max, or no memory
+cdef void arena_give(Arena* arena, u32 row) noexcept nogil
+# so many can be taken without a page fault
+cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil
+cdef u64 arena_limit(Arena* arena) noexcept nogil       # of rows, as arena_bound said last
+cdef u64 arena_used(Arena* arena) noexcept nogil
+cdef u64 arena_bytes(Arena* arena) noexcept nogil
+
+# -- Rows of a table, pulled and pushed from any number of threads.
 cdef enum:
     BATCH = 4096                # ids between two looks at the gate
     BLOCK = 64                  # ids whose buckets, then rows, are fetched together

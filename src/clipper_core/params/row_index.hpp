@@ -9,7 +9,7 @@
 // says what to fetch ahead and where to look first; whoever uses a row finds it again under the
 // lock. The race detector is told so.
 //
-// What is done for each row of a pull or a push lies here, not in row_index.pyx: a call through a
+// What is done for each row of a pull or a push lies here, not in embedding_rows.pyx: a call through a
 // pointer, as one module makes to another, costs as much as what it calls.
 #pragma once
 

@@ -2,8 +2,21 @@
 # yet (strangers), and their messages: rows are pulled and pushed here, all else is given to Python.
 #
 # Threads: the loop's.
-from clipper_core.params.shard_state cimport ShardConnection, ShardLoopState
-from clipper_core.runtime.machine cimport i64, u64
+from clipper_core.params.shard_state cimport ShardConnection, ShardHead, ShardLoopState
+from clipper_core.runtime.machine cimport i64, u64, u8
+
+# -- Pulls and pushes of rows: of one table, or of several in one message, with dense variables.
+#
+# Threads: the loop's.
+cdef void pull_rows(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                    const u8* payload) noexcept nogil
+cdef void pull_tables(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                      const u8* payload) noexcept nogil
+cdef void push_rows(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                    const u8* payload) noexcept nogil
+cdef void push_step(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                    const u8* payload) noexcept nogil
+cdef void pull_dense(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil
 
 cdef void connection_accept(ShardLoopState* s, int listener, u64 now_us) noexcept nogil
 # op: of epoll_ctl

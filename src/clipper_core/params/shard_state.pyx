@@ -5,17 +5,18 @@ A push that would exceed a quota is refused before anything of it is applied: th
 the push bound the rows that it makes, and only where that many would be too many are those counted
 that have no row.
 """
+from libc.math cimport isfinite
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport dup
 
-from clipper_core.params.embedding_rows cimport Rows
-from clipper_core.params.row_arena cimport arena_used
-from clipper_core.params.row_index cimport NO_ROW, Seen, index_bucket, index_hash, index_look
+from clipper_core.params.embedding_rows cimport (
+    NO_ROW, Seen, arena_used, index_bucket, index_hash, index_look,
+)
+from clipper_core.runtime.allocation cimport try_push
 from clipper_core.runtime.histogram cimport count, histogram_record, histogram_snapshot, note
-from clipper_core.runtime.machine cimport aligned_new, relaxed, u64, u8
-from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, TOO_LARGE, raise_for
-
+from clipper_core.runtime.machine cimport aligned_new, eventfd_signal, relaxed
+from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
 cdef class SequenceWindow:
     """Threads: one. Which pushes of a worker were seen: the last 1024 up to the highest."""
@@ -210,3 +211,139 @@ cdef bint quotas_exceeded(ShardLoopState* s, const PartWork* works, u64 n,
                           i64* about) noexcept nogil:
     return (s.has_quotas and _exceeded(s, works, n, False, about)
             and _exceeded(s, works, n, True, about))
+
+
+# -- Answers of a shard: refusals, room for rows, and pushes that wait for followers.
+
+cdef void put_answer(ShardLoopState* s, ShardConnection* c, const ShardHead* to,
+                      u8 flags) noexcept nogil:
+    cdef ShardHead head = shard_answer(to[0], SHARD_ANSWER, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
+    head.flags = flags
+    c.output.put(&head, HEAD_BYTES)
+
+
+cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* to, u32 why,
+                  i64 about) noexcept nogil:
+    """`rows` says why; the payload is the id, the lag or the limit that it is about."""
+    cdef ShardHead head = shard_answer(to[0], SHARD_REFUSED, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
+    head.rows = why
+    head.payload_bytes = sizeof(i64)
+    s.refused.fetch_add(1, relaxed)
+    counts_refuse(s.counts, why)
+    c.output.put(&head, HEAD_BYTES)
+    c.output.put(&about, sizeof(i64))
+
+
+cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                     u64 whole) noexcept nogil:
+    """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it
+    was said, or it is lost."""
+    cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
+    cdef u8* to
+    if h.flags & IN_REGION:
+        to = c.region.at(h.sequence, whole)
+        if to == NULL:
+            shard_refuse(s, c, h, NOT_SHARED, <i64> c.region.bytes)
+            return NULL
+        head.flags = IN_REGION
+        c.output.put(&head, HEAD_BYTES)
+        return to
+    if whole > s.frame_bytes_max:
+        shard_refuse(s, c, h, TOO_LARGE, <i64> s.frame_bytes_max)
+        return NULL
+    to = c.output.reserve(HEAD_BYTES + whole)
+    if to == NULL:
+        return NULL
+    head.payload_bytes = <u32> whole
+    memcpy(to, &head, HEAD_BYTES)
+    c.output.end += HEAD_BYTES + whole
+    return to + HEAD_BYTES
+
+
+# -- pushes
+# --------------------------------------------------------------------------------------------------
+
+cdef Sighting _seen(ShardLoopState* s, const ShardHead* h, bint* full) noexcept nogil:
+    cdef Sighting sight
+    s.log.guard.lock()
+    sight = s.log.look(h.worker, h.sequence)
+    full[0] = s.log.waits() and s.log.held.size() >= s.log.held_max
+    s.log.guard.unlock()
+    return sight
+
+
+cdef bint push_is_known(ShardLoopState* s, const ShardHead* h) noexcept nogil:
+    """There is memory for its worker, so that this push will be told from its repetition."""
+    cdef bint known
+    if h.sequence == 0:
+        return True
+    s.log.guard.lock()
+    known = s.log.window(h.worker) != NULL
+    s.log.guard.unlock()
+    return known
+
+
+cdef double _scale(ShardLoopState* s, const ShardHead* h, u64* lag) noexcept nogil:
+    """What the rate is multiplied by: a gradient of a model that is `lag` pushes old counts for
+    less."""
+    cdef u64 now = s.model.load(relaxed)
+    lag[0] = now - h.model if h.model and now > h.model else 0
+    return <double> h.scale / max(<u64> 1, lag[0]) if s.slows.load(relaxed) else h.scale
+
+
+cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                      const u32* counted) noexcept nogil:
+    """It is applied and noted: answer now, or when those who follow have it. Under the log's guard.
+    counted: [4]; NULL: it had been applied before."""
+    cdef Held held
+    cdef ShardHead head
+    head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.flags = DUPLICATE if counted == NULL else 0
+    head.payload_bytes = 0 if counted == NULL else PUSHED_BYTES
+    if not (s.log.waits() and s.log.sure() < s.log.position()):
+        c.output.put(&head, HEAD_BYTES)
+        c.output.put(counted, head.payload_bytes)
+        return
+    held.position, held.conn, held.generation = s.log.position(), c.number, c.generation
+    memcpy(&held.words[0], &head, HEAD_BYTES)
+    if counted != NULL:
+        memcpy(&held.words[HEAD_BYTES // 8], counted, PUSHED_BYTES)
+    if not try_push(s.log.held, held):
+        c.output.lost = True            # it is closed: its client asks again, and hears that the
+                                        # push was applied
+    if s.log.polled() or s.python_waits.load(relaxed):
+        eventfd_signal(s.log.fd)
+
+
+cdef bint push_is_new(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
+                      double* scale) noexcept nogil:
+    """Whether a push is to be applied; else it is answered. scale: of the rate, by its age."""
+    cdef bint full = False
+    cdef Sighting sight
+    cdef u64 lag = 0
+    if not (h.scale > 0 and isfinite(h.scale)):
+        shard_refuse(s, c, h, BAD_INPUT, 0)
+        return False
+    sight = _seen(s, h, &full)
+    if sight == SEEN_PUSH:
+        s.repeated.fetch_add(1, relaxed)
+        s.log.guard.lock()
+        answer_push(s, c, h, NULL)
+        s.log.guard.unlock()
+        return False
+    if sight == OLD_PUSH:
+        shard_refuse(s, c, h, TOO_OLD, <i64> h.sequence)
+        return False
+    if full:
+        shard_refuse(s, c, h, FULL, <i64> s.log.held_max)
+        return False
+    scale[0] = _scale(s, h, &lag)
+    if h.model:
+        histogram_record(&s.counts.lags, lag)
+    if s.lag_max.load(relaxed) and lag > s.lag_max.load(relaxed):
+        shard_refuse(s, c, h, TOO_STALE, <i64> lag)
+        return False
+    return True

@@ -24,9 +24,10 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 
-from clipper_core.params.embedding_rows cimport Distinct, Rows, distinct_init, rows_read
+from clipper_core.params.embedding_rows cimport (
+    Distinct, Rows, arena_limit, arena_used, distinct_init, rows_read,
+)
 from clipper_core.params.optimizer cimport state_floats
-from clipper_core.params.row_arena cimport arena_limit, arena_used
 from clipper_core.params.shard_state cimport (
     ASKS, DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_REPLAY, STREAM_ENDS, ChangedPart,
     DenseVariable, Follower, PartWork, ReplayPart, ShardConnection, kDenseBit, padded, shard_answer,

@@ -4,8 +4,7 @@
 from clipper_core.results.completion cimport Block, Completion
 from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
-from clipper_core.wire.column cimport Column
-from clipper_core.wire.prediction cimport Value
+from clipper_core.wire.prediction cimport Column, Value
 
 cdef class Future:
     cdef Completion completion

@@ -29,12 +29,9 @@ from clipper_core.runtime.machine cimport atomic, futex_wait, monotonic_us, rela
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for,
 )
-from clipper_core.wire.column cimport (
-    Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
-    column_states,
-)
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object,
+    TAG_BLOB, TAG_NONE, Column, column_confidences, column_first_failed, column_latencies_us,
+    column_outputs, column_states, value_confidence, value_drop, value_heard, value_object,
 )
 
 from clipper_core.runtime.status import Status as StatusName, error_for

@@ -14,8 +14,7 @@ from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.task cimport Lanes, Span, Tally
-from clipper_core.wire.codec cimport Header, Limits
-from clipper_core.wire.correction cimport Progress
+from clipper_core.wire.codec cimport Header, Limits, Progress
 
 cdef enum:
     IN_FLIGHT_MAX = 2

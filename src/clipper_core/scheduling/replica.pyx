@@ -24,9 +24,9 @@ from clipper_core.scheduling.lane cimport (
 )
 from clipper_core.scheduling.task cimport Task, lane_of, pos_of, span_is_first_try, task_of
 from clipper_core.wire.codec cimport (
-    ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, rows_open,
+    ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, accuracy_read,
+    rows_open,
 )
-from clipper_core.wire.correction cimport accuracy_read
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, Blob, Value, blob_new, blob_qualified, value_drop,
 )

@@ -3,9 +3,44 @@
 #
 # Threads: any (pure functions). Every length is checked by subtraction against what is there, and
 # against a named limit, before anything is read or reserved.
-from clipper_core.runtime.machine cimport u16, u32, u64, u8
+from clipper_core.runtime.machine cimport atomic, u16, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 
+# -- Version 1 batches, the design document's seven types byte for byte (docs/wire.md). Bytes in,
+# rows out.
+#
+# Threads: any (pure functions). No Python object, no allocation.
+cpdef enum:
+    V1_HEAD_BYTES = 9
+
+cpdef enum V1:
+    V1_I32 = 1
+    V1_F64 = 2
+    V1_U8 = 3
+    V1_VAR_I32 = 4
+    V1_VAR_F64 = 5
+    V1_VAR_U8 = 6
+    V1_STR = 7
+
+# bytes that v1_encode may need at most
+cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil
+cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out,
+                   u64 out_bytes) noexcept nogil
+# ^ bytes written, 0 if it does not fit or the rows are not of the format. Strings: literal-only LZ4
+# block
+cdef u64 v1_compress(const u8* message, u64 nbytes, u32 search, u8* out) noexcept nogil
+# ^ a message of strings of v1_encode's with its block written anew (lz4.pxd); at most v1_bound
+# bytes
+# 0 when v1 has no such type
+cdef int v1_format(int dtype, bint variable) noexcept nogil
+
+# -- CRC-32 of bytes, zlib's polynomial.
+#
+# Threads: any (a pure function).
+# start with 0, or go on from an earlier one
+cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil
+
+# -- Frames of version 2, described above.
 cpdef enum:
     HEADER_BYTES = 64
     WIRE_VERSION = 2
@@ -28,7 +63,7 @@ cpdef enum Kind:
     GOODBYE = 8                 # both ways, empty: no more batches; then closed
     REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches
                        # will name
-    FEEDBACK = 10      # server -> container: inputs and what would have been right (correction.pxd)
+    FEEDBACK = 10      # server -> container: inputs and what would have been right (codec.pxd)
     ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds
                        # itself
 
@@ -102,9 +137,17 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 # ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most
 # compressed_bound
 
-# -- the checksum of both lives in crc.pxd, version 1 in v1.pxd; this page hands them on
-from clipper_core.wire.crc cimport crc32
-from clipper_core.wire.v1 cimport (
-    V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8, v1_bound, v1_compress,
-    v1_encode, v1_format,
-)
+# -- FEEDBACK to a model that learns online, and its ACCURACY (docs/wire.md).
+#
+# Threads: any (pure functions); accuracy_read: loop only.
+#
+# A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with
+# SESSIONS, and a REPLY of as many labels. So every type of input and output that travels is a type
+# of feedback, and nobody writes another codec for it.
+cdef cppclass Progress:         # as a container told it last; anyone may read it
+    atomic[u64] learned         # rows that correct() took
+    atomic[u64] failed          # rows on which it raised, or that waited too long for it
+    atomic[u64] accuracy        # 1 + billionths; 0: the model says none
+
+cdef Status accuracy_read(const u8* payload, u64 n, Progress* progress) noexcept nogil
+# ^ BAD_FRAME: an accuracy that is no number from 0 to 1

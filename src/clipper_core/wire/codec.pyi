@@ -5,6 +5,27 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+V1_HEAD_BYTES: int
+
+class V1(IntEnum):
+    V1_I32 = 1
+    V1_F64 = 2
+    V1_U8 = 3
+    V1_VAR_I32 = 4
+    V1_VAR_F64 = 5
+    V1_VAR_U8 = 6
+    V1_STR = 7
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+
+def encode_v1(format: int, rows: Iterable[Any], search: int = 0) -> bytes: ...
+def message_bytes_v1(
+    head: _Bytes, *, bytes_max: int = 67108864, rows_max: int = 1048576
+) -> int: ...
+def decode_v1(
+    message: _Bytes, *, bytes_max: int = 67108864, rows_max: int = 1048576
+) -> list[NDArray[np.int32] | NDArray[np.float64]] | list[bytes] | list[str]: ...
+
 HEADER_BYTES: int
 WIRE_VERSION: int
 DIMS_MAX: int
@@ -36,8 +57,6 @@ class Flag(IntFlag):
     SHARED = 32
     SESSIONS = 64
     QUALIFIERS = 128
-
-_Bytes: TypeAlias = bytes | bytearray | memoryview
 
 class FrameHeader(NamedTuple):
     kind: int
@@ -100,4 +119,15 @@ def encode_rows(
     search: int = ...,
     sessions: Sequence[int] | NDArray[Any] | None = None,
     qualifiers: Sequence[bytes] | None = None,
+) -> bytes: ...
+def encode_feedback(
+    inputs: NDArray[Any] | Sequence[Any],
+    labels: NDArray[Any] | Sequence[Any],
+    sessions: NDArray[Any] | Sequence[int],
+) -> bytes: ...
+def decode_feedback(payload: bytes, **limits: int) -> tuple[OpenRows, OpenRows]: ...
+def feedback_frame(payload: bytes, **fields: Any) -> bytes: ...
+def decode_accuracy(payload: bytes) -> tuple[int, int, float | None]: ...
+def accuracy_frame(
+    learned: int, failed: int, accuracy: float | None = None, **fields: Any
 ) -> bytes: ...

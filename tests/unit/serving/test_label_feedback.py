@@ -17,8 +17,8 @@ from clipper.serving.feedback.states import Learner, States
 from clipper.store.journal import Journal, read_journal
 from clipper.store.memory import MemoryStore
 from clipper.types import Answer, VersionedModel
-from clipper_core.learning.join_table import JoinTable
 from clipper_core.learning.label_feedback import (
+    JoinTable,
     LabelCounts,
     Mean,
     alike,

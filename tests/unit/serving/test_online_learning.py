@@ -9,7 +9,7 @@ import clipper_container
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.serving.feedback.online_learning import FRAME_ROWS_MAX, OnlineLearning, session_of
 from clipper.types import VersionedModel
-from clipper_core.wire.correction import decode_feedback
+from clipper_core.wire.codec import decode_feedback
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 1)
 

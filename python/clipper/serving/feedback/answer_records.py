@@ -33,7 +33,7 @@ from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, seen_of
 from clipper.store.expiring import ExpiringLists, expiring_lists
 from clipper.store.store import Store
-from clipper_core.learning.join_table import Joined
+from clipper_core.learning.label_feedback import Joined
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "feedback/answers/"

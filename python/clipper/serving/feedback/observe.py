@@ -33,8 +33,7 @@ from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
 from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.engine.model import predict_all
-from clipper_core.learning.join_table import Joined
-from clipper_core.learning.label_feedback import alike, learn_label, learn_labels
+from clipper_core.learning.label_feedback import Joined, alike, learn_label, learn_labels
 from clipper_core.runtime.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]

@@ -29,7 +29,7 @@ from clipper.selection import Observation
 from clipper.types import VersionedModel
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
-from clipper_core.wire.correction import encode_feedback
+from clipper_core.wire.codec import encode_feedback
 
 _log = logging.getLogger(__name__)
 FRAME_ROWS_MAX = 64  # of one call of correct(), while which the container predicts nothing
