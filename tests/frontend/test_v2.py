@@ -101,7 +101,10 @@ WRONG: dict[str, tuple[tuple[bytes, bytes], str]] = {
     "too many elements": (request(tensor([1] * 7)), "7 elements"),
     "a ragged tensor": (request(tensor([[1, 2, 3], [4, 5]])), "data"),
     "a string among numbers": (request(tensor([1, 2, 3, 4, 5, "6"])), "$.inputs[0].data[5]"),
-    "null among numbers": (request(tensor([1, 2, 3, 4, 5, None])), "$.inputs[0].data[5]"),
+    "null among integers": (
+        request(tensor([1, 2, 3, 4, 5, None], datatype="INT32")),
+        "$.inputs[0].data[5]",
+    ),
     "strings in a nested tensor": (request(tensor([["1", "2", "3"], ["4", "5", "6"]])), "data"),
     "a fraction in an integer": (
         request(tensor([1.5, 2, 3, 4, 5, 6], datatype="INT32")),

@@ -14,6 +14,7 @@ from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import rows_in_columns, tensors_reader
 from clipper.schema import FREE, Tensors, TensorSpec
+from clipper.types import InputType
 
 protobuf_codec = pytest.importorskip(
     "clipper.frontend.inference.protobuf_codec", reason="pip install 'clipper-serving[grpc]'"
@@ -173,6 +174,22 @@ def test_what_is_wrong_in_json_names_the_tensor(name: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         tensors_reader(RECORD)(text.encode(), "$.input")
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("data", ["[1, null, 2.5, 3]", "[[1, null], [2.5, 3]]"])
+def test_a_null_is_nan_in_floats_of_named_tensors(data: str) -> None:
+    def asked(datatype: str) -> codec.InferRequest:
+        tensor = f'{{"name": "x", "shape": [2, 2], "datatype": "{datatype}", "data": {data}}}'
+        return codec.decode(f'{{"inputs": [{tensor}]}}'.encode())
+
+    for datatype, type_ in (("FP16", "f16"), ("FP32", "f32"), ("FP64", "f64")):
+        columns = codec.columns_of(asked(datatype), Tensors.parse({"x": f"{type_}[2]"}))[1]
+        np.testing.assert_array_equal(columns["x"], [[1, np.nan], [2.5, 3]])
+        with pytest.raises(InvalidInput, match=r"\$\.inputs\[0\]\.data"):
+            codec.rows_of(asked(datatype), InputType.parse(f"{type_}[2]"))
+    for datatype in ("INT64", "UINT8", "BOOL", "BYTES"):
+        with pytest.raises(InvalidInput, match=r"\$\.inputs\[0\]\.data"):
+            asked(datatype)
 
 
 def test_whole_floats_are_integers_where_the_tensor_has_these() -> None:

@@ -310,7 +310,18 @@ def test_a_missing_number_is_nan_in_floats_and_refused_elsewhere(n: int) -> None
         replace(record, finite=True).pack_many([row] * n)
 
 
-def test_missing_values_of_pandas_and_arrow() -> None:
+@pytest.mark.parametrize("library", ["pandas.DataFrame", "pyarrow.table", "polars.DataFrame"])
+def test_columns_of_lists(library: str) -> None:
+    module, make = library.split(".")
+    make_table = getattr(pytest.importorskip(module, reason=f"pip install {module}"), make)
+    for type_ in ("f64[2]", "f64[*]"):
+        tensors = Tensors.parse({"x": type_})
+        packed = tensors.pack_many(make_table({"x": [[1.0, 2.0], [3.0, 4.0]]}))
+        found = tensors.unpack_many(packed)["x"]
+        assert [row.tolist() for row in found] == [[1, 2], [3, 4]]
+
+
+def test_missing_values_of_data_frames() -> None:
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     record = Tensors.parse({"age": "f64", "city": "str"})
     ages = [31, None, 4]
@@ -321,6 +332,9 @@ def test_missing_values_of_pandas_and_arrow() -> None:
     with contextlib.suppress(ImportError):
         arrow = importlib.import_module("pyarrow")
         tables.append(arrow.table({"age": ages, "city": ["a", "b", "c"]}))
+    with contextlib.suppress(ImportError):
+        polars = importlib.import_module("polars")
+        tables.append(polars.DataFrame({"age": ages, "city": ["a", "b", "c"]}))
     for table in tables:
         found = record.unpack_many(record.pack_many(table))
         np.testing.assert_array_equal(found["age"], [31, np.nan, 4])

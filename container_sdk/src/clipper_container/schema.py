@@ -563,5 +563,7 @@ def _kind_of(value: object) -> str:
 def _batched(spec: TensorSpec, value: Given) -> Column:
     """Return a tensor of a batch as an array (n, ...), or as a list of arrays if it is ragged."""
     if not spec.is_ragged or (isinstance(value, np.ndarray) and value.dtype != object):
+        if isinstance(value, np.ndarray) and value.dtype == object and spec.shape:
+            value = list(value)  # a column of lists
         return spec.array(value, batch=True)
     return [spec.array(row) for row in value]

@@ -71,12 +71,15 @@ class _Head(msgspec.Struct):
 
 
 class Tensor(msgspec.Struct):
-    """A decoded tensor. values: an array of `shape`, or a flat list for BYTES."""
+    """A decoded tensor. values: an array of `shape`, or a flat list for BYTES. null: where the JSON
+    has a null, which is NaN here, and what is wrong with it for a tensor that takes none.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     values: Values
+    null: str = ""
 
 
 class InferRequest(msgspec.Struct):
@@ -120,8 +123,9 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
     for i, tensor in enumerate(head.inputs):
         shape = checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
         size = tensor.parameters.get("binary_data_size")
+        null = ""
         if size is None:
-            values = _from_json(tensor, shape, f"$.inputs[{i}].data")
+            values, null = _from_json(tensor, shape, f"$.inputs[{i}].data")
         else:
             if (
                 not isinstance(size, int)
@@ -137,7 +141,7 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
                 tensor.name, tensor.datatype, shape, memoryview(body)[at : at + size]
             )
             at += size
-        inputs.append(Tensor(tensor.name, tensor.datatype, shape, values))
+        inputs.append(Tensor(tensor.name, tensor.datatype, shape, values, null))
     if at != len(body):
         raise InvalidInput(
             f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them."
@@ -211,7 +215,10 @@ def checked_shape(
     return shape
 
 
-def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Values:
+def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> tuple[Values, str]:
+    """Return the values of a tensor, and what is wrong with a null among them."""
+    values: Values
+    null = ""
     if not bytes(tensor.data):
         raise InvalidInput(f"tensor {tensor.name!r} has neither data nor binary_data_size.")
     if tensor.datatype == "BYTES":
@@ -220,11 +227,29 @@ def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Values:
             hint = "BYTES tensors are strings in JSON; others go as binary data."
             raise InvalidInput(f"`{at}` holds what is no string.", hint=hint)
     else:
-        values = _numbers(tensor, at)
+        try:
+            values = _numbers(tensor, at)
+        except InvalidInput as error:
+            values, null = _with_nan(tensor, at), str(error)
+            if values is None:
+                raise
     if len(values) != math.prod(shape):
         takes = f"its shape {list(shape)} takes {math.prod(shape)}"
         raise InvalidInput(f"tensor {tensor.name!r} has {len(values)} elements: {takes}.")
-    return values.reshape(shape) if isinstance(values, np.ndarray) else values
+    return values.reshape(shape) if isinstance(values, np.ndarray) else values, null
+
+
+def _with_nan(tensor: _Tensor, at: str) -> Values | None:
+    """Return numbers of floating point with NaN for null; None if something else is wrong."""
+    dtype = np.dtype(DATATYPES[tensor.datatype])
+    found = read_json(_ANYTHING, tensor.data, at)
+    if dtype.kind != "f" or not {*map(type, _flattened(found))} <= {int, float, type(None)}:
+        return None
+    try:
+        with np.errstate(over="raise"):
+            return np.array(found, np.float64).ravel().astype(dtype)
+    except (ValueError, OverflowError, FloatingPointError):
+        return None
 
 
 def _numbers(tensor: _Tensor, at: str) -> Values:
@@ -319,6 +344,8 @@ def rows_of(request: InferRequest, type_: InputType) -> Values:
             )
         raise InvalidInput(f"the request has {count} inputs: one tensor is taken, {INPUT!r}.")
     (tensor,) = request.inputs
+    if tensor.null:
+        raise InvalidInput(tensor.null)
     values = _strings_or_array(tensor, type_)
     if isinstance(values, list):
         if len(tensor.shape) > 1 and math.prod(tensor.shape[1:]) != 1:
