@@ -240,9 +240,9 @@ class ShardConnection:
                     why = error.message
             request.answer, request.id = None, 0
             if time.monotonic() + pause > until:
-                raise ShardAway(
-                    f"{self.name}: {why}.", hint="Is it running? `clipper params ps` tells."
-                )
+                why = why.removeprefix(f"{self.name}: ").removesuffix(".")
+                hint = "Is it running? `clipper params ps` tells."
+                raise ShardAway(f"{self.name}: {why}.", hint=hint)
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S_MAX)
 
@@ -425,7 +425,7 @@ class ShardConnection:
                 )
             if head.epoch < self.epoch:
                 raise ShardAway(
-                    f"{self.name} has epoch {head.epoch} and should be dead; its successor"
+                    f"{self.name}: it has epoch {head.epoch} and should be dead; its successor"
                     f" has {self.epoch}."
                 )
             self.sequence = int(answer.get("sequence", 0))
