@@ -109,6 +109,8 @@ def test_over_http_a_model_is_registered_asked_and_explained(
 def test_a_model_of_named_tensors_is_loaded_and_asked(
     server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
 ) -> None:
+    from tests.frontend.test_grpc import INFERENCE, Client
+
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     path = tmp_path / "pair.onnx"
     path.write_bytes(two_by_two())
@@ -120,11 +122,18 @@ def test_a_model_of_named_tensors_is_loaded_and_asked(
         {"name": "factor", "shape": [2], "datatype": "FP32", "data": [2, 5]},
     ]
     body = {"inputs": tensors, "parameters": {"timeout": 15_000_000}}
-    reply = ask(server.http_address, "POST", "/v2/models/found/infer", body)
-    assert (reply.status, "load it first" in reply.json["error"]) == (400, True)
-    door.ensure_loaded("found")
-    wait_until(lambda: door.status("found").status == "LOADED")
-    for name in ("stated", "found"):
+    door.register("described", str(path))
+    door.register("away", str(tmp_path / "away.onnx"))
+    about = ask(server.http_address, "GET", "/v2/models/described").json
+    assert [one["name"] for one in about["inputs"]] == [*inputs], "it was loaded for that"
+    client = Client(server.grpc_address)
+    client(MESH, "registerModel", modelId="by-grpc", modelInfo={"type": "onnx", "path": str(path)})
+    by_grpc = client(INFERENCE, "ModelMetadata", name="by-grpc")
+    assert [one.name for one in by_grpc.outputs] == [*outputs]
+    quick = {**body, "parameters": {"timeout": 200_000}}
+    reply = ask(server.http_address, "POST", "/v2/models/away/infer", quick)
+    assert (reply.status, "known once it is loaded" in reply.json["error"]) == (504, True)
+    for name in ("stated", "found", "described", "by-grpc"):
         reply = ask(server.http_address, "POST", f"/v2/models/{name}/infer", body)
         found = {one["name"]: one["data"] for one in reply.json["outputs"]}
         assert found == {"scaled": [2, 4, 6, 0, 0, 5], "total": [12, 5]}
@@ -132,6 +141,7 @@ def test_a_model_of_named_tensors_is_loaded_and_asked(
         assert [one["name"] for one in about["inputs"]] == [*inputs]
         assert [one["name"] for one in about["outputs"]] == [*outputs]
         door.unregister(name)
+    door.unregister("away")
 
 
 def test_over_http_a_vmodel_stands_for_one_and_then_for_another(

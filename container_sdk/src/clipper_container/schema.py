@@ -203,7 +203,9 @@ class Tensors:
         n, first = -1, ""
         for spec in self.specs:
             value = given[spec.name]
-            if not isinstance(value, Sized) or isinstance(value, (str, bytes, dict)):
+            if not isinstance(value, np.ndarray) and (
+                not isinstance(value, Sized) or isinstance(value, (str, bytes, dict))
+            ):
                 raise InvalidTensor(
                     spec.name,
                     f"tensor {spec.name!r}: a batch is an array or a list of rows, not a"
@@ -303,7 +305,7 @@ class Tensors:
     # -- names
 
     def _check(self, values: object) -> Mapping[str, Given]:
-        if not isinstance(values, Mapping):
+        if not isinstance(values, (dict, Mapping)):  # the latter is slow to ask
             raise InvalidTensor(
                 self.specs[0].name,
                 f"expected a dict of {self}, got {_kind_of(values)}.",
@@ -537,7 +539,7 @@ def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
 
 def _by_column(table: Any) -> object:
     """Return a table of pandas, polars or Arrow as a dict of arrays; anything else as it is."""
-    if isinstance(table, Mapping):
+    if isinstance(table, (dict, Mapping)):
         return table
     if hasattr(table, "to_pydict"):  # Arrow
         names = table.schema.names

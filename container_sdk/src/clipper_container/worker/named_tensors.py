@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from clipper_container.model import Model, Scored
 from clipper_container.schema import InvalidTensor, Tensors, is_named, type_text
 from clipper_container.worker.outputs import InvalidOutput, as_array
@@ -58,7 +60,7 @@ class RecordModel(Model):
             return returned
         if isinstance(returned, tuple) and len(returned) == len(self.outputs) > 1:
             returned = dict(zip(self.outputs.by_name, returned, strict=True))
-        if not isinstance(returned, Mapping):
+        if not isinstance(returned, (dict, Mapping)):
             if len(self.outputs) > 1:
                 raise InvalidOutput(
                     f"model '{self.name}' returned a {type(returned).__name__}; return a dict of"
@@ -108,6 +110,8 @@ def with_tensors(model: Model, input: str, output: str, name: str, row_by_row: b
 
 
 def _array_or_list(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value
     if isinstance(value, (list, tuple)):
         return [_array_or_list(each) if hasattr(each, "detach") else each for each in value]
     array = as_array(value)

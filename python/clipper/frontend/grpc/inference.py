@@ -69,14 +69,19 @@ class InferenceService:
 
     async def metadata(self, request: Message, call: GrpcCall) -> Message:
         """Return a model's metadata."""
-        return _response("ModelMetadata")(
-            **self._models.metadata(self._models.target(request.name, request.version))
-        )
+        return _response("ModelMetadata")(**self._models.metadata(await self._known(request)))
 
     async def config(self, request: Message, call: GrpcCall) -> Message:
         """Return a model's configuration in Triton's format."""
-        found = self._models.config(self._models.target(request.name, request.version))
+        found = self._models.config(await self._known(request))
         return _response("ModelConfig")(config=found)
+
+    async def _known(self, request: Message) -> InferenceTarget:
+        """Return the target of a request, once its tensors are known."""
+        target = self._models.target(request.name, request.version)
+        if self._models.waits_for_types(target):
+            await self._calls.work(lambda: self._models.wait_for_types(target))
+        return target
 
     async def statistics(self, request: Message, call: GrpcCall) -> Message:
         """Return counts since the start, of one model or of all."""
@@ -127,8 +132,12 @@ class InferenceService:
                 MultiModelRequest(models, ids, request_in), slo_us_of, call
             )
         target = models.target(request.model_name, request.model_version)
+        waited_us = 0
+        if models.waits_for_types(target, request_in):
+            slo_ms = slo_us_of(target, ()) / 1000
+            waited_us = await self._calls.work(lambda: models.wait_for_types(target, slo_ms))
         rows = models.rows(target, request_in)
-        slo_us = slo_us_of(target, rows)
+        slo_us = max(slo_us_of(target, rows) - waited_us, 1)
         if models.is_array(rows):
             pending = await self._calls.work(
                 lambda: models.ask(target, rows, request_in, slo_us, call.request_id, call.trace)

@@ -3,7 +3,7 @@
 inference/operations.py implements the operations, inference/codec.py the encoding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -114,11 +114,24 @@ class InferenceRoutes:
 
     def model(self, request: HttpRequest) -> HandlerResult:
         """Return a model's metadata: its tensors."""
-        return answer_json(self._models.metadata(self._target(request)))
+        return self._described(request, self._models.metadata)
 
     def config(self, request: HttpRequest) -> HandlerResult:
         """Return a model's configuration in Triton's format."""
-        return answer_json(self._models.config(self._target(request)))
+        return self._described(request, self._models.config)
+
+    def _described(
+        self, request: HttpRequest, describe: Callable[[InferenceTarget], object]
+    ) -> HandlerResult:
+        target = self._target(request)
+        if not self._models.waits_for_types(target):
+            return answer_json(describe(target))
+
+        def wait() -> HttpResponse:
+            self._models.wait_for_types(target)
+            return answer_json(describe(target))
+
+        return WorkerTask(wait)
 
     def statistics(self, request: HttpRequest) -> HandlerResult:
         """Return counts since the start, of one model or of all."""
@@ -151,8 +164,27 @@ class InferenceRoutes:
         infer_request = codec.decode(
             request.body, request.headers.get(b"inference-header-content-length", b"")
         )
+        slo_ms = _slo_ms(infer_request, request)
+        if not self._models.waits_for_types(target, infer_request):
+            return self._infer(target, infer_request, request, slo_ms, 0)
+
+        def wait() -> HandlerResult:
+            waited_us = self._models.wait_for_types(target, slo_ms)
+            return self._infer(target, infer_request, request, slo_ms, waited_us)
+
+        return WorkerTask(wait)
+
+    def _infer(
+        self,
+        target: InferenceTarget,
+        infer_request: codec.InferRequest,
+        request: HttpRequest,
+        slo_ms: float | None,
+        waited_us: int,
+    ) -> HandlerResult:
+        """Answer an infer request whose model's tensors are known. waited_us: time used already."""
         rows = self._models.rows(target, infer_request)
-        slo_us = self._models.slo_us(target, rows, _slo_ms(infer_request, request))
+        slo_us = max(self._models.slo_us(target, rows, slo_ms) - waited_us, 1)
         id = request.given_id.decode("ascii")
         if self._models.is_array(rows):
             return WorkerTask(

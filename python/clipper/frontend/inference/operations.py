@@ -5,12 +5,13 @@ becomes that many queries, each with the application's SLO. More rows are one ar
 minute unless `parameters.timeout` or a deadline sets another time.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
+from clipper.errors import DeadlineExceeded, Forbidden, InvalidInput, UnknownModel, UnknownVersion
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of
@@ -23,7 +24,7 @@ from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, InputType, Model, PredictionRequest
+from clipper.types import ANY, Answer, InputType, Model, PredictionRequest
 
 Rows = Any  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
@@ -34,6 +35,7 @@ EXTENSIONS = [
     "statistics",
 ]
 _SINGLY_MAX = 32
+_TYPES_POLL_S = 0.01
 _THE_VERSION = "1"  # version of an application in statistics, which perf_analyzer requires
 _NOTHING = {"count": 0, "ns": 0}
 
@@ -257,6 +259,36 @@ class InferenceOperations:
         }
         return {**about, "input": inputs, "output": outputs}
 
+    def waits_for_types(
+        self, target: InferenceTarget, request: codec.InferRequest | None = None
+    ) -> bool:
+        """Return whether the tensors of a mesh model are known only after its first load.
+
+        request: a request that needs them; None: a question about them. The model of the target is
+        being loaded: asking about it is a use.
+        """
+        several = request is None or len(request.inputs) > 1
+        return several and target.resolved.unlisted_model is not None and not _is_known(target)
+
+    def wait_for_types(self, target: InferenceTarget, slo_ms: float | None = None) -> int:
+        """Wait until a model's tensors are known; return the microseconds that it took. Blocks.
+
+        slo_ms: the most to wait; None: the time of a query and a load. Raises DeadlineExceeded.
+        """
+        model = target.resolved.unlisted_model
+        assert model is not None
+        limit_us = self._node.slo_us(slo_ms, target.resolved.slo_us)
+        began = time.monotonic()
+        while not _is_known(target):
+            if time.monotonic() - began > limit_us / 1e6:
+                raise DeadlineExceeded(
+                    f"the tensors of model {target.name!r} are known once it is loaded:"
+                    f" {model.why() or 'it was not loaded by the deadline'}.",
+                    hint="State them where it is registered (input=, output=), or load it first.",
+                )
+            time.sleep(_TYPES_POLL_S)
+        return int((time.monotonic() - began) * 1e6)
+
     def is_ready(self, target: InferenceTarget) -> bool:
         """Return whether the target has a connected container, or can be loaded by the mesh."""
         if (
@@ -384,6 +416,12 @@ class InferenceOperations:
             resolved,
             False,
         )
+
+
+def _is_known(target: InferenceTarget) -> bool:
+    """Return whether the tensors of a mesh model are stated, or all that a loaded copy states."""
+    model = target.resolved.unlisted_model
+    return input_of(target.resolved) != ANY or model is None or not model.why()
 
 
 def timeout_ms(request: codec.InferRequest) -> float | None:
