@@ -264,7 +264,7 @@ def deployments(target: Target, until: float) -> int:
     def deploy(which: int) -> None:
         client = clipper.connect(f"http://{target.admin}", token=TOKEN)
         while time.monotonic() < until:
-            name = f"deployed-{which}"
+            name = f"deployed-{which}-{until:.0f}"  # its versions are counted from 1
             with contextlib.suppress(ClipperError):
                 client.deploy(name, "bench.system.noop:first", input="f64[1]")
                 counts[which] += 1

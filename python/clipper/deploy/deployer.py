@@ -131,6 +131,7 @@ class EventKind(StrEnum):
     """Kind of a replica event."""
 
     BUILDING = "building"  # detail: a line of the image's builder
+    WAITING = "waiting"  # detail: for what it waits
     STARTED = "started"
     EXITED = "exited"
     RESTARTING = "restarting"

@@ -41,10 +41,11 @@ from clipper.deploy.fork_servers import ANSWER_S, ForkedStart, ForkServers, requ
 from clipper.deploy.replica_table import (
     LOG_LINE_BYTES_MAX,
     LOG_LINES_MAX,
+    Key,
     ReplicaRecord,
     ReplicaTable,
 )
-from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing
+from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing, StartLimit
 from clipper.deploy.warmup_deaths import WarmUpDeaths
 from clipper_container.forking.replica import REQUEST_BYTES_MAX
 
@@ -148,6 +149,7 @@ def _title(replica: _Replica) -> str:
 
 class ProcessDeployer:
     """Runs each replica as a child process and restarts it when it ends, unless it ends too often.
+    Few start at once (`StartLimit`); restarts wait for none.
 
     on_event: called for each `ReplicaEvent` in the supervising thread; must not block; may call any
     method except close(). fork: whether replicas may be forked from a fork server. log_lines_max:
@@ -172,7 +174,7 @@ class ProcessDeployer:
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._handlers: dict[int, Callable[[], object]] = {self._wake_fd: self._clear_wake}
-        self._spacing = Spacing()
+        self._spacing, self._starts = Spacing(), StartLimit[Key]()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="clipper-deployer", daemon=True)
         self._thread.start()
@@ -187,7 +189,7 @@ class ProcessDeployer:
         new = _Replica(spec, replica, _Child(), lines=LogLines(self._log_lines_max))
         with self._table.changed:
             self._table.add(new, lambda old: old.settled)
-        self._hand_in(partial(self._spawn, new))
+        self._hand_in(partial(self._first_start, new))
 
     def stop(
         self,
@@ -281,7 +283,7 @@ class ProcessDeployer:
     def _pause_ms(self) -> float | None:
         dues = [r.handle.due_s for r in self._table.all() if r.handle.due_s is not None]
         idle_s = self._fork_servers.next_due_s()
-        dues += [] if idle_s is None else [idle_s]
+        dues += [due_s for due_s in (idle_s, self._starts.due_s()) if due_s is not None]
         return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
 
     def _clear_wake(self) -> None:
@@ -308,12 +310,27 @@ class ProcessDeployer:
             else:
                 self._spawn(replica)
         self._fork_servers.do_due()
+        self._start_waiting()
+
+    def _first_start(self, replica: _Replica) -> None:
+        """Start a replica for the first time, after those that start or wait already."""
+        before = self._starts.wait(replica.key)
+        self._start_waiting()
+        if not replica.starts:
+            detail = f"containers that start before it: {before}"
+            self._table.emit(replica, EventKind.WAITING, 0, detail)
+
+    def _start_waiting(self) -> None:
+        while (key := self._starts.next(time.monotonic())) is not None:
+            if (waited := self._table.get(*key)) is not None:
+                self._spawn(waited)
 
     def _spawn(self, replica: _Replica) -> None:
         if replica.handle.stopping or replica.settled:
             return
         replica.started_s = time.monotonic()
         replica.starts += 1
+        self._starts.began(replica.key, replica.started_s)
         handle = replica.handle
         try:
             handle.log_fd, output = os.pipe2(os.O_CLOEXEC)
@@ -451,6 +468,7 @@ class ProcessDeployer:
                 replica.start = f"plain: {report['plain']}"
 
     def _end_reports(self, replica: _Replica) -> None:
+        self._starts.ended(replica.key)
         if replica.handle.reports is not None:
             self._unwatch(replica.handle.reports.detach())
             replica.handle.reports = None
@@ -544,6 +562,7 @@ class ProcessDeployer:
         self._ended(replica, pid, detail)
 
     def _ended(self, replica: _Replica, pid: int, detail: str) -> None:
+        self._starts.ended(replica.key)
         replica.detail = detail
         if replica.handle.stopping:
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, pid, detail)
@@ -573,6 +592,7 @@ class ProcessDeployer:
         if replica.settled:
             return
         replica.handle.stopping = True
+        self._starts.ended(replica.key)
         if replica.handle.gone:
             return
         if not replica.handle.pid:

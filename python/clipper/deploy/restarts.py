@@ -1,7 +1,14 @@
-"""The restart policy of replicas, shared by all deployers."""
+"""Starts of replicas: the restart policy, shared by all deployers, and how many start at once."""
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from clipper_container.machine import cores
+
+START_S: Final = 0.25  # a container that starts counts as one for so long at most
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +67,44 @@ class Spacing:
         at_s = max(wanted_s, self._free_s)
         self._free_s = at_s + apart_s
         return at_s
+
+
+class StartLimit(Generic[_Name]):
+    """Limits how many containers start at once: others serve, and need the cores too. Those beyond
+    it wait in order. Threads: one at a time.
+
+    at_once: 0 for one fewer than the cores that this process may use, at least one. A container
+    that has not told the end of its start after `START_S` counts no more, since many only wait.
+    """
+
+    def __init__(self, at_once: int = 0) -> None:
+        self._at_once = at_once or max(1, cores() - 1)
+        self._starting: dict[_Name, float] = {}  # -> when it counts no more
+        self._waiting: deque[_Name] = deque()
+
+    def wait(self, name: _Name) -> int:
+        """Let a container wait for its start; return how many start or wait before it."""
+        self._waiting.append(name)
+        return len(self._starting) + len(self._waiting) - 1
+
+    def began(self, name: _Name, now_s: float) -> None:
+        """Count a container that starts now."""
+        self._starting[name] = now_s + START_S
+
+    def ended(self, name: _Name) -> None:
+        """Count a container no more: it has started, ended, or need not start."""
+        self._starting.pop(name, None)
+        if name in self._waiting:
+            self._waiting.remove(name)
+
+    def next(self, now_s: float) -> _Name | None:
+        """Take the first container that waits, if it may start now."""
+        for name in [name for name, until_s in self._starting.items() if until_s <= now_s]:
+            del self._starting[name]
+        if not self._waiting or len(self._starting) >= self._at_once:
+            return None
+        return self._waiting.popleft()
+
+    def due_s(self) -> float | None:
+        """Return when the next may start at the latest; None if none waits."""
+        return min(self._starting.values(), default=0.0) if self._waiting else None

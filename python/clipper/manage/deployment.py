@@ -716,8 +716,9 @@ class Deployment:
 
     def _on_replica(self, event: ReplicaEvent) -> None:
         id_ = VersionedModel(event.name, event.version)
-        if event.kind is EventKind.BUILDING:
-            self._building.enter(id_, IMAGE, event.detail)
+        if event.kind in (EventKind.BUILDING, EventKind.WAITING):
+            stage = IMAGE if event.kind is EventKind.BUILDING else STARTING
+            self._building.enter(id_, stage, event.detail)
             return
         if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
             self._expected.starting(id_, event.replica, event.again_s)

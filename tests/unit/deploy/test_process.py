@@ -21,6 +21,7 @@ from clipper.deploy import (
     RestartPolicy,
 )
 from clipper.deploy.process import TOKEN_ENV, command, describe_exit
+from clipper.deploy.restarts import START_S, StartLimit
 from clipper.manage.deployment import restart_policy
 
 QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0, apart_s=0.0)
@@ -343,3 +344,49 @@ def test_restarts_of_several_replicas_are_spaced(events, spec):
             event = events.next(EventKind.RESTARTING)
             due_s.append(time.monotonic() + event.again_s)
         assert all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(due_s))), due_s
+
+
+def test_containers_beyond_the_limit_start_in_order():
+    limit = StartLimit[str](at_once=2)
+    assert [limit.wait(name) for name in "abcde"] == [0, 1, 2, 3, 4]
+    assert limit.due_s() == 0.0
+    for name in "ab":
+        assert limit.next(10.0) == name
+        limit.began(name, 10.0)
+    assert limit.next(10.0) is None
+    limit.ended("d")  # it is stopped before it starts
+    limit.ended("a")
+    assert limit.next(10.1) == "c"
+    limit.began("c", 10.1)
+    assert limit.next(10.1) is None
+    assert limit.due_s() == 10.0 + START_S  # "b" says nothing, and counts no more then
+    assert limit.next(10.0 + START_S) == "e"
+    assert limit.due_s() is None
+    assert limit.next(99.0) is None
+
+
+def test_few_containers_start_at_once(events, spec, monkeypatch):
+    """On two cores one starts at a time, and the others wait; one that is stopped while it waits
+    never starts."""
+    monkeypatch.setattr("clipper.deploy.restarts.cores", lambda: 2)
+
+    def follow(event: ReplicaEvent) -> None:
+        if event.kind is EventKind.STARTED and event.replica == 0:
+            for number in (1, 2, 3):
+                deployer.start(slow, number)
+        if event.kind is EventKind.WAITING and event.replica == 3:
+            deployer.stop("svm", replica=3)
+        events(event)
+
+    slow = spec("import time\ntime.sleep(60)")
+    with ProcessDeployer(follow, QUICK) as deployer:
+        deployer.start(slow, 0)
+        assert events.next(EventKind.STOPPED).replica == 3
+        told = [event for event in events.seen if event.kind is EventKind.WAITING]
+        assert told[-1].detail.startswith("containers that start before it: ")
+        while sum(event.kind is EventKind.STARTED for event in events.seen) < 3:
+            events.next(EventKind.STARTED)
+        waited = {event.replica for event in events.seen if event.kind is EventKind.WAITING}
+        assert waited == {2, 3}
+        started = [event.replica for event in events.seen if event.kind is EventKind.STARTED]
+        assert started == [0, 1, 2]
