@@ -5,13 +5,15 @@ WRITE_EXPECTED=1 python -m pytest tests/unit/test_verbs_say.py    write them ane
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+
+from clipper.errors import ClipperError
 
 FOLDER = Path(__file__).resolve().parent / "expected_output"
 
@@ -47,3 +49,17 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(shown, value)) + "]"
     return repr(value)
+
+
+def table(name: str, *rows: tuple[Callable[..., Any], list[Any]]) -> None:
+    """Compare what functions return, or raise, for lists of arguments with a file."""
+    found = []
+    for function, cases in rows:
+        for case in cases:
+            words = case if isinstance(case, tuple) else (case,)
+            try:
+                result = shown(function(*words))
+            except (ClipperError, ValueError, TypeError) as error:
+                result = f"{type(error).__name__}: {error}"
+            found.append(f"{function.__name__}{shown(words)[:300]}: {result}")
+    check_expected(f"tables/{name}.txt", "\n".join(found) + "\n")

@@ -8,7 +8,6 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from clipper.catalog_view import Rollout
 from clipper.deploy import environments, sdk
 from clipper.deploy.yaml import to_yaml
-from clipper.errors import ClipperError, Overloaded, UnknownModel
+from clipper.errors import Overloaded, UnknownModel
 from clipper.frontend.http.messages import as_json, inflate, problem
 from clipper.frontend.http.metrics import _prefers_openmetrics
 from clipper.load.inputs import rows_of
@@ -36,22 +35,9 @@ from clipper.version import VERSION
 from clipper_container.adapters.columns import _chosen
 from clipper_container.worker.warmup import _made_up
 from clipper_core.runtime.histogram import LatencyHistogram
-from tests.expected import check_expected, shown
+from tests.expected import table
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 2)
-
-
-def table(name: str, *rows: tuple[Callable[..., Any], list[Any]]) -> None:
-    found = []
-    for function, cases in rows:
-        for case in cases:
-            words = case if isinstance(case, tuple) else (case,)
-            try:
-                result = shown(function(*words))
-            except (ClipperError, ValueError, TypeError) as error:
-                result = f"{type(error).__name__}: {error}"
-            found.append(f"{function.__name__}{shown(words)[:300]}: {result}")
-    check_expected(f"tables/{name}.txt", "\n".join(found) + "\n")
 
 
 def test_labels_of_feedback() -> None:
