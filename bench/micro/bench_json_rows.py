@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper_core.http.json_rows import RowReader
+from clipper_core.http.json_value import RowReader
 
 _DECODER = msgspec.json.Decoder(list[float])
 

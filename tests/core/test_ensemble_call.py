@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.engine.ensemble import predict_ensemble
+from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule, Step
-from clipper_core.results.future import Future
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py

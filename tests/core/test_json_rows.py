@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.http.json_rows import RowReader
+from clipper_core.http.json_value import RowReader
 
 SEEDS = range(5)
 

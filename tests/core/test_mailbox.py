@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.results.future import Future
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import Future, MailboxReader
 
 World = Any  # tests/core/conftest.py
 MAILBOX_WORDS = 8192

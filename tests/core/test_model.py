@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.ensemble import predict_ensemble
-from clipper_core.engine.input_schema import InputSchema
-from clipper_core.engine.model import Model, predict_all
+from clipper_core.engine.model import InputSchema, Model, predict_all, predict_ensemble
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.runtime.status import Status, StatusError
 

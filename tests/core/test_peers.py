@@ -7,7 +7,7 @@ import pytest
 
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all, predict_rows
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import MailboxReader
 from clipper_core.runtime.status import Status, StatusError
 from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
 

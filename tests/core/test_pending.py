@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper_core.runtime.status import StatusError
-from clipper_core.scheduling.pending import Pending
+from clipper_core.scheduling.lane import Pending
 from tests.memory import resident_bytes
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.http.http_route import RecentAnswers
 from clipper_core.runtime.status import StatusError
 
 

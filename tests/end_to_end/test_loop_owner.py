@@ -12,7 +12,7 @@ import pytest
 
 from clipper.errors import DeadlineExceeded, ForkedProcess
 from clipper.testing import wait_until
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import MailboxReader
 from clipper_core.runtime.status import Status
 from tests import signals
 

@@ -273,7 +273,7 @@ def _number_seeds() -> dict[str, bytes]:
 
 
 def _run_number(data: bytes) -> None:
-    from clipper_core.http.json_rows import RowReader
+    from clipper_core.http.json_value import RowReader
 
     for dtype in ("f64", "f32", "i64"):
         found = RowReader(dtype, ()).read(data)

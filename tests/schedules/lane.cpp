@@ -106,7 +106,7 @@ BROKEN(Submit, "lane ring", planted_announced_early, "a row is announced before 
 
 enum Early { in_order, said_first };
 
-// As lane.pyx takes rows in and offer.pyx looks for an equal one: a lane whose rows are all taken in has them in the table.
+// As lane.pyx takes rows in and admission.pyx looks for an equal one: a lane whose rows are all taken in has them in the table.
 struct TakenIn : Scenario {
     int rows;
     Early planted;
@@ -136,7 +136,7 @@ BROKEN(TakenIn, "lane", planted_taken_in_early, "a lane says that a row is taken
 
 enum Hasty { patient, uncounted, looks_first };
 
-// As bulk.pyx takes arrays in and engine.pyx ends: what one who entered has put into a lane is there when its rows are ended.
+// As submit.pyx takes arrays in and engine.pyx ends: what one who entered has put into a lane is there when its rows are ended.
 struct Submitters : Scenario {
     int callers, times;
     Hasty planted;

@@ -8,7 +8,7 @@ namespace {
 
 enum Planted { nothing, no_look_after_arming, woken_before_told, asks_after_looking };
 
-// As mailbox.pyx reads and future.pyx writes. A lost notice is a reader that sleeps for ever.
+// As future.pyx reads and completion.pyx writes. A lost notice is a reader that sleeps for ever.
 struct News : Scenario {
     int slots, cancels;  // slot 0 .. slots - 1; the first `cancels` are cancelled by a third thread, unless the loop comes first
     uint64_t size;       // of the ring

@@ -164,9 +164,15 @@ def test_no_order_is_overlooked(explorer: Explorer) -> None:
 
 
 def test_the_steps_are_nowhere_else() -> None:
-    """Orders other than relaxed belong into the headers, where the explorer sees them."""
-    for module in ("results/completion", "results/future", "results/mailbox", "scheduling/lane"):
+    """Orders other than relaxed belong into the headers, where the explorer sees them.
+
+    The table of evaluations in flight, the first section of lane.pyx, has no header.
+    """
+    for module in ("results/completion", "results/future", "scheduling/lane"):
         text = (CORE / f"{module}.pyx").read_text()
+        if module == "scheduling/lane":
+            table, section, text = text.partition("\n# -- Chunks: ")
+            assert section and "cdef bint pending_has" in table
         spelled = re.findall(
             r"[\w.\]\[]+\((?:[^()]*, *)?(?:acquire|release|acq_rel|seq_cst)\)", text
         )

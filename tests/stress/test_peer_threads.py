@@ -18,8 +18,7 @@ import pytest
 from clipper.serving.query.dispatch import Dispatch
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all
-from clipper_core.results.future import Future
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status
 from clipper_core.wire.codec import Kind, encode_frame
 from tests.stress.node import SocketContainer, together

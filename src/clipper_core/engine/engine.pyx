@@ -25,26 +25,27 @@ from clipper_core.runtime.row_hash cimport variant_best
 from clipper_core.runtime.status cimport (
     BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for,
 )
-from clipper_core.scheduling.batch_log cimport RECORD_HEAD, batch_log_open
 from clipper_core.scheduling.batcher cimport TIMINGS_MAX
 from clipper_core.scheduling.container_connection cimport (
     ContainerConnection, connection_free, connection_sent, spare_free,
 )
 from clipper_core.scheduling.deferred_calls cimport deferred_calls_close
-from clipper_core.scheduling.lane cimport lane_close, lanes_free, lanes_new, submitters_stop
+from clipper_core.scheduling.lane cimport (
+    STATUSES, Lanes, Tally, lane_close, lanes_free, lanes_new, pending_touch, submitters_stop,
+)
 from clipper_core.scheduling.model_state cimport (
     ModelState, model_state_clear, model_state_free, model_state_init, retired_models_free,
     retired_models_init,
 )
-from clipper_core.scheduling.pending cimport pending_touch
-from clipper_core.scheduling.replica cimport PROFILE_BUCKETS, Gauge, replica_free
+from clipper_core.scheduling.replica cimport (
+    PROFILE_BUCKETS, RECORD_HEAD, Gauge, batch_log_open, replica_free,
+)
 from clipper_core.scheduling.scheduler cimport (
     ADOPT_CONNECTION, ATTACH, CLOSE_CONNECTION, CONNECTIONS_MAX, DRAIN, MOVE_CONNECTION,
     REFUSE_CONNECTION, SEND_FEEDBACK, SET_EARLIEST_REPLICA, ConnectionState, PendingEvent,
     engine_command, engine_connection, engine_lost, engine_open, engine_receive_copy, engine_step,
 )
 from clipper_core.scheduling.submit cimport row_bytes_end
-from clipper_core.scheduling.task cimport STATUSES, Lanes, Tally
 from clipper_core.wire.lz4 cimport LITERALS, QUICK, THOROUGH
 
 from clipper_core.runtime.status import Status as StatusName

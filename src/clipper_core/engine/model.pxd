@@ -1,16 +1,59 @@
-# The door for callers: one version of one model, rows in, a Future out. A hit is answered here, on
+# The handle of one version of one model: rows in, a Future out. A hit is answered here, on
 # the caller's thread; a miss is copied into a lane and the loop is woken if it sleeps.
 #
 # Threads: any.
 cimport numpy as cnp
+from libcpp.vector cimport vector
 from clipper_core.cache.clock_cache cimport Key
-from clipper_core.engine.input_schema cimport InputSchema
+from clipper_core.cache.projection cimport Similarity
+from clipper_core.engine.engine cimport Engine
 from clipper_core.results.completion cimport Block
+from clipper_core.results.decider cimport RulingData
+from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.results.future cimport Future
-from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.runtime.machine cimport u32, u64, u8
+from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status
-from clipper_core.scheduling.bulk cimport Intake
+from clipper_core.scheduling.model_state cimport ModelState
+from clipper_core.scheduling.submit cimport Intake
 from clipper_core.wire.prediction cimport Value
+
+# -- The input of a model: the type of its rows, and how an input becomes one.
+#
+# Threads: any.
+cdef class InputSchema:
+    cdef readonly Engine engine
+    cdef ModelState* state
+    cdef readonly str name             # as messages show it: "svm:1"
+    cdef readonly object dtype         # numpy's, None for str and bytes
+    cdef readonly tuple shape          # of one row; (-1,) when rows differ in length
+    cdef int typenum
+    cdef u64 lane_bytes_max
+    cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
+    cdef bint near                     # `similar` is there, and knows the rows
+    # (input) -> (dtype, shape), or (dtype, shape, tensors), for a model of type any
+    cdef public object on_untyped
+    # packs named tensors into records, which its rows then are; None: it takes one tensor
+    cdef readonly object tensors
+
+    cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1
+    cdef int _settle_by(self, object x) except -1
+    cdef object _row(self, object x, const void** row, u64* nbytes)
+    # a record that is packed
+    cdef object _packed(self, object record, const void** row, u64* nbytes)
+    cdef int _check_bytes(self, u64 nbytes) except -1       # of a row: TOO_LARGE beyond the limit
+    cdef object _rows(self, object rows)         # all of them checked
+    cdef cnp.ndarray _array(self, object x)
+    cdef cnp.ndarray _array_of(self, object x)
+    cdef bint _fits(self, cnp.ndarray array)
+    cdef object _refuse(self, object x, object cause)
+
+cdef int check_type(str name, str dtype, tuple shape) except -1
+cdef int check_similar(str name, str dtype, tuple shape) except -1
+
+cdef inline u64 near_uid(u64 uid) noexcept nogil:
+    """What a model's keys of cells are made with, beside those of rows."""
+    return uid | (<u64> 1 << 63)
 
 cdef class Model(InputSchema):
     cdef readonly u64 slo_us           # when predict() is not told
@@ -51,3 +94,30 @@ cdef class Model(InputSchema):
 cdef bint is_elsewhere(Model model, Model first) except -1        # in another engine
 cdef void mix(Future future, tuple models)                       # models of several engines
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
+
+# -- Asking several models at once and answering as soon as a decider says so: the door to ensemble
+# calls (ensemble_call.pxd).
+#
+# Threads: any.
+cdef struct Row:                # of one task
+    const void* data
+    u64 nbytes
+    u64 mark                    # of its key
+    u32 cost                    # as a function gives it; 0: none does
+    Key key
+
+cdef class EnsembleRequest:
+    cdef tuple models
+    cdef EnsembleCall* ensemble_call
+    cdef vector[Row] rows
+    cdef list kept                  # what the rows point into
+    cdef u64 salt, slo_us, now_us
+
+    cdef u64 read(self, object x) except? 0
+    cdef int set_votes(self, object weights, object starts_us) except -1
+    cdef int set_deferred(self, u32 i, u8* to) except -1
+    cdef int look_up(self, u64 now) except -1
+    cdef RulingData use_cache_hits(self) except *
+    cdef int answer_at_once(self, const RulingData* ruling, u64 queued) except -1
+    cdef int submit(self, u64 queued) except -1
+    cdef int submit_one(self, u32 i) except -1

@@ -1,14 +1,27 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from clipper_core.cache.projection import Similarity
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.input_schema import InputSchema
+from clipper_core.results.decider import Decider
 from clipper_core.results.future import Future
 from clipper_core.runtime.dtype import NAMES as NAMES
+
+class InputSchema:
+    engine: Engine
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    similar: Similarity | None
+    on_untyped: Callable[[Any], tuple[Any, ...]] | None
+    tensors: Any
+    def __init__(self) -> None: ...
+    def describe_input(self) -> str: ...
+    def settle(self, dtype: str, shape: tuple[int, ...] = (), tensors: Any = None) -> None: ...
 
 _T = TypeVar("_T", default=Any)
 
@@ -77,3 +90,19 @@ def predict_all(
     finish: Callable[[Future], _T] | None = None,
     extra: Any = None,
 ) -> Future[_T]: ...
+
+@final
+class EnsembleRequest: ...
+
+def predict_ensemble(
+    models: tuple[Model, ...],
+    decider: Decider,
+    x: Any,
+    slo_us: int | None = None,
+    salt: int = 0,
+    finish: Callable[[Future], Any] | None = None,
+    extra: Any = None,
+    weights: Sequence[float] | None = None,
+    starts_us: Sequence[int] | None = None,
+    learn: bool = False,
+) -> Future: ...

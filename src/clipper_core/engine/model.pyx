@@ -1,43 +1,302 @@
 """Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
 cimport cython
-cimport numpy as cnp
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.math cimport ceil
-from libcpp.vector cimport vector
+from libc.string cimport memcpy
+
+import math
 
 import numpy as np
 
 from clipper_core.cache.clock_cache cimport (
-    CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of,
+    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of,
 )
-from clipper_core.cache.projection cimport Similarity, projection_cells
-from clipper_core.engine.engine cimport Engine
-from clipper_core.engine.input_schema cimport check_similar, check_type, near_uid
+from clipper_core.cache.projection cimport projection_cells
 from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )
-from clipper_core.results.future cimport future_at_once, future_new
-from clipper_core.runtime.dtype cimport ANY
+from clipper_core.results.decider cimport (
+    ANSWER, ASK, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider, decider_may_extra,
+    decider_query,
+)
+from clipper_core.results.ensemble_call cimport (
+    ensemble_call_answer, ensemble_call_decide, ensemble_call_lock, ensemble_call_new,
+    ensemble_call_record, ensemble_call_refused, ensemble_call_submitted, ensemble_call_submitting,
+    ensemble_call_unlock, task_bit,
+)
+from clipper_core.results.future cimport future_at_once, future_new, future_of_ensemble
+from clipper_core.runtime.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.runtime.histogram cimport count
-from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed, u8
-from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, raise_for
-from clipper_core.scheduling.bulk cimport (
-    Intake, TensorColumn, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, look_rows_of,
-    wait_for_room,
+from clipper_core.runtime.machine cimport i32, i64, monotonic_us, relaxed
+from clipper_core.runtime.status cimport (
+    BAD_INPUT, CANCELLED, NO_MEMORY, OK, TOO_LARGE, UNNEEDED, raise_for,
 )
-from clipper_core.scheduling.cost_batch cimport (
-    COST_BYTES, COST_GIVEN, COST_LENGTH, cost_batch_new,
+from clipper_core.scheduling.deferred_calls cimport DeferredCall
+from clipper_core.scheduling.lane cimport Lane, lane_new
+from clipper_core.scheduling.model_state cimport (
+    COST_BYTES, COST_GIVEN, COST_LENGTH, LANE_CLASSES, cost_batch_new, model_drop, row_cost,
 )
-from clipper_core.scheduling.lane cimport lane_new
-from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
 from clipper_core.scheduling.scheduler cimport EngineState
-from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit
+from clipper_core.scheduling.submit cimport (
+    TensorColumn, chunk_cells_of, chunk_rows_of, intakes_end, intakes_feed, lane_prepare,
+    look_rows_of, row_bytes_end, row_refused, row_submit, wait_for_room,
+)
 from clipper_core.wire.prediction cimport (
-    TAG_NONE, Value, object_value, record_value, value_drop, value_object,
+    RANK_MAX, TAG_NONE, object_value, record_value, value_drop, value_object,
 )
 
 from clipper_core.runtime.dtype import NAMES
 
 cnp.import_array()
+
+# -- InputSchema: an input becomes the bytes of a row, or is refused with a message that says what
+# was expected and what came.
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
+
+cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"),
+                       "u16": np.dtype("<u2"),
+                       "i16": np.dtype("<i2"), "u32": np.dtype("<u4"), "i32": np.dtype("<i4"),
+                       "u64": np.dtype("<u8"),
+                       "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"),
+                       "f64": np.dtype("<f8")}
+
+
+cdef int check_similar(str name, str dtype, tuple shape) except -1:
+    if dtype not in ("f32", "f64", "any") or shape == (-1,):
+        raise_for(BAD_INPUT,
+                  f"{name}: similar rows are f32 or f64 of one shape, not {dtype}{list(shape)}")
+    return 0
+
+
+cdef int check_type(str name, str dtype, tuple shape) except -1:
+    if (dtype not in NAMES and dtype != "any") or len(shape) > RANK_MAX:
+        raise_for(BAD_INPUT, f"{name}: no type of rows is {dtype} with {len(shape)} dimensions")
+    if (shape != (-1,) and any([not 0 < n <= 0xFFFFFFFF for n in shape])
+        or 8 * math.prod(shape) > ROW_BYTES_MAX):
+        raise_for(BAD_INPUT, f"{name}: a row cannot have the shape {shape}")
+    return 0
+
+
+@cython.no_gc_clear                  # the model's end needs `engine`
+cdef class InputSchema:
+    """Threads: any. What a model takes; clipper_core.engine.model.Model is made of it, and makes
+    it."""
+
+    def __init__(self):
+        raise TypeError("only a Model takes inputs: make one of those")
+
+    cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1:
+        cdef ModelState* m = self.state
+        cdef u32 i
+        if self.similar is not None and dtype != "any":
+            self.similar.draw(dtype == "f64", math.prod(shape),
+                              key_of(self.engine.state.cache, near_uid(m.spec.uid), 0, NULL, 0).lo)
+        m.spec.dtype = <u8> int(NAMES.get(dtype, ANY))
+        if m.by_cost != NULL and m.spec.dtype != ANY:
+            m.by_cost.item_bytes = itemsize(m.spec.dtype)
+        m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
+        self.dtype = _typenums.get(dtype)
+        self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
+        self.shape = shape
+        if tensors is not None:
+            self.tensors, self.dtype, self.typenum = tensors, None, -1
+        if m.spec.variable or m.spec.dtype == ANY:
+            return 0
+        m.spec.rank = <u8> len(shape)
+        m.spec.row_bytes = itemsize(m.spec.dtype)
+        for i in range(len(shape)):
+            m.spec.dims[i] = shape[i]
+            m.spec.row_bytes *= <u64> shape[i]
+        self.near = self.similar is not None
+        m.lane_rows = min(m.lane_rows, max(<u64> 16, self.lane_bytes_max // m.spec.row_bytes))
+        return 0
+
+    def settle(self, str dtype, tuple shape=(), tensors=None):
+        """Give a model of type `any` the type of its rows; only before its first row."""
+        if self.state.spec.dtype != ANY:
+            raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
+        check_type(self.name, dtype, shape)
+        if self.similar is not None:
+            check_similar(self.name, dtype, shape)
+        self._set_rows(dtype, shape, tensors)
+
+    cdef int _settle_by(self, object x) except -1:
+        """The first input of a model of type `any` says what its rows are. The answer of the thread
+        that comes first holds."""
+        cdef object settled
+        if self.on_untyped is None:
+            raise self._refuse(x, "its input type is not known yet")
+        settled = self.on_untyped(x)
+        if self.state.spec.dtype == ANY:
+            self.settle(*settled)
+        return 0
+
+    cdef object _row(self, object x, const void** row, u64* nbytes):
+        """Point at the row's bytes; -> the object that must stay alive meanwhile."""
+        cdef Py_ssize_t size = 0
+        cdef cnp.ndarray array
+        if self.state.spec.dtype == ANY:
+            self._settle_by(x)
+        if self.typenum >= 0:
+            array = self._array(x)
+            row[0] = cnp.PyArray_DATA(array)
+            nbytes[0] = cnp.PyArray_NBYTES(array)
+            return array
+        if self.state.spec.dtype == STR:
+            if not isinstance(x, str):
+                raise self._refuse(x, None)
+            try:
+                row[0] = PyUnicode_AsUTF8AndSize(x, &size)
+            except UnicodeEncodeError as error:
+                raise self._refuse(x, error) from None
+            nbytes[0] = size
+            return x
+        if self.tensors is not None:
+            return self._packed(self.tensors.pack(x), row, nbytes)
+        if not isinstance(x, bytes):
+            if not isinstance(x, (bytearray, memoryview)):
+                raise self._refuse(x, None)
+            x = bytes(x)
+        row[0] = PyBytes_AS_STRING(x)
+        nbytes[0] = PyBytes_GET_SIZE(x)
+        return x
+
+    cdef object _packed(self, object record, const void** row, u64* nbytes):
+        if isinstance(record, bytes):
+            row[0] = PyBytes_AS_STRING(record)
+            nbytes[0] = PyBytes_GET_SIZE(record)
+        else:
+            row[0] = cnp.PyArray_DATA(record)
+            nbytes[0] = cnp.PyArray_NBYTES(record)
+        return record
+
+    @cython.final
+    cdef cnp.ndarray _array(self, object x):
+        cdef cnp.ndarray array
+        if isinstance(x, np.ndarray):
+            array = x
+            if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
+                if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                    raise self._refuse(x, None)
+                array = np.array(array, self.dtype, order="C")
+        else:
+            array = self._array_of(x)
+        if not self._fits(array):
+            raise self._refuse(x, None)
+        if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array),
+                                                cnp.PyArray_NBYTES(array)):
+            raise self._refuse(x,
+                               "it holds NaN or an infinity, and this model was deployed with "
+                               "finite=True")
+        return array
+
+    @cython.final
+    cdef cnp.ndarray _array_of(self, object x):
+        """From what is no array yet. Whole numbers fit any integer type that holds their values."""
+        try:
+            array = np.asarray(x)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._refuse(x, error) from None
+        if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
+            bounds = np.iinfo(self.dtype)
+            if array.min() < bounds.min or array.max() > bounds.max:
+                raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
+        elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise self._refuse(x, None)
+        return np.array(array, self.dtype, order="C")
+
+    @cython.final
+    cdef bint _fits(self, cnp.ndarray array):
+        cdef int i
+        if self.state.spec.variable:
+            return cnp.PyArray_NDIM(array) == 1
+        if cnp.PyArray_NDIM(array) != self.state.spec.rank:
+            return False
+        for i in range(self.state.spec.rank):
+            if cnp.PyArray_DIM(array, i) != self.state.spec.dims[i]:
+                return False
+        return True
+
+    @cython.final
+    cdef object _refuse(self, object x, object cause):
+        wanted = self.describe_input()
+        if isinstance(x, np.ndarray):
+            got = f"{x.dtype}{list(x.shape)}"
+        elif isinstance(x, (list, tuple)):
+            got = f"a {type(x).__name__} of {len(x)}"
+        else:
+            got = f"{type(x).__name__}"
+        text = f"input for {self.name}: expected {wanted}, got {got}"
+        if cause is not None:
+            text += f": {cause}"
+        try:
+            raise_for(BAD_INPUT, text)
+        except Exception as error:
+            return error
+
+    def describe_input(self):
+        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`, or the types of named
+        tensors as JSON."""
+        if self.tensors is not None:
+            return str(self.tensors)
+        name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype),
+                    "any")
+        if self.typenum < 0 or not self.shape:
+            return name
+        return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
+
+    cdef int _check_bytes(self, u64 nbytes) except -1:
+        cdef u64 end = row_bytes_end(self.engine.state)
+        if nbytes >= end:
+            raise_for(TOO_LARGE,
+                      f"an input for {self.name} has {nbytes} bytes; the limit is {end - 1}. See "
+                      f"limits.input_bytes_max and limits.frame_bytes_max")
+        return 0
+
+    cdef object _rows(self, object rows):
+        """All rows checked before the first is submitted. Of named tensors of fixed sizes they are
+        not packed yet."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object _keep
+        if self.tensors is not None:
+            rows = self.tensors.by_tensor(rows)
+            if len(rows):
+                self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
+            return rows
+        if not isinstance(rows, np.ndarray):
+            rows = list(rows)
+        if self.state.spec.dtype == ANY and len(rows):
+            _keep = self._row(rows[0], &row, &nbytes)
+        if self.typenum >= 0 and not self.state.spec.variable:
+            try:
+                array = np.asarray(rows)
+            except ValueError as error:
+                raise self._refuse(rows, error) from None
+            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype,
+                                                                    "same_kind"):
+                raise self._refuse(rows,
+                                   f"predict_many takes an array of shape "
+                                   f"(n, {', '.join(map(str, self.shape))})")
+            array = np.ascontiguousarray(array, self.dtype)
+            self._check_bytes(self.state.spec.row_bytes)
+            for item in array[:1]:
+                self._array(item)
+            if self.state.finite and not np.isfinite(array).all():
+                raise self._refuse(rows,
+                                   "it holds NaN or an infinity, and this model was deployed with "
+                                   "finite=True")
+            return array
+        rows = list(rows)
+        for item in rows:
+            self._row(item, &row, &nbytes)
+            self._check_bytes(nbytes)
+        return rows
+
 
 cdef extern from *:
     """
@@ -607,3 +866,245 @@ cdef void mix(Future future, tuple models):
     future.mixed = True
     for model in models:
         completion_wake_loop_thread((<Model> model).engine.state.completion)
+
+
+# -- Query several models at once, and answer as soon as that is decided.
+#
+# Cache hits are evaluated before anything is queued: if they decide, nothing is. The rest is
+# submitted, and from then on the ensemble call belongs to the thread that brings the next arrival.
+# Rows of later calls are copied, and their lanes made, here, because a lane is made under the GIL.
+
+@cython.final
+cdef class EnsembleRequest:
+    """Threads: one. A query on its way to its models; predict_ensemble makes it."""
+
+    def __init__(self):
+        raise TypeError("it is made by predict_ensemble()")
+
+    cdef u64 read(self, object x) except? 0:
+        """Every row is checked before the first is submitted; -> bytes of them all."""
+        cdef Row row
+        cdef u64 total = 0
+        self.kept = []
+        for model in self.models:
+            is_elsewhere(model, self.models[0])
+            self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
+            (<Model> model)._check_bytes(row.nbytes)
+            row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
+                                             self.salt)
+            row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1])
+            self.rows.push_back(row)
+            total += (row.nbytes + 7) & ~<u64> 7
+        return total
+
+    cdef int set_votes(self, object weights, object starts_us) except -1:
+        """And what is needed to ask those later that do not start at once."""
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef u8* to = <u8*> h.asks + h.n * sizeof(DeferredCall) if h.asks != NULL else NULL
+        cdef u32 i
+        for i in range(h.n):
+            h.unneeded[i] = &(<Model> self.models[i]).state.tally.refused[<u32> UNNEEDED]
+            h.votes[i].state = UNASKED
+            h.votes[i].weight = 1.0 if weights is None else weights[i]
+            h.votes[i].start_us = (0 if starts_us is None else NEVER_US if starts_us[i] < 0
+                                   else starts_us[i])
+            if h.votes[i].start_us:
+                self.set_deferred(i, to)
+                to += (self.rows[i].nbytes + 7) & ~<u64> 7
+        return 0
+
+    cdef int set_deferred(self, u32 i, u8* to) except -1:
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef DeferredCall* ask = &(<DeferredCall*> h.asks)[i]
+        cdef Model model = self.models[i]
+        cdef ModelState* m = model.state
+        cdef u64 start_us = h.votes[i].start_us
+        cdef int klass = log2_of(h.slo_us - start_us if start_us < h.slo_us else h.slo_us)
+        ask.lanes, ask.tally, ask.refusing = (model.engine.state.lanes, &m.tally,
+                                              &model.engine.state.refusing)
+        ask.gate = &m.gates[klass]
+        ask.lane = _lane(model, klass)
+        ask.by_cost = m.by_cost != NULL
+        if ask.by_cost:
+            ask.cost = row_cost(m.by_cost, self.rows[i].nbytes, self.rows[i].cost)
+        ask.keyed = m.cached
+        ask.salt = self.salt
+        ask.row, ask.nbytes = to, <u32> self.rows[i].nbytes
+        memcpy(to, self.rows[i].data, self.rows[i].nbytes)
+        if m.cached:
+            ask.key = model._key(to, self.rows[i].nbytes, self.salt, self.rows[i].mark)
+        return 0
+
+    cdef int look_up(self, u64 now) except -1:
+        """Tasks of `now` are asked: a hit has arrived, the others are on their way, or will be."""
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef Value value
+        cdef u32 i
+        for i in range(h.n):
+            if now >> i & 1 == 0:
+                continue
+            h.votes[i].start_us = 0
+            h.votes[i].state = OUTSTANDING
+            if (<Model> self.models[i])._look_up(self.rows[i].data, self.rows[i].nbytes, self.salt,
+                                                 self.rows[i].mark,
+                                                 &self.rows[i].key, &value):
+                slot_fill(h.home, h.block, h.first + i, OK, &value)
+                block_drop(h.home, h.block, 1)
+                ensemble_call_record(h, i, OK)
+        return 0
+
+    cdef RulingData use_cache_hits(self) except *:
+        """What the hits say; more is asked at once, where the decider wants that."""
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef RulingData ruling
+        cdef u32 i
+        cdef u64 now = 0
+        for i in range(h.n):
+            now |= task_bit(i) if h.votes[i].start_us == 0 else 0
+        self.look_up(now)
+        ruling = ensemble_call_decide(h)
+        while ruling.kind == ASK:
+            if ruling.extra and not decider_may_extra(h.decider):
+                for i in range(h.n):
+                    if ruling.mask >> i & 1:
+                        h.votes[i].start_us = NEVER_US
+            else:
+                self.look_up(ruling.mask)
+            ruling = ensemble_call_decide(h)
+        return ruling
+
+    cdef int answer_at_once(self, const RulingData* ruling, u64 queued) except -1:
+        """Nothing was queued yet. Unless others are to learn of them, the rest need not be."""
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef u32 i
+        for i in range(h.n):
+            if queued >> i & 1 and not h.learn:
+                h.votes[i].state = UNASKED
+        ensemble_call_answer(h, NULL, ruling.step, ruling.mask)
+        return 0
+
+    cdef int submit(self, u64 queued) except -1:
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef u32 i
+        for i in range(h.n):
+            if queued >> i & 1:
+                self.submit_one(i)
+        return 0
+
+    cdef int submit_one(self, u32 i) except -1:
+        cdef EnsembleCall* h = self.ensemble_call
+        cdef Model model = self.models[i]
+        cdef CompletionState* d = model.engine.state.completion
+        cdef Status status
+        ensemble_call_submitting(h, i)
+        if d != h.home:
+            d.tasks_of_peers.fetch_add(1, relaxed)
+        status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt,
+                              self.slo_us, self.now_us,
+                              h.block, h.first + i, self.rows[i].cost)
+        if status == OK:
+            return 0
+        if d != h.home:
+            d.tasks_of_peers.fetch_sub(1, relaxed)
+        count(&model.state.tally.refused[<u32> status], 1)
+        ensemble_call_lock(h)
+        ensemble_call_refused(h, i, status)
+        ensemble_call_unlock(h)
+        return 0
+
+
+cdef Lane* _lane(Model model, int klass) except NULL:
+    """Of its class of SLO; made at first use, under the GIL."""
+    cdef ModelState* m = model.state
+    if m.lanes[klass] == NULL:
+        m.lanes[klass] = lane_new(model.engine.state.lanes, m.index, <u64> 2 << klass,
+                                  <u64> 1 << log2_of(m.lane_rows | 2),
+                                  m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
+    if m.lanes[klass] == NULL:
+        raise_for(NO_MEMORY, f"no memory for a queue of {model.name}")
+    return m.lanes[klass]
+
+
+cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
+    if not 1 <= len(models) <= ENSEMBLE_TASKS_MAX:
+        raise_for(BAD_INPUT,
+                  f"predict_ensemble hears 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
+    for name, values in (("weights", weights), ("starts_us", starts_us)):
+        if values is not None and len(values) != len(models):
+            raise_for(BAD_INPUT,
+                      f"predict_ensemble was given {len(values)} {name} for {len(models)} models")
+    if weights is not None and not all([0 <= weight < float("inf") for weight in weights]):
+        raise_for(BAD_INPUT, f"weights are numbers from 0 on, not {weights}")
+    if starts_us is not None and not all([-1 <= start < 1 << 62 for start in starts_us]):
+        raise_for(BAD_INPUT,
+                  f"starts_us are microseconds from 0 on, or -1: only when the decider asks; not "
+                  f"{starts_us}")
+    if decider is None:
+        raise_for(BAD_INPUT, "predict_ensemble was given no decider")
+    return 0
+
+
+cdef bint _starts_later(object starts_us) except -1:
+    return starts_us is not None and any([start != 0 for start in starts_us])
+
+
+def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
+                  extra=None, weights=None,
+                  starts_us=None, bint learn=False):
+    """One future over the same input on several models, done as soon as `decider` has an answer.
+    Threads: any.
+
+    Task i is models[i]'s; models are ranked, the best first. `starts_us[i]`: when it is asked,
+    microseconds after now; 0: at once; -1: when the decider asks for it. `weights`: of votes and
+    means. With `learn` the tasks that are on their way when the answer falls go on; without, they
+    end as UNNEEDED, as do those never asked. `future.verdict` says what the answer is made of,
+    `finish(future)` makes it; without it the result is the list of the used predictions, in rank
+    order. Raises BAD_INPUT (nothing was asked), NO_MEMORY.
+    """
+    _check(models, decider, weights, starts_us)
+    cdef Model model = models[0]
+    cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
+    cdef CompletionState* home = model.engine.state.completion
+    cdef Block* block = NULL
+    cdef u32 first = 0, i, n = <u32> len(models)
+    cdef u64 row_bytes, queued = 0
+    cdef RulingData ruling
+    cdef Future future
+    request.models, request.salt, request.slo_us = models, salt, slo_of(slo_us, model.slo_us)
+    row_bytes = request.read(x)
+    if not slots_claim(home, n + 1, &block, &first):
+        raise_for(NO_MEMORY, "no memory for a future")
+    request.now_us = model._now_us()
+    request.ensemble_call = ensemble_call_new(home, block, first, n, decider.state, request.now_us,
+                                              request.slo_us,
+                                learn,
+                                n * sizeof(DeferredCall) + row_bytes if _starts_later(starts_us)
+                                else 0)
+    if request.ensemble_call == NULL:
+        _give_back(home, block, first, n + 1)
+        raise_for(NO_MEMORY, "no memory for an ensemble call")
+    request.set_votes(weights, starts_us)
+    decider_query(decider.state)
+    future = future_of_ensemble(model.engine.completion, request.ensemble_call, models, finish,
+                                extra)
+    ruling = request.use_cache_hits()
+    for i in range(n):
+        queued |= task_bit(i) if request.ensemble_call.votes[i].state == OUTSTANDING else 0
+    if ruling.kind == ANSWER:
+        request.answer_at_once(&ruling, queued)
+    if ruling.kind != ANSWER or learn:
+        request.submit(queued)
+    ensemble_call_submitted(request.ensemble_call)
+    if any([is_elsewhere(each, model) for each in models]):
+        mix(future, models)
+    return future
+
+
+cdef void _give_back(CompletionState* home, Block* block, u32 first, u32 n) noexcept:
+    cdef Value nothing
+    cdef u32 i
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    for i in range(n):
+        slot_fill(home, block, first + i, NO_MEMORY, &nothing)
+    block_drop(home, block, 2 * n)

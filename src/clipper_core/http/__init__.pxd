@@ -3,10 +3,9 @@
 # May import: runtime, wire, cache, results, scheduling, engine.
 #
 # `http_server` has the worker threads and their epoll loops, `http_connection` one connection,
-# `http_head` the parser of request heads, `http_route` the table of routes and the state of a
-# query, `http_infer` the bodies of the Open Inference Protocol. `json_rows` and `json_value` read
-# and write JSON without Python objects. `recent_answers` keeps answers so that feedback can refer
-# to them by id.
+# `http_head` the parser of request heads, `http_route` the table of routes, the state of a query,
+# the bodies of the Open Inference Protocol, and recent answers, which feedback refers to by id.
+# `json_value` reads and writes JSON without Python objects.
 #
 # A request that is not plain (another route, TLS, a chunked body) is passed to Python with its
 # bytes.

@@ -11,9 +11,7 @@
 from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
-from clipper_core.http.json_rows cimport Wanted
-from clipper_core.http.json_value cimport LargeBody
-from clipper_core.http.recent_answers cimport RecentState
+from clipper_core.http.json_value cimport LargeBody, Wanted
 from clipper_core.results.completion cimport Block, CompletionState
 from clipper_core.runtime.byte_buffer cimport Bytes
 from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
@@ -22,6 +20,51 @@ from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.scheduler cimport EngineState
 from clipper_core.wire.prediction cimport Value
 
+# -- The Open Inference Protocol's infer, of one row: its request, as JSON or with the row as bytes
+# behind it, and its answer.
+#
+# Threads: any (pure functions). As with heads, what is not plain is not read: tensors of many rows,
+# nested data, other members.
+cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
+                     Bytes* row, Bytes* tag,
+                     bint* binary) noexcept nogil
+# ^ the row to `row`, the request's own id as JSON to `tag`. json_bytes: of the JSON, if the row
+# follows it; else NO_LENGTH
+cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
+                      LargeBody* large) noexcept nogil
+# ^ the output tensor and the end of the response: `"outputs":[...]}`, and the bytes behind it.
+# False: it is not plain. large: takes the elements, or the bytes, and what follows them; NULL: all
+# goes to `out`
+
+# -- The answers that were written without Python (http_route), kept for a while so that feedback
+# can name them by their id.
+#
+# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one that
+# was given a full table ago. Outputs that are blobs are shared with the cache and counted; beyond
+# `bytes_max` the oldest go first.
+#
+# Threads: any. A spin lock guards the table; it is held for a few dozen instructions.
+cdef struct Entry:
+    u64 number                  # of the answer; 0: free
+    u64 given_us                # when it was given, monotonic
+    Value value                 # holds a reference
+    u32 owner                   # who may be told: a number that the caller chose
+
+cdef cppclass RecentState:
+    atomic[u32] lock
+    u64 mask
+    u64 bytes                   # of blobs that are held
+    u64 bytes_max
+    u64 count
+    Entry* entries
+
+cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
+                     u64 now_us) noexcept nogil
+
+cdef class RecentAnswers:
+    cdef RecentState* state
+
+# -- Routes, and the state of a query.
 cdef enum Form:                 # of a request and its answer
     PREDICT = 0                 # POST /api/APP/predict
     OLD_PREDICT = 1             # POST /APP/predict

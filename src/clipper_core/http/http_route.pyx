@@ -5,44 +5,608 @@ memory that serving/tally and metrics/http_counts add to: who reads them sees on
 answered.
 """
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from clipper_core.cache.clock_cache cimport cache_lookup, key_of
 from clipper_core.http.http_head cimport NO_LENGTH
-from clipper_core.http.http_infer cimport infer_read, infer_write
-from clipper_core.http.json_rows cimport Text, json_count, json_read_row
 from clipper_core.http.json_value cimport (
-    json_f64, json_put, large_body, large_body_chunk, large_body_drop, value_belief,
+    Text, json_begin_bytes, json_count, json_f64, json_is_plain, json_put, json_read_i64,
+    json_read_row, large_body, large_body_chunk, large_body_drop, value_belief,
 )
-from clipper_core.http.recent_answers cimport RecentAnswers, recent_add
 from clipper_core.results.completion cimport (
-    block_drop, claims_lock, claims_unlock, slot_fill, slots_claim,
+    ENGINE_ID_BITS, block_drop, claims_lock, claims_unlock, slot_fill, slots_claim,
 )
-from clipper_core.runtime.dtype cimport ANY, BOOL, BYTES, F16, STR, itemsize
+from clipper_core.runtime.dtype cimport (
+    ANY, BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8, all_finite,
+    itemsize,
+)
 from clipper_core.runtime.histogram cimport count, histogram_record
-from clipper_core.runtime.machine cimport acquire, aligned_new, monotonic_us, relaxed
+from clipper_core.runtime.machine cimport acquire, aligned_new, i64, monotonic_us, relaxed
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport (
-    CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
+    BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for,
 )
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
-from clipper_core.scheduling.submit cimport (
-    lane_prepare, row_bytes_end, row_refused, row_submit,
+from clipper_core.scheduling.submit cimport lane_prepare, row_bytes_end, row_refused, row_submit
+from clipper_core.wire.prediction cimport (
+    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_heard,
+    value_hold,
 )
-from clipper_core.wire.prediction cimport TAG_BLOB, TAG_NONE, value_drop
+
+# -- Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference
+# Protocol", and Triton's extension `binary_tensor_data`; what each member means is
+# frontend/inference/codec.py, which has everything that is not read here.
 
 cdef enum:
-    ROW_BYTES_MAX = 16777216    # longer rows are Python's
+    DIMS_MAX = 5                # of a row, and one before it
+    DIMENSION_MAX = 1 << 30
+    ID_MAX = 128                # longer ones are no names of queries
+
+cdef struct Tensor:
+    u32 rank
+    u64[5] dims
+    u8 dtype
+    bint named, shaped
+    const u8* data              # of JSON; NULL: none
+    const u8* data_end
+    u64 size                    # binary_data_size; NO_LENGTH: none
+
+cdef struct Request:
+    Tensor tensor
+    const u8* id
+    u64 id_bytes
+    u32 seen                    # members, one bit each
+    bint all_binary
+    int this_binary             # -1: not said
 
 
-# -- reading
-# --------------------------------------------------------------------------------------------------
+# -- JSON, as far as it is needed
+# --------------------------------------------------------------------------------------
 
 cdef inline void _skip_blanks(Text* text) noexcept nogil:
     while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13
                                   or text.at[0] == 9):
         text.at += 1
 
+
+cdef bint _accept(Text* text, u8 mark) noexcept nogil:
+    _skip_blanks(text)
+    if text.at == text.end or text.at[0] != mark:
+        return False
+    text.at += 1
+    return True
+
+
+cdef bint _string(Text* text, const u8** at, u64* n) noexcept nogil:
+    """Of visible ASCII, without escapes."""
+    if not _accept(text, 34):
+        return False
+    at[0] = text.at
+    while text.at < text.end and 32 <= text.at[0] < 127 and text.at[0] != 34 and text.at[0] != 92:
+        text.at += 1
+    n[0] = <u64> (text.at - at[0])
+    return _accept(text, 34)
+
+
+cdef bint _bool(Text* text, bint* value) noexcept nogil:
+    _skip_blanks(text)
+    value[0] = text.end - text.at >= 4 and memcmp(text.at, "true", 4) == 0
+    if value[0]:
+        text.at += 4
+        return True
+    if text.end - text.at >= 5 and memcmp(text.at, "false", 5) == 0:
+        text.at += 5
+        return True
+    return False
+
+
+cdef bint _is(const u8* at, u64 n, const char* word, u64 m) noexcept nogil:
+    return n == m and memcmp(at, word, m) == 0
+
+
+cdef bint _key(Text* text, const u8** at, u64* n) noexcept nogil:
+    return _string(text, at, n) and _accept(text, 58)
+
+
+cdef int _next(Text* text) noexcept nogil:
+    """After a member: 1: another follows, 0: the object is over, -1: neither."""
+    if _accept(text, 44):
+        return 1
+    return 0 if _accept(text, 125) else -1
+
+
+cdef bint _once(u32* seen, u32 bit) noexcept nogil:
+    if seen[0] & bit:
+        return False
+    seen[0] |= bit
+    return True
+
+
+# -- the request
+# --------------------------------------------------------------------------------------------------
+
+cdef u8 _dtype(const u8* at, u64 n) noexcept nogil:
+    """0: of none that is read here."""
+    if _is(at, n, "FP64", 4):
+        return F64
+    if _is(at, n, "FP32", 4):
+        return F32
+    if _is(at, n, "INT64", 5):
+        return I64
+    if _is(at, n, "INT32", 5):
+        return I32
+    if _is(at, n, "INT16", 5):
+        return I16
+    if _is(at, n, "INT8", 4):
+        return I8
+    if _is(at, n, "UINT64", 6):
+        return U64
+    if _is(at, n, "UINT32", 6):
+        return U32
+    if _is(at, n, "UINT16", 6):
+        return U16
+    return U8 if _is(at, n, "UINT8", 5) else 0
+
+
+cdef bint _shape(Text* text, Tensor* t) noexcept nogil:
+    cdef i64 n = 0
+    if not _accept(text, 91):
+        return False
+    while t.rank < DIMS_MAX:
+        _skip_blanks(text)
+        if not json_read_i64(text, &n) or not 0 < n < DIMENSION_MAX:
+            return False
+        t.dims[t.rank] = <u64> n
+        t.rank += 1
+        if _accept(text, 93):
+            return True
+        if not _accept(text, 44):
+            return False
+    return False
+
+
+cdef bint _data(Text* text, Tensor* t) noexcept nogil:
+    """Where it lies; it is read once the type is known."""
+    if not _accept(text, 91):
+        return False
+    t.data = text.at - 1
+    while text.at < text.end and text.at[0] != 93:
+        if text.at[0] == 91 or text.at[0] == 34 or text.at[0] == 123:
+            return False
+        text.at += 1
+    t.data_end = text.at + 1
+    return _accept(text, 93)
+
+
+cdef bint _tensor_parameters(Text* text, Tensor* t) noexcept nogil:
+    """Only {"binary_data_size": n}."""
+    cdef const u8* key
+    cdef u64 n
+    cdef i64 size = 0
+    if not (_accept(text, 123) and _key(text, &key, &n) and _is(key, n, "binary_data_size", 16)):
+        return False
+    _skip_blanks(text)
+    if not json_read_i64(text, &size) or size < 0:
+        return False
+    t.size = <u64> size
+    return _accept(text, 125)
+
+
+cdef bint _tensor_member(Text* text, Tensor* t, u32* seen) noexcept nogil:
+    cdef const u8* key
+    cdef const u8* word
+    cdef u64 n, m
+    if not _key(text, &key, &n):
+        return False
+    if _is(key, n, "name", 4):
+        t.named = True
+        return _once(seen, 1) and _string(text, &word, &m)
+    if _is(key, n, "shape", 5):
+        t.shaped = True
+        return _once(seen, 2) and _shape(text, t)
+    if _is(key, n, "datatype", 8):
+        if not (_once(seen, 4) and _string(text, &word, &m)):
+            return False
+        t.dtype = _dtype(word, m)
+        return t.dtype != 0
+    if _is(key, n, "data", 4):
+        return _once(seen, 8) and _data(text, t)
+    return _is(key, n, "parameters", 10) and _once(seen, 16) and _tensor_parameters(text, t)
+
+
+cdef bint _tensor(Text* text, Tensor* t) noexcept nogil:
+    cdef u32 seen = 0
+    cdef int more = 1
+    if not _accept(text, 123):
+        return False
+    while more == 1:
+        if not _tensor_member(text, t, &seen):
+            return False
+        more = _next(text)
+    return more == 0
+
+
+cdef bint _output(Text* text, Request* r) noexcept nogil:
+    """[{"name": "output", "parameters": {"binary_data": ...}}]"""
+    cdef const u8* key
+    cdef u64 n
+    cdef bint binary = False
+    if not (_accept(text, 91) and _accept(text, 123) and _key(text, &key, &n)
+            and _is(key, n, "name", 4)):
+        return False
+    if not (_string(text, &key, &n) and _is(key, n, "output", 6)):
+        return False
+    if _accept(text, 44):
+        if not (_key(text, &key, &n) and _is(key, n, "parameters", 10) and _accept(text, 123)
+                and _key(text, &key, &n)):
+            return False
+        if not (_is(key, n, "binary_data", 11) and _bool(text, &binary) and _accept(text, 125)):
+            return False
+        r.this_binary = binary
+    return _accept(text, 125) and _accept(text, 93)
+
+
+cdef bint _parameters(Text* text, Request* r) noexcept nogil:
+    cdef const u8* key
+    cdef u64 n
+    if not _accept(text, 123):
+        return False
+    if _accept(text, 125):
+        return True
+    return (_key(text, &key, &n) and _is(key, n, "binary_data_output", 18)
+            and _bool(text, &r.all_binary)
+            and _accept(text, 125))
+
+
+cdef bint _member(Text* text, Request* r) noexcept nogil:
+    cdef const u8* key
+    cdef u64 n
+    if not _key(text, &key, &n):
+        return False
+    if _is(key, n, "inputs", 6):
+        return (_once(&r.seen, 1) and _accept(text, 91) and _tensor(text, &r.tensor)
+                and _accept(text, 93))
+    if _is(key, n, "id", 2):
+        return _once(&r.seen, 2) and _string(text, &r.id, &r.id_bytes)
+    if _is(key, n, "outputs", 7):
+        return _once(&r.seen, 4) and _output(text, r)
+    return _is(key, n, "parameters", 10) and _once(&r.seen, 8) and _parameters(text, r)
+
+
+cdef bint _request(Text* text, Request* r) noexcept nogil:
+    cdef int more = 1
+    if not _accept(text, 123):
+        return False
+    while more == 1:
+        if not _member(text, r):
+            return False
+        more = _next(text)
+    _skip_blanks(text)
+    return (more == 0 and text.at == text.end and r.seen & 1 and r.tensor.named and r.tensor.shaped
+            and r.tensor.dtype != 0)
+
+
+cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
+    """Of this shape, with a first dimension of 1 or without it."""
+    cdef u32 i, ahead = t.rank - wanted.rank
+    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1 or (ahead == 1
+                                                                        and t.dims[0] != 1):
+        return False
+    for i in range(wanted.rank):
+        if t.dims[i + ahead] != wanted.dims[i]:
+            return False
+    return True
+
+
+cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
+                     Bytes* row) noexcept nogil:
+    cdef Text text
+    cdef Wanted flat
+    cdef u8* to
+    flat.dtype, flat.rank = wanted.dtype, 1
+    flat.dims[0] = elements
+    text.at, text.end = t.data, t.data_end
+    if elements > <u64> (text.end - text.at):
+        return False
+    to = row.reserve(elements * itemsize(wanted.dtype) + 8)
+    if to == NULL or not json_read_row(&text, &flat, to):
+        return False
+    row.end += elements * itemsize(wanted.dtype)
+    return text.at == text.end
+
+
+cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
+                     Bytes* row, Bytes* tag,
+                     bint* binary) noexcept nogil:
+    cdef Request r
+    cdef Text text
+    cdef u64 elements = 1, behind
+    cdef u32 i
+    if json_bytes != NO_LENGTH and json_bytes > n:
+        return False
+    behind = n - json_bytes if json_bytes != NO_LENGTH else 0
+    memset(&r, 0, sizeof(Request))
+    r.tensor.size = NO_LENGTH
+    r.this_binary = -1
+    text.at, text.end = body, body + (n - behind)
+    if not _request(&text, &r) or r.id_bytes > ID_MAX or not _is_one_row(wanted, &r.tensor):
+        return False
+    for i in range(wanted.rank):
+        elements *= wanted.dims[i]
+    row.clear()
+    if r.tensor.size == NO_LENGTH:
+        if r.tensor.data == NULL or behind or not _read_data(wanted, &r.tensor, elements, row):
+            return False
+    else:
+        if (r.tensor.data != NULL or r.tensor.size != behind
+            or behind != elements * itemsize(wanted.dtype)):
+            return False
+        row.put(body + json_bytes, behind)
+        if row.lost or (finite and not all_finite(wanted.dtype, row.at(), row.size())):
+            return False
+    tag.clear()
+    tag.put_byte(34)
+    tag.put(r.id, r.id_bytes)
+    tag.put_byte(34)
+    binary[0] = r.this_binary if r.this_binary >= 0 else r.all_binary
+    return True
+
+
+# -- the answer
+# --------------------------------------------------------------------------------------------------
+
+cdef const char* _datatype(u8 dtype) noexcept nogil:
+    if dtype == F64:
+        return "FP64"
+    if dtype == F32:
+        return "FP32"
+    if dtype == I64:
+        return "INT64"
+    if dtype == I32:
+        return "INT32"
+    if dtype == I16:
+        return "INT16"
+    if dtype == I8:
+        return "INT8"
+    if dtype == U64:
+        return "UINT64"
+    if dtype == U32:
+        return "UINT32"
+    if dtype == U16:
+        return "UINT16"
+    if dtype == U8:
+        return "UINT8"
+    if dtype == BOOL:
+        return "BOOL"
+    return NULL
+
+
+cdef u8 _widened(u8 dtype) noexcept nogil:
+    """Of a scalar: on its way through Python it becomes what numpy makes of a float or an int."""
+    if dtype == F32 or dtype == F64:
+        return F64
+    return BOOL if dtype == BOOL else 0 if dtype == U64 else I64 if U8 <= dtype <= I64 else 0
+
+
+cdef bint _word(const Value* value, u8* dtype, u64* word) noexcept nogil:
+    """A scalar as its widened type has it."""
+    cdef Blob* blob
+    cdef u8 own = value.tag
+    cdef float single
+    cdef double real
+    cdef u64 raw = value.word
+    if own == TAG_BLOB:
+        blob = <Blob*> value.word
+        own, raw = blob.dtype, 0
+        if blob.nbytes > 8 or blob.nbytes != itemsize(own):
+            return False
+        memcpy(&raw, blob_data(blob), blob.nbytes)
+    dtype[0] = _widened(own)
+    word[0] = raw
+    if own == F32:
+        memcpy(&single, &raw, 4)
+        real = single
+        memcpy(word, &real, 8)
+    elif own == I8:
+        word[0] = <u64> <i64> <signed char> raw
+    elif own == I16:
+        word[0] = <u64> <i64> <short> raw
+    elif own == I32:
+        word[0] = <u64> <i64> <int> raw
+    elif own == BOOL:
+        word[0] = raw & 1
+    return dtype[0] != 0
+
+
+cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
+                      LargeBody* large) noexcept nogil:
+    cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
+    cdef bint array = blob != NULL and blob.rank != 0
+    cdef u8 dtype = 0
+    cdef u64 word = 0, size
+    cdef const void* data = &word
+    cdef Bytes* after = out if large == NULL else &large.tail
+    cdef u32 i
+    if blob != NULL and (blob.qualifier_bytes or (blob.dtype == STR and binary)
+                         or record_type(blob)):
+        return False
+    if array:
+        dtype, data, size = blob.dtype, blob_data(blob), blob.nbytes
+    elif blob == NULL or blob.dtype != STR:
+        if not _word(value, &dtype, &word):
+            return False
+        size = itemsize(dtype)
+    else:
+        size = 0
+    if (size or array) and (_datatype(dtype) == NULL
+                            or not (json_is_plain(blob) if array
+                                    else all_finite(dtype, data, size))):
+        return False
+    out.put_text("\"outputs\":[{\"name\":\"output\",\"datatype\":\"")
+    if size or array:
+        out.put_text(_datatype(dtype))
+    else:
+        out.put_text("BYTES")
+    out.put_text("\",\"shape\":[1")
+    if array:
+        for i in range(blob.rank):
+            out.put_byte(44)
+            out.put_decimal(blob.dims[i])
+    if not binary:
+        out.put_text("],\"data\":[")
+        if not json_put(out, value, True, large):
+            return False
+        after.put_text("]}]}")
+        json_bytes[0] = 0
+        return True
+    out.put_text("],\"parameters\":{\"binary_data_size\":")
+    out.put_decimal(size)
+    out.put_text("}}]}")
+    json_bytes[0] = out.size()
+    if large == NULL:
+        out.put(data, size)
+    else:
+        json_begin_bytes(&large.cursor, data, size)
+    return True
+
+
+# -- Answers that were given without Python, kept for feedback by their id.
+
+cdef enum:
+    RECENT_SIZE_MAX = 1 << 28
+
+cdef u64 SPREAD = 0x9E3779B97F4A7C15
+
+
+cdef inline u64 _place(const RecentState* r, u64 number) noexcept nogil:
+    """Ids of one engine follow each other; those of another begin elsewhere in the table, by the
+    golden ratio."""
+    cdef u64 begin = ((((number >> ENGINE_ID_BITS) * SPREAD) >> 32) * (r.mask + 1)) >> 32
+    return (number + begin) & r.mask
+
+
+cdef inline u64 _bytes_of(const Value* value) noexcept nogil:
+    return (<Blob*> value.word).nbytes + sizeof(Blob) if value.tag == TAG_BLOB else 0
+
+
+cdef void _clear(RecentState* r, Entry* entry) noexcept nogil:
+    """Under the lock."""
+    if entry.number == 0:
+        return
+    r.bytes -= _bytes_of(&entry.value)
+    r.count -= 1
+    value_drop(&entry.value)
+    entry.number = 0
+    entry.value.tag = TAG_NONE
+
+
+cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
+                     u64 now_us) noexcept nogil:
+    cdef u64 at = _place(r, number), i
+    cdef Entry* entry = &r.entries[at]
+    if _bytes_of(value) > r.bytes_max:
+        return
+    claims_lock(r.lock)
+    _clear(r, entry)
+    entry.number, entry.given_us, entry.owner, entry.value = number, now_us, owner, value[0]
+    value_hold(&entry.value)
+    r.bytes += _bytes_of(value)
+    r.count += 1
+    for i in range(1, r.mask + 1):          # what lies behind an answer is the oldest
+        if r.bytes <= r.bytes_max:
+            break
+        _clear(r, &r.entries[(at + i) & r.mask])
+    claims_unlock(r.lock)
+
+
+cdef class RecentAnswers:
+    """Threads: any. The last answers that were given without Python, by their number.
+
+    size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are
+    no scalars. MemoryError when there is no memory for the table.
+    """
+
+    def __cinit__(self, u64 size, u64 bytes_max):
+        cdef u64 capacity = 1
+        if not 1 <= size <= RECENT_SIZE_MAX:
+            raise_for(BAD_INPUT, f"size={size}: it must lie between 1 and {RECENT_SIZE_MAX}")
+        while capacity < size:
+            capacity *= 2
+        self.state = <RecentState*> aligned_new(sizeof(RecentState))
+        if self.state != NULL:
+            self.state.entries = <Entry*> calloc(capacity, sizeof(Entry))
+        if self.state == NULL or self.state.entries == NULL:
+            raise_for(NO_MEMORY, f"no memory for {capacity} recent answers")
+        self.state.mask, self.state.bytes_max = capacity - 1, bytes_max
+
+    def __dealloc__(self):
+        cdef u64 i
+        if self.state == NULL:
+            return
+        if self.state.entries != NULL:
+            for i in range(self.state.mask + 1):
+                _clear(self.state, &self.state.entries[i])
+            free(self.state.entries)
+        free(self.state)
+
+    def add(self, u64 number, u32 owner, output):
+        """Remember an answer. TypeError for an output that no prediction can be."""
+        cdef Value value = object_value(output)
+        if number:
+            recent_add(self.state, number, owner, &value, monotonic_us())
+        value_drop(&value)
+
+    def take(self, u64 number):
+        """The answer of that number, which is forgotten: (owner, output, confidence, seconds since
+        it was given); None if it is not there."""
+        cdef RecentState* r = self.state
+        cdef Entry* entry = &r.entries[_place(r, number)]
+        cdef Entry found
+        cdef bint is_there
+        with nogil:
+            claims_lock(r.lock)
+            is_there = number != 0 and entry.number == number
+            if is_there:
+                found = entry[0]
+                value_hold(&found.value)
+                _clear(r, entry)
+            claims_unlock(r.lock)
+        if not is_there:
+            return None
+        try:
+            heard = value_heard(&found.value)
+        finally:
+            value_drop(&found.value)
+        return found.owner, heard[0], heard[1], (monotonic_us() - found.given_us) * 1e-6
+
+    def numbers(self):
+        """The numbers of the answers that are there, in no order."""
+        cdef RecentState* r = self.state
+        cdef u64 i
+        found = []
+        claims_lock(r.lock)
+        for i in range(r.mask + 1):
+            if r.entries[i].number:
+                found.append(r.entries[i].number)
+        claims_unlock(r.lock)
+        return found
+
+    def __len__(self):
+        return self.state.count
+
+    @property
+    def nbytes(self):
+        """Bytes of the outputs that are no scalars."""
+        return self.state.bytes
+
+
+# -- Routes, and the state of a query.
+cdef enum:
+    ROW_BYTES_MAX = 16777216    # longer rows are Python's
+
+
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 cdef inline bint _take(Text* text, const char* word, u64 n) noexcept nogil:
     """A token, with blanks before it."""

@@ -15,6 +15,9 @@ from libcpp.vector cimport vector
 from posix.fcntl cimport F_SETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport close as close_fd, usleep
 
+import threading
+from typing import NamedTuple
+
 from clipper_core.engine.engine cimport Engine
 from clipper_core.http.http_connection cimport (
     CONNECTION, TURN_BYTES, Exchange, HttpConnection, Inbox, Settings, exchange_answered,
@@ -23,8 +26,7 @@ from clipper_core.http.http_connection cimport (
 )
 from clipper_core.http.http_route cimport HotRoute, HotTable, query_drop
 from clipper_core.results.completion cimport Mailbox, mailbox_arm, mailbox_must_rescan
-from clipper_core.results.future cimport Future, future_at_once, future_new
-from clipper_core.results.mailbox cimport MailboxReader
+from clipper_core.results.future cimport Future, MailboxReader, future_at_once, future_new
 from clipper_core.runtime.allocation cimport make
 from clipper_core.runtime.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
@@ -33,9 +35,6 @@ from clipper_core.runtime.machine cimport (
 )
 from clipper_core.runtime.status cimport NO_MEMORY, OK, PENDING, raise_for
 from clipper_core.wire.prediction cimport TAG_NONE
-
-import threading
-from typing import NamedTuple
 
 cdef extern from "<sys/socket.h>" nogil:
     int SOCK_NONBLOCK

@@ -2,6 +2,12 @@ from typing import Any
 
 import numpy as np
 
+from clipper_core.runtime.dtype import NAMES as NAMES
+
+class RowReader:
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None: ...
+    def read(self, text: Any, at: int = 0) -> tuple[Any, int] | None: ...
+
 def json_of(output: Any) -> bytes | None: ...
 
 class JsonArray:

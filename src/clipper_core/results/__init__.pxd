@@ -3,8 +3,8 @@
 # May import: runtime, wire.
 #
 # `completion` owns the result slots (256 per block) and notifies in three ways: it wakes blocked
-# threads (futex), event loops and the callback thread (each by a `Mailbox`, which `mailbox` reads).
-# `future` is the object that Python holds: one slot or many, by ticket. `ensemble call` is one
+# threads (futex), event loops and the callback thread (each by a `Mailbox`).
+# `future` is the object that Python holds: one slot or many, by ticket. `ensemble_call` is one
 # query on several models: predictions come in, one result goes out, by the rules of `decider`.
 # The functions of concurrent.futures can wait for such a future.
 #

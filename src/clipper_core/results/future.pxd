@@ -1,7 +1,7 @@
 # Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an
 # ensemble, thousands for an array. done() is one load per slot. A query that is answered at submit
 # (a cache hit, a refusal) needs no slot: its Future holds the value itself.
-from clipper_core.results.completion cimport Block, Completion
+from clipper_core.results.completion cimport Block, Completion, Mailbox
 from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.wire.prediction cimport Column, Value
@@ -59,3 +59,19 @@ cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_cal
                          object extra)
 cdef Future future_new(Completion completion, Block* block, u32 first, u32 count, object finish,
                        object extra)
+
+# -- The reading end of a Mailbox (future.pxd): who waits for which future, and which of them are
+# done.
+#
+# Threads: one at a time (its event loop's, or the callback thread); the engine's loop thread is the
+# other side.
+cdef class MailboxReader:
+    cdef Completion completion
+    cdef Mailbox* box
+    cdef u32 bit
+    cdef dict waiting           # slot id -> list of (future, item)
+
+    cdef bint _register(self, Future future, item)
+    cdef bint _arm(self)
+    cdef bint _drain_once(self, list done) except -1
+    cdef int _collect(self, object slot_id, list done) except -1

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
+from clipper_core.results.completion import Completion
 from clipper_core.runtime.status import Status
 
 _T = TypeVar("_T", default=Any)
@@ -58,3 +59,11 @@ class StandardState:
     state: str
     waiters: list[Any]
     def end(self, future: StandardFuture[Any]) -> None: ...
+
+class MailboxReader:
+    def __init__(self, completion: Completion) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    def __len__(self) -> int: ...
+    def add(self, future: Future, item: Any) -> bool: ...
+    def drain(self) -> list[tuple[Future, Any]]: ...

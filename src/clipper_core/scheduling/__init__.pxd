@@ -2,13 +2,12 @@
 #
 # May import: runtime, wire, cache, results.
 #
-# On the way down, `submit` and `offer` put a row into a `lane` (one queue per model) if `admission`
-# estimates that its deadline can be met. `scheduler` takes the rows in, `demand` keeps the rows of
-# a model, `replica set` (its replicas) and `batcher` choose batches, `cost_batch` their rows where
-# these differ in cost, and `sending` writes their
-# frames to a `connection` (the connection of a replica). On the way up, reply frames end tasks and
-# fill result slots. `bulk` and `chunk` submit arrays, `asking` the later calls of an ensemble,
-# `pending` finds an equal row that is being evaluated.
+# On the way down, `submit` puts a row, or the rows of an array, into a `lane` (one queue per model
+# and class of SLO) if `admission` estimates that its deadline can be met. A row that equals one in
+# flight joins it. `scheduler` takes the rows in. `model_state` has the lanes and replicas of a
+# model: it chooses the replica, and the rows where these differ in cost; `batcher` chooses how
+# many. `replica` writes a batch to its `container_connection`. On the way up, it reads the reply
+# and fills the result slots. `deferred_calls` makes the later calls of an ensemble.
 #
 # Time and bytes are arguments: simulations run the same code on a virtual clock and network.
 #

@@ -1,6 +1,6 @@
 # When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
 #
-# A batch is measured in rows, or where the model has a cost (cost_batch.pxd) in units of it: then
+# A batch is measured in rows, or where the model has a cost (model_state.pxd) in units of it: then
 # `limit`, the fit and everything inside is in units, and what is asked in rows counts each as
 # `unit`, the mean cost of a row.
 #

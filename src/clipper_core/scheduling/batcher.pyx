@@ -46,7 +46,7 @@ it wait for no company. It goes when it is full, when its rows cost at most 2 % 
 one, or when batches of its size keep up with what is offered, so that the queue would not fill
 anyway. While the size doubles there is none: it would be of the old size.
 
-Where rows differ in what they cost (cost_batch.pyx), the line is over the cost of the batch, and
+Where rows differ in what they cost (model_state.pyx), the line is over the cost of the batch, and
 so is the limit. Whoever asks in rows gets an answer for rows of mean cost.
 
 A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows

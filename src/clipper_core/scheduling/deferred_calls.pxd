@@ -11,7 +11,7 @@ from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.scheduling.admission cimport Gate
-from clipper_core.scheduling.task cimport Lane, Lanes, Tally
+from clipper_core.scheduling.lane cimport Lane, Lanes, Tally
 
 cdef struct DeferredCall:       # how one task is submitted later
     Lanes* lanes                # of its engine

@@ -20,9 +20,8 @@ from clipper_core.results.ensemble_call cimport (
 from clipper_core.runtime.histogram cimport count
 from clipper_core.runtime.machine cimport relaxed, release
 from clipper_core.runtime.status cimport CLOSED, OK, Status
+from clipper_core.scheduling.admission cimport lane_offer, lane_offer_cost
 from clipper_core.scheduling.lane cimport lanes_set_timer, submitter_enter, submitter_leave
-from clipper_core.scheduling.offer cimport lane_offer, lane_offer_cost
-
 
 cdef Status _queue(DeferredCall* ask, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
     if ask.by_cost:

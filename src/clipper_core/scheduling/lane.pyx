@@ -12,12 +12,14 @@ by `row_end`, because the kernel may still be reading its row. A chunk of an arr
 that wait or are on their way, and is freed with the last of them; until then it holds its slots'
 block, so that whoever has ended them, its slots may be looked at.
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
-from libcpp.deque cimport deque
 
 from clipper_core.cache.clock_cache cimport cache_lookup
-from clipper_core.results.completion cimport completion_notify_loop, slot_end, slot_state
+from clipper_core.results.completion cimport (
+    block_drop, completion_notify_loop, slot_answer, slot_end, slot_notify, slot_state,
+    slot_try_end,
+)
 from clipper_core.results.ensemble_call cimport (
     EnsembleCall, ensemble_call_enqueue, ensemble_call_lock, ensemble_call_release,
     ensemble_call_sent, ensemble_call_task_ended, ensemble_call_unlock, timers_free, timers_has,
@@ -25,24 +27,404 @@ from clipper_core.results.ensemble_call cimport (
 )
 from clipper_core.runtime.allocation cimport make, try_push
 from clipper_core.runtime.dtype cimport F64
-from clipper_core.runtime.histogram cimport histogram_note, note
+from clipper_core.runtime.histogram cimport histogram_note, histogram_note_many, note
 from clipper_core.runtime.machine cimport (
-    CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16,
+    CHECK, EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, relaxed, release,
 )
-from clipper_core.runtime.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free, spsc_new
-from clipper_core.runtime.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
+from clipper_core.runtime.ring cimport ring_free, ring_new, spsc_free, spsc_new
+from clipper_core.runtime.status cimport (
+    CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING, raise_for,
+)
 from clipper_core.runtime.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
-from clipper_core.scheduling.array_chunk cimport (
-    chunk_close, chunk_end_rows, chunk_ended_from, chunk_leave, chunk_waits, lines_of,
-)
-from clipper_core.scheduling.pending cimport (
-    pending_find, pending_free, pending_new, pending_put, pending_remove,
-)
-from clipper_core.scheduling.task cimport (
-    IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of,
-)
 from clipper_core.wire.prediction cimport TAG_NONE, value_drop, value_hold
 
+# -- The evaluations in flight, so that identical queries cost one.
+#
+# Linear probing at half load at most; a removal shifts its followers back, so that there are no
+# tombstones to clean up.
+#
+# The loop alone writes. Other threads may ask whether a key is there (`pending_has`): they read
+# without a lock, and a version that is odd while entries move tells them to read again. Entries are
+# written with release and read with acquire, so that neither passes the version.
+
+cdef enum:
+    PAGE_FLIGHTS = 128          # fewer than a page of 4 KiB has
+    TOUCH_FLIGHTS = 65536       # 1.5 MiB
+    READS_MAX = 16              # of a table that changes meanwhile; then the answer is yes
+
+cdef cppclass Flight:
+    atomic[u64] lo, hi          # the key
+    atomic[u64] ticket          # 0: free
+
+cdef struct PendingTable:
+    Flight* flights
+    atomic[u64] version         # odd: entries move
+    u64 mask
+    u64 count
+    u64 entries_max
+
+
+cdef PendingTable* pending_new(u64 entries_max) noexcept nogil:
+    cdef PendingTable* table
+    cdef u64 size = 2
+    if entries_max > (<u64> 1 << 40):
+        return NULL
+    while size < 2 * entries_max:
+        size *= 2
+    table = <PendingTable*> aligned_new(sizeof(PendingTable))
+    if table == NULL:
+        return NULL
+    table.flights = <Flight*> calloc(size, sizeof(Flight))
+    if table.flights == NULL:
+        free(table)
+        return NULL
+    table.mask = size - 1
+    table.entries_max = entries_max
+    return table
+
+
+cdef void pending_free(PendingTable* table) noexcept nogil:
+    if table != NULL:
+        free(table.flights)
+        free(table)
+
+
+cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil:
+    cdef u64 i = start, size = table.mask + 1, ticket
+    cdef u64 end = start + min(<u64> TOUCH_FLIGHTS, size - min(start, size))
+    while i < end:
+        ticket = table.flights[i].ticket.load(relaxed)
+        # changes nothing
+        table.flights[i].ticket.compare_exchange_strong(ticket, ticket, relaxed)
+        i += PAGE_FLIGHTS
+    return end if end < size else 0
+
+
+cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
+    """The key's slot, or the free one where it would go; half of the slots are free."""
+    cdef u64 slot = key.lo & table.mask
+    while (table.flights[slot].ticket.load(acquire)
+           and not (table.flights[slot].lo.load(acquire) == key.lo
+                    and table.flights[slot].hi.load(acquire) == key.hi)):
+        slot = (slot + 1) & table.mask
+    return slot
+
+
+cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil:
+    return table.flights[_pending_slot(table, key)].ticket.load(acquire)
+
+
+cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil:
+    cdef u64 version, found
+    cdef u32 _i
+    for _i in range(READS_MAX):
+        version = (<PendingTable*> table).version.load(acquire)
+        found = pending_find(table, key)
+        if version & 1 == 0 and (<PendingTable*> table).version.load(relaxed) == version:
+            return found != 0
+    return True
+
+
+cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
+    cdef Flight* flight = &table.flights[_pending_slot(table, key)]
+    CHECK(ticket != 0, "a pending evaluation has a ticket")
+    if flight.ticket.load(relaxed) == 0:
+        if table.count == table.entries_max:
+            return FULL
+        table.count += 1
+        flight.lo.store(key.lo, relaxed)
+        flight.hi.store(key.hi, relaxed)
+    flight.ticket.store(ticket, release)
+    return OK
+
+
+cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
+    cdef u64 hole = _pending_slot(table, key), slot, home, version
+    if ticket == 0 or table.flights[hole].ticket.load(relaxed) != ticket:
+        return
+    version = table.version.load(relaxed)
+    table.version.store(version + 1, relaxed)
+    slot = hole
+    while True:
+        slot = (slot + 1) & table.mask
+        if table.flights[slot].ticket.load(relaxed) == 0:
+            break
+        home = table.flights[slot].lo.load(relaxed) & table.mask
+        # its probe runs over the hole
+        if ((slot - home) & table.mask) >= ((slot - hole) & table.mask):
+            table.flights[hole].lo.store(table.flights[slot].lo.load(relaxed), release)
+            table.flights[hole].hi.store(table.flights[slot].hi.load(relaxed), release)
+            table.flights[hole].ticket.store(table.flights[slot].ticket.load(relaxed), release)
+            hole = slot
+    table.flights[hole].ticket.store(0, release)
+    table.version.store(version + 2, release)
+    table.count -= 1
+
+
+cdef u64 pending_count(const PendingTable* table) noexcept nogil:
+    return table.count
+
+
+cdef class Pending:
+    """Threads: one at a time, but for `has` and `touch`.
+
+    Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them.
+    """
+    cdef PendingTable* table
+
+    def __cinit__(self, u64 entries_max):
+        self.table = pending_new(entries_max)
+        if self.table == NULL:
+            raise MemoryError(f"no memory for {entries_max} pending evaluations")
+
+    def __dealloc__(self):
+        pending_free(self.table)
+
+    def touch(self, u64 start=0):
+        """Have the system find memory for a stretch of the table that begins with slot `start`.
+
+        What it holds stays as it is. -> the slot to go on with, 0 after the last stretch. Threads:
+        any.
+        """
+        with nogil:
+            start = pending_touch(self.table, start)
+        return start
+
+    def find(self, u64 lo, u64 hi):
+        """The ticket, or 0."""
+        cdef Key key = Key(lo, hi)
+        return pending_find(self.table, &key)
+
+    def put(self, u64 lo, u64 hi, u64 ticket):
+        """Insert or replace. Raises the error of Status.FULL at the bound, ValueError for ticket
+        0."""
+        cdef Key key = Key(lo, hi)
+        cdef Status status
+        if ticket == 0:
+            raise ValueError("ticket 0 means: nobody evaluates it")
+        status = pending_put(self.table, &key, ticket)
+        if status != OK:
+            raise_for(status, f"{self.table.entries_max} evaluations are in flight")
+
+    def has(self, u64 lo, u64 hi):
+        """Whether somebody evaluates it now. Threads: any."""
+        cdef Key key = Key(lo, hi)
+        return bool(pending_has(self.table, &key))
+
+    def remove(self, u64 lo, u64 hi, u64 ticket):
+        """Only if the key still names this ticket."""
+        cdef Key key = Key(lo, hi)
+        pending_remove(self.table, &key, ticket)
+
+    def __len__(self):
+        return <Py_ssize_t> pending_count(self.table)
+
+
+# -- Chunks: claimed and published whole, sent by spans, freed when their last row neither waits nor
+# travels.
+#
+# Who ends a row. The reply, the wheel, a shed or a caller's cancel, whichever is first: one
+# compare-and-swap on the slot's status byte decides. A slot that has ended is left alone, value and
+# all: only the loop and a caller who cancels end a slot that somebody may wait for, and who cancels
+# writes no value. The swap decides against a cancel only.
+#
+# Who frees a chunk. `left` counts its rows that wait or are on their way; the loop alone changes
+# it. Until it is 0 the chunk holds a reference to its block for every row, so its slots may be
+# looked at whoever has ended them. What was cancelled is counted then: the rows of the chunk less
+# those the loop has ended.
+#
+# What was given up: the rows of a chunk do not join equal rows in flight. They are looked up
+# once, at submit; equal rows of one array are evaluated each. A join would cost an array what it
+# saves: an entry in a table a row.
+
+# -- ending many slots
+# -------------------------------------------------------------------------------------------------
+
+cdef inline bint _end(CompletionState* d, Block* block, u32 slot, Status status, const Value* value,
+                      u32 latency_us) noexcept nogil:
+    """False: somebody has ended it already."""
+    cdef u32 boxes = 0
+    if slot_state(block[0], slot) != PENDING or not slot_try_end(block[0], slot, <u8> status,
+                                                                 value[0], latency_us, &boxes):
+        return False
+    if boxes:
+        slot_notify(d, block.first_id + slot, boxes)
+    return True
+
+
+cdef inline void _note_ended(CompletionState* d, u32 ended) noexcept nogil:
+    if ended:
+        d.touched = True
+        d.ended.store(d.ended.load(relaxed) + ended, relaxed)
+
+
+cdef u32 _end_slots(CompletionState* d, Block* block, const u32* slots, u32 n, Status status,
+                    Value* value,
+                    u32 latency_us) noexcept nogil:
+    """All alike, each with a reference of its own to the value; -> how many were open."""
+    cdef u32 i, ended = 0
+    cdef Value mine
+    for i in range(n):
+        mine = value[0]
+        value_hold(&mine)
+        if _end(d, block, slots[i], status, &mine, latency_us):
+            ended += 1
+        else:
+            value_drop(&mine)
+    _note_ended(d, ended)
+    return ended
+
+
+cdef u32 _end_words(CompletionState* d, Block* block, const u32* slots, u32 n, const u8* data,
+                    u32 size, u8 tag,
+                    u32 latency_us) noexcept nogil:
+    """OK, each with the next scalar of `size` bytes; -> how many were open."""
+    cdef u32 i, ended = 0
+    cdef Value value
+    value.word = 0
+    value.tag = tag
+    for i in range(n):
+        if size == 8:
+            memcpy(&value.word, data + <u64> i * 8, 8)
+        else:
+            memcpy(&value.word, data + <u64> i * size, size)
+        ended += _end(d, block, slots[i], OK, &value, latency_us)
+    _note_ended(d, ended)
+    return ended
+
+
+cdef void slots_fill(CompletionState* d, Block* block, u32 first, u32 n, const Value* values,
+                     const u8* chosen,
+                     Status status) noexcept nogil:
+    cdef u32 i, filled = 0
+    for i in range(n):
+        if chosen[i]:
+            slot_answer(block[0], first + i, <u8> status, values[i])
+            filled += 1
+    d.answered.fetch_add(filled, relaxed)
+
+
+# -- chunks
+# --------------------------------------------------------------------------------------------------
+
+cdef Task* chunk_claim(Lane* lane, u64* pos) noexcept nogil:
+    cdef Task* task
+    if not lane.ring.cells.claim(pos):
+        return NULL
+    task = <Task*> ring_side(lane.ring, pos[0])
+    task.slots = <u32*> (<u8*> task + lines_of(sizeof(Task)))
+    task.keys = <Key*> (<u8*> task.slots + lines_of(4 * lane.chunk_rows))
+    task.rows = task.next_row = task.counted = 0
+    task.next = task.prev = 0
+    task.heap = NULL
+    task.phase = IDLE
+    task.tries = 0
+    task.answered = False
+    return task
+
+
+cdef void chunk_publish(Lane* lane, u64 pos) noexcept nogil:
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    task.left = task.rows
+    task.slot = task.slots[0]
+    task.due_us = task.deadline_us
+    lane.ring.cells.publish(pos)
+
+
+cdef u32 chunk_ended_from(Task* task, u32 first, u32 end) noexcept nogil:
+    """How many rows from `first` on have ended already."""
+    cdef u32 i = first
+    while i < end and slot_state(task.block[0], task.slots[i]) != PENDING:
+        i += 1
+    return i - first
+
+
+cdef void chunk_leave(Lanes* lanes, Lane* lane, u64 pos, u32 rows) noexcept nogil:
+    """So many rows of a chunk neither wait nor are on their way any more; the last frees it."""
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    if rows == 0:
+        return
+    task.left -= rows
+    if task.left:
+        return
+    if task.rows > task.counted:                # by whom the loop was not told
+        note(&lane.tally.ended[<u32> CANCELLED], task.rows - task.counted)
+    task.phase = IDLE
+    block_drop(lanes.completion, task.block, task.rows)
+    lane.ring.cells.release(pos)
+
+
+cdef u32 _latency(Task* task, u64 now_us) noexcept nogil:
+    return <u32> min(now_us - task.submit_us if now_us > task.submit_us else 0, <u64> 0xFFFFFFFF)
+
+
+cdef void _count_ended(Lane* lane, Task* task, Status status, u32 ended,
+                       u32 latency_us) noexcept nogil:
+    task.counted += ended
+    note(&lane.tally.ended[<u32> status], ended)
+    if status == OK and ended:
+        histogram_note_many(&lane.tally.latency, latency_us, ended)
+
+
+cdef void chunk_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n, Status status,
+                         Value* value,
+                         u64 now_us) noexcept nogil:
+    cdef u32 latency = _latency(task, now_us)
+    _count_ended(lane, task, status,
+                 _end_slots(lanes.completion, task.block, task.slots + first, n, status, value,
+                            latency),
+                 latency)
+
+
+cdef void chunk_close(Lanes* lanes, Lane* lane, u64 pos, Status status, u64 now_us) noexcept nogil:
+    """All rows of it end. Those that are on their way keep it, and so do those that were to be sent
+    once more, until the lane comes to them."""
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    cdef u32 waited = task.rows - task.next_row
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    task.answered = True
+    task.next_row = task.rows
+    lane.waiting -= waited
+    chunk_end_rows(lanes, lane, task, 0, task.rows, status, &nothing, now_us)
+    chunk_leave(lanes, lane, pos, waited)
+
+
+cdef bint chunk_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
+    cdef Task* task = task_of(lanes, ticket_of(lane.id, pos))
+    cdef u32 gone
+    cdef bint waits
+    if task == NULL:
+        return False
+    gone = chunk_ended_from(task, task.next_row, task.rows)
+    task.next_row += gone
+    lane.waiting -= gone
+    waits = task.next_row < task.rows
+    chunk_leave(lanes, lane, pos, gone)
+    return waits
+
+
+cdef bint chunk_end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
+                          u64 now_us) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef u32 latency
+    if task.slots == NULL:
+        return False
+    latency = _latency(task, now_us)
+    _count_ended(lane_of(lanes, span.ticket), task, OK,
+                 _end_words(lanes.completion, task.block, task.slots + span.first, span.rows, data,
+                            size, tag, latency), latency)
+    return True
+
+
+cdef void span_leave(Lanes* lanes, const Span* span) noexcept nogil:
+    cdef Lane* lane = lane_of(lanes, span.ticket)
+    if lane.chunk_rows:
+        chunk_leave(lanes, lane, pos_of(span.ticket), span.rows)
+
+
+# -- Lanes: rows go in on any thread and come out on the loop's.
 cdef extern from "<unistd.h>" nogil:
     int close(int fd) noexcept
 

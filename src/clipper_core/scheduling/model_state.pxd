@@ -9,15 +9,173 @@
 #
 # Threads: model_drop: any; models_give_back: the loop; all else: under the GIL.
 from libcpp.vector cimport vector
-from clipper_core.runtime.machine cimport atomic, u32, u64
+from clipper_core.runtime.machine cimport atomic, i32, u32, u64, u8
 from clipper_core.runtime.ring cimport Spsc
-from clipper_core.scheduling.admission cimport Gate
-from clipper_core.scheduling.cost_batch cimport CostBatch
-from clipper_core.scheduling.model_queue cimport ModelQueue
-from clipper_core.scheduling.replica cimport RowSpec
-from clipper_core.scheduling.replica_set cimport ReplicaSet
-from clipper_core.scheduling.task cimport Lane, Lanes, Tally
+from clipper_core.runtime.status cimport Status
+from clipper_core.scheduling.admission cimport Gate, Margin
+from clipper_core.scheduling.batcher cimport Batcher
+from clipper_core.scheduling.lane cimport Lane, Lanes, Tally
+from clipper_core.scheduling.replica cimport Replica, RowSpec
 
+# -- The rows that wait for one model: its lanes that have had rows. Each lane is a class of SLO, of
+# single queries or of arrays.
+#
+# Threads: loop only.
+ctypedef Lane* LanePointer
+ctypedef Gate* GatePointer
+
+cdef cppclass ModelQueue:
+    vector[Lane*]* lanes
+    vector[Gate*]* gates        # in the order of the lanes; NULL: lanes of arrays have none
+
+# Allocate the lists of a zeroed object. False: no memory.
+cdef bint model_queue_init(ModelQueue* d) noexcept nogil
+cdef void model_queue_free(ModelQueue* d) noexcept nogil
+# False: no memory.
+cdef bint model_queue_add(ModelQueue* d, Lane* lane, Gate* gate) noexcept nogil
+
+# Return the number of rows that wait.
+cdef u64 model_queue_waiting(const ModelQueue* d) noexcept nogil
+# True: lane i was used recently: rows came, wait, or were refused.
+cdef bint model_queue_is_active(const ModelQueue* d, size_t i, u64 now_us) noexcept nogil
+# Return the tightest SLO of the active lanes; no batch may make their rows late.
+cdef u64 model_queue_slo_us(const ModelQueue* d, u64 now_us) noexcept nogil
+# Return how many rows of the tightest SLO wait. *slo_us: that SLO if rows of much longer SLOs wait
+# too, else 0.
+cdef u64 model_queue_tightest(const ModelQueue* d, u64 now_us, u64* slo_us) noexcept nogil
+# Return the lane whose first row is due first, and the row's ticket. NULL: no row waits.
+cdef Lane* model_queue_earliest(ModelQueue* d, Lanes* lanes, u64* ticket) noexcept nogil
+# End the waiting rows that are due before `before_us`. A row behind a later one of its lane stays.
+cdef void model_queue_end_before(ModelQueue* d, Lanes* lanes, u64 before_us, Status status,
+                                 u64 now_us) noexcept nogil
+# Return how many rows of all lanes are due before one that is submitted to this lane now, assuming
+# that the rows of a lane came at an even rate.
+cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil
+
+# -- The replicas of one model: selects the one that gets the next rows, and forecasts how long a
+# row that is submitted now will take.
+#
+# Threads: loop only. The atomics may be read by any thread.
+cdef struct Trial:              # the one row whose forecast is compared with its outcome
+    u64 ticket                  # 0: none
+    u64 made_us
+    double forecast_us
+    u64 drops                   # rows of the model dropped until then
+    bint sent
+
+ctypedef Replica* ReplicaPointer
+
+cdef cppclass ReplicaSet:
+    vector[Replica*]* members
+    vector[double]* free_us     # scratch of the forecast: time from now until each replica is free
+    u64 round                   # counts the rounds in which rows are handed out
+    bint avoiding               # some replicas are ejected, others are not: the ejected ones get
+                                # only probes
+    u32 turn                    # index at which the search for a replica starts
+    Margin margin
+    Trial trial
+    u64 speedups                # of the replicas until now
+    u64 arrived                 # rows taken in or refused since `rated_us`
+    u64 refused                 # rows refused at submission until now
+    u64 rated_us
+    double rate                 # recent rate of offered rows, per microsecond
+    u64 tight_us                # the tightest recent SLO if rows of much longer SLOs wait, else 0
+    u64 earliest_replica_us     # without a replica: none can connect before; 0: unknown
+    # For snapshots: the forecast wait of a row of the tightest SLO, and that SLO.
+    atomic[u64] delay_us
+    atomic[u64] slo_us
+    atomic[u64] margin_1000
+
+# Allocate the lists of a zeroed object. False: no memory.
+cdef bint replica_set_init(ReplicaSet* c) noexcept nogil
+# Set all fields to zero but the (emptied) lists.
+cdef void replica_set_reset(ReplicaSet* c) noexcept nogil
+# Reserve memory for one more replica. False: no memory.
+cdef bint replica_set_reserve(ReplicaSet* c) noexcept nogil
+cdef void replica_set_free(ReplicaSet* c) noexcept nogil
+
+# True: the replica may get rows at all.
+cdef bint replica_accepts(const Replica* r) noexcept nogil
+# Determine which replicas are ejected. Called before rows are handed out.
+cdef void replica_set_update_ejections(ReplicaSet* c) noexcept nogil
+# True: another replica may get the rows of `r`.
+cdef bint replica_set_has_other(const ReplicaSet* c, const Replica* r) noexcept nogil
+# True: the container of `r` has failed the rows at the head of the lane, and another may succeed.
+cdef bint replica_set_must_pass(const ReplicaSet* c, const Replica* r,
+                                const Lane* lane) noexcept nogil
+# True: a row that is due then cannot finish in a batch of n on this replica.
+cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil
+# True: another replica can finish it in time.
+cdef bint another_can_finish(ReplicaSet* c, const Replica* r, u64 waiting, u64 due_us,
+                             u64 now_us) noexcept nogil
+# Return the index of the replica that is predicted to finish the next batch first. -1: none now;
+# if *again_us is set, ask again at that time.
+cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us) noexcept nogil
+
+# Return how many waiting rows the next batch of `r` takes; `tight` of them have the tightest SLO.
+cdef u32 replica_set_batch_rows(const ReplicaSet* c, const Replica* r, u64 waiting,
+                                u64 tight) noexcept nogil
+cdef void replica_set_count_arrivals(ReplicaSet* c, u64 rows, u64 now_us) noexcept nogil
+# Publish what a row submitted to this lane can expect. ahead: rows of all lanes that are due before
+# it; behind: later rows that fill its batch. shown: publish in snapshots too; gate NULL: only
+# there.
+cdef void replica_set_forecast(ReplicaSet* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead,
+                               u64 behind, bint shown, u64 now_us) noexcept nogil
+# Update the margin from the outcome of the row on trial, and the share of rows that was refused.
+cdef void replica_set_learn(ReplicaSet* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil
+
+# -- Batches of rows that differ in what they cost: the cost of a row, and which of the rows that
+# wait make the next batch.
+#
+# The cost of a row is its bytes, its length, or what the caller gave, in whole units, 1 at least. A
+# batch costs the sum of its rows; with `padded`, as many times its dearest row as it has rows,
+# since the model fills all rows up to the longest.
+#
+# Threads: row_cost: any; everything else: the loop.
+cdef enum CostKind:
+    COST_BYTES = 1              # of the row, as it travels
+    COST_LENGTH = 2             # its elements; of str and bytes their bytes
+    COST_GIVEN = 3              # by the caller, with each row
+
+cdef struct Candidate:          # a row that may go into the batch
+    u64 ticket
+    u64 due_us
+    u32 cost
+    bint must                   # it is due too soon to wait for another batch
+    bint chosen
+
+cdef struct Choice:             # the rows of the batch; their tickets are the chosen candidates'
+    u32 n
+    double cost                 # of the batch, with padding
+    double useful               # the sum of its rows' costs
+    bint full                   # rows were left out because of the limit
+    double worth                # useful cost per microsecond
+
+cdef cppclass CostBatch:        # of one model
+    u8 kind
+    bint padded
+    u32 item_bytes
+    Choice choice
+    vector[Candidate]* rows     # candidates, the one due first at the front
+    vector[u64]* keys           # scratch: what is sorted, with the index of the candidate
+    vector[double]* sums        # scratch: costs of the others, added up
+
+# NULL: no memory.
+cdef CostBatch* cost_batch_new(u8 kind, bint padded, u32 item_bytes) noexcept nogil
+cdef void cost_batch_free(CostBatch* c) noexcept nogil
+cdef u32 row_cost(const CostBatch* c, u64 nbytes, u32 given) noexcept nogil
+# Collect the first rows that wait, except those that the container of `avoid` has failed. False:
+# there is none.
+cdef bint cost_batch_collect(CostBatch* c, ModelQueue* queue, Lanes* lanes, u32 avoid,
+                             u64 now_us) noexcept nogil
+# Choose a batch of at most so many rows and this cost, with the row that is due first; that row
+# goes alone if it costs more. start_us: when the replica is free.
+cdef void cost_batch_choose(CostBatch* c, const Batcher* b, u32 rows_max, double limit,
+                            u64 start_us) noexcept nogil
+# Choose the row that is due first, alone.
+cdef void cost_batch_alone(CostBatch* c) noexcept nogil
+
+# -- Models: their lanes, queues and replicas together.
 cdef enum:
     LANE_CLASSES = 44           # SLOs from 1 us to 2^43 us (100 days), one class per power of two
 

@@ -13,8 +13,25 @@ from clipper_core.runtime.machine cimport atomic, u32, u64, u8
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
-from clipper_core.scheduling.task cimport Lanes, Span, Tally
+from clipper_core.scheduling.lane cimport Lanes, Span, Tally
 from clipper_core.wire.codec cimport Header, Limits, Progress
+
+# -- What batches were made of and when they went, for who traces queries: a bounded queue of words
+# from the loop to one reader. Off until somebody asks for it, and then a few words a batch and one
+# a row; a batch that finds no room is counted, and nobody waits.
+#
+# A record: how many words follow it; replica << 32 | rows; sent, begun, ended (us, monotonic); the
+# id of each task's slot, those included that joined a row (a task of an array: of its first slot).
+cdef enum:
+    LOGGED_TASKS_MAX = 4096     # of one batch
+    RECORD_HEAD = 4             # words before the ids, the count excluded
+
+# a power of two; False: no memory. Threads: one at a time
+cdef bint batch_log_open(Lanes* lanes, u64 words) noexcept nogil
+cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 rows, u32 replica,
+                        u64 sent_us, u64 begun_us,
+                        u64 now_us) noexcept nogil
+# ^ before its tasks end. Threads: loop only
 
 cdef enum:
     IN_FLIGHT_MAX = 2
@@ -140,3 +157,12 @@ cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 # ^ the container is gone: rows with time left go to the front of their lanes, once
+
+# -- Writes a batch to its container's connection: rows are sent from their cells, gathered,
+# compressed, or, where the container maps them, only referred to.
+#
+# Threads: loop only.
+# Queue the frame of a batch and take the batch over. NO_MEMORY, TOO_LARGE: nothing was queued, and
+# the caller keeps it.
+cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                         u64 now_us) noexcept nogil

@@ -11,9 +11,9 @@ from clipper_core.runtime.machine cimport atomic, u16, u32, u64, u8
 from clipper_core.runtime.ring cimport Ring, Spsc
 from clipper_core.scheduling.batcher cimport TIMINGS_MAX, BatcherConfig, Timing
 from clipper_core.scheduling.container_connection cimport ContainerConnection
+from clipper_core.scheduling.lane cimport Lanes
 from clipper_core.scheduling.model_state cimport ModelState, RetiredModels
 from clipper_core.scheduling.replica cimport Replica
-from clipper_core.scheduling.task cimport Lanes
 from clipper_core.wire.codec cimport Limits
 
 cdef extern from "<mutex>" namespace "std" nogil:

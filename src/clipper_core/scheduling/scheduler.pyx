@@ -23,7 +23,6 @@ from clipper_core.runtime.status cimport (
 )
 from clipper_core.runtime.timer_wheel cimport NEVER, wheel_next_us
 from clipper_core.scheduling.admission cimport Gate
-from clipper_core.scheduling.batch_writer cimport replica_send
 from clipper_core.scheduling.batcher cimport (
     batcher_cost_must_shed, batcher_cost_worst_us, batcher_hold_until, batcher_know_slo,
     batcher_rows,
@@ -32,29 +31,23 @@ from clipper_core.scheduling.container_connection cimport (
     connection_free, connection_has_unsent, connection_new, connection_next_frame,
     connection_received, connection_reserve, connection_rest, connection_send_frame,
 )
-from clipper_core.scheduling.cost_batch cimport (
-    Candidate, CostBatch, cost_batch_alone, cost_batch_choose, cost_batch_collect,
-)
 from clipper_core.scheduling.deferred_calls cimport deferred_calls_step
 from clipper_core.scheduling.lane cimport (
-    lane_close, lane_head, lane_shed, lane_take, lane_take_in, lane_take_row, lanes_expire,
-    lanes_next_ready, lanes_wake, span_end, task_due_us,
+    Lane, Span, Task, lane_close, lane_head, lane_of, lane_shed, lane_take, lane_take_in,
+    lane_take_row, lanes_expire, lanes_next_ready, lanes_wake, span_end, task_due_us, task_of,
 )
-from clipper_core.scheduling.model_queue cimport (
-    model_queue_add, model_queue_ahead, model_queue_earliest, model_queue_end_before,
-    model_queue_is_active, model_queue_slo_us, model_queue_tightest, model_queue_waiting,
+from clipper_core.scheduling.model_state cimport (
+    LANE_CLASSES, Candidate, CostBatch, another_can_finish, cost_batch_alone, cost_batch_choose,
+    cost_batch_collect, model_queue_add, model_queue_ahead, model_queue_earliest,
+    model_queue_end_before, model_queue_is_active, model_queue_slo_us, model_queue_tightest,
+    model_queue_waiting, models_give_back, replica_set_batch_rows, replica_set_count_arrivals,
+    replica_set_forecast, replica_set_has_other, replica_set_learn, replica_set_must_pass,
+    replica_set_pick, replica_set_reserve, replica_set_update_ejections, too_late,
 )
-from clipper_core.scheduling.model_state cimport LANE_CLASSES, models_give_back
 from clipper_core.scheduling.replica cimport (
     Batch, batch_drop, batch_new, replica_bare, replica_begin, replica_frame, replica_free,
-    replica_late, replica_lost, replica_new, replica_overdue, replica_send_feedback,
+    replica_late, replica_lost, replica_new, replica_overdue, replica_send, replica_send_feedback,
 )
-from clipper_core.scheduling.replica_set cimport (
-    another_can_finish, replica_set_batch_rows, replica_set_count_arrivals, replica_set_forecast,
-    replica_set_has_other, replica_set_learn, replica_set_must_pass, replica_set_pick,
-    replica_set_reserve, replica_set_update_ejections, too_late,
-)
-from clipper_core.scheduling.task cimport Lane, Span, Task, lane_of, task_of
 from clipper_core.wire.codec cimport (
     ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format,
 )

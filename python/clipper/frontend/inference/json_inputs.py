@@ -12,7 +12,7 @@ from clipper.frontend.http.messages import read_json
 from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import ANY, RANK_MAX, InputType
-from clipper_core.http.json_rows import RowReader
+from clipper_core.http.json_value import RowReader
 
 JsonText = Any  # msgspec.Raw, or what has a buffer
 Row = Any  # an input, or one tensor of it

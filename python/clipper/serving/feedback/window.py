@@ -22,7 +22,7 @@ from clipper.serving.feedback.forwarding import Forwarding
 from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
 from clipper.types import Answer, VersionedModel
-from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.http.http_route import RecentAnswers
 from clipper_core.learning.label_feedback import Joined, JoinTable, take_listed
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status

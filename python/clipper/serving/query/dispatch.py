@@ -20,8 +20,7 @@ from typing import NoReturn
 from clipper import errors
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.io_loop import IoLoop
-from clipper_core.results.future import Future
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status, bind_errors
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from clipper_core.engine.engine import Engine
 from clipper_core.results.future import Future as Future
-from clipper_core.results.mailbox import MailboxReader
+from clipper_core.results.future import MailboxReader
 
 _log = logging.getLogger(__name__)
 DoneCallback = Callable[[Future], object]

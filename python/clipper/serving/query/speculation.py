@@ -40,8 +40,8 @@ from clipper.serving.query.processor import (
 )
 from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
-from clipper_core.engine.ensemble import predict_ensemble
 from clipper_core.engine.model import Model as CoreModel
+from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule
 from clipper_core.results.decider import Step as CoreStep
 from clipper_core.results.future import Future

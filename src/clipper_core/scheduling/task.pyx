@@ -1,1 +1,0 @@
-"""Tasks and lanes as data; everything is in task.pxd."""
