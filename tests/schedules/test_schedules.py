@@ -172,7 +172,8 @@ def test_the_steps_are_nowhere_else() -> None:
         text = (CORE / f"{module}.pyx").read_text()
         if module == "scheduling/lane":
             table, section, text = text.partition("\n# -- Chunks: ")
-            assert section and "cdef bint pending_has" in table
+            assert section
+            assert "cdef bint pending_has" in table
         spelled = re.findall(
             r"[\w.\]\[]+\((?:[^()]*, *)?(?:acquire|release|acq_rel|seq_cst)\)", text
         )
