@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 import clipper
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 SLO_MS = 200.0
 # queries a second of the thread inside the server; each HTTP client sends one after another

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.run import HEAVY, RERUN_MAX, Room, descendants, plan, split_arguments
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,11 +12,11 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
-    "no docstring": 89,
+    "no docstring": 87,
     "weak beginning": 1,
     "coined word": 12,
     "coined name": 41,
-    "Any": 845,
+    "Any": 839,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

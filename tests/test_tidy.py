@@ -65,7 +65,6 @@ SDK_USERS = {
     "schema",
     "__init__",
 }
-TESTING = "testing"  # imports whatever it fakes; only tests import it
 
 BANNED_NAMES = {
     "utils": "a noun for what it holds",
@@ -227,8 +226,6 @@ def forbidden_python_import(unit: str, target: str) -> str:
         )
     if root != "clipper" or not below or below == unit:
         return ""
-    if below == TESTING:
-        return "only tests import clipper.testing"
     mine, theirs = rank_in(PYTHON_LAYERS, unit), rank_in(PYTHON_LAYERS, below)
     if theirs is None:  # a public name such as clipper.ClipperServer, or a room without a row
         known = (PACKAGE / below).is_dir() or (PACKAGE / f"{below}.py").is_file()
@@ -246,8 +243,6 @@ def test_arrows_of_the_package() -> None:
     wrong = []
     for path, tree in python_files(PACKAGE):
         unit = unit_of(path)
-        if unit == TESTING:
-            continue
         if rank_in(PYTHON_LAYERS, unit) is None:
             wrong.append(f"{at(path)}: give {unit} a row in PYTHON_LAYERS")
         speaks_for_all = unit in ("__init__", "__main__", "cli", "demo")
@@ -562,7 +557,6 @@ def test_what_tests_replace_exists() -> None:
         ("catalog", "clipper.store.memory", True),
         ("store", "clipper.catalog", False),
         ("errors", "clipper.types", False),
-        ("server", "clipper.testing", False),
         ("frontend", "clipper.manage", False),
         ("serving", "clipper_container", False),
         ("serving", "numpy", True),

@@ -25,8 +25,8 @@ import numpy as np
 import clipper
 from clipper.credential_file import line_of, new_key
 from clipper.errors import ClipperError
-from clipper.testing import MemoryContainer
 from clipper_container.wire import frames as wire
+from tests.memory_container import MemoryContainer
 
 ANSWER_NUMBERS = 37_500  # of the large answer: 300 KB as JSON
 BATCH_BYTES = 65_536  # of pipelined requests that are sent at once

@@ -28,7 +28,7 @@ import clipper
 from bench.harness import Goal, Row, Sample, row
 from bench.system.store_servers import SYNCED, Redis, free_ports
 from clipper.selection import create_policy
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 SERVERS = 3
 QUERIES = 10_000

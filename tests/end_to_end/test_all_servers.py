@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import clipper
-from clipper.testing import wait_until
 from clipper_container.model import as_model
 from clipper_container.wire.transport import StopSwitch
 from clipper_container.worker import all_servers
 from clipper_container.worker.all_servers import AllServers
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
+from tests.memory_container import wait_until
 
 PATIENCE_S = 30.0
 TOKEN = "token-of-all-servers"

@@ -15,7 +15,7 @@ from sklearn.svm import SVC
 
 import clipper
 from clipper.errors import DeadlineExceeded, InvalidInput
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 

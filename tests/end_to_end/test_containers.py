@@ -14,8 +14,8 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
-from clipper.testing import MemoryContainer, wait_until
 from clipper_container.wire.frames import Kind
+from tests.memory_container import MemoryContainer, wait_until
 
 ROW = np.arange(4.0)
 

@@ -15,7 +15,7 @@ import pytest
 import clipper
 from clipper.deploy.artifact import Artifact, check
 from clipper.errors import DeployFailed, InvalidInput, PackagingError
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 datasets = pytest.importorskip("sklearn.datasets")
 onnx = pytest.importorskip("onnx")

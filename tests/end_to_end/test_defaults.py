@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import BadOutput, DeadlineExceeded, ModelFailed, NoReplica, UnknownModel
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.signals import freeze
 
 ROW = np.arange(4.0)

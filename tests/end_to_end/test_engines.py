@@ -15,7 +15,7 @@ import pytest
 import clipper
 from clipper.errors import ClipperError, ForkedProcess, ShuttingDown
 from clipper.serving.models import engines as engines_module
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 QUICK = {
     "heartbeat_ms": 100,

@@ -14,8 +14,8 @@ import pytest
 
 import clipper
 from clipper.errors import AlreadyExists, ClipperError, InvalidInput, StoreError, UnknownPrediction
-from clipper.testing import wait_until
 from tests.frontend.conftest import ask
+from tests.memory_container import wait_until
 from tests.store.conftest import own_etcd, own_redis
 
 __all__ = ["own_etcd", "own_redis"]

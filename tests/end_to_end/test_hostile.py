@@ -19,8 +19,8 @@ import pytest
 
 import clipper
 from clipper.errors import TooLarge
-from clipper.testing import MemoryContainer, wait_until
 from clipper_container.wire import frames as wire
+from tests.memory_container import MemoryContainer, wait_until
 
 ROW = np.arange(4.0)
 
@@ -305,7 +305,7 @@ def test_out_of_descriptors(tmp_path):
     come when there is room."""
     script = textwrap.dedent("""
         import os, resource, socket, numpy as np, clipper
-        from clipper.testing import wait_until
+        from tests.memory_container import wait_until
         with clipper.start(heartbeat_ms=100, drain_s=0.1) as server:
             model = server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
             model.predict(np.ones(4)).result(5)

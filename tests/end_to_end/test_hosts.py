@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.testing import wait_until
 from container_sdk.tests.fake_node import Node
+from tests.memory_container import wait_until
 
 onnx = pytest.importorskip("onnx")
 skops = pytest.importorskip("skops.io")

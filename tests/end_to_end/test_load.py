@@ -10,9 +10,9 @@ import pytest
 
 import clipper
 from clipper.errors import ClipperError
-from clipper.testing import wait_until
 from clipper_core.runtime.status import Status
 from tests.memory import resident_bytes
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 ROW_MS = 1.0  # what one row costs the model below

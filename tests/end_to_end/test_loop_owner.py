@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from clipper.errors import DeadlineExceeded, ForkedProcess
-from clipper.testing import wait_until
 from clipper_core.results.future import MailboxReader
 from clipper_core.runtime.status import Status
 from tests import signals
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 

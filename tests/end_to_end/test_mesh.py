@@ -30,8 +30,8 @@ from clipper.errors import (
 )
 from clipper.mesh.decisions.maintenance import MeshView
 from clipper.mesh.facade import MigrationProgress
-from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
+from tests.memory_container import wait_until
 
 MODELS = """
 import os, pathlib, time

@@ -14,7 +14,7 @@ import pytest
 
 import clipper
 from clipper.errors import ClipperError, InvalidInput, StillLinked, UnknownModel, UnknownVersion
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 MODELS = """
 def one(rows): return [1] * len(rows)

@@ -13,8 +13,8 @@ import pytest
 
 import clipper
 from clipper.mesh.loading import isolation
-from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import QUICK, ROW, ask
+from tests.memory_container import wait_until
 from tests.signals import freeze
 
 MODELS = """

@@ -29,9 +29,9 @@ from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.decisions import vmodels
 from clipper.mesh.records import MeshModel
 from clipper.store.history import default_actor
-from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
 from tests.frontend.conftest import ask, warm_workers
+from tests.memory_container import wait_until
 from tests.onnx_models import two_by_two
 
 grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")

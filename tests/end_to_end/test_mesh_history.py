@@ -11,8 +11,8 @@ import pytest
 
 import clipper
 from clipper.errors import AlreadyExists, UnknownModel
-from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import MODELS, QUICK, ROW, alive, ask, register
+from tests.memory_container import wait_until
 from tests.store.conftest import own_redis
 
 Start = Callable[..., clipper.ClipperServer]

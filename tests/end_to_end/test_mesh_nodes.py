@@ -25,7 +25,7 @@ from clipper.mesh.decisions import vmodels
 from clipper.mesh.facade import Info
 from clipper.mesh.records import Policy
 from clipper.mesh.registry import now_ms
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
 MODELS = """

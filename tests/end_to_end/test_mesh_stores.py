@@ -15,7 +15,6 @@ import clipper
 from clipper.errors import StoreError
 from clipper.mesh.registry import Registry
 from clipper.store import cached_store
-from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import (
     MODELS,
     QUICK,
@@ -27,6 +26,7 @@ from tests.end_to_end.test_mesh_nodes import (
     register,
 )
 from tests.frontend.conftest import ask as http
+from tests.memory_container import wait_until
 from tests.store.conftest import own_etcd, own_redis
 
 NodesOf = Callable[..., list[clipper.ClipperServer]]

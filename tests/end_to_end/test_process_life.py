@@ -15,7 +15,7 @@ import pytest
 
 import clipper
 from clipper.errors import ForkedProcess, ShuttingDown
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.sizes import sized
 
 ROW = np.arange(4.0)

@@ -19,7 +19,7 @@ from clipper.errors import (
     UnknownModel,
     UnknownVersion,
 )
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.signals import freeze
 
 ROW = np.arange(4.0)

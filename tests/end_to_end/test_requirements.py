@@ -20,7 +20,7 @@ import clipper
 from clipper.deploy.environments import Environments, lines_of
 from clipper.deploy.sdk import wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 QUICK = {
     "heartbeat_ms": 100,

@@ -12,7 +12,7 @@ import pytest
 
 import clipper
 from clipper.errors import AlreadyExists, StoreError, UnknownModel
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 

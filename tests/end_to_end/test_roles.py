@@ -8,7 +8,7 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput, UnknownModel
-from clipper.testing import MemoryContainer, wait_until
+from tests.memory_container import MemoryContainer, wait_until
 
 SLO_MS = 10_000
 

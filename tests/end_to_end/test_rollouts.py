@@ -11,7 +11,7 @@ import pytest
 
 import clipper
 from clipper import errors
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 PATIENCE_S = 60.0
 OPEN = ("running", "paused")

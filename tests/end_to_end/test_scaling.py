@@ -12,8 +12,8 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput
-from clipper.testing import wait_until
 from clipper_core.runtime.status import Status
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 SLO_MS = 10_000

@@ -11,8 +11,8 @@ import pytest
 import clipper
 from bench.system import several
 from clipper.catalog import Catalog
-from clipper.testing import wait_until
 from clipper.types import Model
+from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
 __all__ = ["own_redis"]

@@ -14,7 +14,7 @@ import pytest
 
 import clipper
 from clipper.errors import ClipperError
-from clipper.testing import MemoryContainer, wait_until
+from tests.memory_container import MemoryContainer, wait_until
 from tests.signals import freeze
 
 WIDE = 784

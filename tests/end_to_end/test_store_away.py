@@ -16,8 +16,8 @@ import pytest
 import clipper
 from clipper import errors
 from clipper.store import cached_store
-from clipper.testing import wait_until
 from tests.frontend.conftest import ask
+from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
 __all__ = ["own_redis"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import clipper
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 PATIENCE_S = 60.0
 QUICK = {

@@ -13,8 +13,8 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput
-from clipper.testing import wait_until
 from clipper_core.engine.model import Model
+from tests.memory_container import wait_until
 
 Deploy = Callable[..., Model]
 

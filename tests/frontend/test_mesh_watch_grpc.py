@@ -20,11 +20,11 @@ from clipper.frontend.grpc import mesh_watch
 from clipper.frontend.grpc.mesh_watch import event_message
 from clipper.mesh.facade import MeshEvent
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
-from clipper.testing import wait_until
 from tests.frontend.conftest import QUICK
 from tests.frontend.fake_mesh import FakeMesh
 from tests.frontend.test_grpc import Client, details_of
 from tests.frontend.test_mesh_grpc import MESH, ONNX, served, start
+from tests.memory_container import wait_until
 
 WATCH = "clipper.v1.Mesh"
 __all__ = ["served"]

@@ -31,8 +31,8 @@ from clipper.metrics import (
     prometheus,
 )
 from clipper.metrics.grafana import dashboard
-from clipper.testing import wait_until
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
+from tests.memory_container import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICT = "/api/total/predict"

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 PACE = 10.0  # times between probes are divided by this
 PATIENCE_S = 60.0

@@ -22,8 +22,8 @@ from clipper.errors import (
     PackagingError,
     UnknownModel,
 )
-from clipper.testing import wait_until
 from tests.languages.compiled import CPP, JAVA, cpp, java, java_command
+from tests.memory_container import wait_until
 
 QUICK = {
     "heartbeat_ms": 100,

@@ -14,7 +14,7 @@ from clipper.errors import DoesNotFit, UnknownTable
 from clipper.params import TableSpec
 from clipper.params.client.user_rows import UserRows, check_context_table
 from clipper.serving.feedback.online_learning import session_of
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.params.conftest import TOKEN, Shards
 
 

@@ -20,9 +20,9 @@ from clipper.serving.feedback.window import FeedbackWindow
 from clipper.settings.server import FeedbackSettings
 from clipper.store import MemoryStore, Store
 from clipper.store.expiring import LeasedLists, expiring_lists
-from clipper.testing import wait_until
 from clipper.types import VersionedModel
 from clipper_core.learning.label_feedback import Joined
+from tests.memory_container import wait_until
 from tests.store.test_shared_states import Connect, connect
 
 __all__ = ["connect"]

@@ -10,7 +10,7 @@ import pytest
 from clipper.errors import InvalidInput, StoreConflict, StoreError
 from clipper.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, Watch
 from clipper.store.store import KEY_BYTES_MAX, TXN_OPS_MAX, VALUE_BYTES_MAX
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 OpenStore = Callable[[int], Store]
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from clipper.cli import main
 from clipper.errors import InvalidInput
 from clipper.store import Delete, MemoryStore, Put, SqliteStore, Store, copying, open_store
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer
 
 

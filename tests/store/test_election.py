@@ -7,7 +7,7 @@ import pytest
 
 from clipper.errors import LeaseLost
 from clipper.store import Candidate, MemoryStore, Put, Store
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 OpenStore = Callable[[int], Store]
 

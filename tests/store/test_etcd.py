@@ -22,7 +22,7 @@ from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
 from clipper.store import Event, Mirror, Put, Store, etcd_channel, etcd_watch, open_store
 from clipper.store.etcd import EtcdStore
 from clipper.store.etcd_address import parse_url, redacted_url
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer, started
 
 

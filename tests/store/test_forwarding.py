@@ -19,7 +19,7 @@ from clipper.serving.feedback.forwarding import (
 )
 from clipper.serving.feedback.presence import NAMES, NODES, Holder, Presence
 from clipper.store import Put, Store
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.test_shared_states import Connect, Following, connect
 
 __all__ = ["connect"]

@@ -9,7 +9,7 @@ import pytest
 from clipper.errors import InvalidInput, LeaseLost, StoreError
 from clipper.store import ABSENT, Compare, Event, Lease, MemoryStore, Put, Store, Watch
 from clipper.store.threads import SYSTEM_THREADS
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 OpenStore = Callable[[int], Store]
 

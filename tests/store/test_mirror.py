@@ -22,7 +22,7 @@ from clipper.store import (
     open_store,
 )
 from clipper.store.mirror import KeyChange
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer
 
 OpenStore = Callable[[int], Store]

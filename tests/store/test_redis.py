@@ -18,7 +18,7 @@ import pytest
 import clipper
 from clipper.errors import ConfigError, StoreError
 from clipper.store import Event, Put, Record, RedisStore, open_store, redis
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 RedisServer = Any  # conftest.py has it
 

@@ -13,7 +13,7 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput
 from clipper.frontend.streams.model_updates import descriptor_of
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer
 
 redis = pytest.importorskip("redis")

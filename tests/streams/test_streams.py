@@ -18,7 +18,7 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, InvalidInput, UnknownApplication
-from clipper.testing import wait_until
+from tests.memory_container import MemoryContainer, wait_until
 from tests.store.conftest import RedisServer
 
 redis = pytest.importorskip("redis")
@@ -268,9 +268,7 @@ def test_no_more_is_read_than_the_models_take(
 ) -> None:
     """A model that is held back holds back the reading; all are answered once it goes on."""
     names = streams(fresh, in_flight_max=8)
-    with clipper.testing.MemoryContainer(
-        server.address, server.token, "held", input="f64[3]"
-    ) as container:
+    with MemoryContainer(server.address, server.token, "held", input="f64[3]") as container:
         container.send_hello()
         server.app("held-app", models=["held"], slo_ms=60_000)
         for i in range(100):
@@ -312,9 +310,7 @@ def test_records_wait_for_a_model_that_is_not_there_yet(
             lambda: server.stats()["answered"] > before + 17
         )  # the first window of 16, and the first of it again
         assert client.xlen(names["answers"]) == 0
-        with clipper.testing.MemoryContainer(
-            server.address, server.token, "late", input="f64[3]"
-        ) as container:
+        with MemoryContainer(server.address, server.token, "late", input="f64[3]") as container:
             container.serve(lambda rows: np.asarray(rows).sum(axis=1))
             wait_until(lambda: client.xlen(names["answers"]) == 40)
     found = answers_of(client, names["answers"])
@@ -451,9 +447,7 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
     names = streams(
         fresh, claim_s=2
     )  # said again every 0.7 s: a busy machine may be late with that
-    with clipper.testing.MemoryContainer(
-        server.address, server.token, "slow", input="f64[3]"
-    ) as container:
+    with MemoryContainer(server.address, server.token, "slow", input="f64[3]") as container:
         container.send_hello()
         server.app("slow-app", models=["slow"], slo_ms=60_000)
         client.xadd(names["source"], {"input": "[1,2,3]"})

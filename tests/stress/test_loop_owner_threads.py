@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.testing import wait_until
 from clipper_core.engine.model import Model
 from clipper_core.results.future import Future
+from tests.memory_container import wait_until
 from tests.stress.node import Node, together
 
 THREADS = 4

@@ -270,14 +270,6 @@ def test_a_user_finds_another_best_model_within_few_queries() -> None:
     assert shared.rows[-1, 6] == 0.0  # users that share a state have no best model
 
 
-def test_a_state_without_component_7_is_read() -> None:
-    """Former rows had no column for it, and the equal vote's numbers one column earlier."""
-    rows = trained().rows
-    former = np.delete(rows, 15, axis=1)
-    former[-1, 6:8], former[-1, 8] = rows[-1, 7:9], 0.0
-    assert np.array_equal(POLICY.rows.parse(former.ravel(), K)[-1], rows[-1])
-
-
 def test_right_and_wrong_teach_without_labels() -> None:
     """Model 0 is always right, the others agree on another label."""
     rng, state = np.random.default_rng(4), POLICY.init(MODELS)

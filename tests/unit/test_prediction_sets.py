@@ -1,10 +1,8 @@
 """Sets hold the truth as often as was asked for, whatever the stream does."""
 
 import math
-import zlib
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +20,6 @@ from clipper.selection import (
 )
 from clipper.selection.experts import _odds_by_share
 from clipper.selection.learned_state import LearnedState
-from clipper.selection.learning_policy import LearningPolicy
 from clipper.types import VersionedModel
 from tests.sizes import sized
 
@@ -182,20 +179,6 @@ def test_two_servers_meet_half_way():
     assert prediction_sets.merge(
         prediction_sets.INITIAL, mine, prediction_sets.INITIAL
     ) == prediction_sets.SetThresholds(0.75, 1.0, 2.0, 10.0, (1, 2))
-
-
-@pytest.mark.parametrize("name", ["exp3", "exp4", "stacking", "mixture", "squarecb", "thompson"])
-def test_a_state_of_the_first_schema_is_read(name):
-    policy = create_policy(name)
-    assert isinstance(policy, LearningPolicy)
-    state = policy.init(models(2))
-    old = np.arange(40.0).reshape(20, 2)
-    body = msgspec.msgpack.encode(
-        (name, 1, state.models, state.rows.tobytes(), 7.0, 3, old.tobytes())
-    )
-    read = policy.decode(zlib.crc32(body).to_bytes(4, "little") + body)
-    assert (read.seen, read.labels, read.tracked) == (7.0, 3, prediction_sets.INITIAL)
-    assert read.sure.tolist() == (old[::2] + old[1::2]).tolist()
 
 
 @pytest.mark.parametrize(

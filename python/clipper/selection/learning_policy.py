@@ -58,7 +58,7 @@ class _Stored(msgspec.Struct, array_like=True):
     seen: float
     labels: int
     sure: bytes
-    tracked: SetThresholds = INITIAL  # since schema 2
+    tracked: SetThresholds = INITIAL
 
 
 class LearningPolicy(Policy):
@@ -298,7 +298,7 @@ class LearningPolicy(Policy):
         return zlib.crc32(body).to_bytes(4, "little") + body
 
     def decode(self, data: bytes) -> LearnedState:
-        """Read a stored state of schema 1 or 2. Raises ValueError that names what is wrong."""
+        """Read a stored state. Raises ValueError that names what is wrong."""
         if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
             raise ValueError(
                 f"no state of {self.name}: the checksum does not fit its {len(data)} bytes"
@@ -307,16 +307,13 @@ class LearningPolicy(Policy):
             stored = msgspec.msgpack.decode(data[4:], type=_Stored)
         except msgspec.MsgspecError as error:
             raise ValueError(f"no state of {self.name}: {error}") from None
-        if stored.policy != self.name or not 1 <= stored.schema <= self.schema:
+        if stored.policy != self.name or stored.schema != self.schema:
             raise ValueError(
                 f"a state of {stored.policy}/{stored.schema}, not of {self.name}/{self.schema}"
             )
         try:
             rows = self.rows.parse(np.frombuffer(stored.rows), len(stored.models))
-            # schema 1 had twice as many bins
-            sure = np.frombuffer(stored.sure).reshape(BINS, -1, 2).sum(axis=1)
-            if len(stored.sure) != BINS * 16 * (2 if stored.schema == 1 else 1):
-                raise ValueError("the bins of confidence")
+            sure = np.frombuffer(stored.sure).reshape(BINS, 2)
         except ValueError as error:
             raise ValueError(f"a state of {self.name} of the wrong size: {error}") from None
         if not math.isfinite(stored.seen):

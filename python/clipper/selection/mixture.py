@@ -48,7 +48,6 @@ EQUAL_SUM = 8  # column of the last row: 0 until something was learned
 FEATURES = 9  # column of the last row: length of the queries' context
 FAVOURED = 15  # column of a model: the probability that it is the best one of this user
 BY_CLASS = 16  # first column of the weights by label
-FORMER = 15, 6  # columns before those by label, and components, of a state of schema 1 or 2
 SUMS = (5, 6, 9, 10, 13, 14)  # columns of a model's sums of squared gradients
 A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the probability one half
 
@@ -177,14 +176,6 @@ class MixtureRows:
     def parse(self, numbers: Array, k: int) -> Array:
         """Reshape stored numbers. Raises ValueError unless they are rows of a mixture."""
         rows = numbers.reshape(k + 1, -1)
-        fixed, components = FORMER
-        if (rows.shape[1] - fixed) / 6 in (8, 16, 32, 64):
-            now = np.zeros((k + 1, rows.shape[1] + 1))
-            now[:, :fixed], now[:, BY_CLASS:] = rows[:, :fixed], rows[:, fixed:]
-            now[-1, components:BY_CLASS] = 0.0
-            now[-1, EQUAL_SUM - 1 :][:2] = rows[-1, components:][:2]
-            now[:-1, FAVOURED] = 1 / max(k, 1)
-            return now
         if k:
             try:
                 mixture.features(rows)

@@ -14,7 +14,7 @@ from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, Message, RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from clipper.mesh.registry import Registry
 from clipper.mesh.transport.channel import ConnectionLost, RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 SIZE = 100
 

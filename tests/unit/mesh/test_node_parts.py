@@ -25,7 +25,7 @@ from clipper.mesh.registry import now_ms
 from clipper.mesh.tasks.constraints_file import ConstraintsFile
 from clipper.mesh.tasks.periodic_tasks import PeriodicTasks
 from clipper.metrics import MeshCounts
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 
 @pytest.fixture

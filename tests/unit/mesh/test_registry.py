@@ -22,7 +22,7 @@ from clipper.mesh.records import MODELS, Copy, Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
 from clipper.store import Candidate, Delete, MemoryStore, Record, history
-from clipper.testing import wait_until
+from tests.memory_container import wait_until
 
 
 @pytest.fixture

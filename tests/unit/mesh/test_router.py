@@ -16,8 +16,8 @@ from clipper.mesh.routing.router import (
     core_record,
     is_convertible,
 )
-from clipper.testing import wait_until
 from clipper.types import Batching, InputType, Model
+from tests.memory_container import wait_until
 
 
 def routes(

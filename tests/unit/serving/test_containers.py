@@ -5,11 +5,11 @@ import pytest
 
 from clipper.errors import UnknownModel
 from clipper.serving.models.containers import Containers, Hello, Seat
-from clipper.testing import wait_until
 from clipper.types import Batching, InputType, VersionedModel
 from clipper_container.wire import frames as wire
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
+from tests.memory_container import wait_until
 
 
 class Node:

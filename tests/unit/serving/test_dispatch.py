@@ -10,9 +10,9 @@ import pytest
 import clipper
 from clipper.errors import NoReplica, ShuttingDown
 from clipper.serving.query.dispatch import Dispatch
-from clipper.testing import wait_until
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
+from tests.memory_container import wait_until
 
 ROW = np.arange(4.0)
 

@@ -1,5 +1,4 @@
-"""Public fakes for tests of what is built on Clipper: a container that lives in the test's own
-process."""
+"""A container that lives in the test's own process, and `wait_until`."""
 
 import socket
 import threading
