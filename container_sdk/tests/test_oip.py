@@ -323,6 +323,8 @@ def test_settings_come_from_the_environment(
         1,
         2 << 20,
     )
+    given = runtime._start_s, runtime.load_s, runtime.answer_s, runtime._concurrency
+    assert given == (60, 60, 30, 4)
     for name, value, why in [
         ("LOAD_S", "soon", "is not a number"),
         ("URL", "h:1", "is not a server.s URL"),

@@ -15,6 +15,8 @@ from clipper.mesh.decisions.placement import (
     InstanceIndex,
     NoPlacement,
     Placement,
+    _shortlist,
+    _Wish,
     choose,
     constraint_of,
     explain,
@@ -329,3 +331,31 @@ def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
         assert choose(model(), field, NOW, Random(n), **told) == choose(
             model(), list(held.values()), NOW, Random(n), **told
         )
+
+
+def test_instances_nearly_as_good_as_the_best() -> None:
+    wanted = model()
+    wish = _Wish(wanted, Constraint(), 10 * MIB, (), frozenset({"r"}), NOW, NOW, 0)
+
+    def listed(*instances: Instance, seed: int = 0) -> list[str]:
+        return [one.id for one in _shortlist(instances, wish, Random(seed))]
+
+    def few(counts: list[int], ids: str = "abcdefghijklmnopqrs", **fields: Any) -> list[Instance]:
+        return [node(id, models=n, **fields) for id, n in zip(ids, counts, strict=False)]
+
+    assert listed() == []
+    assert listed(*few([0, 11])) == ["a"]
+    assert listed(*few([0, 10, 11])) == ["a", "b"]
+    assert listed(*few([40, 50, 51])) == ["a", "b"]
+    assert listed(*few([0, 0]), node("r")) == ["a", "b"]
+    assert listed(node("small", capacity_bytes=MIB), *few([3, 14, 15])) == ["a"]
+    assert listed(node("a"), node("b", capacity_bytes=249 * MIB), node("c")) == ["a", "c"]
+    assert listed(*few([0] * 12)) == list("abcdefghijkl")
+    assert listed(full_node("a", 100), full_node("b", 50), node("c")) == ["a"]
+    assert listed(full_node("a", 9000), full_node("b", 8100), full_node("c", 8000)) == ["a", "b"]
+    assert listed(full_node("a", 9000), node("b", models=1)) == ["a"]
+    for seed in range(9):
+        drawn = listed(*few([0] * 19), seed=seed)
+        assert (drawn[0], len(drawn), len({*drawn})) == ("a", 12, 12)
+    each = {id for seed in range(60) for id in listed(*few([0] * 14), seed=seed)}
+    assert each == set("abcdefghijklmn")
