@@ -51,6 +51,17 @@ class _Writer:
         if not self._closed:
             self._send(data)
 
+    @property
+    def transport(self) -> "_Writer":
+        return self
+
+    def get_write_buffer_size(self) -> int:
+        """Return 0: the other end takes all that is sent."""
+        return 0
+
+    def abort(self) -> None:
+        self.close()
+
     async def drain(self) -> None:
         if self._closed:
             raise ConnectionResetError("the connection is closed")

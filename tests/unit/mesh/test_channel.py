@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from clipper.mesh.transport.channel import (
     FRAME_BYTES_MAX,
+    MESSAGES_MAX,
     ChannelServer,
     ConnectionLost,
     Message,
@@ -146,3 +148,58 @@ def test_nobody_there_is_lost(tmp_path: Path) -> None:
         asyncio.run(dial(f"unix:{tmp_path}/nobody", {}))
     with pytest.raises(ConnectionLost, match="cannot reach"):
         asyncio.run(dial("tcp:127.0.0.1:x", {}))
+
+
+def test_a_flood_of_requests_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """A peer has sent thousands of requests at once: in one turn of the loop a bounded number of
+    them is handled."""
+
+    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+        handled: list[int] = []
+        at = 0
+
+        async def serve(verb: str, message: Message) -> Message:
+            handled.append(at)
+            return {}
+
+        await channel.request("add", 5, a=1, b=1)
+        came[0]._serve = serve
+        requests = [channel.request("flood", 20) for _ in range(3000)]
+        every = asyncio.gather(*requests)
+        while len(handled) < 3000:
+            at += 1
+            await asyncio.sleep(0)
+        await every
+        assert max(handled.count(turn) for turn in set(handled)) <= 2 * MESSAGES_MAX
+
+    with_channel(tmp_path, test)
+
+
+async def write_on(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"\0")
+        await writer.drain()
+        await asyncio.sleep(0.001)
+
+
+def test_a_peer_that_reads_no_answers_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipper.mesh.transport.channel.UNSENT_BYTES_MAX", 1 << 20)
+
+    async def run() -> None:
+        async with asyncio.timeout(20):
+            door = await ChannelServer("", "secret", tmp_path, "door", serve=answer).open()
+            _, writer = await asyncio.open_unix_connection(door.address.removeprefix("unix:"))
+            for message in (
+                {"verb": "hello", "token": "secret"},
+                *({"n": n, "verb": "add", "a": "a" * 9000, "b": ""} for n in range(1000)),
+            ):
+                data = msgpack.packb(message)
+                writer.write(len(data).to_bytes(4, "little") + data)
+            with pytest.raises(ConnectionError):
+                await write_on(writer)
+            writer.close()
+            door.close()
+
+    asyncio.run(run())

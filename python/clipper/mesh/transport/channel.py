@@ -24,6 +24,8 @@ HELLO_S: Final = 5.0
 # the fault of a refusal that is no failure: the caller reads the record again
 NOT_LOADED_HERE: Final = "elsewhere"
 REQUESTS_MAX: Final = 65_536  # unanswered requests in one direction
+MESSAGES_MAX: Final = 64  # of a connection that are handled in one turn of the loop
+UNSENT_BYTES_MAX: Final = 64 << 20  # for the other side, which does not read
 _LENGTH_BYTES: Final = 4
 _log = logging.getLogger(__name__)
 
@@ -118,6 +120,10 @@ class PeerChannel:
             raise RequestFailed(
                 f"a message of {len(data)} bytes: at most {FRAME_BYTES_MAX}", "none"
             )
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._writer.transport.abort()  # close() would wait until all is sent
+            self.close()
+            raise ConnectionLost(f"the other side does not read {UNSENT_BYTES_MAX} bytes")
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
     def start(self) -> None:
@@ -128,7 +134,9 @@ class PeerChannel:
         """Read messages until the connection ends; pending requests then raise ConnectionLost."""
         try:
             while True:
-                self._take(await read(self._reader))
+                for _ in range(MESSAGES_MAX):
+                    self._take(await read(self._reader))
+                await asyncio.sleep(0)  # a read does not wait while messages are there
         except (EOFError, OSError, ValueError) as error:
             if not isinstance(error, EOFError):
                 _log.info("a channel of the mesh ends: %s", error)
