@@ -293,3 +293,24 @@ def test_rows_of_different_outputs_are_no_tensors() -> None:
         codec.encode("m", "", "", [{"a": 1}, {"b": 1}], False, {})
     with pytest.raises(BadOutput, match="the outputs 'a' differ in shape"):
         codec.encode("m", "", "", [{"a": np.ones(1)}, {"a": np.ones(2)}], False, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"inputs": [{}] * 65}, "up to 64 inputs: 65"),
+        ({"outputs": [{}] * 65}, "up to 64 outputs: 65"),
+        ({"parameters": {str(i): {} for i in range(1025)}}, "1025 parameters: up to 1024"),
+    ],
+)
+def test_what_a_request_repeats_is_bounded(fields: Named, reason: str) -> None:
+    """Millions of empty messages fit into one request, and each costs the loop microseconds."""
+    with pytest.raises(InvalidInput, match=reason):
+        protobuf_codec.decode(message("inference.ModelInferRequest")(**fields))
+
+
+def test_of_a_shape_no_more_is_read_than_is_possible() -> None:
+    dims = iter(range(1, 1000))
+    with pytest.raises(InvalidInput, match="cannot have the shape"):
+        codec.checked_shape("x", "BOOL", dims, {})
+    assert next(dims) == 10

@@ -8,6 +8,7 @@ kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_ten
 `schedule_policy`.
 """
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,7 +203,7 @@ def checked_shape(
         raise InvalidInput(
             f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}."
         )
-    shape = tuple(dims)
+    shape = tuple(itertools.islice(dims, _RANK_MAX + 1))
     elements_max = (
         _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
     )  # rows without elements cost the sender no bytes

@@ -16,7 +16,9 @@ from google.protobuf.message import Message
 from clipper.errors import InvalidInput
 from clipper.frontend.inference import codec
 from clipper.frontend.protocols import message
+from clipper.schema import TENSORS_MAX
 
+PARAMETERS_MAX: Final = 1024  # of a request, and of a requested output
 _RESPONSE: Final = message("inference.ModelInferResponse")
 _FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -36,6 +38,9 @@ _FIELDS: Final = {
 
 def decode(request: Message) -> codec.InferRequest:
     """Decode a ModelInferRequest. Raises InvalidInput."""
+    for what in ("inputs", "outputs"):
+        if (count := len(getattr(request, what))) > TENSORS_MAX:
+            raise InvalidInput(f"a request has up to {TENSORS_MAX} {what}: {count} are given.")
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInput(
@@ -89,7 +94,11 @@ def _typed(tensor: Message, shape: tuple[int, ...]) -> object:
 
 
 def parameters_of(parameters: Mapping[str, Message]) -> dict[str, bool | int | float | str]:
-    """Return a map of InferParameter as plain values, without the empty ones."""
+    """Return a map of InferParameter as plain values, without the empty ones. Raises
+    InvalidInput.
+    """
+    if len(parameters) > PARAMETERS_MAX:
+        raise InvalidInput(f"{len(parameters)} parameters: up to {PARAMETERS_MAX} are taken.")
     return {
         key: getattr(value, choice)
         for key, value in parameters.items()
