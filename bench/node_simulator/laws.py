@@ -47,6 +47,7 @@ class Laws:
         self._suspects: set[str] = set()
         self._held: dict[SimulatedNode, tuple[list[int], set[str]]] = {}
         self._free: dict[str, deque[int]] = {}  # memory of each node, at the last looks
+        self._seen_s: dict[str, float] = {}  # when each node was last in the store, at a look
         world.loop.call_later(LOOK_S, self._look)
 
     # -- what the world tells
@@ -291,10 +292,12 @@ class Laws:
         old, new = self._models.get(before.active), self._models.get(after.active)
         if old is None or new is None or after.force or after.active == before.previous:
             return
-        if self._world.store.slow_s:
+        if self._world.store.slow_s or self._recent(LOOK_S):
             return  # whoever held the target may have died since the decision was made
         had = [i for i in self._alive(old) if old.copies[i].loaded_ms]
-        has = [i for i in self._alive(new) if new.copies[i].loaded_ms]
+        # a node whose lease ends now may have been alive when the switch was decided
+        lately = {i for i, at in self._seen_s.items() if self._world.loop.time() - at <= LOOK_S}
+        has = lately.union(self._world.instances()).intersection(new.loaded)
         self._world.check(
             not had or bool(has), f"{after.id} switches to {new.id}, which is not loaded"
         )
@@ -389,6 +392,7 @@ class Laws:
         for id, told in world.instances().items():
             node = world.nodes[id].node
             self._free.setdefault(id, deque(maxlen=4)).append(told.free_bytes)
+            self._seen_s[id] = world.loop.time()
             if node is None or not world.nodes[id].ready:
                 continue
             if not self._recent(CALM_S):

@@ -139,7 +139,7 @@ MUTATIONS = (
         "the last copy is given up as spare",
         "claims.released_if_spare",
         _last_is_spare,
-        79,
+        132,
         churning,
     ),
     Mutation("failures never block", "failures.blocked_until", _always(0), 0),

@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -486,73 +484,6 @@ def test_what_was_trimmed_before_it_was_answered_is_counted(
 
 
 # -- faults
-
-
-WORKER = """
-import sys, numpy as np, clipper
-def total(xs): return xs.sum(axis=1)
-if __name__ == "__main__":
-    url, source, answers = sys.argv[1:]
-    with clipper.start(drain_s=1) as server:
-        server.deploy("total", total, input="f64[3]")
-        server.app("sums", models=["total"], slo_ms=5000, default=-1)
-        stream = server.stream("sums", url, source=source, answers=answers, claim_s=0.5)
-        print("up", flush=True)
-        sys.stdin.read()
-"""
-
-
-class Workers:
-    """Servers in processes of their own, of one group."""
-
-    def __init__(self, folder: Any, *arguments: str) -> None:
-        (folder / "worker.py").write_text(textwrap.dedent(WORKER))
-        self._words = [sys.executable, "-W", "error", str(folder / "worker.py"), *arguments]
-        self.running: list[subprocess.Popen[str]] = []
-
-    def start(self) -> None:
-        self.running.append(
-            subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
-
-    def up(self) -> None:
-        for process in self.running:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        self.running.remove(process)
-        process.kill()
-        process.communicate()
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running:
-            process.communicate("")
-            assert process.returncode == 0
-
-
-def test_a_killed_server_loses_nothing_and_answers_nothing_twice(
-    redis_server: RedisServer, client: Client, fresh: Callable[[], str], tmp_path: Any
-) -> None:
-    names = streams(fresh)
-    n = 6000
-    with Workers(tmp_path, redis_server.url, names["source"], names["answers"]) as workers:
-        workers.start()
-        workers.start()
-        workers.up()
-        pipe = client.pipeline(transaction=False)
-        for i in range(n):
-            pipe.xadd(names["source"], {"input": f"[{i},0,0]"})
-        pipe.execute()
-        wait_until(lambda: client.xlen(names["answers"]) >= 200)
-        workers.kill(workers.running[0])
-        wait_until(lambda: client.xlen(names["answers"]) >= n, patience_s=60)
-        wait_until(lambda: client.xpending(names["source"], "clipper")["pending"] == 0)
-    found = [float(one["output"]) for one in answers_of(client, names["answers"])]
-    assert sorted(found) == list(range(n)), "each exactly once, and none by default"
 
 
 def test_redis_is_killed_and_comes_back_midway(

@@ -102,10 +102,19 @@ class Registration:
         await self._enter_registry()
 
     async def _enter_registry(self) -> None:
+        """Write this node's record with a new lease, and stand for election; or do neither.
+
+        A candidate whose writing was not answered may be in the store, and would lead: it goes with
+        its lease.
+        """
         record = self.record()
         await self._loop.run_blocking(self._registry.enter, record)
         self._published = record, now_ms()
-        await self._election.stand()
+        try:
+            await self._election.stand()
+        except StoreError:
+            await self._loop.run_blocking(self._registry.leave)
+            raise
 
     async def _wait_for_name(self) -> None:
         """Wait until the record of a killed node of this name has expired or can be removed."""

@@ -1,0 +1,44 @@
+"""Histories of records and answers under faults, and what their check finds."""
+
+import shutil
+
+import pytest
+
+from bench.system.stream_history import Asked, Heard, StreamHistory
+from bench.system.stream_kills import life
+
+RIGHT = Heard("1-0", 1, "5-0", "2", 3.0)
+
+
+def errors(*heard: Heard, kept: tuple[str, ...] = ("1-0",), entry: str = "5-0") -> list[str]:
+    found = StreamHistory({1: Asked(2.0, entry)}, [*heard])
+    return found.errors(lambda number: str(2 * number), [*kept])
+
+
+def test_histories_that_cannot_be_are_found() -> None:
+    assert not errors(RIGHT)
+    assert not errors(kept=(), entry=""), "it was not acknowledged"
+    again = RIGHT._replace(at="2-0")
+    assert "has 0 answers" in errors(kept=())[0]
+    assert "has 2 answers" in errors(RIGHT, again, kept=("1-0", "2-0"))[0]
+    assert "has 2 answers" in errors(RIGHT, again, kept=("1-0", "2-0"), entry="")[0]
+    assert "not 2" in errors(RIGHT._replace(output="3"))[0]
+    assert "is refused" in errors(RIGHT._replace(is_refused=True), kept=())[0]
+    assert "before it was added" in errors(RIGHT._replace(ended_s=1.0))[0]
+    assert "its answer says 6-0" in errors(RIGHT._replace(entry="6-0"))[0]
+    assert "nobody has added it" in errors(RIGHT, RIGHT._replace(number=7))[0]
+    assert "1 answers were read, and 0 are kept" in errors(RIGHT, kept=())[0]
+    assert "0 answers were read, and 1 are kept" in errors(entry="")[0]
+
+
+@pytest.mark.parametrize(("faults", "seed", "planted"), [(2, 0, ""), (1, 1, "twice")])
+def test_a_killed_or_frozen_server_loses_nothing_and_answers_nothing_twice(
+    faults: int, seed: int, planted: str
+) -> None:
+    """A short `python -m bench stream_kills`; servers with a planted bug answer twice."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server: python tools/fetch.py redis")
+    history, wrong = life(faults, seed, planted)
+    assert sum(bool(one.entry) for one in history.asked.values()) > 50
+    assert bool(wrong) == bool(planted), wrong[:5]
+    assert all("answers" in text for text in wrong)
