@@ -1,8 +1,11 @@
 """What functions of the container SDK return, for tables of arguments."""
 
 import json
+import math
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace as Object
@@ -13,14 +16,16 @@ import pytest
 
 from clipper_container.adapters import function
 from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.onnx import OnnxModel
 from clipper_container.adapters.ragged import run_by_shape
 from clipper_container.artifacts.errors import PullError
 from clipper_container.artifacts.url import ArtifactUrl
 from clipper_container.errors import TooLarge
 from clipper_container.forking.fork_server import _code_of
 from clipper_container.forking.report import Reporter
+from clipper_container.host import model_cache
 from clipper_container.host.work_record import SLOT_BYTES, SLOTS, WorkRecord
-from clipper_container.model import BorrowedModel, FunctionModel
+from clipper_container.model import BorrowedModel, FunctionModel, Scored
 from clipper_container.params import frames, rows
 from clipper_container.params.frames import Head, MessageKind
 from clipper_container.records import Records, open_columns, pack_columns
@@ -338,3 +343,107 @@ def test_the_record_of_work_has_a_slot_for_each_thread(tmp_path: Path) -> None:
     assert places == [(SLOTS - 1) * SLOT_BYTES, -1]
     with record.on("c"):
         assert not any(path.read_bytes()[::SLOT_BYTES])
+
+
+def predicted(shape: tuple[int, ...], others: list[object], is_free: bool) -> object:
+    model = object.__new__(OnnxModel)
+    calls: list[object] = []
+
+    def run(wanted: object, feed: object) -> list[object]:
+        calls.append((wanted, feed))
+        return [np.arange(math.prod(shape)).reshape(shape), *others]
+
+    model._session, model._wanted, model._feed = Object(run=run), ["y"], "x"
+    model._dtype, model._shape = "float32", None if is_free else (2, 1)
+    found = model.predict_batch([[1, 2], [3, 4]])
+    if isinstance(found, Scored):
+        return ["scored", found.outputs, found.confidence, calls]
+    return [found, calls]
+
+
+def test_outputs_of_a_session() -> None:
+    sure = [np.array([[0.25, 0.75], [0.5, 0.5]], np.float32)]
+    shapes = ((2,), (2, 1), (2, 1, 1), (2, 3), (1, 2))
+    cases = [(shape, others, free) for shape in shapes for others in ([], sure) for free in (0, 1)]
+    table("session", (predicted, [*cases, ((2,), [np.array([1, 2])], 0)]))
+
+
+def test_memory_is_given_back_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(model_cache, "trim", lambda: done.append("trim"))
+    monkeypatch.setattr("gc.collect", lambda: done.append("collect"))
+    timers: Any = Object(after=lambda delay_s, work: done.append("later"))
+    connections: Any = None
+    cache = model_cache.ModelCache([], connections, timers, 0, 0, WorkRecord())
+    found = []
+    for wait_s in (None, 0, 2.0):
+        for to_trim in (False, True):
+            cache._trimming, cache._to_trim = True, to_trim
+            cache._leftovers = Object(  # type: ignore[assignment]
+                wait_s=lambda now_s, wait_s=wait_s: wait_s, clear=lambda now_s: done.append("clear")
+            )
+            cache._trim()
+            found.append((*done, cache._trimming, cache._to_trim))
+            done.clear()
+    assert found == [
+        (False, False),
+        ("trim", False, False),
+        ("clear", "collect", "trim", False, False),
+        ("clear", "collect", "trim", False, False),
+        ("later", True, False),
+        ("later", "trim", True, False),
+    ]
+
+
+TITLE = """
+import sys
+from clipper_container.forking.replica import set_title
+for title in ("replica 1", "x" * 5000):
+    set_title(title)
+    print(open("/proc/self/cmdline").read())
+"""
+
+
+def test_the_title_of_a_replica_fits_into_its_command_line() -> None:
+    for more, is_shown in (("", True), ("x" * 4096, False)):
+        command = [sys.executable, "-c", TITLE, more]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        before = "".join(f"{word}\0" for word in command)
+        titles = "replica 1".ljust(len(before), "\0"), "x" * (len(before) - 1) + "\0"
+        assert found == "".join(f"{one}\n" for one in (titles if is_shown else (before, before)))
+
+
+ENDS = """
+import sys
+from clipper_container.forking.fork_server import _run_and_exit
+def work():
+    print("said")
+    return eval(sys.argv[1])
+_run_and_exit(work)
+"""
+
+
+@pytest.mark.parametrize(("ends", "code"), [("5", 5), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_what_a_child_said_is_written_before_it_ends(ends: str, code: int) -> None:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", ENDS, ends]
+    done = subprocess.run(command, capture_output=True, text=True, env=buffered)
+    assert (done.returncode, done.stdout) == (code, "said\n")
+    assert ("ZeroDivisionError" in done.stderr) == (code == 1)
+
+
+PARENT = """
+import ctypes, signal, sys
+from clipper_container.__main__ import die_with_parent
+die_with_parent(0)
+sent = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(sent))  # PR_GET_PDEATHSIG
+print(sent.value, signal.getsignal(signal.SIGINT) is signal.SIG_IGN, flush=True)
+die_with_parent(1 << 22)
+print("still there")
+"""
+
+
+def test_a_container_ends_with_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "9 True\n")
