@@ -336,6 +336,16 @@ def test_settings_come_from_the_environment(
             Oip()
 
 
+def test_the_size_of_a_model_is_that_of_its_files(tmp_path: Path) -> None:
+    runtime = Oip("triton", "http://h:1", str(tmp_path))
+    folder, file, none = tmp_path / "m", tmp_path / "f", tmp_path / "none"
+    (folder / "1").mkdir(parents=True)
+    for path, size in ((folder / "config", 3), (folder / "1" / "model", 40), (file, 500)):
+        path.write_bytes(bytes(size))
+    found = [runtime.predict_size(Artifact("m", "triton", str(at))) for at in (folder, file, none)]
+    assert found == [43, 500, 0]
+
+
 # -- places
 
 

@@ -22,6 +22,7 @@ from clipper.deploy.params_manifests import ParamsShipment
 from clipper.deploy.restarts import RestartPolicy, Restarts
 from clipper.errors import ConfigError, UnknownModel
 from clipper.frontend.inference.operations import _of_model
+from clipper.frontend.streams.consumer_group import ConsumerGroup
 from clipper.keys import Keys
 from clipper.manage.dashboard import shards, sources
 from clipper.manage.overview import _pid_here, followed
@@ -341,3 +342,14 @@ def test_a_process_is_asked_to_end(
             process.send_signal(signal.SIGKILL)
     with pytest.raises(ProcessLookupError):
         end_process(process.pid, 0.0, "still there")
+
+
+def test_how_often_an_entry_was_delivered() -> None:
+    names: Any = Object(source="s", group="g")
+    asked: list[object] = []
+    group = object.__new__(ConsumerGroup)
+    group.names = names
+    for rows, n in (([], 1), ([{"times_delivered": 4}], 4)):
+        group._redis = Object(xpending_range=lambda *words, rows=rows: asked.append(words) or rows)
+        assert group._deliveries("1-0") == n
+    assert asked == [("s", "g", "1-0", "1-0", 1)] * 2
