@@ -15,7 +15,7 @@ LIMITS = {
     "no docstring": 87,
     "weak beginning": 1,
     "coined word": 12,
-    "coined name": 41,
+    "coined name": 14,
     "Any": 839,
     "large class": 0,
 }

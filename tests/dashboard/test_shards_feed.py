@@ -47,7 +47,7 @@ def shard(
         "resident_bytes": n,
         "variables": 0,
         "tables": {"t": table},
-        "door": {"epoch": 1, "version": n, "pulls": n, "pushes": n},
+        "server": {"epoch": 1, "version": n, "pulls": n, "pushes": n},
         "model_pushes": n,
         "refused": {"full": n, "bad_input": 0},
         "recovery": {"seconds": 0.1, "source": "nothing"},

@@ -376,7 +376,7 @@ def of_params() -> Samples:
         ("unadmitted", "refused", "evicted", "expired"),
     )
     table = dict.fromkeys((*came, *went), 1)
-    door = dict.fromkeys(
+    counts = dict.fromkeys(
         ("epoch", "version", "connections", "shared_bytes", "pulls", "pushes", "repeated"), 1
     )
     whole = dict.fromkeys(
@@ -392,7 +392,7 @@ def of_params() -> Samples:
     copies = [{"shard": 2, "whole": True, "behind": 3, "behind_s": 0.5}]
     samples = Samples()
     ParamsMetrics(
-        lambda: [{**whole, **more, "door": door, "tables": {"t": table}, "followers": copies}]
+        lambda: [{**whole, **more, "server": counts, "tables": {"t": table}, "followers": copies}]
     ).collect(samples)
     return samples
 

@@ -292,7 +292,7 @@ def test_a_lost_shard_comes_back_from_its_replica(shards: Shards, replicas: int)
         assert "its replica" in shards.servers[shard].recovered
         assert all_of(shards) == before
         teach(client, 5 + shard, count=2)
-    epochs = [client.call(shard, "stats")["door"]["epoch"] for shard in range(3)]
+    epochs = [client.call(shard, "stats")["server"]["epoch"] for shard in range(3)]
     assert epochs == [2, 3, 2]
 
 
@@ -502,7 +502,7 @@ def test_shard_with_a_replica_comes_back_while_the_disk_is_full(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(recovery, "write_atomically", is_full)
-    epoch = int(client.call(0, "stats")["door"]["epoch"])
+    epoch = int(client.call(0, "stats")["server"]["epoch"])
     for life in (1, 2):
         shards.lose(0)
         shards.begin(0)

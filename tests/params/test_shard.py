@@ -289,7 +289,7 @@ def test_a_shard_says_how_it_does(shards: Shards) -> None:
     for number, (_, said) in enumerate(client.call_all("stats")):
         assert said["shard"] == number
         assert said["tables"]["users"]["rows"] == 5
-        assert said["door"]["pushes"] == 1
+        assert said["server"]["pushes"] == 1
         assert said["followers"][0]["shard"] == 1 - number
         assert said["ready"]
         assert not said["exposed"]

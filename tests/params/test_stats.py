@@ -85,7 +85,7 @@ def test_rows_are_counted_by_what_became_of_them(shards: Shards, by_call: bool) 
     ]
     assert hits == [one["tables"]["t"]["pulled"] - one["tables"]["t"]["missed"] for one in found]
     assert (sum(one["model_pushes"] for one in found) > 0) == by_call
-    assert (sum(one["door"]["pushes"] for one in found) > 0) != by_call
+    assert (sum(one["server"]["pushes"] for one in found) > 0) != by_call
 
 
 def test_rows_that_go_or_never_come_are_counted(shards: Shards) -> None:
@@ -200,7 +200,7 @@ def test_replicas_snapshots_and_recoveries_are_told(shards: Shards) -> None:
     assert server.ready.wait(10)
     back = eventually(shards, lambda each: all(one.get("ready") for one in each))
     told = samples(back)
-    assert told.get("clipper_params_epoch", "1") == found[1]["door"]["epoch"] + 1
+    assert told.get("clipper_params_epoch", "1") == found[1]["server"]["epoch"] + 1
     assert "replica" in back[1]["recovery"]["source"]
     assert 0 < float(told.get("clipper_params_recovery_seconds", "1") or 0) < 20  # type: ignore[arg-type]
     age = told.get("clipper_params_snapshot_age_seconds", "0")

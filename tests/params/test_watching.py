@@ -173,10 +173,10 @@ class Cache:
     def settle(self) -> None:
         """Two questions have been answered by every shard after all rows were pulled."""
         wait_until(lambda: not self.watched.moves.has_new)
-        now = [post.question for post in self.watching._posts]
+        now = [post.number for post in self.watching._posts]
         wait_until(
             lambda: all(
-                post.question > n + 2 for post, n in zip(self.watching._posts, now, strict=True)
+                post.number > n + 2 for post, n in zip(self.watching._posts, now, strict=True)
             )
         )
 
@@ -334,12 +334,12 @@ def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
     watching = server._parameters.watching
     assert watching is not None
     wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
-    now = [post.question for post in watching._posts]
+    now = [post.number for post in watching._posts]
     push(server.params, 1 << 40, 0.1)  # a row of nobody: so that a question is answered soon
     wait_until(
         lambda: (
             [push(server.params, shard + (1 << 40), 0.1) for shard in range(len(now))]
-            and all(post.question > n + 2 for post, n in zip(watching._posts, now, strict=True))
+            and all(post.number > n + 2 for post, n in zip(watching._posts, now, strict=True))
         )
     )
     followed: dict[str, Any] = server.stats()["models"][model]["followed"]

@@ -195,7 +195,7 @@ def shard(n: int, **more: Any) -> dict[str, Any]:
         "pid": 7,
         "ready": True,
         "exposed": False,
-        "door": {"pulls": 3 * n, "pushes": 2 * n, "epoch": 4, "version": n},
+        "server": {"pulls": 3 * n, "pushes": 2 * n, "epoch": 4, "version": n},
         "model_pushes": n,
         "refused": {"FULL": n, "BAD": 0},
         "tables": {"t": {**counts, "dim": 4}, "u": {**counts, "dim": 2, "pulled": n}},

@@ -59,11 +59,11 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
                 (
                     str(one["shard"]),
                     state_of(one),
-                    str(one["door"]["epoch"]),
-                    str(one["door"]["version"]),
+                    str(one["server"]["epoch"]),
+                    str(one["server"]["version"]),
                     str(_sum(one, "rows")),
                     f"{one['nbytes'] / (1 << 20):.1f}",
-                    str(one["door"]["pulls"]),
+                    str(one["server"]["pulls"]),
                     _found(one, {}),
                     str(_pushes(one)),
                     str(sum(one["refused"].values())),
@@ -109,9 +109,9 @@ def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> st
         if "away" in one:
             continue
         was = known.get(one["shard"], {})
-        pulls, pushes = one["door"]["pulls"], _pushes(one)
+        pulls, pushes = one["server"]["pulls"], _pushes(one)
         if was:
-            pulls, pushes = pulls - was["door"]["pulls"], pushes - _pushes(was)
+            pulls, pushes = pulls - was["server"]["pulls"], pushes - _pushes(was)
         lines.append(
             (
                 str(one["shard"]),
@@ -154,7 +154,7 @@ def _more(one: Stats, was: Stats, *keys: str) -> int:
 
 
 def _pushes(one: Stats) -> int:
-    return int(one["door"]["pushes"] + one["model_pushes"])
+    return int(one["server"]["pushes"] + one["model_pushes"])
 
 
 def _found(one: Stats, was: Stats) -> str:

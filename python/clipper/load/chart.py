@@ -117,7 +117,7 @@ class Chart:
 
 class _Scale:
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
-        self.axis, self._begin, self._end = axis, start, end
+        self.axis, self._start, self._end = axis, start, end
         if axis.log:
             values = [value for value in values if value > 0] or [1.0]
         low = axis.least if axis.least is not None else min(values)
@@ -134,7 +134,7 @@ class _Scale:
     def at(self, value: float) -> float:
         low, high = self._step(self.low), self._step(self.high)
         share = (self._step(value) - low) / (high - low)
-        return self._begin + min(max(share, 0.0), 1.0) * (self._end - self._begin)
+        return self._start + min(max(share, 0.0), 1.0) * (self._end - self._start)
 
     def ticks(self) -> list[tuple[float, str]]:
         if self.axis.ticks:

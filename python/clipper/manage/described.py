@@ -96,7 +96,7 @@ def _verbs() -> RouteTable:
         reads = method == "GET"
         found[method, pattern] = RouteInfo(
             id=_camel(verb) if names or "{}" not in pattern else verb,
-            says=summary,
+            summary=summary,
             more=more,
             tag=MANAGEMENT,
             names=tuple(_place(verb, name) for name in names),
@@ -114,12 +114,12 @@ def _verbs() -> RouteTable:
             found["GET", "/admin/models"], query={}
         )
         found["GET", "/admin/models/{}"] = msgspec.structs.replace(
-            about, id="modelsNamed", says="Each version of one model."
+            about, id="modelsNamed", summary="Each version of one model."
         )
     if ("GET", "/admin/applications/{}/rollout") in found:
         about = found["GET", "/admin/applications/{}/rollout"]
         found["GET", "/admin/applications/{}/rollout"] = msgspec.structs.replace(
-            about, id="rolloutOf", says="Its last rollout."
+            about, id="rolloutOf", summary="Its last rollout."
         )
     return found
 
@@ -336,7 +336,9 @@ def _applications() -> RouteTable:
             "errors": (404, 409, 503),
             **more,
         }
-        return RouteInfo(id=id, says=summary, tag=MANAGEMENT, names=("name",), query=query, **more)
+        return RouteInfo(
+            id=id, summary=summary, tag=MANAGEMENT, names=("name",), query=query, **more
+        )
 
     record: Schema = {
         "type": "object",
@@ -367,14 +369,14 @@ def _moving() -> RouteTable:
     return {
         ("GET", "/admin/export"): RouteInfo(
             id="exportState",
-            says="The state as one file",
+            summary="The state as one file",
             tag=MANAGEMENT,
             gives=state,
             errors=(503,),
         ),
         ("POST", "/admin/import"): RouteInfo(
             id="importState",
-            says="Add what an export gave",
+            summary="Add what an export gave",
             tag=MANAGEMENT,
             takes=_EXPORTED,
             gives=CHANGE,
@@ -403,11 +405,11 @@ def _read_routes() -> RouteTable:
     text: Schema = {"type": "string"}
     return {
         ("GET", "/dashboard"): RouteInfo(
-            id="dashboard", says="The page", tag=MANAGEMENT, gives=text, media="text/html"
+            id="dashboard", summary="The page", tag=MANAGEMENT, gives=text, media="text/html"
         ),
         ("GET", "/dashboard/{}"): RouteInfo(
             id="dashboardFile",
-            says="Its files",
+            summary="Its files",
             tag=MANAGEMENT,
             names=("name",),
             gives=text,
@@ -417,13 +419,13 @@ def _read_routes() -> RouteTable:
         ),
         ("GET", "/admin/stream"): RouteInfo(
             id="stream",
-            says="What happens, as server-sent events without an end",
+            summary="What happens, as server-sent events without an end",
             tag=MANAGEMENT,
             gives={},
             media="text/event-stream",
             errors=(503,),
         ),
         ("GET", "/admin/configuration"): RouteInfo(
-            id="configuration", says="What is set", tag=MANAGEMENT, gives=settings
+            id="configuration", summary="What is set", tag=MANAGEMENT, gives=settings
         ),
     }

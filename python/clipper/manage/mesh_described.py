@@ -65,7 +65,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 def _about(id: str, summary: str, more: str = "", **rest: Any) -> RouteInfo:
     names = ("name",) if rest.pop("named", True) else ()
-    return RouteInfo(id=id, says=summary, more=more, tag=MESH, names=names, **rest)
+    return RouteInfo(id=id, summary=summary, more=more, tag=MESH, names=names, **rest)
 
 
 def of_mesh(

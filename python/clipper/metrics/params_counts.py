@@ -69,7 +69,7 @@ class ParamsMetrics:
 def _of_shard(stats: Stats, name: str, into: Samples) -> None:
     for key, family in _OF_SHARD:
         into.add(family, int(stats[key]), name)
-    into.add_each(_OF_CONNECTIONS, stats["door"], name)
+    into.add_each(_OF_CONNECTIONS, stats["server"], name)
     into.add("clipper_params_pushes_total", stats["model_pushes"], name)
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
     for reason, count in stats["refused"].items():

@@ -472,10 +472,10 @@ def _check_wider(number: int, before: _Row, row: _Row) -> None:
         )
     lost = [model for model in before[1] or ("any",) if row[1] and not _accepts(row[1], model)]
     if lost:
-        whom = ", ".join(lost)
+        models = ", ".join(lost)
         hint = "Each row must accept all models that the rows before it accept."
         raise InvalidInput(
-            f"{where} no longer accepts {whom}, which the row before it does.", hint=hint
+            f"{where} no longer accepts {models}, which the row before it does.", hint=hint
         )
     if row[2] > before[2]:
         hint = "Each row must require the same confidence as the row before it, or less."

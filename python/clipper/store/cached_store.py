@@ -77,11 +77,11 @@ class CachedStore(Store):
         """True until the store has answered once; a store that fails later only raises errors."""
         return self._store is None
 
-    def start(self, begin: Callable[[], None]) -> None:
-        """Keep trying an unreachable store from a thread, then call `begin`; again while it raises
-        StoreError.
+    def start(self, on_connected: Callable[[], None]) -> None:
+        """Keep trying an unreachable store from a thread, then call `on_connected`; again while it
+        raises StoreError.
         """
-        self._on_connected = begin
+        self._on_connected = on_connected
         self._thread.start()
 
     def _away(self) -> StoreError:

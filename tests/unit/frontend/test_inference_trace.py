@@ -340,8 +340,8 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [shown(maker.of(requests, 1_000_000))]
     again = maker.of(requests[:1], 0)
     found += [shown(again), shown([len(one) for one in asked]), shown(maker.of([], 0))]
-    found += [shown([isinstance(span, Span) for span in again]), shown(quiet.asks)]
-    assert isinstance(requests[0].trace.asks[0], TracedQuery)
+    found += [shown([isinstance(span, Span) for span in again]), shown(quiet.queries)]
+    assert isinstance(requests[0].trace.queries[0], TracedQuery)
     monkeypatch.setattr(spans, "_BATCHES_MAX", 1)
     maker.of(requests, 0)
     names = [span.name for span in maker.of(requests[:1], 0)]

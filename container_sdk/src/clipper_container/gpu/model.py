@@ -96,7 +96,7 @@ class GpuModel(Model):
         self.input, self.batch_max = input, batch_max
         self.size_bytes = 0
         self._module, self._spec, self._device_name = module, spec, device
-        self._cast, self._graphs = CASTS[dtype], graphs
+        self._torch_dtype, self._graphs = CASTS[dtype], graphs
         self._ladder = BatchLadder(batch_max)
         self._how: dict[int, str] = {}
         self._slots: list[_Slot] = []
@@ -110,7 +110,7 @@ class GpuModel(Model):
         device = self._device = open_device(self._device_name)
         before = device.reserved_bytes()
         self._module.eval()
-        self._module.to(device.torch_device, self._cast)
+        self._module.to(device.torch_device, self._torch_dtype)
         self._to_device, self._compute, self._to_host = (device.stream() for _ in range(3))
         if not self._spec.is_ragged:
             self._slots = [self._slot() for _ in range(IN_FLIGHT)]
@@ -249,8 +249,8 @@ class GpuModel(Model):
         """Call the module; return its first output, whose first dimension must be that of the
         rows.
         """
-        if self._cast is not None and rows.is_floating_point():
-            rows = rows.to(self._cast)
+        if self._torch_dtype is not None and rows.is_floating_point():
+            rows = rows.to(self._torch_dtype)
         found = self._module(rows, *more)
         if isinstance(found, Mapping):
             found = found["logits"] if "logits" in found else next(iter(found.values()))

@@ -29,7 +29,7 @@ _EXAMPLE_LENGTH = 3  # of a free dimension
 class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a route.
 
-    id: operationId. says, more: a line and a paragraph. names: of the pattern's `{}`. query,
+    id: operationId. summary, more: a line and a paragraph. names: of the pattern's `{}`. query,
     headers: schemas of parameters. query_needed: those of the query that must be there. takes:
     schema or type of the body; None for no body. needs_body: the body is required. gives: schema or
     type of a successful response; None for no body. status: its status. others: bodies of other
@@ -38,7 +38,7 @@ class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    says: str
+    summary: str
     tag: str
     more: str = ""
     names: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class OpenApiDocument:
     def _operation(self, about: RouteInfo) -> Schema:
         found: Schema = {
             "operationId": about.id,
-            "summary": about.says,
+            "summary": about.summary,
             "tags": [about.tag],
         }
         if about.more:

@@ -343,10 +343,10 @@ def of_server() -> RouteTable:
     """Describe the routes of every listener."""
     return {
         ("GET", "/"): RouteInfo(
-            id="listRoutes", says="The routes there are", tag=SERVER, gives=RouteList
+            id="listRoutes", summary="The routes there are", tag=SERVER, gives=RouteList
         ),
         ("GET", "/openapi.json"): RouteInfo(
-            id="readDescription", says="This description", tag=SERVER, gives={"type": "object"}
+            id="readDescription", summary="This description", tag=SERVER, gives={"type": "object"}
         ),
         ("GET", "/docs"): _page("readPage", "This description, to read and to try", "text/html"),
         ("GET", "/docs/page.css"): _page("readPageStyle", "How that page looks", "text/css"),
@@ -355,7 +355,7 @@ def of_server() -> RouteTable:
 
 
 def _page(id: str, summary: str, media: str) -> RouteInfo:
-    return RouteInfo(id=id, says=summary, tag=SERVER, gives={"type": "string"}, media=media)
+    return RouteInfo(id=id, summary=summary, tag=SERVER, gives={"type": "string"}, media=media)
 
 
 def of_metrics() -> RouteTable:
@@ -366,7 +366,7 @@ def of_metrics() -> RouteTable:
     return {
         ("GET", "/metrics"): RouteInfo(
             id="readMetrics",
-            says=about,
+            summary=about,
             tag=SERVER,
             query={"format": format},
             gives={"type": "string"},
@@ -380,11 +380,14 @@ def of_applications() -> RouteTable:
     """Describe the routes of applications."""
     return {
         ("GET", "/api"): RouteInfo(
-            id="listApplications", says="All applications", tag=APPLICATIONS, gives=ApplicationList
+            id="listApplications",
+            summary="All applications",
+            tag=APPLICATIONS,
+            gives=ApplicationList,
         ),
         ("GET", "/api/{}"): RouteInfo(
             id="describeApplication",
-            says="An application",
+            summary="An application",
             tag=APPLICATIONS,
             names=("application",),
             gives=ApplicationInfo,
@@ -392,7 +395,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/predict"): RouteInfo(
             id="predict",
-            says="Ask an application, once or often",
+            summary="Ask an application, once or often",
             tag=APPLICATIONS,
             names=("application",),
             takes=_one_of("Predict", "PredictMany"),
@@ -401,7 +404,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/predict/stream"): RouteInfo(
             id="predictStream",
-            says="The same, each answer when it is there",
+            summary="The same, each answer when it is there",
             tag=APPLICATIONS,
             names=("application",),
             more=_EVENTS,
@@ -412,7 +415,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/feedback"): RouteInfo(
             id="tellFeedback",
-            says="Tell what was right",
+            summary="Tell what was right",
             tag=APPLICATIONS,
             names=("application",),
             takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"),
@@ -421,7 +424,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/{}/predict"): RouteInfo(
             id="predictAsBefore",
-            says="As the original Clipper's clients ask",
+            summary="As the original Clipper's clients ask",
             tag=ORIGINAL,
             old=True,
             names=("application",),
@@ -431,7 +434,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/{}/update"): RouteInfo(
             id="updateAsBefore",
-            says="As the original Clipper's clients tell what was right",
+            summary="As the original Clipper's clients tell what was right",
             tag=ORIGINAL,
             old=True,
             names=("application",),
@@ -452,7 +455,7 @@ def of_protocol() -> RouteTable:
 
     def about(id: str, summary: str, names: tuple[str, ...] = (), **more: Any) -> RouteInfo:
         errors = (*_READ_ERRORS, *more.pop("errors", ())) if names else ()
-        return RouteInfo(id=id, says=summary, tag=PROTOCOL, names=names, errors=errors, **more)
+        return RouteInfo(id=id, summary=summary, tag=PROTOCOL, names=names, errors=errors, **more)
 
     found: dict[tuple[str, str], RouteInfo] = {
         ("GET", "/v2"): about("readServer", "About the server", gives=_NAMED),
@@ -530,7 +533,7 @@ def of_repository() -> RouteTable:
     return {
         ("POST", "/v2/repository/models/{}/load"): RouteInfo(
             id="loadModel",
-            says=load,
+            summary=load,
             tag=PROTOCOL,
             names=("model",),
             gives={"type": "object"},
@@ -538,7 +541,7 @@ def of_repository() -> RouteTable:
         ),
         ("POST", "/v2/repository/models/{}/unload"): RouteInfo(
             id="unloadModel",
-            says=unload,
+            summary=unload,
             tag=PROTOCOL,
             names=("model",),
             gives={"type": "object"},
@@ -613,7 +616,7 @@ def describe_application(
         f"/api/{app.name}/predict",
         RouteInfo(
             id=f"predict_{app.name}",
-            says=f"Ask {app.name}, once or often",
+            summary=f"Ask {app.name}, once or often",
             tag=APPLICATIONS,
             more=more,
             takes=inputs,
@@ -628,7 +631,7 @@ def describe_application(
         f"/api/{app.name}/predict/stream",
         RouteInfo(
             id=f"predict_{app.name}_stream",
-            says=f"The same, each answer of {app.name} when it is there",
+            summary=f"The same, each answer of {app.name} when it is there",
             tag=APPLICATIONS,
             more=_EVENTS,
             takes=inputs,
@@ -645,7 +648,7 @@ def describe_application(
         f"/api/{app.name}/feedback",
         RouteInfo(
             id=f"feedback_{app.name}",
-            says=f"Tell {app.name} what was right",
+            summary=f"Tell {app.name} what was right",
             tag=APPLICATIONS,
             more=more,
             takes=outputs,

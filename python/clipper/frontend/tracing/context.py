@@ -38,11 +38,11 @@ class Trace:
     """The trace of a request. Threads: one at a time.
 
     trace_id, parent_id: the caller's, or a new one and "". span_id: this server's. All are
-    hexadecimal. sampled: the trace is recorded. state: the caller's tracestate. asks: the queries
-    of a sampled request, in order.
+    hexadecimal. sampled: the trace is recorded. state: the caller's tracestate. queries: those of a
+    sampled request, in order.
     """
 
-    __slots__ = ("_began_ns", "asks", "parent_id", "sampled", "span_id", "state", "trace_id")
+    __slots__ = ("_began_ns", "parent_id", "queries", "sampled", "span_id", "state", "trace_id")
 
     def __init__(self, trace_id: str, parent_id: str, sampled: bool, state: bytes = b"") -> None:
         self.trace_id, self.parent_id, self.sampled, self.state = (
@@ -52,7 +52,7 @@ class Trace:
             state,
         )
         self.span_id = new_id(64)
-        self.asks: list[TracedQuery] = []
+        self.queries: list[TracedQuery] = []
         self._began_ns = 0
 
     @property
@@ -77,7 +77,7 @@ class Trace:
     def end_query(self, application: str, futures: Sequence[Future]) -> None:
         """Note the end of a query's submission, with its futures."""
         if self.sampled:
-            self.asks.append(TracedQuery((application, self._began_ns, now_ns(), futures)))
+            self.queries.append(TracedQuery((application, self._began_ns, now_ns(), futures)))
 
 
 def new_id(bits: int) -> str:

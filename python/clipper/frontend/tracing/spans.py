@@ -103,7 +103,7 @@ class Spans:
     def of(self, requests: Sequence[FinishedRequest], shift_ns: int) -> list[Span]:
         """Return the spans of some requests. shift_ns: the result of epoch_ns."""
         futures = [
-            future for request in requests for query in request.trace.asks for future in query[3]
+            future for request in requests for query in request.trace.queries for future in query[3]
         ]
         ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
         batches = self._find(ids) if ids else {}
@@ -111,7 +111,7 @@ class Spans:
         links: dict[Of, list[SpanLink]] = {}
         for request in requests:
             found.append(_of_request(request, shift_ns))
-            for query in request.trace.asks:
+            for query in request.trace.queries:
                 found.append(_of_select(request.trace, query, shift_ns))
                 for id, model, span in _of_tasks(request.trace, query, shift_ns):
                     found.append(span)

@@ -101,8 +101,8 @@ def _shard_now(one: Stats) -> Row:
         "shard": one["shard"],
         "state": _state(one),
         "pid": one["pid"],
-        "epoch": one["door"]["epoch"],
-        "version": one["door"]["version"],
+        "epoch": one["server"]["epoch"],
+        "version": one["server"]["version"],
         "rows": _sum(one, "rows"),
         "variables": one["variables"],
         "nbytes": one["nbytes"],
@@ -134,4 +134,4 @@ def _more(was: Stats, one: Stats, key: str) -> int:
 
 
 def _of_server(was: Stats, one: Stats, key: str) -> int:
-    return int(one["door"][key] - was.get("door", {}).get(key, 0))
+    return int(one["server"][key] - was.get("server", {}).get(key, 0))

@@ -26,7 +26,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Key = tuple[int, int]
-NEVER = 1 << 62  # no question has this number
+NEVER = 1 << 62  # no request has this number
 generations = itertools.count(1)  # shared by all models: each number is used once
 
 
@@ -34,7 +34,7 @@ class FollowedRow:
     """A followed row.
 
     value: as last pulled; None before the first pull. way: length of its path. surely: number of
-    the first question whose answer tells of changes after the first pull. made: (path length then,
+    the first request whose answer tells of changes after the first pull. made: (path length then,
     prediction) in order of creation. uses: number of these that are not dropped.
     """
 
@@ -127,7 +127,7 @@ class RowDrift:
     ) -> None:
         """Store the first values of rows; None: they could not be pulled.
 
-        surely: for each shard, the number of the first question that is asked after the pull.
+        surely: for each shard, the number of the first request that is sent after the pull.
         """
         rows, new = self._tables.get(table, {}), self._new.get(table, set())
         new.difference_update(ids.tolist())
@@ -148,8 +148,8 @@ class RowDrift:
                 self._forget_all_of(row, "unsure")
         return np.array(sorted(row.id for row in there if row.value is not None), np.int64)
 
-    def moved(self, table: str, ids: Ids, values: Rows, question: int) -> None:
-        """Store new values of rows that a shard named in its answer to `question`."""
+    def moved(self, table: str, ids: Ids, values: Rows, request: int) -> None:
+        """Store new values of rows that a shard named in its answer to `request`."""
         rows = self._tables.get(table, {})
         pairs = [(rows.get(id), value) for id, value in zip(ids.tolist(), values, strict=True)]
         each = [
@@ -161,8 +161,8 @@ class RowDrift:
             each, steps([(old, new) for _, old, new in each]), strict=True
         ):
             row.value = value.copy()
-            if question < row.surely or not step < np.inf:
-                self._forget_all_of(row, "unsure" if question < row.surely else "moved")
+            if request < row.surely or not step < np.inf:
+                self._forget_all_of(row, "unsure" if request < row.surely else "moved")
                 continue
             row.way += step
             while row.made and (

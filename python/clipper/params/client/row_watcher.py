@@ -1,6 +1,6 @@
 """Row watcher of a server: follows the rows that cached predictions were made of.
 
-One thread keeps a question open at every shard: which rows have changed since the last answer? It
+One thread keeps a request open at every shard: which rows have changed since the last answer? It
 pulls changed rows that some prediction depends on, and rows that were followed just now. While a
 shard is away, or reports that it cannot tell the changes, all predictions are dropped, and nothing
 is cached until all shards have answered again.
@@ -24,9 +24,9 @@ from clipper_container.params.connection import ShardConnection, ShardRequest, a
 from clipper_container.params.frames import MessageKind, refusal, unpacked
 
 _log = logging.getLogger(__name__)
-WAIT_S = 1.0  # longest time that a question stays open
+WAIT_S = 1.0  # longest time that a request stays open
 ANSWER_S = 3.0  # a shard that is silent for so long is away
-PACE_S = 0.01  # between an answer and the next question
+PACE_S = 0.01  # between an answer and the next request
 AGAIN_S = 0.1  # before a shard that is away is asked again
 GATHER_S = 0.005  # new rows within this time are pulled together
 ROWS_A_PREDICTION = 4  # followed rows per prediction, on average
@@ -89,16 +89,16 @@ class WatchedPredictions:
 
 
 class ShardWatch:
-    """State of the question at one shard.
+    """State of the request at one shard.
 
-    ask: the open question. question: its number, or that of the last. position: of the last answer;
-    -1: nothing is known. due_s: when to ask again, or to give up.
+    request: the open one. number: its number, or that of the last. position: of the last answer;
+    -1: nothing is known. due_s: when to send the next, or to give up.
     """
 
     def __init__(self, connection: ShardConnection) -> None:
         self.connection = connection
-        self.ask: ShardRequest | None = None
-        self.question, self.position, self.epoch, self.due_s = 0, -1, -1, 0.0
+        self.request: ShardRequest | None = None
+        self.number, self.position, self.epoch, self.due_s = 0, -1, -1, 0.0
 
 
 class RowWatcher:
@@ -199,9 +199,9 @@ class RowWatcher:
     def _turn(self) -> None:
         now = time.monotonic()
         for post in self._posts:
-            if post.ask is None and now >= post.due_s:
+            if post.request is None and now >= post.due_s:
                 self._ask(post, now)
-            elif post.ask is not None and now >= post.due_s:
+            elif post.request is not None and now >= post.due_s:
                 self._is_away(post, "it does not answer")
         for post in self._answered_watches():
             self._receive(post)
@@ -214,7 +214,7 @@ class RowWatcher:
         poll, open_at = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
         for post in self._posts:
-            if post.ask is not None and (fd := post.connection.fileno()) >= 0:
+            if post.request is not None and (fd := post.connection.fileno()) >= 0:
                 open_at[fd] = post
                 poll.register(fd, select.POLLIN)
         until_s = min(post.due_s for post in self._posts) - time.monotonic()
@@ -222,16 +222,16 @@ class RowWatcher:
 
     def _ask(self, post: ShardWatch, now: float) -> None:
         request = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
-        post.question += 1
+        post.number += 1
         try:
             post.connection.send(request)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
-        post.ask, post.due_s = request, now + WAIT_S + ANSWER_S
+        post.request, post.due_s = request, now + WAIT_S + ANSWER_S
 
     def _receive(self, post: ShardWatch) -> None:
-        request = post.ask
+        request = post.request
         assert request is not None
         try:
             head = post.connection.wait(request)
@@ -241,7 +241,7 @@ class RowWatcher:
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
-        post.ask, post.due_s = None, time.monotonic() + PACE_S
+        post.request, post.due_s = None, time.monotonic() + PACE_S
         known = post.position >= 0
         post.position, post.epoch = int(answer["position"]), int(answer["epoch"])
         if answer["lost"]:
@@ -254,7 +254,7 @@ class RowWatcher:
 
     def _is_away(self, post: ShardWatch, why: str) -> None:
         post.connection.close()
-        post.ask, post.due_s = None, time.monotonic() + AGAIN_S
+        post.request, post.due_s = None, time.monotonic() + AGAIN_S
         if post.position >= 0:
             post.position = -1
             self._forget_all(f"{post.connection.name}: {why}")
@@ -289,7 +289,7 @@ class RowWatcher:
         for watched, followed in mine:
             with watched.guard:
                 watched.moves.moved(
-                    table, followed, values[np.searchsorted(each, followed)], post.question
+                    table, followed, values[np.searchsorted(each, followed)], post.number
                 )
 
     def _pull_new_rows(self) -> None:
@@ -308,6 +308,6 @@ class RowWatcher:
                 except ClipperError as error:
                     _log.warning("rows of table %r cannot be followed: %s", table, error)
                     values = None
-                surely = [post.question + 2 for post in self._posts]
+                surely = [post.number + 2 for post in self._posts]
                 with watched.guard:
                     watched.moves.set_first_values(table, ids, values, surely)

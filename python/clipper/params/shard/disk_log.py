@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("clipper.params")
 SLOT = 10  # follower number in the shard's log
 RECORD = struct.Struct("<4sIIIQQQQQ")
-# ^ magic, crc32 of what follows it, flags, unused, size, epoch, begin, position, version
+# ^ magic, crc32 of what follows it, flags, unused, size, epoch, start, position, version
 MAGIC, CRC_END = b"CLPL", 8
 MORE, EMPTY = 1, 2  # flags: the next record belongs to it; the shard was empty before it
 BODY_BYTES = 64 << 20  # of rows in one record; more of one moment are several
@@ -69,7 +69,7 @@ class LogFile(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """A whole record. at, end: bytes in its file. begin, position: the changes after the first, up
+    """A whole record. at, end: bytes in its file. start, position: the changes after the first, up
     to the second."""
 
     path: Path
@@ -77,7 +77,7 @@ class LogRecord(NamedTuple):
     end: int
     flags: int
     epoch: int
-    begin: int
+    start: int
     position: int
     version: int
 
@@ -176,11 +176,11 @@ def records_after(files: list[LogFile], epoch: int, position: int) -> tuple[list
             if one.epoch < epoch or (one.epoch == epoch and one.position <= position):
                 continue
             if one.flags & EMPTY and one.epoch > epoch:
-                found, from_nothing, position = [], True, one.begin
-            follows = one.begin <= position if one.epoch == epoch else one.begin == position
+                found, from_nothing, position = [], True, one.start
+            follows = one.start <= position if one.epoch == epoch else one.start == position
             if not follows:
                 raise _damaged(
-                    one.path, f"begins at change {one.begin}, and {position} is the last before it"
+                    one.path, f"begins at change {one.start}, and {position} is the last before it"
                 )
             found.append(one)
             if not one.flags & MORE:
@@ -403,16 +403,16 @@ class DiskLog:
             self._needs_snapshot = True
             return True
         of = shard.resync_log.position_of
-        begin, end = of(self._taken), of(position)
+        start, end = of(self._taken), of(position)
         data: list[bytes] = []
         for i, piece in enumerate(pieces):
             body = packed(piece)
             flags = (MORE if i + 1 < len(pieces) else 0) | (EMPTY if self._empty else 0)
-            head = RECORD.pack(MAGIC, 0, flags, 0, len(body), core.epoch, begin, end, version)
+            head = RECORD.pack(MAGIC, 0, flags, 0, len(body), core.epoch, start, end, version)
             crc = zlib.crc32(body, zlib.crc32(head[CRC_END:]))
             data += [head[:4] + crc.to_bytes(4, "little") + head[CRC_END:], body]
         began_s = time.monotonic()
-        if not self._write(data, begin, marks):
+        if not self._write(data, start, marks):
             return True
         with self._guard:
             self._stats["records"] += 1
@@ -443,13 +443,13 @@ class DiskLog:
             for chunk in parameters.chunks(changed, BODY_BYTES):
                 yield parameters.of(chunk)
 
-    def _write(self, data: list[bytes], begin: int, marks: int) -> bool:
+    def _write(self, data: list[bytes], start: int, marks: int) -> bool:
         """Append and sync; a write that fails is tried again, until the end. Return whether it is
         done. Raises OSError if it cannot be known what is on disk."""
         while True:
             try:
                 if marks != self._file_marks:
-                    self._open(begin, marks)
+                    self._open(start, marks)
                 _write_all(self._file, data)
                 break
             except OSError as error:
@@ -466,9 +466,9 @@ class DiskLog:
             self._stats["nbytes"] += size
         return True
 
-    def _open(self, begin: int, marks: int) -> None:
+    def _open(self, start: int, marks: int) -> None:
         epoch = self._shard.core.epoch
-        path = self._folder / f"changes-{epoch:012d}-{begin:020d}-of-{self._shards}.log"
+        path = self._folder / f"changes-{epoch:012d}-{start:020d}-of-{self._shards}.log"
         with self._guard:  # before the file is there, so that `cut` does not take it for an old one
             self._marks_of[path] = marks
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC

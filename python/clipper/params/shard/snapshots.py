@@ -286,7 +286,7 @@ class PartWriter:
             raise AlreadyExists(
                 f"{self.folder} is there already.", hint="Take a snapshot of a higher number."
             )
-        self._said = {"format": FORMAT, "number": number, "shard": shard, "shards": shards}
+        self._status = {"format": FORMAT, "number": number, "shard": shard, "shards": shards}
         self._new = version / f".{self.folder.name}.{os.getpid()}"
         shutil.rmtree(self._new, ignore_errors=True)
         self._new.mkdir(mode=0o700)
@@ -310,7 +310,7 @@ class PartWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         message: Piece = {
-            **self._said,
+            **self._status,
             **more,
             "rows": self._rows,
             "nbytes": self.nbytes,
@@ -398,7 +398,7 @@ class Snapshots:
         self._dirty = Dirty()
         self._follows = False
         self._last: Part | None = None
-        self._said: Piece = {
+        self._status: Piece = {
             "taken": 0,
             "failed": 0,
             "last": 0,
@@ -418,7 +418,7 @@ class Snapshots:
             part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)
         ]
         if mine:
-            self._said |= {
+            self._status |= {
                 "last": mine[-1].number,
                 "at_us": mine[-1].created_us,
                 "nbytes": mine[-1].nbytes,
@@ -479,7 +479,7 @@ class Snapshots:
 
     def stats(self) -> Piece:
         """Return statistics of the snapshots."""
-        return dict(self._said)
+        return dict(self._status)
 
     # -- its thread
 
@@ -522,7 +522,7 @@ class Snapshots:
             part = self._take(number or self._next(), whole)
         except (OSError, ClipperError, MemoryError) as error:
             log.warning("shard %d has no snapshot: %s", self._config.number, error)
-            self._said |= {"failed": self._said["failed"] + 1, "error": str(error)}
+            self._status |= {"failed": self._status["failed"] + 1, "error": str(error)}
             ours = isinstance(error, ClipperError)
             on_done(
                 error
@@ -540,13 +540,13 @@ class Snapshots:
             "nbytes": part.nbytes,
             "base": part.base,
         }
-        self._said |= {
-            "taken": self._said["taken"] + 1,
+        self._status |= {
+            "taken": self._status["taken"] + 1,
             "last": part.number,
             "seconds": seconds,
             "error": "",
         }
-        self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
+        self._status |= {"at_us": part.created_us, "nbytes": part.nbytes}
         on_done({**message, "seconds": seconds})
         self._prune()
 

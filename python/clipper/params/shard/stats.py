@@ -67,7 +67,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
             for place, (s, t) in named
             if s.name
         },
-        "door": core.stats(),
+        "server": core.stats(),
         "model_pushes": counts.taken,
         "refused": {name: refused.get(why, 0) for why, name in _REASONS.items()},
         "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},

@@ -229,17 +229,22 @@ def _learn_left(
 
 
 def observe_for_others(
-    question_of: Callable[[str], ResolvedApplication], told: ForwardedFeedback
+    application_of: Callable[[str], ResolvedApplication], forwarded: ForwardedFeedback
 ) -> Reply:
     """Learn what another server was told about answers of this one. Raises nothing."""
     try:
-        resolved = question_of(told.application)
-        if told.alone:
+        resolved = application_of(forwarded.application)
+        if forwarded.alone:
             counts = observe(
-                resolved, told.ids[0], None, None, Truth(told.labels[0], told.score), told.weight
+                resolved,
+                forwarded.ids[0],
+                None,
+                None,
+                Truth(forwarded.labels[0], forwarded.score),
+                forwarded.weight,
             )
             return Reply(counted=1) if counts else Reply(duplicates=1)
-        counted = observe_many(resolved, told.ids, told.labels)
+        counted = observe_many(resolved, forwarded.ids, forwarded.labels)
         return Reply(counted.counted, counted.duplicates, counted.unknown)
     except ClipperError as error:
         return refusal(error)

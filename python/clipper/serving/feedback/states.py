@@ -444,9 +444,9 @@ class States:
         """Second chance: the hand passes a context that was used since it was last there, and
         forgets one that was not. It looks at a few for each new context, so that no new one waits
         for a walk over all."""
-        looks, ring = 0, self._ring
-        while len(ring) >= self._states_max and looks < CHECKS_MAX:
-            looks += 1
+        checks, ring = 0, self._ring
+        while len(ring) >= self._states_max and checks < CHECKS_MAX:
+            checks += 1
             self._hand = self._hand if self._hand < len(ring) else 0
             learner, user = ring[self._hand]
             held = learner.known(user)
