@@ -85,6 +85,15 @@ def test_the_generated_parts_of_the_architecture_are_true() -> None:
 THREAD = re.compile(r"`(clipper-[a-z-]+)`")
 
 
+def test_a_query_passes_few_files() -> None:
+    """The counts may only shrink; the goal is 15 on each side."""
+    page = (DOCS / "architecture.md").read_text()
+    python = page.partition("path: begin")[2].partition("path: end")[0]
+    core = page.partition("What happens on a cache miss:")[2].partition("\n### ")[0]
+    assert len(set(re.findall(r"  (\S+\.py)\n", python))) == 16
+    assert len(set(re.findall(r"`(\w+/\w+\.pyx)`", core))) == 14
+
+
 def test_every_thread_of_the_architecture_exists() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
     section = (

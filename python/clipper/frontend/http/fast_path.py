@@ -184,7 +184,7 @@ class FastPath:
         )
         self._threads = [
             threading.Thread(
-                target=self.core_server.run, args=(i,), name="clipper-http-door", daemon=True
+                target=self.core_server.run, args=(i,), name="clipper-http-core", daemon=True
             )
             for i in range(http.workers)
         ]

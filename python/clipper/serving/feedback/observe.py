@@ -28,7 +28,7 @@ from clipper.serving.feedback.ground_truth import (
 )
 from clipper.serving.feedback.journal_records import written, written_rows
 from clipper.serving.feedback.states import Learner, Seen
-from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, heard_of, seen_of
+from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, received_of, seen_of
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
 from clipper.types import Answer, Answers, VersionedModel
@@ -77,7 +77,7 @@ def observe(
             return counts
     if prediction is None:
         resolved = side_of(resolved, user)
-        seen = _asked_again(resolved, input, user, truth, weight, context)
+        seen = _query_again(resolved, input, user, truth, weight, context)
         learner, whose = resolved.learner, user or ""
         learner.states.commit(
             learner.states.observe_one(learner, whose, seen, written(learner, whose, seen))
@@ -265,7 +265,9 @@ def _fitted(truth: Truth, joined: Joined) -> Truth:
     """Return the label in the type of the models' outputs."""
     if not truth.known or (not joined.late and alike(truth.label, joined.arrived)):
         return truth
-    label = fitted_label(truth.label, [reported.output for reported in heard_of(joined).values()])
+    label = fitted_label(
+        truth.label, [reported.output for reported in received_of(joined).values()]
+    )
     return truth if label is truth.label else Truth(label)
 
 
@@ -374,7 +376,7 @@ def _columns(
             p[i] = joined.plan.probabilities[0] if joined.plan.probabilities else 1.0
         elif models != learner.models:
             return None
-    arrived = [heard_of(joined) for joined in found]
+    arrived = [received_of(joined) for joined in found]
     outputs_by, arrived_by, own_of = [], [], []
     for model in learner.models:
         reported = [one.get(model) for one in arrived]
@@ -533,7 +535,7 @@ def _notify_watcher_of_rows(
 # -- feedback with the input
 
 
-def _asked_again(
+def _query_again(
     resolved: ResolvedApplication,
     input: object,
     user: str | None,

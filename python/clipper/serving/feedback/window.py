@@ -28,7 +28,7 @@ from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
 
 
-def heard_of(joined: Joined) -> dict[VersionedModel, Prediction]:
+def received_of(joined: Joined) -> dict[VersionedModel, Prediction]:
     """Return the predictions that arrived, including late ones that have arrived since."""
     if not joined.late:
         return joined.arrived  # type: ignore[no-any-return]
@@ -41,7 +41,7 @@ def heard_of(joined: Joined) -> dict[VersionedModel, Prediction]:
 
 def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
     """Return an answer with what was told about it."""
-    return Observation(joined.plan, heard_of(joined), truth, joined.answer, weight)
+    return Observation(joined.plan, received_of(joined), truth, joined.answer, weight)
 
 
 def _number_in(id: str) -> int | None:
