@@ -15,7 +15,7 @@ Source: Gibbs and Candes 2021, "Adaptive Conformal Inference", with the threshol
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -121,6 +121,7 @@ class LabelSets(msgspec.Struct, frozen=True):
     doubt: observations from which on the calibration outweighs a raw confidence.
     """
 
+    make: ClassVar = SetThresholds
     coverage: float
     step: float
     doubt: float
@@ -128,12 +129,6 @@ class LabelSets(msgspec.Struct, frozen=True):
     def remembered(self, known: tuple[object, ...], label: object) -> tuple[object, ...]:
         """Return the labels that sets may have after one more was observed."""
         return _remembered(known, label)
-
-    def moved(
-        self, thresholds: SetThresholds, labels: float, known: tuple[object, ...]
-    ) -> SetThresholds:
-        """Return the thresholds with another one of labels."""
-        return SetThresholds(labels, thresholds.numbers, thresholds.scale, thresholds.count, known)
 
 
 def update_with_number(

@@ -33,7 +33,7 @@ from clipper_core.learning.label_feedback import JournalEnd, framed
 
 SEGMENT_BYTES: Final = 16 << 20
 RECORD_BYTES_MAX: Final = 1 << 20
-MAPPED_BYTES: Final = 256 << 10  # allocated at a time
+MAPPED_BYTES: Final = 512 << 10  # allocated at a time
 _HEAD = struct.Struct("<II")
 _SALT = 0xFFFFFFFF  # so that zeros are not a valid record
 
@@ -134,14 +134,19 @@ class Journal:
 
         The record is durable as the mode says after `commit` of that number.
         """
+        _check_size(len(record))
         return self.end.append(record) or self.append_framed(framed((record,)), 1)
 
     def append_many(self, records: Sequence[bytes]) -> int:
         """Append records in their order and return the number of the last."""
-        return self.append_framed(framed(records), len(records)) if records else self.last
+        if not records:
+            return self.last
+        _check_size(max(map(len, records)))
+        return self.append_framed(framed(records), len(records))
 
     def append_framed(self, data: bytes, count: int) -> int:
-        """Append `count` records, each with its head, and return the number of the last."""
+        """Append `count` records, each with its head and not too long, and return the number of the
+        last."""
         number = self.end.append_framed(data, count)
         if not number:
             with self._lock:
@@ -170,10 +175,6 @@ class Journal:
             raise StoreError("the journal is closed.", hint="Restart the server.")
         if self._failed:
             raise StoreError(self._failed, hint="Check the disk, then restart the server.")
-        if (longest := max(_sizes(data))) > RECORD_BYTES_MAX:
-            raise StoreError(
-                f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible."
-            )
         if self.nbytes + len(data) > self.bytes_max:
             raise Overloaded(
                 f"the journal holds {self.nbytes} of {self.bytes_max} bytes.",
@@ -291,13 +292,9 @@ def read_journal(folder: Path) -> Iterator[bytes]:
         yield from _records(path.read_bytes())
 
 
-def _sizes(data: bytes) -> Iterator[int]:
-    """Yield the sizes of records that have their heads."""
-    at = 0
-    while at < len(data):
-        size, _ = _HEAD.unpack_from(data, at)
-        yield size
-        at += _HEAD.size + size
+def _check_size(nbytes: int) -> None:
+    if nbytes > RECORD_BYTES_MAX:
+        raise StoreError(f"a record of {nbytes} bytes: at most {RECORD_BYTES_MAX} are possible.")
 
 
 def _records(data: bytes, at: int = 0) -> Iterator[bytes]:

@@ -70,7 +70,7 @@ cdef struct Votes:              # what was said about one query, with the label,
 cdef class FeedbackUpdate:
     cdef Rule rule
     cdef double fade
-    cdef object make, bit_of, sets
+    cdef object make, bit_of, sets, make_thresholds
     cdef double coverage, step, doubt
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,

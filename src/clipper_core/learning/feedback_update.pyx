@@ -29,7 +29,13 @@ cdef enum:
     BINS_MAX = 1024
 
 cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+cdef ObjectMember MODELS, ROWS, SURE, SEEN, LABELS, TRACKED     # of a state
+cdef ObjectMember THRESHOLD, NUMBERS, SCALE, COUNT, KNOWN       # of the thresholds of sets
 OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
+MODELS.name, ROWS.name, SURE.name, SEEN.name = b"models", b"rows", b"sure", b"seen"
+LABELS.name, TRACKED.name = b"labels", b"tracked"
+THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
+COUNT.name, KNOWN.name = b"count", b"known"
 cdef double[65] CLASSES         # by how many bits of `labels` are set
 
 
@@ -401,8 +407,8 @@ cdef class FeedbackUpdate:
     A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a
     label seen. make: of (models, rows, seen, labels, sure, thresholds), the state object.  bit_of:
     of a label that is no number, the bit it sets.  sets: how prediction sets of labels are made,
-    with `coverage`, `step`, `doubt`, `remembered(known, label)` and `moved(thresholds, labels,
-    known)`; None: thresholds stay.
+    with `coverage`, `step`, `doubt`, `remembered(known, label)` and `make(labels, numbers, scale,
+    count, known)`, the thresholds; None: thresholds stay.
     """
 
     def __cinit__(self, Rule rule not None, double fade, make, bit_of, sets=None):
@@ -411,6 +417,7 @@ cdef class FeedbackUpdate:
         self.make, self.bit_of, self.sets = make, bit_of, sets
         if sets is not None:
             self.coverage, self.step, self.doubt = sets.coverage, sets.step, sets.doubt
+            self.make_thresholds = sets.make
 
     cdef cnp.ndarray _bins(self, cnp.ndarray sure):
         if (cnp.PyArray_TYPE(sure) != cnp.NPY_DOUBLE or sure.ndim != 2
@@ -547,14 +554,15 @@ cdef class FeedbackUpdate:
 
     cdef OpenState open(self, object state, tuple models):
         cdef OpenState opened = OpenState.__new__(OpenState)
-        cdef object known = state.models
-        cdef cnp.ndarray rows = state.rows
+        cdef object known = read_member(&MODELS, state)
+        cdef cnp.ndarray rows = read_member(&ROWS, state)
         if (known is not models and known != models
                 or rows.shape[0] != len(models) + (self.rule.state.kind == MIXTURE)):
             return None
         opened.state = state
-        return opened if opened.start(self, rows, state.sure, state.seen, state.labels,
-                                      state.tracked) else None
+        return opened if opened.start(self, rows, read_member(&SURE, state),
+                                      read_member(&SEEN, state), read_member(&LABELS, state),
+                                      read_member(&TRACKED, state)) else None
 
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
         """Of the labels that the models gave, 0 to 63; `votes.cell` is that of the right one. ->
@@ -639,7 +647,8 @@ cdef class OpenState:
         self.rows, self.sure = update._rows(rows, 0), doubles_copied(update._bins(sure))
         self.thresholds = thresholds
         if update.sets is not None:
-            self.threshold, self.known = thresholds.labels, thresholds.known
+            self.threshold = read_member(&THRESHOLD, thresholds)
+            self.known = read_member(&KNOWN, thresholds)
         return _is_finite(self.rows) and _is_finite(self.sure)
 
     cdef int learn(self, Votes* votes) except -1:
@@ -668,13 +677,15 @@ cdef class OpenState:
     cdef object sets_now(self):
         if self.update.sets is None:
             return self.thresholds
-        return self.update.sets.moved(self.thresholds, self.threshold, self.known)
+        return self.update.make_thresholds(
+            self.threshold, read_member(&NUMBERS, self.thresholds),
+            read_member(&SCALE, self.thresholds), read_member(&COUNT, self.thresholds), self.known)
 
     cdef object closed(self):
         cdef object state = self.state
         if not self.changed:
             return state
-        return self.update.make(state.models, self.rows, self.seen, self.labels, self.sure,
+        return self.update.make(read_member(&MODELS, state), self.rows, self.seen, self.labels, self.sure,
                                 self.sets_now())
 
 

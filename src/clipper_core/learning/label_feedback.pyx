@@ -370,9 +370,12 @@ cdef enum:
 
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
 cdef ObjectMember ID                    # of an answer
-cdef ObjectMember STEPS, HEAD           # of a learner
+cdef ObjectMember STEPS, HEAD, SHARED, WATCHER  # of a learner
+cdef ObjectMember STATE, APPLIED, SINCE # of a state in memory
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
 ID.name, STEPS.name, HEAD.name = b"id", b"steps", b"head"
+SHARED.name, WATCHER.name = b"shared", b"watcher"
+STATE.name, APPLIED.name, SINCE.name = b"state", b"applied", b"since"
 
 
 cdef struct Bytes:
@@ -846,7 +849,7 @@ cdef class LabelSteps:
                 if joined.user:
                     self.apply(self.learner.ready(joined.user), &votes, joined, label, joined.user,
                                number)
-                self.apply(self.learner.shared, &votes, joined, label, "", number)
+                self.apply(read_member(&SHARED, self.learner), &votes, joined, label, "", number)
         finally:
             self.lock.release()
         self.sync(number)
@@ -859,10 +862,11 @@ cdef class LabelSteps:
     cdef bint apply(self, object held, Votes* votes, Joined joined, object label, str context,
                     u64 number) except -1:
         cdef OpenState opened
-        cdef PyObject* at = PyDict_GetItem(<dict> held.applied, self.node)
+        cdef object applied = read_member(&APPLIED, held)
+        cdef PyObject* at = PyDict_GetItem(<dict> applied, self.node)
         if at != NULL and <u64> <object> at >= number:
             return True
-        opened = self.update.open(held.state, self.models)
+        opened = self.update.open(read_member(&STATE, held), self.models)
         if opened is None:      # the policy mends it, or the log says what is wrong
             self.learner.apply(context, self.seen(joined, label), number)
             return True
@@ -872,15 +876,15 @@ cdef class LabelSteps:
     cdef bint close(self, object held, OpenState opened, str context, u64 number) except -1:
         if opened.changed:
             held.state = opened.closed()
-        held.applied[self.node] = number
-        if not held.since:
+        (<dict> read_member(&APPLIED, held))[self.node] = number
+        if not read_member(&SINCE, held):
             held.since = number
         self.dirty[(self.learner, context)] = None
         return True
 
     cdef bint tell(self, const Said* said, Joined joined, object label) except -1:
         """Tell who watches."""
-        cdef object watcher = self.learner.watcher
+        cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object counts
         if watcher is None:
             return True
@@ -964,13 +968,13 @@ cdef class LabelSteps:
         if one.held is None or one.held.prior is not None:
             return False
         one.held.touched = True
-        one.state = self.update.open(one.held.state, self.models)
+        one.state = self.update.open(read_member(&STATE, one.held), self.models)
         contexts[context] = one
         return one.state is not None
 
     cdef bint tell_tally(self, Tally tally, list found, list labels, list apart) except -1:
         """Tell who watches about a list; apart: what is not in the tally."""
-        cdef object watcher = self.learner.watcher
+        cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object i
         cdef Said said
         cdef Joined joined
