@@ -54,3 +54,14 @@ def test_goals_of_a_world_come_from_its_anchors() -> None:
 def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownRows, match="there are: fails"):
         learning.main(True, ["nothing"])
+
+
+def test_models_of_real_data_err_apart_and_report_how_sure_they_are() -> None:
+    one, again = (learning.stream("real digits", 1, i) for i in (0, 0))
+    assert np.array_equal(one.answers, again.answers)
+    rates = one.rates.mean(axis=0)
+    assert (rates < 0.9).all()
+    assert one.rates.min(axis=1).mean() < rates.min() / 3, "each knows what others do not"
+    assert one.confidence is not None
+    right = one.answers == one.labels[:, None]
+    assert one.confidence[right].mean() > one.confidence[~right].mean()

@@ -1,4 +1,5 @@
-"""Learning from feedback in nine worlds and three drawn ones: each policy's error, beside peers."""
+"""Learning from feedback in nine worlds, three drawn ones and three data sets: each policy's error,
+beside peers."""
 
 import math
 from typing import Any
@@ -6,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, UnknownRows, absent, row
-from bench.paper import peers
+from bench.paper import peers, real_streams, streams
 from bench.paper.runs import in_parallel
-from bench.paper.streams import NAMES, Stream, stream
+from bench.paper.streams import Stream
 from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
 
@@ -27,6 +28,7 @@ ONE_MODEL = (
 )
 RECOMMENDED = "bandit"  # for one model a query
 PEERS = tuple(peers.STREAMED)
+NAMES = (*streams.NAMES, *real_streams.NAMES)
 ANCHOR = "Vowpal Wabbit SquareCB"
 SLACK = 0.003  # of an error: a policy that learns may be this much worse than one that does not
 GOALS = {"confidences": 0.070, "class experts": 0.140, "users": 0.110}
@@ -91,6 +93,12 @@ def missing(name: str) -> str:
 
 
 # -- one run
+
+
+def stream(world: str, seed: int, repetition: int) -> Stream:
+    """One repetition of a name of NAMES."""
+    of = real_streams.real_stream if world in real_streams.NAMES else streams.stream
+    return of(world, seed, repetition)
 
 
 def error(name: str, world: str, seed: int, repetition: int) -> float:

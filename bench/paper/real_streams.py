@@ -1,0 +1,69 @@
+"""Streams of real queries: data sets that scikit-learn brings, and models trained on parts of them.
+
+Five models of different kinds are trained on a fifth of half the rows each, three rows in four of
+which are of the labels that the model has seen most. The queries are rows of the other half, drawn
+with replacement; models report the probability of their answer. Rates are 0 and 1, so that the best
+model of each query is wrong only where all are.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bench.paper.streams import Array, Stream
+
+DATA_SETS = ("digits", "breast_cancer", "wine")  # sklearn.datasets.load_...
+NAMES = tuple("real " + name.replace("_", " ") for name in DATA_SETS)
+QUERIES = 5_000
+MODELS = 5
+OWN = 0.75  # share of a model's rows that have labels of its own
+
+
+def real_stream(name: str, seed: int, repetition: int) -> Stream:
+    """One repetition of a name of NAMES: other parts, other models, other queries."""
+    from sklearn import datasets
+    from sklearn.preprocessing import scale
+
+    load = getattr(datasets, "load_" + DATA_SETS[NAMES.index(name)])
+    rng = np.random.default_rng([seed, repetition, NAMES.index(name)])
+    x, labels = load(return_X_y=True)
+    x, order = scale(x), rng.permutation(len(x))
+    train, rest = order[: len(x) // 2], order[len(x) // 2 :]
+    models = [trained(i, x, labels, train, rng) for i in range(MODELS)]
+    asked = rng.choice(rest, QUERIES)
+    p = [model.predict_proba(x[asked]) for model in models]
+    answers = np.stack(
+        [model.classes_[one.argmax(axis=1)] for model, one in zip(models, p, strict=True)], axis=1
+    )
+    return Stream(
+        labels[asked],
+        answers.astype(np.int64),
+        (answers != labels[asked, None]).astype(float),
+        confidence=np.stack([one.max(axis=1) for one in p], axis=1),
+        heard=np.ones(QUERIES, bool),
+        users=np.zeros(QUERIES, np.int64),
+    )
+
+
+def trained(i: int, x: Array, labels: Array, rows: Array, rng: np.random.Generator) -> Any:
+    """Model i of five, trained on a fifth of the rows, of which it has its own share of labels."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import GaussianNB
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.tree import DecisionTreeClassifier
+
+    seed = int(rng.integers(1 << 30))
+    kinds = (
+        LogisticRegression(max_iter=500),
+        GaussianNB(var_smoothing=1e-3),
+        KNeighborsClassifier(3),
+        DecisionTreeClassifier(max_depth=6, random_state=seed),
+        LogisticRegression(C=0.01, max_iter=500),
+    )
+    classes = len(np.unique(labels))
+    own = (
+        labels[rows] * MODELS // classes == i if classes >= MODELS else labels[rows] == i % classes
+    )
+    chance = np.where(own, OWN / max(own.sum(), 1), (1 - OWN) / max((~own).sum(), 1))
+    part = rng.choice(rows, len(rows) // MODELS, replace=False, p=chance / chance.sum())
+    return kinds[i].fit(x[part], labels[part])
