@@ -2,8 +2,9 @@
 in the shared one, whoever is killed and returns.
 
 A world is one thread and one seed. Writes are lost, or carried out without an answer, reads do not
-answer in time, changes are heard late, contexts leave the memory, and while a server waits for the
-store, something else happens, to it or to another one.
+answer in time, changes are heard late, contexts leave the memory, servers lose their names without
+noticing and are left out of the states, and while a server waits for the store, something else
+happens, to it or to another one.
 """
 
 import contextlib
@@ -15,15 +16,18 @@ from pathlib import Path
 import pytest
 
 from clipper.errors import Overloaded, StoreError
+from clipper.serving.feedback.ended_servers import EndedServers
+from clipper.serving.feedback.presence import NAMES as NAMES_HELD
 from clipper.serving.feedback.states import States
 from clipper.serving.feedback.stored_state import PREFIX, SHARED
-from clipper.store import Compare, MemoryStore, Record
+from clipper.store import Compare, Delete, MemoryStore, Put, Record
 from clipper.store.journal import Journal
 from clipper.store.store import Op, TxnResult
 from tests.unit.serving.test_states import KL, Server, observation
 
 NAMES, USERS = "abcd", "uvwxyz"
 STEPS = 200
+ENDED_S = 100.0
 NOTHING_S = 1e-6  # a wait for an event that is there, or is not
 
 
@@ -61,18 +65,34 @@ class FaultyStore(MemoryStore):
 
 
 class SimulatedServer(Server):
-    """A server that writes and hears of others when it is told to."""
+    """A server that writes, hears of others and leaves them out when it is told to.
 
-    def __init__(self, store: FaultyStore, folder: Path, name: str, contexts_max: int) -> None:
+    now_s: the clock of all.
+    """
+
+    def __init__(
+        self,
+        store: FaultyStore,
+        folder: Path,
+        name: str,
+        contexts_max: int,
+        now_s: Callable[[], float],
+    ) -> None:
         self.journal = Journal(folder / name)
-        self.states = States(store, self.journal, name, contexts_max, write_s=3600)
+        self._store, self._name = store, name
+        self.hold_name()
+        ended = EndedServers(store, name, ENDED_S, now_s)
+        self.states = States(store, self.journal, name, contexts_max, write_s=3600, ended=ended)
         self._watch = store.watch(PREFIX)
         self.busy = False
         self.states.replay(self.read)
         self.states._sync._read_all()
 
     def hear(self, count: int) -> None:
-        """Take in so many changes of the store."""
+        """Take in so many changes of the store; 0: read all."""
+        if not count:
+            with contextlib.suppress(StoreError):
+                self.states._sync._read_all()
         for _ in range(count):
             event = self._watch.next(NOTHING_S)
             if event is None:
@@ -80,15 +100,28 @@ class SimulatedServer(Server):
             if event.record is not None:
                 self.states._sync._came(event.record)
 
+    def hold_name(self) -> None:
+        """Hold the name in the store, whoever held it."""
+        MemoryStore.txn(self._store, (), (Put(NAMES_HELD + self._name, b""),))
+
+    def lose_name(self) -> None:
+        """Hold it no more, without noticing."""
+        MemoryStore.txn(self._store, (), (Delete(NAMES_HELD + self._name),))
+
     def flush(self) -> None:
         self.busy = True
         with contextlib.suppress(StoreError):
             self.states.flush()
         self.busy = False
 
+    def leave_out(self) -> None:
+        with contextlib.suppress(StoreError):
+            self.states._sync.leave_out_ended()
+
     def end(self, kill: bool) -> None:
         self._watch.close()
         if kill:
+            self.states.stop_writing("it is killed")
             self.kill()
         else:
             self.states.close()
@@ -101,14 +134,18 @@ class World:
         self.draw = random.Random(seed)
         self.store = FaultyStore(self.draw)
         self.told: Counter[str] = Counter()
+        self._now_s = 0.0
         self._folder, self._contexts_max = folder, self.draw.choice([2, 3, 1000])
         self.servers = {name: self.start(name) for name in NAMES}
 
     def start(self, name: str) -> SimulatedServer:
         """Start a server; the store answers meanwhile."""
-        fails, self.store.fails = self.store.fails, False
-        server = SimulatedServer(self.store, self._folder, name, self._contexts_max)
-        self.store.fails = fails
+        fails, meanwhile = self.store.fails, self.store.meanwhile
+        self.store.fails, self.store.meanwhile = False, None
+        server = SimulatedServer(
+            self.store, self._folder, name, self._contexts_max, lambda: self._now_s
+        )
+        self.store.fails, self.store.meanwhile = fails, meanwhile
         return server
 
     def run(self) -> None:
@@ -120,6 +157,8 @@ class World:
         self.store.fails, self.store.meanwhile = False, None
         for name in set(NAMES) - self.servers.keys():
             self.servers[name] = self.start(name)
+        for server in self.servers.values():
+            server.hold_name()
         for _ in range(3 * len(NAMES)):
             for server in self.servers.values():
                 server.hear(10**6)
@@ -129,14 +168,21 @@ class World:
         name, chance = self.draw.choice(NAMES), self.draw.random()
         server = self.servers.get(name)
         if server is None:
-            if chance < 0.3:
-                meanwhile, self.store.meanwhile = self.store.meanwhile, None
+            if chance < 0.1:
                 self.servers[name] = self.start(name)
-                self.store.meanwhile = meanwhile
         elif chance < 0.04 and len(self.servers) > 1:
             del self.servers[name]
             server.end(kill=chance < 0.03)
-        elif chance < 0.25:
+            server.lose_name()
+        elif chance < 0.06:
+            server.lose_name()
+        elif chance < 0.09:
+            server.hold_name()
+        elif chance < 0.13:
+            server.leave_out()
+            self._now_s += ENDED_S * self.draw.choice([0.01, 1.1])
+            server.leave_out()
+        elif chance < 0.3:
             server.flush()
         else:
             self._teach_or_hear(server)
@@ -146,8 +192,10 @@ class World:
             server = self.draw.choice([*self.servers.values()])  # one at least: see step
             if not server.busy and self.draw.random() < 0.3:
                 return server.flush()
+            if self.draw.random() < 0.2:
+                return server.leave_out()
         if self.draw.random() < 0.2:
-            return server.hear(self.draw.choice([1, 2, 5, 50]))
+            return server.hear(self.draw.choice([0, 1, 2, 5, 50]))
         user = self.draw.choice(USERS)
         with contextlib.suppress(Overloaded):
             server.observe(server.learner(KL), user, observation(self.draw))

@@ -346,6 +346,16 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
         int,
         about("interval at which changed states are written to the store", "ms", ge=1, le=60_000),
     ] = 100
+    ended_s: Annotated[
+        float,
+        about(
+            "time after which a server that has ended is no longer named in the states of a store "
+            "that servers share",
+            "s",
+            ge=10,
+            le=31_536_000,
+        ),
+    ] = 3600.0
     window: Annotated[
         int,
         about(

@@ -10,6 +10,7 @@ from pathlib import Path
 from clipper.errors import ClipperError
 from clipper.selection import Policy, create_policy
 from clipper.serving.feedback.answer_records import AnswerRecords, RecordLimits
+from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.forwarding import ForwardedFeedback, Forwarding, Reply
 from clipper.serving.feedback.journal_records import read
 from clipper.serving.feedback.presence import Presence
@@ -66,6 +67,7 @@ class Learning:
             settings.contexts_max,
             settings.write_ms / 1000,
             not in_memory,
+            EndedServers(store, name, settings.ended_s) if shared else None,
         )
         self._forwarding: Forwarding | None = None
         if shared:

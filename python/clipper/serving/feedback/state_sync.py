@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from clipper.errors import StoreError
-from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, sealed
+from clipper.serving.feedback.ended_servers import EndedServers
+from clipper.serving.feedback.stored_state import LEFT_OUT, PREFIX, SHARED, Held, sealed
 from clipper.store.store import (
     ABSENT,
     TXN_OPS_MAX,
@@ -56,11 +57,20 @@ class Snapshot(msgspec.Struct, eq=False):
 class StateSync:
     """Threads: any. Two of its own: one writes behind, one follows the store.
 
-    write_s: between two writes.  follows: whether other servers may write to the store.
+    write_s: between two writes.  follows: whether other servers may write to the store.  ended:
+    leaves servers that have ended out of the states.
     """
 
-    def __init__(self, states: "States", store: Store, write_s: float, follows: bool) -> None:
+    def __init__(
+        self,
+        states: "States",
+        store: Store,
+        write_s: float,
+        follows: bool,
+        ended: EndedServers | None,
+    ) -> None:
         self._states, self._store, self._write_s, self._follows = states, store, write_s, follows
+        self._ended = ended
         self._wake = threading.Event()
         self._closing = False
         self._flushing = threading.Lock()
@@ -86,6 +96,8 @@ class StateSync:
         while not self._wake.wait(self._write_s):
             try:
                 self.flush()
+                if self._ended is not None and self._ended.is_due:
+                    self.leave_out_ended()
             except StoreError as error:  # the journal has it all; the next round tries again
                 _log.warning("selection states wait to be written: %s", error)
             except Exception:
@@ -122,9 +134,32 @@ class StateSync:
                     states.dirty.update(left)
             with states.lock:
                 waiting = [learner.held(user).since for learner, user in states.dirty]
-                states.journal.forget(
-                    min((n for n in waiting if n), default=states.journal.last + 1) - 1
-                )
+                upto = min((n for n in waiting if n), default=states.journal.last + 1) - 1
+                states.journal.forget(upto)
+            if self._ended is not None:
+                self._ended.write_learned(upto, at_once=self._closing)
+
+    def leave_out_ended(self) -> None:
+        """Take servers that have ended out of the states in memory, as the store has them; this
+        server hears of that as all do. StoreError."""
+        if self._ended is None:
+            return
+        with self._states.lock:
+            named = {key: (*held.applied,) for key, held in self._states.all()}
+        ended = self._ended.read({name for names in named.values() for name in names})
+        for key, names in named.items():
+            if not ended.isdisjoint(names):
+                self._ended.leave_out(key, ended)
+
+    def complete(self, key: str, theirs: Held) -> None:
+        """Find out which of this server's observations a state of the store has that does not name
+        it. StoreError."""
+        node = self._states.node
+        if self._ended is not None and LEFT_OUT in theirs.applied and node not in theirs.applied:
+            theirs.own = self._ended.number_in(key)
+            self._states.journal.skip_to(theirs.own)
+            if theirs.own:
+                theirs.applied[node] = theirs.own
 
     def _snapshot(self, learner: "Learner", user: str) -> Snapshot:
         held = learner.held(user)
@@ -139,7 +174,7 @@ class StateSync:
             if (
                 self._states.node not in each.upto
             ):  # nothing to write at that moment: the store was not there when it was asked
-                self._merge(each.learner, each.user, self._store.get(each.learner.key(each.user)))
+                self._merge(each, self._store.get(each.learner.key(each.user)))
                 left.pop((each.learner, each.user), None)
                 continue
             each.data = sealed(each.learner.policy, each.learner.models, each.upto, each.state)
@@ -181,10 +216,9 @@ class StateSync:
             for each, record in zip(part, found.results, strict=True):
                 if (record.revision if record else ABSENT) == each.revision:
                     same.append(each)
-                elif each.held.revision == each.revision:
-                    self._merge(each.learner, each.user, record)
+                else:
+                    self._merge(each, record)
                     left.pop((each.learner, each.user), None)
-                # else what is there has been taken in meanwhile: it is written in the next round
             part = same
             if not part:
                 return
@@ -205,16 +239,21 @@ class StateSync:
 
     # -- what others wrote
 
-    def _merge(self, learner: "Learner", user: str, record: Record | None) -> None:
+    def _merge(self, each: Snapshot, record: Record | None) -> None:
         """Merge a state with that of the store, which this server did not write.
 
         Either another server did; or the answer to a write was lost, or the store was killed and
         knows less than before: then the state that is here has it all.
         """
+        learner, user = each.learner, each.user
+        theirs = learner.read(record) if record else None
+        if theirs is not None:
+            self.complete(learner.key(user), theirs)
         with self._states.lock:
             held = learner.held(user)
-            theirs = learner.read(record) if record else None
-            if theirs is not None:
+            if held.revision != each.revision:  # another one has been taken in meanwhile
+                self._states.dirty[(learner, user)] = None
+            elif theirs is not None:
                 self._take_in(learner, user, held, theirs)
             else:
                 if held.prior is None:
@@ -229,19 +268,30 @@ class StateSync:
             held.applied, held.revision = theirs.applied, theirs.revision
             held.prior, held.own = None, theirs.own
             return
+        known = held.applied
+        if _left_out(theirs) > _left_out(held):  # it has learned all of those that it names no more
+            known = {
+                node: number
+                for node, number in known.items()
+                if node in theirs.applied or (held.since and node == self._states.node)
+            }
+        is_older = _left_out(theirs) < _left_out(held)  # and may name servers that have left here
         has_news = (
-            any(number > held.applied.get(node, 0) for node, number in theirs.applied.items())
+            any(
+                number > known.get(node, number if is_older else 0)
+                for node, number in theirs.applied.items()
+            )
             or held.own < theirs.own < held.since
         )
-        lacks = any(number > theirs.applied.get(node, 0) for node, number in held.applied.items())
+        lacks = any(number > theirs.applied.get(node, 0) for node, number in known.items())
         if has_news:
             base = held.doubts.get(theirs.own, held.base)
             held.state = (
                 learner.policy.merge(base, held.state, theirs.state) if lacks else theirs.state
             )
         held.applied = {
-            node: max(held.applied.get(node, 0), theirs.applied.get(node, 0))
-            for node in {*theirs.applied, *held.applied}
+            node: max(known.get(node, 0), theirs.applied.get(node, 0))
+            for node in {*theirs.applied, *known}
         }
         held.base, held.revision, held.own = theirs.state, theirs.revision, theirs.own
         held.doubts.clear()
@@ -291,31 +341,40 @@ class StateSync:
             elif event.kind == "PUT" and event.record is not None:
                 self._came(event.record)
 
-    def _came(self, record: Record, at: int | None = None) -> None:
-        """A record of the store. at: the revision of the store when it was read: one that is older
-        than what is known says that the store has lost some of its history."""
+    def _came(self, record: Record, has_lost: bool = False) -> None:
+        """A record of the store. has_lost: whether the store has lost some of its history, so that
+        it may be older than what is known."""
         states = self._states
         with states.lock:
             for learner, user in states.holders(record.key):
                 held = learner.held(user)
-                has_lost = at is not None and at < held.revision
                 if record.revision == held.revision or (
                     record.revision < held.revision and not has_lost
                 ):
                     continue
                 theirs = learner.read(record)
-                if theirs is not None:
+                if theirs is None:
+                    continue
+                if (
+                    held.since
+                    and states.node not in theirs.applied
+                    and _left_out(theirs) > _left_out(held)
+                ):
+                    states.dirty[(learner, user)] = None  # who writes it finds out what it has
+                else:
                     self._take_in(learner, user, held, theirs)
 
     def _read_all(self) -> None:
         """Look at all states that are held: changes may have been missed."""
         with self._states.lock:
-            keys = list(dict.fromkeys(self._states.keys()))
+            keys = list(dict.fromkeys(key for key, _ in self._states.all()))
         for at in range(0, len(keys), BATCH_MAX):
+            with self._states.lock:  # before it is read: this server may write meanwhile
+                known = max((held.revision for _, held in self._states.all()), default=ABSENT)
             found = self._store.txn((), [Get(key) for key in keys[at : at + BATCH_MAX]])
             for record in found.results:
                 if record is not None:
-                    self._came(record, found.revision)
+                    self._came(record, found.revision < known)
             if self._closing:
                 return
 
@@ -329,3 +388,8 @@ class StateSync:
         for thread in (self._writer, self._follower):
             if thread is not None:
                 thread.join()
+
+
+def _left_out(held: Held) -> int:
+    """Return how often servers that have ended were left out of a state."""
+    return held.applied.get(LEFT_OUT, 0)

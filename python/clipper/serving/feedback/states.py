@@ -45,6 +45,7 @@ from clipper.selection.batch_learning import (
 )
 from clipper.selection.policy import Predictions
 from clipper.selection.stateless_policy import learns
+from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
 from clipper.serving.feedback.state_sync import StateSync
 from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, unsealed
@@ -290,7 +291,8 @@ class States:
     state folder. states_max: contexts kept in memory; beyond it those that were not used lately go:
     they are in the store. Those that the store does not have yet stay, up to as many again; then
     new contexts begin with the shared state and are not kept, and feedback for them is refused with
-    Overloaded.  follows: whether other servers may write to the store.
+    Overloaded.  follows: whether other servers may write to the store.  ended: leaves servers that
+    have ended out of the states; None where no other server learns.
     """
 
     def __init__(
@@ -301,6 +303,7 @@ class States:
         states_max: int,
         write_s: float,
         follows: bool = False,
+        ended: EndedServers | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.node = node
@@ -314,7 +317,7 @@ class States:
             tuple[Learner, str]
         ] = []  # the contexts in memory, as a clock whose hand looks for one to forget
         self._hand = 0
-        self._sync = StateSync(self, store, write_s, follows)
+        self._sync = StateSync(self, store, write_s, follows, ended)
         self._reader: threading.Thread | None = None
         self._hurried = False  # once it is up, nobody waits for the store
         self._away = False  # since the start
@@ -344,11 +347,12 @@ class States:
             if user is not None and learner.known(user) is not None:
                 yield learner, user
 
-    def keys(self) -> Iterator[str]:
-        """Yield the keys of all states in memory of policies that learn. Under the lock."""
+    def all(self) -> Iterator[tuple[str, Held]]:
+        """Yield the keys and states in memory of policies that learn. Under the lock."""
         for learner in self._learners.values():
             if learner.learns:
-                yield from map(learner.key, learner.users())
+                for user in learner.users():
+                    yield learner.key(user), learner.held(user)
 
     def load(self, learner: Learner, user: str) -> Held:
         """A state from the store; else what a related set or the shared state knows; else a fresh
@@ -362,6 +366,8 @@ class States:
             _log.warning("a context of %r begins as a new one: %s", learner.application, error)
             late = True
         if record is not None and (held := self.read(learner, record)) is not None:
+            if not self._hurried:
+                self._sync.complete(learner.key(user), held)
             return held
         revision = record.revision if record else ABSENT
         state = self._related(learner, user)
@@ -577,6 +583,8 @@ class States:
             for _ in range(3):  # a merge asks for another round
                 if self.dirty and not self._away:
                     self.flush()
+            if not (self.dirty or self._away or self.refusal):
+                self.flush()  # says that all is there
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)
         self.journal.close()

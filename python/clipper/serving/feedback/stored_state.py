@@ -12,11 +12,12 @@ from clipper.types import VersionedModel
 
 PREFIX = "selection/"  # of the keys of all states
 SHARED = ""  # the context of those without one
+LEFT_OUT = ""  # in the place of a server's name: how often servers have left this state
 
 
 class Stored(msgspec.Struct, array_like=True):
     """A state in the store. applied: by server, the number of the last of its observations that is
-    in here."""
+    in here, and `LEFT_OUT`."""
 
     policy: str
     models: tuple[VersionedModel, ...]
@@ -50,7 +51,12 @@ def sealed(
     policy: Policy, models: Sequence[VersionedModel], applied: dict[str, int], state: object
 ) -> bytes:
     """Return a state for the store, with a checksum in front."""
-    body = msgspec.msgpack.encode(Stored(policy.name, tuple(models), applied, policy.encode(state)))
+    return resealed(Stored(policy.name, tuple(models), applied, policy.encode(state)))
+
+
+def resealed(stored: Stored) -> bytes:
+    """Return what `unsealed` has read, for the store."""
+    body = msgspec.msgpack.encode(stored)
     return zlib.crc32(body).to_bytes(4, "little") + body
 
 
