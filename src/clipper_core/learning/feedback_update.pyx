@@ -685,8 +685,8 @@ cdef class OpenState:
         cdef object state = self.state
         if not self.changed:
             return state
-        return self.update.make(read_member(&MODELS, state), self.rows, self.seen, self.labels, self.sure,
-                                self.sets_now())
+        return self.update.make(read_member(&MODELS, state), self.rows, self.seen, self.labels,
+                                self.sure, self.sets_now())
 
 
 cdef bint _contains(tuple labels, object label) except -1:

@@ -371,7 +371,7 @@ cdef enum:
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
 cdef ObjectMember ID                    # of an answer
 cdef ObjectMember STEPS, HEAD, SHARED, WATCHER  # of a learner
-cdef ObjectMember STATE, APPLIED, SINCE # of a state in memory
+cdef ObjectMember STATE, APPLIED, SINCE  # of a state in memory
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
 ID.name, STEPS.name, HEAD.name = b"id", b"steps", b"head"
 SHARED.name, WATCHER.name = b"shared", b"watcher"
