@@ -50,7 +50,9 @@ def main() -> int:
         default="",
         help="only these groups, `hit,miss` (engine, params, mesh-sim, learning)",
     )
-    parser.add_argument("--kills", type=int, help="how many (durability)")
+    parser.add_argument(
+        "--kills", type=int, help="how many (durability, stream_kills, feedback_kills)"
+    )
     parser.add_argument(
         "--seed",
         type=int,

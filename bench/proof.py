@@ -76,6 +76,8 @@ PLAN = (
     Planned("upgrade", 120),
     Planned("durability", 300, ("--kills", "20")),
     Planned("params_kills", 120),
+    Planned("stream_kills", 240, ("--kills", "20")),
+    Planned("feedback_kills", 180, ("--kills", "20")),
     Planned("gpu", 120),
     *(Planned(name, 240) for name in paper.figures()),
 )
