@@ -25,7 +25,7 @@ class Sent:
 
 @dataclass
 class FeedbackHistory:
-    """What was sent, by its label, which no other feedback has. Threads: any."""
+    """Records the feedback that was sent, by its label, which no other has. Threads: any."""
 
     sent: dict[int, list[Sent]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -137,11 +137,12 @@ class Client(threading.Thread):
             return
         body = {"feedback": [{"id": answer["id"], "label": label}]}
         while not self.enough.is_set():
-            reply = self._history.send(label, lambda: self._told(body))
+            reply = self._history.send(label, lambda: self._outcome(body))
             if reply != "lost" and self._draw.random() < 0.8:
                 return
 
-    def _told(self, body: dict[str, Any]) -> Reply:
+    def _outcome(self, body: dict[str, Any]) -> Reply:
+        """Send feedback; return what the server did with it, or that no response came."""
         found = self._post("feedback", body)
         if found is None:
             return "lost"

@@ -81,7 +81,7 @@ def test_feedback_of_unequal_lengths_is_refused() -> None:
 # -- through the engine
 
 
-def lesson(number: int, rows: int = 1) -> bytes:
+def one_feedback(number: int, rows: int = 1) -> bytes:
     return encode_feedback(
         np.full((rows, 1), float(number)), np.full(rows, number), [number] * rows
     )
@@ -120,7 +120,7 @@ def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) ->
     model = world.model("f64", (1,), cached=False)
     taught = Taught(world, model)
     for number in range(10):
-        world.engine.send_feedback(taught.container.conn, lesson(number), 1)
+        world.engine.send_feedback(taught.container.conn, one_feedback(number), 1)
     world.step()
     future = model.predict([7.0])
     world.step()
@@ -156,7 +156,7 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
     for _ in range(400):
         what = rng.random()
         if what < 0.6:
-            world.engine.send_feedback(taught.container.conn, lesson(told), 1)
+            world.engine.send_feedback(taught.container.conn, one_feedback(told), 1)
             told += 1
         elif what < 0.7:
             futures.append(model.predict([1.0]))
@@ -174,7 +174,7 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
 def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> None:
     taught = Taught(world, world.model("f64", (1,)))
     for number in range(LATER_MAX + 30):
-        world.engine.send_feedback(taught.container.conn, lesson(number, rows=3), 3)
+        world.engine.send_feedback(taught.container.conn, one_feedback(number, rows=3), 3)
     world.step()
     assert taught.figures()["taught"] == 3 * (LATER_MAX + 1), "one was on its way at once"
     assert taught.figures()["untaught"] == 3 * 29
@@ -184,10 +184,10 @@ def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> Non
 def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> None:
     taught = Taught(world, world.model("f64", (1,)))
     for number in range(5):
-        world.engine.send_feedback(taught.container.conn, lesson(number), 1)
+        world.engine.send_feedback(taught.container.conn, one_feedback(number), 1)
     world.step()
     taught.container.lose()
-    world.engine.send_feedback(taught.container.conn, lesson(9), 1)
+    world.engine.send_feedback(taught.container.conn, one_feedback(9), 1)
     world.step()
     assert taught.figures() is None
 
@@ -214,7 +214,7 @@ def test_an_accuracy_that_is_none_closes(world: World, value: float) -> None:
 def test_a_stranger_says_no_accuracy_and_a_container_sends_no_feedback(world: World) -> None:
     conn = world.engine.open(world.now_us)
     assert not world.engine.receive(conn, accuracy_frame(1, 0, 0.5), world.now_us)
-    assert not Taught(world, world.model()).container.send(feedback_frame(lesson(1)))
+    assert not Taught(world, world.model()).container.send(feedback_frame(one_feedback(1)))
 
 
 # -- sessions

@@ -193,7 +193,9 @@ class BorrowedModel(Model):
 
 
 def _adapter_of(thing: Any, confidence: bool) -> Model | None:
-    """Of an object of a framework that is no estimator. Imports none that is not imported."""
+    """Return the adapter of a framework's object that is no estimator; None if there is none.
+    Imports no framework that is not imported.
+    """
     if is_torch_module(thing) and not callable(getattr(thing, "predict_batch", None)):
         from clipper_container.adapters.torch import TorchModel
 

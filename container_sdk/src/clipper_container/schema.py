@@ -357,7 +357,7 @@ class Tensors:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        """Where each tensor begins in a record of fixed sizes."""
+        """The byte at which each tensor begins in a record of fixed sizes."""
         return tuple(sorted([field[1] for field in (self._record.fields or {}).values()]))
 
     @cached_property

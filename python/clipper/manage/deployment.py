@@ -394,8 +394,9 @@ class Deployment:
         )
 
     def _is_known(self, id_: VersionedModel) -> bool:
-        """To the catalog: a model that dialled in is served a moment before others can ask for
-        it."""
+        """Return whether the catalog lists a version. A model that connected is served a moment
+        before that.
+        """
         return any(
             model.version == id_.version for model in self.catalog.view.versions.get(id_.name, ())
         )
@@ -571,7 +572,7 @@ class Deployment:
 
     @property
     def _networked(self) -> bool:
-        """Whether a container of an engine has a network."""
+        """True if a container of an engine has a network."""
         network = self.config.docker.network
         return network != "none" if network else not self._address().startswith("unix:")
 

@@ -446,7 +446,7 @@ cdef class Engine:
     # -- the end
 
     def refuse_new(self):
-        """From now on every new query ends at once with CLOSED; those in flight go on."""
+        """End every new query at once with CLOSED, from now on; those in flight go on."""
         self.state.refusing.store(CLOSED, seq_cst)
 
     def finish(self):
@@ -500,17 +500,18 @@ cdef class Engine:
         }
 
     def model_counts(self, u32 model):
-        """Of one model, listed or not: rows `submitted`, of these `answered` in whatever way and
-        `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`, `refused` (at
-        submission, by status name), `replicas`, `delay_us` (what a row submitted now would wait, as
-        forecast). Counters are read one by one, so they may disagree by what happens meanwhile."""
+        """Return the counts of one model, listed or not: rows `submitted`, of these `answered` in
+        whatever way and `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`,
+        `refused` (at submission, by status name), `replicas`, `delay_us` (what a row submitted now
+        would wait, as forecast). Counters are read one by one, so they may disagree by what happens
+        meanwhile."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return _model_counts(self.state.models[model])
 
     def model_latency(self, u32 model):
-        """A histogram.Snapshot of one model, listed or not: from submit to answer, us, of rows that
-        the cache did not have."""
+        """Return a histogram.Snapshot of one model, listed or not: from submit to answer, us, of
+        rows that the cache did not have."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return histogram_snapshot(&self.state.models[model].tally.latency)

@@ -196,7 +196,7 @@ cdef class InputSchema:
 
     @cython.final
     cdef cnp.ndarray _array_of(self, object x):
-        """From what is no array yet. Whole numbers fit any integer type that holds their values."""
+        """Make an array of what is none. Whole numbers fit any integer type with their values."""
         try:
             array = np.asarray(x)
         except (TypeError, ValueError, OverflowError) as error:

@@ -253,7 +253,7 @@ def _copied(x: object) -> tuple[Any, int]:
 def _frames(
     core: CoreModel, updates: Iterable[FeedbackUpdate], bytes_max: int
 ) -> Iterable[list[FeedbackUpdate]]:
-    """In order, cut where the labels' type changes, and by rows and bytes."""
+    """Yield the updates in order, cut where the type of labels changes, and by rows and bytes."""
     for _, alike in itertools.groupby(updates, key=lambda update: _kind(update[1])):
         frame: list[FeedbackUpdate] = []
         size = 0

@@ -76,8 +76,9 @@ _OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the polic
 
 
 class _Order(msgspec.Struct, frozen=True, eq=False):
-    """Whom a query asks, best first, and how they are decided on. For one state of the policy, and
-    one choice by it."""
+    """The models that a query asks, best first, and the decider of their answers, for one state of
+    the policy and one choice by it.
+    """
 
     state: Any
     chosen: tuple[VersionedModel, ...]
@@ -321,7 +322,7 @@ class Speculation:
         return _Order(state, chosen, models, cores, self._decider_for(models), weights)
 
     def _wants_more(self) -> bool:
-        """Whether a rule has use for more models than one that the policy chose."""
+        """Return whether a rule has use for more models than one that the policy chose."""
         return self.own is not None or any(
             step.rule not in _OF_THE_PLAN and not (step.rule == "guaranteed_time" and step.models)
             for step in self.steps
