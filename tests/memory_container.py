@@ -141,8 +141,8 @@ class MemoryContainer:
             return
 
     def _handle(self) -> bool:
-        """Whether there is more to read, or the end; False when there is nothing in time for a
-        beat."""
+        """Return whether there is more to read, or the end; False when there is nothing in time for
+        a beat."""
         self.socket.settimeout(_BEAT_S)
         try:
             self.socket.recv(1, socket.MSG_PEEK)

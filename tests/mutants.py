@@ -181,7 +181,7 @@ def changes(node: ast.AST) -> Iterator[str]:
 
 
 def is_droppable(node: ast.AST) -> bool:
-    """Whether a statement has an effect beyond its function, or is `continue` or `break`."""
+    """Return whether a statement has an effect beyond its function, or is `continue` or `break`."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call | ast.Await)
     if isinstance(node, ast.Assign):

@@ -186,7 +186,7 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def classes() -> dict[str, list[str]]:
-    """Where each class of the product is defined, by name."""
+    """Return where each class of the product is defined, by name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in files(*PRODUCT):
         for node, name, _ in definitions(ast.parse(path.read_text())):

@@ -13,7 +13,7 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
     "no docstring": 87,
-    "weak beginning": 1,
+    "weak beginning": 0,
     "coined word": 10,
     "coined name": 14,
     "Any": 839,

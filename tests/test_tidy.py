@@ -491,7 +491,7 @@ def module_names(file: Path) -> tuple[ast.Module, set[str]]:
 
 
 def is_missing(dotted: str) -> bool:
-    """Whether a dotted name of ours leads to a module or class without that attribute."""
+    """Return whether a dotted name of ours leads to a module or class without that attribute."""
     parts = dotted.split(".")
     for end in range(len(parts) - 1, 0, -1):
         if (file := module_file(".".join(parts[:end]))) is None:

@@ -396,8 +396,8 @@ def link_libraries(folder: Path, other: Path) -> None:
 
 
 def on_path(group: Group) -> str:
-    """Where its programs are on PATH, .venv aside; empty when one is missing or PATH is not to be
-    used."""
+    """Return where its programs are on PATH, .venv aside; empty when one is missing or PATH is not
+    to be used."""
     if not isinstance(group, Programs) or os.environ.get("CLIPPER_FETCH_ALL"):
         return ""
     own = str(VENV / "bin")

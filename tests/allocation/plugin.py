@@ -43,7 +43,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many allocations have failed."""
+    """Return how many allocations have failed."""
     terminalreporter.write_line(f"allocations failed: {failed[0]}")
 
 

@@ -55,7 +55,7 @@ def client(address: str, number: int, ended: collections.Counter[str]) -> None:
 
 
 def settle(server: clipper.ClipperServer) -> int:
-    """How many descriptors are open, once it has stopped to change."""
+    """Return how many descriptors are open, once it has stopped to change."""
     seen = -1
     for _ in range(100):
         now = len(os.listdir("/proc/self/fd"))

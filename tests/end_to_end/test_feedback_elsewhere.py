@@ -59,7 +59,8 @@ def answering(state: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str
 
 
 def seen(server: clipper.ClipperServer) -> int:
-    """How many observations are in the shared state of the application, as this server has it."""
+    """Return how many observations are in the shared state of the application, as this server has
+    it."""
     learner = server._learning.states.learner("a", POLICY, None, [clipper.VersionedModel("m", 1)])
     return int(learner.state(None).seen)
 

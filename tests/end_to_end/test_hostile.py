@@ -58,7 +58,7 @@ def dial(server):
 
 
 def closed(stranger):
-    """Whether the server has hung up; what it says before that is its affair."""
+    """Return whether the server has hung up; what it says before that is its affair."""
     try:
         while stranger.recv(65536):
             pass

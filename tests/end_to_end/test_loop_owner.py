@@ -30,7 +30,8 @@ def model(deploy):
 
 @pytest.fixture
 def led(server):
-    """How often a caller has taken the loop's place so far: once to send, once more to wait."""
+    """Return how often a caller has taken the loop's place so far: once to send, once more to
+    wait."""
     return lambda: server.stats()["loop"]["led"]
 
 

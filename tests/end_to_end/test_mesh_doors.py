@@ -167,7 +167,7 @@ def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
 
 
 def entered(server: clipper.ClipperServer, id: str) -> list[tuple[str, str]]:
-    """Who did what to it."""
+    """Return the changes, and who made each."""
     rows = Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).history(1000)
     return [
         (row["actor"], row["verb"])

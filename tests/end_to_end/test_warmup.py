@@ -43,7 +43,7 @@ def test_a_replica_has_run_before_it_is_ready(
 
 
 def loop_faults() -> int:
-    """How often a loop thread of this process has waited for the system to find memory."""
+    """Return how often a loop thread of this process has waited for the system to find memory."""
     faults = 0
     for thread in threading.enumerate():
         if thread.name == "clipper-loop":

@@ -268,7 +268,7 @@ def test_what_the_mesh_ends_by_ends_the_watch(
 
 
 def test_who_watches_shows_the_token() -> None:
-    """Where the files of models are is for management."""
+    """The place of a model's files is for management only."""
     with start(FakeMesh(), http={"token": "secret"}) as server:
         for metadata, ends in ((), True), ([("authorization", "Bearer secret")], False):
             client = Client(server.grpc_address, metadata=metadata)

@@ -99,7 +99,7 @@ def response_of(line: Any) -> tuple[int, Any]:
 
 
 def ended(line: Any) -> bool:
-    """Whether the server closes, or has closed."""
+    """Return whether the server closes, or has closed."""
     with contextlib.suppress(OSError):
         while line.recv(65536):
             pass

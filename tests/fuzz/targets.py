@@ -239,9 +239,8 @@ def _run_http(data: bytes) -> None:
 
 
 def _is_looser(data: bytes) -> bool:
-    """Whether h11 may read less: it refuses long heads, more blanks and empty lines, and stops at
-    an offer to upgrade, at CONNECT and at a close.
-    """
+    """Return whether h11 may read less: it refuses long heads, more blanks and empty lines, and
+    stops at an offer to upgrade, at CONNECT and at a close."""
     lines = re.search(rb"[A-Z]+ +\S+ {2,}HTTP|[A-Z]+ {2,}|[\r\n][A-Z]+ ", data)
     return (
         len(data) > 1 << 15

@@ -93,7 +93,8 @@ def started_by_hand(command, address, token, **variables):
 
 
 def ended(process):
-    """Whether a process ends well when it is told to (a JVM's code is then 143), and its text."""
+    """Return whether a process ends well when it is told to (a JVM's code is then 143), and its
+    text."""
     process.terminate()
     _, text = process.communicate(timeout=10)
     return process.returncode in (0, 143), text

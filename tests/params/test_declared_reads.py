@@ -53,7 +53,7 @@ def server(here: Path) -> Iterator[clipper.ClipperServer]:
 
 
 def followed(server: clipper.ClipperServer, model: str) -> tuple[int, float]:
-    """How many predictions of it, and how far their rows may move."""
+    """Return how many predictions of it, and how far their rows may move."""
     found: dict[str, Any] = server.stats()["models"][model]["followed"]
     return found["predictions"], found["tolerance"]
 

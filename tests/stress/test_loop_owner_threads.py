@@ -41,7 +41,7 @@ def row(serial: int) -> Any:
 
 
 def led(node: Node) -> int:
-    """How often a caller has taken the loop's place: once to send, once more to wait."""
+    """Return how often a caller has taken the loop's place: once to send, once more to wait."""
     return node.dispatch.loop.snapshot()["led"]
 
 

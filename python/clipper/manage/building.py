@@ -150,7 +150,7 @@ class Building:
 
 
 def needs_environment(model: Model) -> bool:
-    """Whether its processes run another Python than the server's."""
+    """Return whether its processes run another Python than the server's."""
     return bool(
         model.target and (model.requirements or model.python) and model.deployer in ("", "process")
     )

@@ -28,8 +28,8 @@ cdef enum:
 
 
 def difference(cached, fresh):
-    """How far apart two outputs are: the largest |a - b| of numbers or arrays of one shape; of
-    others 0.0 or, unequal, inf."""
+    """Return how far apart two outputs are: the largest |a - b| of numbers or arrays of one shape;
+    of others 0.0 or, unequal, inf."""
     a, b = np.asarray(cached), np.asarray(fresh)
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf" or a.shape != b.shape:
         return 0.0 if type(cached) is type(fresh) and np.array_equal(a, b) else math.inf

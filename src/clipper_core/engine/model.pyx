@@ -845,14 +845,14 @@ cdef object _packed(object rows):
 
 
 cdef bint goes_in_chunks(Model model, u64 n, bint mixed) noexcept:
-    """Whether its rows do, of an array: a chunk ends in slots of its own engine, and its rows cost
-    the same."""
+    """Return whether its rows do, of an array: a chunk ends in slots of its own engine, and its
+    rows cost the same."""
     return (n >= CHUNKS_FROM and model.state.spec.row_bytes != 0 and not mixed
             and model.state.by_cost == NULL)
 
 
 cdef bint is_elsewhere(Model model, Model first) except -1:
-    """Whether it is in another engine than the first."""
+    """Return whether it is in another engine than the first."""
     cdef CompletionState* home = first.engine.state.completion
     cdef CompletionState* d = model.engine.state.completion
     if d != home and d.peers[home.number] != home:

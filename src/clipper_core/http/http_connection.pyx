@@ -276,7 +276,7 @@ cdef void _flush(Worker* w, HttpConnection* connection) noexcept nogil:
 
 
 cdef inline bint _has_rest(const HttpConnection* connection) noexcept nogil:
-    """Whether a large response has begun to leave."""
+    """Return whether a large response has begun to leave."""
     return (connection.first != NULL and connection.first.how == READY
             and connection.first.rest != NULL and not connection.last)
 
@@ -430,16 +430,16 @@ cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
 
 
 cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
-    """Whether another request of the connection may be answered: a client that asks without end, or
-    does not read, waits."""
+    """Return whether another request of the connection may be answered: a client that asks without
+    end, or does not read, waits."""
     return (connection.open < w.shared.settings.pipeline_max
             and connection.out.size() + connection.ready_bytes < w.shared.settings.unsent_bytes_max)
 
 
 cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
                             bint asked) noexcept nogil:
-    """Whether the next request of the connection is answered in another turn, as enough was made in
-    this one. asked: one of it was taken in this turn."""
+    """Return whether the next request of the connection is answered in another turn, as enough was
+    made in this one. asked: one of it was taken in this turn."""
     return w.turn_bytes >= TURN_BYTES and (asked or not connection.small)
 
 
@@ -478,7 +478,7 @@ cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noex
 
 
 cdef void _note_partial(Worker* w, HttpConnection* connection, bint begins) noexcept nogil:
-    """Whether a request has begun that is not complete; `begins`: not before this turn."""
+    """Return whether a request has begun that is not complete; `begins`: not before this turn."""
     cdef bint partial = connection.input.size() != 0 and not connection.full
     if partial and (begins or not connection.partial):
         connection.since_us = w.now_us

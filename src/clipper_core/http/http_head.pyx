@@ -90,7 +90,7 @@ cdef bint _length(const u8* at, const u8* end, u64* value) noexcept nogil:
 
 
 cdef bint _is_word(const u8* at, const u8* end, const char* word, u64 n) noexcept nogil:
-    """Whether it is `word`, in any case."""
+    """Return whether it is `word`, in any case."""
     cdef u64 i
     if <u64> (end - at) != n:
         return False
@@ -172,7 +172,7 @@ cdef int _header(const u8** place, const u8* end, u32* hosts, Head* head) noexce
 
 
 cdef int _starts(const u8* text, u64 n, const char* with_, u64 m) noexcept nogil:
-    """Whether it begins with these bytes; HEAD_UNFINISHED: as far as it goes."""
+    """Return whether it begins with these bytes; HEAD_UNFINISHED: as far as it goes."""
     if memcmp(text, with_, min(n, m)) != 0:
         return HEAD_OTHER
     return HEAD_PLAIN if n >= m else HEAD_UNFINISHED

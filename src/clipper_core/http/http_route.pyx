@@ -166,7 +166,7 @@ cdef bint _shape(Text* text, Tensor* t) noexcept nogil:
 
 
 cdef bint _data(Text* text, Tensor* t) noexcept nogil:
-    """Where it lies; it is read once the type is known."""
+    """Return where it lies; it is read once the type is known."""
     if not _accept(text, 91):
         return False
     t.data = text.at - 1

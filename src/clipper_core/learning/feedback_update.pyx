@@ -78,7 +78,7 @@ cdef inline double _sound(double confidence) noexcept nogil:
 
 
 cdef double _accuracy(const Learner* learner, u32 i) noexcept nogil:
-    """How often model i was right, by its row."""
+    """Return how often model i was right, by its row."""
     cdef const RuleState* rule = learner.rule
     cdef const double* row = learner.rows + i * learner.columns
     cdef double good

@@ -536,7 +536,7 @@ cdef bint _gather(Said* said, object heard, dict place) except -1:
 
 
 cdef inline bint _alike(const Said* said, object label) noexcept:
-    """Whether a label and all outputs are labels of one type."""
+    """Return whether a label and all outputs are labels of one type."""
     cdef u32 i
     if not _is_label(type(label)):
         return False

@@ -134,7 +134,7 @@ cdef bint _apply(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept n
 # --------------------------------------------------------------------------------------------------
 
 cdef bint _replay_fits(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept nogil:
-    """Whether all parts fit their tables and variables."""
+    """Return whether all parts fit their tables and variables."""
     cdef const u8* end = at + h.payload_bytes
     cdef const ReplayPart* parts = <const ReplayPart*> (at + PUSH_BYTES)
     cdef u64 i, floats

@@ -123,7 +123,7 @@ cdef class Table:
 
     @property
     def bounded(self):
-        """Whether rows_max holds. A copy of a table hears of rows to come before those that are
+        """True if rows_max holds. A copy of a table hears of rows to come before those that are
         gone, so there it is off; turned on, it evicts what is too much, if the table does that."""
         return arena_limit(&self.rows.arena) <= self.rows_max
 

@@ -524,7 +524,8 @@ cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
 
 cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u64 nbytes, bint to_write,
                        bint stamps) noexcept nogil:
-    """Where they seem to lie; and their buckets, and as many bytes of their rows, on the way."""
+    """Return where they seem to lie; and their buckets, and as many bytes of their rows, on the
+    way."""
     cdef u64 i
     for i in range(n):
         seen[i].home = index_bucket(&rows.index, index_hash(ids[i]))

@@ -176,8 +176,8 @@ cdef i64 _first_bad(const i64* ids, const float* gradients, u64 n, u64 dim) noex
 cdef bint _look_through(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                         const ShardPart* parts, u64 n, const u8* at,
                         const u8* end) noexcept nogil:
-    """Whether all parts fit their tables and variables, and their gradients are finite; else it is
-    refused. What is to be done with each is in `works` then."""
+    """Return whether all parts fit their tables and variables, and their gradients are finite; else
+    it is refused. What is to be done with each is in `works` then."""
     cdef PartWork work
     cdef u64 i, floats
     cdef i64 place
@@ -363,7 +363,7 @@ cdef bint _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, doub
 
 cdef bint _push(ShardLoopState* s, ShardConnection* c, const ShardHead* h, const ShardPart* parts,
                 u64 n, const u8* data, const u8* end) noexcept nogil:
-    """Whether it was applied now."""
+    """Return whether it was applied now."""
     cdef double scale = 1.0
     cdef bint ready
     if not (_look_through(s, c, h, parts, n, data, end) and push_is_new(s, c, h, &scale)

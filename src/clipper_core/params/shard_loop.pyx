@@ -526,7 +526,7 @@ cdef class ShardLoop:
 
     @property
     def ready(self):
-        """Whether pulls and pushes are taken."""
+        """True if pulls and pushes are taken."""
         return bool(self.state.ready.load(relaxed))
 
     @ready.setter
@@ -535,7 +535,7 @@ cdef class ShardLoop:
 
     @property
     def state_lost(self):
-        """Whether pulls and pushes are refused because what this shard had was not found again.
+        """True if pulls and pushes are refused because what this shard had was not found again.
         Counts while it is not ready."""
         return bool(self.state.state_lost.load(relaxed))
 
@@ -836,7 +836,7 @@ cdef class ShardLoop:
 
     @property
     def python_waits(self):
-        """Whether log_fd becomes readable when followers that are sent changes as they come have
+        """True if log_fd becomes readable when followers that are sent changes as they come have
         more of them."""
         return bool(self.state.python_waits.load(relaxed))
 

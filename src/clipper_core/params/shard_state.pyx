@@ -238,8 +238,8 @@ cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* t
 
 cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                      u64 whole) noexcept nogil:
-    """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it
-    was said, or it is lost."""
+    """Return where the rows of an answer go, of which the head is put already. NULL: nowhere, and
+    so it was said, or it is lost."""
     cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),
                                        s.model.load(relaxed))
     cdef u8* to
@@ -320,7 +320,8 @@ cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
 
 cdef bint push_is_new(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                       double* scale) noexcept nogil:
-    """Whether a push is to be applied; else it is answered. scale: of the rate, by its age."""
+    """Return whether a push is to be applied; else it is answered. scale: of the rate, by its
+    age."""
     cdef bint full = False
     cdef Sighting sight
     cdef u64 lag = 0

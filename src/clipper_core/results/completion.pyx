@@ -194,7 +194,7 @@ cdef u32 _notify(CompletionState* home, u64 slot_id, u32 boxes) noexcept nogil:
 
 
 cdef void _flush_peers(CompletionState* d) noexcept nogil:
-    """Who waits for a peer's future does not lead: nobody is to be roused."""
+    """A caller that waits for a peer's future does not lead: nobody is to be woken."""
     cdef u32 n, i
     cdef CompletionState* home
     for n in range(ENGINES_MAX):

@@ -151,7 +151,7 @@ cdef u32 _next_unasked(const StepState* step, const StepView* view) noexcept nog
 
 
 cdef bint _is_asked(const StepState* step, const StepView* view) noexcept nogil:
-    """Whether a task that it looks at is on its way now."""
+    """Return whether a task that it looks at is on its way now."""
     cdef u32 i
     for i in range(view.n):
         if step.accept >> i & 1 and view.votes[i].state == OUTSTANDING:

@@ -125,7 +125,7 @@ cdef class Snapshot:
         return min(max(rank, <u64> 1), self._count)
 
     def count_at_most(self, u64 value):
-        """How many values are surely <= `value`: those of buckets that end by it. Exact at a
+        """Return how many values are surely <= `value`: those of buckets that end by it. Exact at a
         bucket's `high`."""
         cdef u64 total = 0
         cdef u32 i

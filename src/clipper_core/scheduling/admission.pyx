@@ -114,7 +114,7 @@ cdef class AdmissionGate:
         return gate_finish_us(&self.gate, tail, now_us)
 
     def probe(self, u64 now_us):
-        """Whether a row that would be refused is let through, to see."""
+        """Return whether a row that would be refused is let through, to see."""
         return bool(gate_probe(&self.gate, now_us))
 
     def learn(self, double actual_us, double forecast_us, u64 now_us):
@@ -160,8 +160,8 @@ cdef u64 lane_wait_us(Lane* lane, Gate* gate, u64 deadline_us, u64 now_us) noexc
 
 
 cdef bint _may_have(Lanes* lanes, Lane* lane, const Key* key) noexcept nogil:
-    """Whether an equal row may wait or be in flight: one is in some lane, or this lane has rows not
-    taken in yet."""
+    """Return whether an equal row may wait or be in flight: one is in some lane, or this lane has
+    rows not taken in yet."""
     cdef Value value
     if not lane_all_taken_in(lane[0],
                              lane.ring.cells.tail.load(relaxed)) or pending_has(lanes.pending, key):

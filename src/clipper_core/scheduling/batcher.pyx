@@ -103,7 +103,8 @@ cdef inline double _between(double low, double x, double high) noexcept nogil:
     return low if x < low else high if x > high else x
 
 cdef inline double _rows(const Batcher* b, u32 n) noexcept nogil:
-    """Where on the line a batch of n rows lies: rows that the replica computes, or their cost."""
+    """Return where on the line a batch of n rows lies: rows that the replica computes, or their
+    cost."""
     if b.config.pad and b.config.mode == STATIC:
         return b.config.size_max
     return b.unit * (n if n else 1)
@@ -573,8 +574,8 @@ cdef class BatchSizer:
         return batcher_size(&self.state, queued)
 
     def second(self, unsigned int queued, double rate):
-        """Whether `queued` rows are worth a batch of their own behind one in flight, `rate` rows a
-        microsecond being offered."""
+        """Return whether `queued` rows are worth a batch of their own behind one in flight, `rate`
+        rows a microsecond being offered."""
         return bool(batcher_second(&self.state, queued, rate))
 
     def predict(self, unsigned int n):
@@ -586,7 +587,7 @@ cdef class BatchSizer:
         return batcher_worst_us(&self.state, n)
 
     def must_shed(self, u64 now_us, u64 start_us, unsigned int n, u64 deadline_us):
-        """Whether a row due at `deadline_us` cannot finish in a batch of n that starts at
+        """Return whether a row due at `deadline_us` cannot finish in a batch of n that starts at
         `start_us`."""
         return bool(batcher_must_shed(&self.state, now_us, start_us, n, deadline_us))
 
@@ -640,7 +641,7 @@ cdef class BatchSizer:
 
     @property
     def slow_start(self):
-        """Whether AIMD still doubles."""
+        """True if AIMD still doubles."""
         return bool(self.state.slow_start)
 
     @property

@@ -207,7 +207,7 @@ cdef class Pending:
             raise_for(status, f"{self.table.entries_max} evaluations are in flight")
 
     def has(self, u64 lo, u64 hi):
-        """Whether somebody evaluates it now. Threads: any."""
+        """Return whether somebody evaluates it now. Threads: any."""
         cdef Key key = Key(lo, hi)
         return bool(pending_has(self.table, &key))
 
@@ -332,7 +332,7 @@ cdef void chunk_publish(Lane* lane, u64 pos) noexcept nogil:
 
 
 cdef u32 chunk_ended_from(Task* task, u32 first, u32 end) noexcept nogil:
-    """How many rows from `first` on have ended already."""
+    """Return how many rows from `first` on have ended already."""
     cdef u32 i = first
     while i < end and slot_state(task.block[0], task.slots[i]) != PENDING:
         i += 1

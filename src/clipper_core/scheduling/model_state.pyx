@@ -387,7 +387,7 @@ cdef void replica_set_count_arrivals(ReplicaSet* c, u64 rows, u64 now_us) noexce
 
 
 cdef i32 _next_free(ReplicaSet* c, double n) noexcept nogil:
-    """Who would begin a batch of n next: the one that is done with it first."""
+    """Return who would begin a batch of n next: the one that is done with it first."""
     cdef size_t i
     cdef i32 best = -1
     cdef double at, best_at = 0
@@ -729,8 +729,8 @@ cdef void _choose_alike(CostBatch* c, const Batcher* b, u32 rows_max, double lim
 cdef u32 _others(const CostBatch* c, size_t below, u32 musts, double sum, double top,
                  double fixed_us, double unit_us, u32 rows_max, double limit, bint one,
                  Choice* found) noexcept nogil:
-    """How many of others[:below], the dearest first, go with those that must, where the dearest row
-    costs `top`. one: at least one of them does.
+    """Return how many of others[:below], the dearest first, go with those that must, where the
+    dearest row costs `top`. one: at least one of them does.
 
     Each further one is worth less than the one before, so the last that raises the worth is found
     by halving."""

@@ -571,8 +571,8 @@ cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
 
 
 cdef u64 _empty_lists(const Header* header) noexcept nogil:
-    """How many empty lists a row without elements is as JSON, 0 for other rows: the dimensions
-    before the first 0, multiplied.
+    """Return how many empty lists a row without elements is as JSON, 0 for other rows: the
+    dimensions before the first 0, multiplied.
 
     `_row_bytes` has returned True for the header, so the product does not overflow."""
     cdef u64 lists = 1

@@ -215,7 +215,7 @@ def _application_now(row: Stats) -> dict[str, object]:
 
 
 def _more(before: Stats | None, after: Stats, key: str) -> int:
-    """How much a count grew; all of it when it began anew."""
+    """Return how much a count grew; all of it when it began anew."""
     now, then = int(after.get(key, 0)), int(before.get(key, 0)) if before else 0
     return now - then if now >= then else now
 

@@ -97,7 +97,7 @@ class Collector:
             yield reply
 
     def __len__(self) -> int:
-        """How many queries were started and not collected."""
+        """Return how many queries were started and not collected."""
         return self._between
 
     def close(self) -> None:

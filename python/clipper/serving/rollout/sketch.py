@@ -128,7 +128,7 @@ class Drift:
         }
 
     def _is_full(self) -> bool:
-        """Whether the latest are enough to say so: a tenth of a window is still noise."""
+        """Return whether the latest are enough to say so: a tenth of a window is still noise."""
         return len(self._last) == self._window
 
 

@@ -156,7 +156,7 @@ class StageStats:
 
     @property
     def compares(self) -> bool:
-        """Whether a guard compares outputs of both versions."""
+        """True if a guard compares outputs of both versions."""
         return any(guard.metric == "agreement" for guard in self.guards)
 
     def is_of(self, rollout: Rollout) -> bool:
