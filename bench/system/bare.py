@@ -12,6 +12,16 @@ SOURCE = Path(__file__).with_name("floor.c")
 NO_COMPILER = "not measured: no C compiler (gcc, cc or clang) to build bench/system/floor.c"
 
 
+def compiled(source: Path, target: Path, *options: str) -> bool:
+    """Compile a file of C; return False where there is no compiler. Raises: CalledProcessError."""
+    compiler = next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
+    if compiler is None:
+        return False
+    warnings = ("-Wall", "-Wextra")
+    subprocess.run([compiler, "-O2", *warnings, *options, "-o", target, source, "-lm"], check=True)
+    return True
+
+
 class Bare:
     """`measure("unix", n)`: ns a round trip, or an atomic add. See floor.c for the names."""
 
@@ -37,13 +47,11 @@ class Bare:
 @contextmanager
 def bare() -> Iterator[Bare | None]:
     """The program while the block runs; None where there is no C compiler."""
-    compiler = next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
-    if compiler is None:
-        yield None
-        return
     with tempfile.TemporaryDirectory(prefix="floor-") as folder:
         program = Path(folder, "floor")
-        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", program, SOURCE], check=True)
+        if not compiled(SOURCE, program):
+            yield None
+            return
         running = Bare(program)
         try:
             yield running

@@ -1,152 +1,121 @@
-"""A load generator for HTTP: some keep-alive connections on uvloop, prebuilt requests, every
-answer's status looked at.
+"""A load generator for HTTP in C (http_load.c): keep-alive connections in a process of its own.
 
 closed: each connection asks again once it is answered. paced: requests at Poisson times, each on
-the connection that has been free the longest, or queued behind another when none is; every latency
-counts from the time the request was meant to leave.
+the connection that has been free the longest, or after another one when none is; every latency
+counts from the time the request was meant to leave. How late the generator itself was is part of
+what it returns.
 """
 
-import asyncio
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import atexit
+import functools
+import itertools
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import uvloop
 
-from clipper.load.open_loop import arrivals, send_on_time
+from bench.system.bare import compiled
 
-Next = Callable[[], bytes]  # the next request, as bytes
+SOURCE = Path(__file__).with_name("http_load.c")
+NUMBER = "#" * 8  # eight characters of a request that are replaced by another number in each one
+RECORD = np.dtype(
+    [("due_s", "f8"), ("latency_us", "f8"), ("late_us", "f8"), ("status", "i4"), ("other", "i4")]
+)
+_runs = itertools.count()
+_NUMBERS_OF_A_RUN = 1 << 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
-    """seconds: from the first request to the last response.  latency_us: of each request.  bad:
-    responses that were not 200."""
+    """What a run found.
 
-    seconds: float = 0.0
-    latency_us: list[float] = field(default_factory=list)
-    bad: int = 0
+    seconds: from the first request to the last response. records: of type RECORD, one for each
+    request in the order of their ends; status 0 is a request without a response.
+    """
+
+    seconds: float
+    records: "np.ndarray[Any, Any]"
+
+    @property
+    def latency_us(self) -> "np.ndarray[Any, Any]":
+        """Latencies of all requests, in microseconds."""
+        return self.records["latency_us"]
+
+    @property
+    def bad(self) -> int:
+        """How many responses were not 200."""
+        return int(np.count_nonzero(self.records["status"] != 200))
 
     @property
     def per_s(self) -> float:
-        return len(self.latency_us) / self.seconds
+        """Responses a second."""
+        return len(self.records) / self.seconds
 
     def quantile_us(self, share: float) -> float:
-        return float(np.quantile(self.latency_us, share)) if self.latency_us else float("nan")
+        """Return a quantile of the latencies in microseconds."""
+        return float(np.quantile(self.latency_us, share)) if len(self.records) else float("nan")
+
+    def late_us(self, share: float) -> float:
+        """Return a quantile of how late requests left though a connection was free."""
+        late = self.records["late_us"]
+        late = late[late >= 0]
+        return float(np.quantile(late, share)) if len(late) else float("nan")
 
 
-class _Client(asyncio.Protocol):
-    """One connection, one request at a time."""
-
-    def __init__(self, found: Found, freed: "Callable[[_Client], None]") -> None:
-        self._found, self._freed = found, freed
-        self._rest = b""
-        self._since = 0.0
-        self.transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # of TCP there is no other
-
-    def ask(self, request: bytes, since: float) -> None:
-        self._since = since
-        self.transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        self._rest = self._rest + data if self._rest else data
-        end = self._rest.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        at = self._rest.find(b"ontent-length: ", 0, end)
-        if at < 0:
-            at = self._rest.find(b"ontent-Length: ", 0, end)
-        if at < 0:  # in chunks, as one peer answers
-            if not self._rest.endswith(b"\r\n0\r\n\r\n"):
-                return
-        elif len(self._rest) < end + 4 + int(self._rest[at + 15 : self._rest.find(b"\r", at)]):
-            return
-        self._found.latency_us.append((time.perf_counter() - self._since) * 1e6)
-        self._found.bad += not self._rest.startswith(b"HTTP/1.1 200")
-        self._rest = b""
-        self._freed(self)
+@functools.cache
+def program() -> Path:
+    """Compile the generator once in this process. Raises: RuntimeError without a compiler."""
+    folder = tempfile.mkdtemp(prefix="http-load-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = Path(folder, "http_load")
+    if not compiled(SOURCE, target):
+        raise RuntimeError(f"no C compiler to build {SOURCE.name}: install gcc or clang")
+    return target
 
 
-async def _connect(
-    host: str, port: int, count: int, found: Found, freed: "Callable[[_Client], None]"
-) -> list[_Client]:
-    loop = asyncio.get_running_loop()
-    return [
-        (await loop.create_connection(lambda: _Client(found, freed), host, port))[1]
-        for _ in range(count)
-    ]
-
-
-def closed(address: str, requests: Next, connections: int, seconds: float) -> Found:
-    return uvloop.run(_closed(address, requests, connections, seconds))
-
-
-async def _closed(address: str, requests: Next, connections: int, seconds: float) -> Found:
-    found, done = Found(), asyncio.Event()
-    open_now = connections
-    until = float("inf")
-
-    def freed(client: _Client) -> None:
-        nonlocal open_now
-        now = time.perf_counter()
-        if now < until:
-            client.ask(requests(), now)
-            return
-        open_now -= 1
-        if not open_now:
-            done.set()
-
-    host, _, port = address.rpartition(":")
-    clients = await _connect(host, int(port), connections, found, freed)
-    begun = time.perf_counter()
-    until = begun + seconds
-    for client in clients:
-        client.ask(requests(), time.perf_counter())
-    await done.wait()
-    found.seconds = time.perf_counter() - begun
-    for client in clients:
-        client.transport.close()
-    return found
+def closed(address: str, request: bytes, connections: int, seconds: float) -> Found:
+    """Send a request again and again on each connection, as soon as it is answered."""
+    return _run(address, request, connections, seconds, 0.0, 1, b"", 0)
 
 
 def paced(
-    address: str, requests: Next, rate: float, seconds: float, connections: int = 64, seed: int = 1
+    address: str,
+    request: bytes,
+    rate: float,
+    seconds: float,
+    connections: int = 64,
+    seed: int = 1,
+    other: bytes = b"",
+    every: int = 0,
 ) -> Found:
-    return uvloop.run(_paced(address, requests, rate, seconds, connections, seed))
+    """Send requests at the times of a Poisson process.
+
+    rate: requests a second. other, every: if given, each `every`-th request is the other one.
+    """
+    return _run(address, request, connections, seconds, rate, seed, other, every)
 
 
-async def _paced(
-    address: str, requests: Next, rate: float, seconds: float, connections: int, seed: int
+def _run(
+    address: str,
+    request: bytes,
+    connections: int,
+    seconds: float,
+    rate: float,
+    seed: int,
+    other: bytes,
+    every: int,
 ) -> Found:
-    found, free, waiting = Found(), deque[_Client](), deque[float]()
-
-    def freed(client: _Client) -> None:
-        if waiting:
-            client.ask(requests(), waiting.popleft())
-        else:
-            free.append(client)
-
     host, _, port = address.rpartition(":")
-    clients = await _connect(host, int(port), connections, found, freed)
-    free.extend(clients)
-    due = arrivals(rate, seconds, seed)
-    begun = time.perf_counter() + 0.01
-
-    def send(at: float) -> None:
-        if free:
-            free.popleft().ask(requests(), at)
-        else:
-            waiting.append(at)
-
-    await send_on_time(iter((due + begun).tolist()), send, asyncio.Event())
-    while len(found.latency_us) < len(due):
-        await asyncio.sleep(0.005)
-    found.seconds = time.perf_counter() - begun
-    for client in clients:
-        client.transport.close()
-    return found
+    first = next(_runs) * _NUMBERS_OF_A_RUN + 1
+    numbers = (connections, seconds, rate, seed, first, every, len(request), len(other))
+    done = subprocess.run(
+        [program(), host, port, *map(str, numbers)], input=request + other, stdout=subprocess.PIPE
+    )
+    if done.returncode:
+        raise RuntimeError(f"http_load ended with exit status {done.returncode} at {address}")
+    line, _, rest = done.stdout.partition(b"\n")
+    return Found(float(line.split()[1]), np.frombuffer(rest, RECORD))

@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 
 import clipper
-from bench.system.noop import first
+from bench.system.noop import first, fragile
 from clipper.demo import digits
 
 
@@ -80,18 +80,22 @@ async def _trivial(kind: type[Trivial]) -> None:
     server.close()
 
 
-def _ours(workers: int) -> None:
-    """workers: of the door; 0: Python answers all."""
+def _ours(workers: int, pid_file: str = "") -> None:
+    """Serve the models of the benchmark.
+
+    workers: threads that answer without Python; 0: Python answers all. pid_file: if given, the
+    linear model is the one of noop.fragile, as the peers of rest_peers have it.
+    """
     from sklearn.svm import LinearSVC  # type: ignore[import-untyped,unused-ignore]
 
     scans = digits.load()
+    linear = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
+    model = fragile(linear, pid_file) if pid_file else linear
     with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}) as server:
         for size in (1, 784):
             server.deploy(f"noop{size}", first, input=f"f64[{size}]")
             server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
-        server.deploy(
-            "linear", LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y), input="f64[64]"
-        )
+        server.deploy("linear", model, input="f64[64]", retry_singly=bool(pid_file))
         server.app("linear", models=["linear"], slo_ms=1000)
         report(server.http_address)
 
@@ -107,8 +111,8 @@ class Process:
     """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its
     containers aside."""
 
-    def __init__(self, kind: str, module: str = "bench.system.http_servers") -> None:
-        command = [sys.executable, "-W", "ignore", "-m", module, kind]
+    def __init__(self, *kind: str, module: str = "bench.system.http_servers") -> None:
+        command = [sys.executable, "-W", "ignore", "-m", module, *kind]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -131,7 +135,7 @@ class Process:
 @contextlib.contextmanager
 def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
-        started = [Process(kind, module) for kind in kinds]
+        started = [Process(kind, module=module) for kind in kinds]
         for process in started:
             stack.callback(process.close)
         yield started
@@ -139,7 +143,9 @@ def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[
 
 if __name__ == "__main__":
     which = sys.argv[1]
-    if which in ("ours", "python"):
+    if which == "fragile":
+        _ours(1, sys.argv[2])
+    elif which in ("ours", "python"):
         _ours(1 if which == "ours" else 0)
     else:
         uvloop.run(_trivial(Parsing if which == "parsing" else Trivial))

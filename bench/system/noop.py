@@ -1,5 +1,7 @@
 """A model that costs nothing: the first element of each row."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,3 +22,21 @@ def with_sklearn(rows: Any) -> Any:
 
     del sklearn
     return rows[:, 0]
+
+
+def fragile(linear: Any, pid_file: str) -> Any:
+    """Return a linear model that fails on a batch with a row that begins with a negative number.
+
+    linear: a fitted scikit-learn model. pid_file: gets the number of the process that evaluates it.
+    """
+    written: list[bool] = []
+
+    def predict(rows: Any) -> Any:
+        if not written:
+            written.append(True)
+            Path(pid_file).write_text(str(os.getpid()))
+        if (rows[:, 0] < 0).any():
+            raise ValueError("a row begins with a negative number")
+        return linear.predict(rows)
+
+    return predict

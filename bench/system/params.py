@@ -8,8 +8,6 @@ ids or indices before the clock starts. Rows over a socket are measured in wall 
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -34,6 +32,7 @@ from bench.system import (
     params_training,
     params_wire,
 )
+from bench.system.bare import compiled
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 
@@ -352,16 +351,11 @@ def _beside(name: str, rates: dict[str, Sample], goals: Mapping[str, Goal | None
 @contextlib.contextmanager
 def floor() -> Iterator[Any]:
     """rows_floor.c; None where there is no compiler."""
-    compiler = next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
-    if compiler is None:
-        yield None
-        return
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         library = Path(folder, "rows.so")
-        subprocess.run(
-            [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", library, SOURCE],
-            check=True,
-        )
+        if not compiled(SOURCE, library, "-O3", "-march=native", "-shared", "-fPIC"):
+            yield None
+            return
         found = ctypes.CDLL(str(library))
         yield Kernel(found)
 

@@ -7,14 +7,13 @@ and one that also reads the numbers of its JSON (msgspec, numpy). CPU is that of
 process: parsing, cache, queue, answer; the model's process is another.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
 from bench.system import http_servers
-from bench.system.http_load import Found, Next, closed, paced
+from bench.system.http_load import NUMBER, Found, closed, paced
 from bench.system.http_servers import Process
 
 CONNECTIONS = 64
@@ -29,27 +28,21 @@ class Case:
     before: str
     after: str
 
-    def requests(self, fresh: bool) -> Next:
-        """Bytes of the next request: always the same one, or always another."""
-        body = f"{self.before}%08d{self.after}"
+    def request(self, fresh: bool) -> bytes:
+        """Return a request: always the same one, or one whose number the generator replaces."""
+        body = f"{self.before}{NUMBER if fresh else '00000001'}{self.after}"
         head = f"POST {self.path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        text = (f"{head}Content-Length: {len(body) + 4}\r\n\r\n".replace("%", "%%") + body).encode()
-        if not fresh:
-            always = text % 1
-            return lambda: always
-        return lambda: text % next(_numbers)
-
-
-_numbers = itertools.count(2)
+        return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def case(name: str, size: int) -> Case:
+    """Return a query of an application for a row of `size` numbers."""
     rest = np.random.default_rng(size).random(size - 1).round(6).tolist()
     return Case(f"/api/{name}/predict", '{"input": [0.', "".join(f", {x}" for x in rest) + "]}")
 
 
-def binary(name: str, size: int) -> Next:
-    """An infer request of one row, always the same, as bytes behind its JSON."""
+def binary(name: str, size: int) -> bytes:
+    """Return an infer request of one row, always the same, as bytes behind its JSON."""
     data = np.random.default_rng(size).random(size).tobytes()
     tensor = f'{{"name":"input","shape":[1,{size}],"datatype":"FP64","parameters":{{"binary_data_size":{len(data)}}}}}'  # noqa: E501
     text = f'{{"inputs":[{tensor}],"parameters":{{"binary_data_output":true}}}}'.encode()
@@ -57,8 +50,7 @@ def binary(name: str, size: int) -> Next:
         f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: bench\r\nInference-Header-Content-Length:"
         f" {len(text)}\r\n"
     )
-    always = f"{head}Content-Length: {len(text) + len(data)}\r\n\r\n".encode() + text + data
-    return lambda: always
+    return f"{head}Content-Length: {len(text) + len(data)}\r\n\r\n".encode() + text + data
 
 
 ONE, MANY, LINEAR = case("noop1", 1), case("noop784", 784), case("linear", 64)
@@ -74,13 +66,13 @@ class Turns:
 
 
 def take_turns(
-    cases: "dict[str, tuple[Process, Next]]", connections: int, seconds: float, turns: int
+    cases: "dict[str, tuple[Process, bytes]]", connections: int, seconds: float, turns: int
 ) -> dict[str, Turns]:
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
     for turn in range(-1, turns):
-        for name, (process, requests) in cases.items():
+        for name, (process, request) in cases.items():
             before = process.cpu_s()
-            one = checked(closed(process.address, requests, connections, seconds))
+            one = checked(closed(process.address, request, connections, seconds))
             cpu_us = (process.cpu_s() - before) / len(one.latency_us) * 1e6
             if turn >= 0:
                 found[name].append((one.per_s, cpu_us, one.quantile_us(0.5)))
@@ -106,16 +98,16 @@ def main(quick: bool) -> list[Row]:
     ):
         busy = take_turns(
             {
-                "hit": (ours, ONE.requests(False)),
-                "hit python": (python, ONE.requests(False)),
+                "hit": (ours, ONE.request(False)),
+                "hit python": (python, ONE.request(False)),
                 "hit binary": (ours, binary("noop784", 784)),
-                "ceiling": (trivial, ONE.requests(False)),
-                "hit 784": (ours, MANY.requests(False)),
-                "parsing 784": (parsing, MANY.requests(False)),
-                "miss": (ours, ONE.requests(True)),
-                "miss python": (python, ONE.requests(True)),
-                "miss 784": (ours, MANY.requests(True)),
-                "linear": (ours, LINEAR.requests(True)),
+                "ceiling": (trivial, ONE.request(False)),
+                "hit 784": (ours, MANY.request(False)),
+                "parsing 784": (parsing, MANY.request(False)),
+                "miss": (ours, ONE.request(True)),
+                "miss python": (python, ONE.request(True)),
+                "miss 784": (ours, MANY.request(True)),
+                "linear": (ours, LINEAR.request(True)),
             },
             CONNECTIONS,
             seconds,
@@ -123,16 +115,16 @@ def main(quick: bool) -> list[Row]:
         )
         alone = take_turns(
             {
-                "hit": (ours, ONE.requests(False)),
-                "miss": (ours, ONE.requests(True)),
-                "ceiling": (trivial, ONE.requests(False)),
+                "hit": (ours, ONE.request(False)),
+                "miss": (ours, ONE.request(True)),
+                "ceiling": (trivial, ONE.request(False)),
             },
             1,
             seconds,
             turns,
         )
         rate = 0.5 * busy["linear"].per_s.median
-        steady = checked(paced(ours.address, LINEAR.requests(True), rate, 2 * seconds))
+        steady = checked(paced(ours.address, LINEAR.request(True), rate, 2 * seconds))
     return [*busy_rows(busy), *alone_rows(alone), *steady_rows(steady, rate)]
 
 
@@ -195,5 +187,9 @@ def steady_rows(steady: Found, rate: float) -> list[Row]:
         " reached"
     )
     return [
-        row(f"open loop: p{100 * q:g}", steady.quantile_us(q), "us", note=note) for q in (0.5, 0.99)
+        *(
+            row(f"open loop: p{100 * q:g}", steady.quantile_us(q), "us", note=note)
+            for q in (0.5, 0.99)
+        ),
+        row("open loop: the generator's own lateness, p99", steady.late_us(0.99), "us"),
     ]
