@@ -127,7 +127,7 @@ def trace(
     def step(work: Callable[..., object], *words: Any) -> None:
         try:
             found = shown(work(*words))
-        except (ClipperError, OSError, TypeError, ValueError) as error:
+        except (ClipperError, OSError) as error:
             found = f"{type(error).__name__}: {error}"
         out.extend(shard.lines)
         shard.lines.clear()

@@ -24,6 +24,7 @@ import numpy as np
 from clipper_container.errors import (
     AlreadyExists,
     ClipperError,
+    FrameError,
     InvalidInput,
     ShardAway,
     TableLost,
@@ -446,9 +447,12 @@ class ShardConnection:
                 raise self._dropped(made_anew)
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
                 self._sharing.enable(int(answer.get("shared", 0)))
-        except (OSError, ClipperError, TypeError, ValueError):
+        except (OSError, ClipperError):
             self.close()
             raise
+        except (TypeError, ValueError) as error:
+            self.close()
+            raise FrameError(f"{self.name} answers a hello that cannot be read: {error}.") from None
 
 
 def call_once(
