@@ -470,6 +470,8 @@ def costs(quick: bool) -> list[Row]:
         rows.append(row(name, two_off, "us", "1 server", one_off))
         name = "the same, each server with a state of its own"
         rows.append(row(name, two_apart, "us", "1 server", one_apart))
+        name = "CPU per query of 2 servers that share a store"
+        rows.append(row(name, two, "us", "2 that share nothing", two_apart, goal=goal))
         name = "CPU per query of 1 server that writes answers to Redis"
         rows.append(row(name, one, "us", "not written", one_off))
         used = record_bytes(with_records)
