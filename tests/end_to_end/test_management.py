@@ -126,9 +126,9 @@ def said(*words: str, code: int = 0) -> Any:
 
 def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> None:
     with up() as first:
-        first.until("sums:1/0 is connected", "containers dial in")
+        first.until("sums:1/0 is connected", "containers connect to")
         assert shell("predict", "total", "[1, 2, 3]").startswith("12.0\tby sums:1 in ")
-        assert "would be: deployed sums:2" in shell(
+        assert "dry run: deployed sums:2" in shell(
             "deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run"
         )
         assert [row["version"] for row in said("models", "sums")] == [1]
@@ -136,9 +136,11 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
             "deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind"
         )
         assert said("predict", "total", "[1, 2, 3]")["output"] == 12
-        assert shell("promote", "sums:2").startswith("sums:2 is sums now\n")
+        assert shell("promote", "sums:2").startswith("sums:2 is now the latest version of sums\n")
         assert said("predict", "total", "[1, 2, 3]")["output"] == 18
-        assert shell("rollback", "sums").startswith("sums:1 is sums now; it was sums:2\n")
+        assert shell("rollback", "sums").startswith(
+            "sums:1 is now the latest version of sums, instead of sums:2\n"
+        )
         assert said("predict", "total", "[1, 2, 3]")["output"] == 12
         assert shell("scale", "sums:2", "2").startswith("sums:2 has 2 replicas\n")
         assert "a batch of 1" in shell("logs", "sums:1")
@@ -147,7 +149,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         first.end(signal.SIGKILL)
     assert "no server of yours runs here on the state" in shell("models", code=1)
     with up() as second:
-        second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers dial in")
+        second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
         assert rows == [["sums:1", "*", "f64[3]", "1/1"], ["sums:2", "f64[3]", "2/2", "other"]]
         assert said("predict", "total", "[1, 2, 3]")["output"] == 12
@@ -170,7 +172,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
 
 def test_every_verb_by_hand(here: Path) -> None:
     with up() as server:
-        server.until("sums:1/0 is connected", "containers dial in")
+        server.until("sums:1/0 is connected", "containers connect to")
         said("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
         said(
             "app",
@@ -185,9 +187,9 @@ def test_every_verb_by_hand(here: Path) -> None:
             "--default",
             "0",
         )
-        assert said("link", "mean", "more")["message"] == "mean asks more"
+        assert said("link", "mean", "more")["message"] == "mean uses more"
         assert said("unlink", "mean", "more", "--dry-run")["dry_run"]
-        assert said("unlink", "mean", "more")["message"] == "mean does not ask more any more"
+        assert said("unlink", "mean", "more")["message"] == "mean no longer uses more"
         said("challenge", "mean", "more", "--share", "0.5")
         assert said("app", "show", "mean")["roles"] == {"more": "challenger(share=0.5)"}
         said("shadow", "mean", "more")
@@ -217,7 +219,7 @@ def test_every_verb_by_hand(here: Path) -> None:
         )
         assert (
             said(*asked, "--dry-run")["message"]
-            == "total asks sums:2 instead of sums:1, for a share of its queries: 0.1 -> 1"
+            == "total uses sums:2 instead of sums:1 for a growing share: 0.1 -> 1"
         )
         said(*asked)
         assert "total: sums:2 instead of sums:1: running, [0.1] -> 1" in shell(
@@ -248,8 +250,8 @@ def test_every_verb_by_hand(here: Path) -> None:
         assert "no application 'totl' - did you mean 'total'?" in said(
             "predict", "totl", "[1, 2, 3]", code=1
         )
-        assert "is no JSON" in said("predict", "total", "[1, 2", code=1)
-        assert "a number or two of them" in said("scale", "sums", "many", code=1)
+        assert "is not JSON" in said("predict", "total", "[1, 2", code=1)
+        assert "is not a number or MIN-MAX" in said("scale", "sums", "many", code=1)
         assert "does not know" not in said("predict", "total", "[1, 2]", code=1)
         assert "management needs the token" in said("models", "--token", "wrong", code=1)
         assert server.end() == 0
@@ -258,7 +260,7 @@ def test_every_verb_by_hand(here: Path) -> None:
 def test_the_file_is_followed(here: Path) -> None:
     file = here / "clipper.toml"
     with up("--reload") as server:
-        server.until("sums:1/0 is connected", "containers dial in")
+        server.until("sums:1/0 is connected", "containers connect to")
         file.write_text(
             FILE.replace("mine:double", "mine:triple")
             + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n'
@@ -291,7 +293,7 @@ def test_the_page_says_what_commands_say(here: Path) -> None:
     )
     (here / "mine.py").write_text(code)
     with up() as server:
-        server.until("sums:1/0 is connected", "containers dial in")
+        server.until("sums:1/0 is connected", "containers connect to")
         for example in console.split("$ clipper ")[1:]:
             line, _, shown = example.partition("\n")
             result = click.testing.CliRunner().invoke(main, shlex.split(line), prog_name="clipper")
@@ -402,7 +404,10 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
             model["target"] for model in json.loads(text)["models"]
         ]
         new.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]", version=7)
-        assert client.rollback("sums")["message"] == "sums:3 is sums now; it was sums:7"
+        assert (
+            client.rollback("sums")["message"]
+            == "sums:3 is now the latest version of sums, instead of sums:7"
+        )
         other = json.loads(text)
         other["models"][0] |= {"version": 7}
         with pytest.raises(errors.AlreadyExists, match="'sums:7' is another one here"):

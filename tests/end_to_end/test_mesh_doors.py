@@ -395,21 +395,18 @@ def test_from_a_shell(
 
     about = ("models.py:double", "--type", "python", "--key", folder)
     would = run("mesh", "register", "s1", *about, "--sync", "--dry-run")
-    assert (would.exit_code, would.output.startswith("would be: s1: NOT_LOADED")) == (0, True)
+    assert (would.exit_code, would.output.startswith("dry run: s1: NOT_LOADED")) == (0, True)
     assert server.mesh.status("s1").status == "NOT_FOUND"
     assert run("mesh", "register", "s1", *about).output.startswith("s1: NOT_LOADED")
     assert run("mesh", "vmodel", "set", "sv", "s1", "--dry-run").output.startswith(
-        "would be: sv: DEFINED, asks s1"
+        "dry run: sv: DEFINED, refers to s1"
     )
     assert (
         run("mesh", "vmodel", "delete", "sv", "--dry-run").output
-        == "would be: sv stands for nothing any more\n"
+        == "dry run: v-model sv is deleted\n"
     )
     assert "no v-model 'sv'" in run("mesh", "vmodel", "rollback", "sv", "--dry-run").output
-    assert (
-        run("mesh", "unregister", "s1", "--dry-run").output
-        == "would be: s1 is not known any more\n"
-    )
+    assert run("mesh", "unregister", "s1", "--dry-run").output == "dry run: s1 is unregistered\n"
     assert " mesh register " in run("history", "-n", "1").output
     assert run("predict", "s1", "[1, 2, 3]").output.startswith("[2, 4, 6]\tby s1:1")
     assert run("mesh", "status", "s1").output.startswith("s1: LOADED")

@@ -162,13 +162,13 @@ def test_a_node_whose_store_does_not_come_ends_with_code_1(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "the nodes of a mesh meet in a store"),
-        (("--store", "memory://"), "the nodes of a mesh meet in a store"),
+        ((), "the nodes of a mesh need a store"),
+        (("--store", "memory://"), "the nodes of a mesh need a store"),
         (("--store", "sqlite:mesh.db"), "--name a"),
         (("--store", "sqlite:mesh.db", "--name", "A b"), "'A' is not allowed"),
         (
             ("--store", "sqlite:mesh.db", "--name", "a", "--http", "0.0.0.0:0"),
-            "any host that reaches it could send queries",
+            "any host that reaches this address could send queries",
         ),
         (("--store", "sqlite:mesh.db", "--name", "a", "--peers", "here"), "expected tcp:HOST:PORT"),
     ],

@@ -125,7 +125,7 @@ def running(*words: str) -> Iterator[Process]:
 @contextlib.contextmanager
 def up() -> Iterator[Process]:
     with running("up") as started:
-        started.until("sums:1/0 is connected", "sums:1/1 is connected", "containers dial in")
+        started.until("sums:1/0 is connected", "sums:1/1 is connected", "containers connect to")
         yield started
 
 
@@ -185,7 +185,7 @@ def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
         report = said("bench", "total", "--rate", "100", "--for", "200ms")
         assert "management" in report["to"]
         assert report["steps"][0]["outcomes"]["ok"] == report["steps"][0]["sent"]
-        assert "takes no queries over gRPC" in shell("bench", "total", "--grpc", code=1)
+        assert "this server has no gRPC address" in shell("bench", "total", "--grpc", code=1)
 
 
 def test_bench_of_a_server_that_is_killed_tells_what_became_of_each(here: Path) -> None:
@@ -418,7 +418,7 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
     assert "for an SLO of 50 ms: batches of " in text
     assert "<svg" in (here / "p.html").read_text()
     with up():
-        assert "the server has seen no batch" in shell("profile", "sums", "--seen", code=1)
+        assert "the server has not evaluated a batch" in shell("profile", "sums", "--seen", code=1)
         found = said("profile", "sums", *quick)
         assert [point["batch"] for point in found["points"]] == [1, 2, 4]
         assert found["advice"] is None
@@ -438,13 +438,13 @@ def test_init_writes_what_works_and_down_ends_it(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Next: cd shop && clipper up" in shell("init", "shop")
-    assert "clipper.toml is there already" in shell("init", "shop", code=1)
+    assert "clipper.toml already exists" in shell("init", "shop", code=1)
     monkeypatch.chdir(here / "shop")
     assert shell("config", "check").startswith("ok: clipper.toml: ")
     text = Path("clipper.toml").read_text()
     Path("clipper.toml").write_text(text.replace(":8000", ":0").replace(":8002", ":0"))
     with running("up") as server:
-        server.until("total:1/0 is connected", "containers dial in")
+        server.until("total:1/0 is connected", "containers connect to")
         assert said("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
         assert "ended the server at http://127.0.0.1:" in shell("down")
         assert server.rest().endswith("closed\n")

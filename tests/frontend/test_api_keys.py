@@ -148,7 +148,8 @@ def test_up_takes_no_strangers_queries(
     done = CliRunner().invoke(main, ["up", f"--{word}", "0.0.0.0:0"])
     assert done.exit_code == 1
     assert (
-        f"{word}.address = '0.0.0.0:0': any host that reaches it could send queries." in done.stderr
+        f"{word}.address = '0.0.0.0:0': any host that reaches this address could send queries."
+        in done.stderr
     )
     assert "--insecure" in done.stderr
 

@@ -308,7 +308,7 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
         msgspec.json.encode(fake.status("shell1"))
     )
     assert "next: it waits to be asked" in run("explain", "shell1").output
-    assert run("unregister", "shell1").output == "shell1 is not known any more\n"
+    assert run("unregister", "shell1").output == "shell1 is unregistered\n"
     gone = run("status", "shell1")
     assert gone.exit_code == 1
     assert gone.output.startswith("error: the mesh has no model 'shell1'.")
@@ -325,7 +325,7 @@ def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
     said = run(
         "vmodel", "set", "shell-best", "sv1", "--path", "/sv1.onnx", "--type", "onnx", "--load"
     )
-    assert said.output == "shell-best: DEFINED, asks sv1 (LOADED)\n"
+    assert said.output == "shell-best: DEFINED, refers to sv1 (LOADED)\n"
     fake.loads_at_once = False
     try:
         said = run("vmodel", "set", "shell-best", "sv2", "--path", "/sv2.onnx", "--type", "onnx")
@@ -334,16 +334,14 @@ def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
     assert "on its way to sv2 (LOADING)" in said.output
     fake.settle("sv2")
     assert (
-        "before it asked sv1: clipper mesh vmodel rollback shell-best"
+        "previous model sv1: clipper mesh vmodel rollback shell-best"
         in run("vmodel", "status", "shell-best").output
     )
     assert run("vmodel", "rollback", "shell-best").output.startswith(
-        "shell-best: DEFINED, asks sv1"
+        "shell-best: DEFINED, refers to sv1"
     )
     assert "shell-best" in run("vmodel", "ls").output
-    assert (
-        run("vmodel", "delete", "shell-best").output == "shell-best stands for nothing any more\n"
-    )
+    assert run("vmodel", "delete", "shell-best").output == "v-model shell-best is deleted\n"
     assert run("vmodel", "status", "shell-best").exit_code == 1
 
 
@@ -366,7 +364,7 @@ def test_longer_lists_say_how_to_go_on(run: Any, door: MeshClient) -> None:
     )
     assert (
         run("ls", "nothing-so").output
-        == "no models. To make one known: clipper mesh register ID PATH\n"
+        == "no models. To register one: clipper mesh register ID PATH\n"
     )
 
 

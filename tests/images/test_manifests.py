@@ -409,12 +409,12 @@ def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
         (["--mesh", "sqlite:/here"], "no store that several pods share"),
         (["--mesh", "memory://"], "no store that several pods"),
         (["--mesh", "etcd://"], "no store that several pods"),
-        (["--mesh", STORE, "--redis"], "--mesh goes without --from"),
+        (["--mesh", STORE, "--redis"], "--mesh cannot be combined with --from"),
         (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes are 5 already"),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
     result = export("k8s", tmp_path / "out", *words)
-    assert result.exit_code == (2 if "goes without" in why else 1)
+    assert result.exit_code == (2 if "cannot be combined" in why else 1)
     assert why in result.output
     assert not (tmp_path / "out").exists()

@@ -115,7 +115,7 @@ def test_what_cannot_be_is_refused_by_a_rehearsal_too(
             main, ["deploy", "wrong", "tasty:Taste", "--reads", words]
         )
         assert done.exit_code == 2
-        assert "write TABLE=COLUMNS" in done.stderr
+        assert "is not TABLE=COLUMNS" in done.stderr
 
 
 def test_a_server_without_tables_refuses_it_in_a_rehearsal_too(here: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
     done = run(str(tmp_path), url, "--verify")
     assert done.exit_code == 0, done.output
     assert "copied 2 records at revision 2" in done.output
-    assert "both are the same" in done.output
+    assert "both stores are equal" in done.output
     with open_store(url) as target:
         assert contents(target) == {"catalog/a": b"1", "learned": b"2"}
         target.put("learned", b"3")
@@ -125,7 +125,7 @@ def test_a_difference_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(copying, "_apply", lambda target, ops: None)
     found = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--verify")
     assert found.exit_code == 1
-    assert "1 differ: a" in found.output
+    assert "1 records differ: a" in found.output
 
 
 def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(copying, "follow", follow)
     done = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--follow", "--verify")
     assert done.exit_code == 0
-    assert "both are the same" in done.output
+    assert "both stores are equal" in done.output
 
 
 def test_changes_are_written_by_so_many_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

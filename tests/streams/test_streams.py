@@ -92,7 +92,7 @@ def test_a_person_can_write_and_read_it(
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"input": "[1, 2"}, "is no JSON"),
+        ({"input": "[1, 2"}, "is not JSON"),
         ({"input": "[1, 2]"}, "3"),
         ({"input": "null"}, "or an object with a value for each named tensor"),
         ({"input": '{"a": 1}'}, "expected f64[3], got dict"),
@@ -102,7 +102,7 @@ def test_a_person_can_write_and_read_it(
         ({"input": "[1,2,3]", "slo_ms": "soon"}, "a number is needed"),
         ({"input": "[1,2,3]", "slo_ms": "-1"}, "must lie above 0"),
         ({"input": "[1,2,3]", "slo_ms": "nan"}, "must lie above 0"),
-        ({"input": "[1,2,3]", "context": "b"}, "field 'context' is 'b', which is no JSON"),
+        ({"input": "[1,2,3]", "context": "b"}, "field 'context' is 'b', which is not JSON"),
         ({"input": "[1,2,3]", "context": "[[1]]"}, "a context of shape (1, 1)"),
         ({"input": "[1,2,3]", "shape": "3"}, "belongs to `data`"),
         (

@@ -72,13 +72,13 @@ def test_the_version() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("dmeo",), "no verb 'dmeo' - did you mean 'demo'?"),
-        (("config", "chek"), "no verb 'chek' - did you mean 'check'?"),
+        (("dmeo",), "no command 'dmeo' - did you mean 'demo'?"),
+        (("config", "chek"), "no command 'chek' - did you mean 'check'?"),
         (
             ("frobnicate",),
             (
-                "no verb 'frobnicate'. Verbs: app, apps, bench, challenge, cluster, completion,"
-                " config,"
+                "no command 'frobnicate'. Commands: app, apps, bench, challenge, cluster,"
+                " completion, config,"
             ),
         ),
     ],
@@ -313,7 +313,7 @@ def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Si
     ) as process:
         try:
             seen = read_until(process, "doubler:1/0 is connected")
-            if "containers dial in" not in seen:
+            if "containers connect to" not in seen:
                 seen += read_until(process, "--name NAME")
             process.send_signal(number)
             seen += read_until(process, "closed\n")
@@ -373,7 +373,7 @@ def test_up_takes_queries_over_http(here: Path) -> None:
     ) as process:
         try:
             seen = read_until(process, "doubler:1/0 is connected")
-            if "containers dial in" not in seen:
+            if "containers connect to" not in seen:
                 seen += read_until(process, "--name NAME")
             found = dict(
                 re.findall(

@@ -43,7 +43,7 @@ def apps(command: ServerCommand) -> None:
     command.show(
         rows,
         lambda: table(
-            [head, *lines], "no applications. To make one: clipper app set NAME --model MODEL"
+            [head, *lines], "no applications. To create one: clipper app set NAME --model MODEL"
         ),
     )
 
@@ -88,7 +88,7 @@ def unlink(command: ServerCommand, application: str, model: str, dry_run: bool) 
     command.show_change(command.server.unlink(application, model, dry_run=dry_run))
 
 
-@click.command(short_help="Give a model a share of an application's queries.")
+@click.command(short_help="Let a model answer a share of an application's queries.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
 @click.option(
@@ -102,7 +102,7 @@ def unlink(command: ServerCommand, application: str, model: str, dry_run: bool) 
 def challenge(
     command: ServerCommand, application: str, model: str, share: float, dry_run: bool
 ) -> None:
-    """Let MODEL alone answer a share of APP's queries; `clipper stats` tells how it does.
+    """Let MODEL alone answer a share of APP's queries. `clipper stats` shows its results.
 
     \b
     clipper deploy svm svm.onnx --behind
@@ -111,7 +111,7 @@ def challenge(
     command.show_change(command.server.challenge(application, model, share, dry_run=dry_run))
 
 
-@click.command(short_help="Ask a model beside an application's own, unheard.")
+@click.command(short_help="Send queries to a model without using its predictions.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
 @click.option(
@@ -119,15 +119,15 @@ def challenge(
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Of the queries.",
+    help="Share of the queries.",
 )
 @dry
 @with_server
 def shadow(
     command: ServerCommand, application: str, model: str, share: float, dry_run: bool
 ) -> None:
-    """Ask MODEL beside APP's queries and never use what it says; `clipper stats` tells how often it
-    agreed.
+    """Send APP's queries to MODEL too, without using its predictions. `clipper stats` shows how
+    often it agreed.
 
     \b
     clipper shadow digits svm:2
@@ -135,7 +135,7 @@ def shadow(
     command.show_change(command.server.shadow(application, model, share, dry_run=dry_run))
 
 
-@click.command("set", short_help="Make an application, or change it.")
+@click.command("set", short_help="Create or change an application.")
 @click.argument("name")
 @click.option(
     "--model",
@@ -144,25 +144,33 @@ def shadow(
     multiple=True,
     help="A model to query; may be repeated.",
 )
-@click.option("--slo-ms", type=float, help="Time from a query to its answer.")
-@click.option("--default", metavar="JSON", help="The answer when no model is heard in time.")
-@click.option("--policy", help="As stacking or exp3(eta=0.05).")
-@click.option("--decider", help="As 'majority within 12 ms, else first'.")
-@click.option("--confidence-min", type=float, help="A less sure answer is replaced by the default.")
-@click.option("--input", metavar="TYPE", help="Of one row.  [that of the first model]")
+@click.option("--slo-ms", type=float, help="Milliseconds from a query to its answer.")
+@click.option("--default", metavar="JSON", help="The answer if no prediction arrives in time.")
+@click.option("--policy", help="Selection policy, such as stacking or exp3(eta=0.05).")
+@click.option("--decider", help="When to answer, such as 'majority within 12 ms, else first'.")
 @click.option(
-    "--missing", type=click.Choice(["mean", "skip"]), help="A number missing at the deadline."
+    "--confidence-min",
+    type=float,
+    help="Answers with a lower confidence are replaced by the default.",
 )
-@click.option("--coverage", type=float, help="Share of the answers whose set holds the truth.")
+@click.option("--input", metavar="TYPE", help="Type of one row.  [that of the first model]")
+@click.option(
+    "--missing",
+    type=click.Choice(["mean", "skip"]),
+    help="What replaces a number that is missing at the deadline.",
+)
+@click.option(
+    "--coverage", type=float, help="Share of the prediction sets that must contain the truth."
+)
 @click.option(
     "--context-table",
     metavar="TABLE",
-    help="Of parameters: a user's row is the context of their queries.",
+    help="Parameter table whose row of a user is the context of that user's queries.",
 )
 @click.option(
     "--output-tensor",
     metavar="NAME",
-    help="Of models with several outputs, the one that the policy combines.",
+    help="Output that the policy combines, for models with several outputs.",
 )
 @dry
 @with_server
@@ -175,7 +183,7 @@ def app_set(
     dry_run: bool,
     **settings: object,
 ) -> None:
-    """Make application NAME, or change what is given of it; the rest stays.
+    """Create application NAME, or change the given settings of it.
 
     \b
     clipper app set digits --model svm --model forest:2 --slo-ms 20 --default -1
@@ -192,7 +200,7 @@ def app_set(
 @click.argument("name")
 @with_server
 def app_show(command: ServerCommand, name: str) -> None:
-    """Everything about application NAME.
+    """Show all settings of application NAME.
 
     \b
     clipper app show digits
@@ -206,7 +214,7 @@ def app_show(command: ServerCommand, name: str) -> None:
 @dry
 @with_server
 def app_remove(command: ServerCommand, name: str, dry_run: bool) -> None:
-    """Delete application NAME; its models go on running.
+    """Delete application NAME. Its models keep running.
 
     \b
     clipper app remove digits
@@ -214,9 +222,9 @@ def app_remove(command: ServerCommand, name: str, dry_run: bool) -> None:
     command.show_change(command.server.remove_application(name, dry_run=dry_run))
 
 
-@click.group(cls=CommandGroup, short_help="Make, change, show or remove an application.")
+@click.group(cls=CommandGroup, short_help="Create, change, show or remove an application.")
 def app() -> None:
-    """Make, change, show or remove an application.
+    """Create, change, show or remove an application.
 
     \b
     clipper app set digits --model svm --slo-ms 20 --default -1

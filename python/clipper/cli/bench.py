@@ -37,7 +37,7 @@ def seconds_of(_: object, __: object, text: str) -> float:
         seconds = float(number) * _UNITS[text[len(number) :] or "s"]
         if 0 < seconds <= 3600:
             return seconds
-    raise click.BadParameter(f"{text!r} is no time from 1ms to 60m. Write 10s, 500ms or 2m.")
+    raise click.BadParameter(f"{text!r} is not a time from 1ms to 60m. Example: 10s, 500ms, 2m.")
 
 
 def _rates(_: object, __: object, text: str | None) -> list[float]:
@@ -46,7 +46,7 @@ def _rates(_: object, __: object, text: str | None) -> list[float]:
     except ValueError:
         rates = [0.0]
     if not all(0 < rate <= _RATE_MAX for rate in rates):
-        raise click.BadParameter(f"{text!r} is no list of rates. Write --rates 100,200,400.")
+        raise click.BadParameter(f"{text!r} is not a list of rates. Example: --rates 100,200,400.")
     return rates
 
 
@@ -57,15 +57,15 @@ def _rates(_: object, __: object, text: str | None) -> list[float]:
     type=click.FloatRange(0.1, _RATE_MAX),
     default=100.0,
     show_default=True,
-    help="Queries a second.",
+    help="Queries per second.",
 )
 @click.option(
-    "--rates", callback=_rates, metavar="R1,R2,..", help="Several rates, one after the other."
+    "--rates", callback=_rates, metavar="R1,R2,..", help="Several rates, one after another."
 )
 @click.option(
     "--search",
     is_flag=True,
-    help="Find the highest rate of which 99 of 100 have a model's answer within the SLO.",
+    help="Find the highest rate at which 99 % get a model's answer within the SLO.",
 )
 @click.option(
     "--for",
@@ -73,10 +73,12 @@ def _rates(_: object, __: object, text: str | None) -> list[float]:
     callback=seconds_of,
     default="10s",
     show_default=True,
-    help="How long, each rate.",
+    help="Duration of each rate.",
 )
 @click.option(
-    "--slo-ms", type=click.FloatRange(0.01, 1e6), help="What is late.  [the application's SLO]"
+    "--slo-ms",
+    type=click.FloatRange(0.01, 1e6),
+    help="SLO after which an answer is late.  [the application's]",
 )
 @click.option(
     "--input",
@@ -84,25 +86,25 @@ def _rates(_: object, __: object, text: str | None) -> list[float]:
     default="random",
     show_default=True,
     metavar="random|FILE|JSON",
-    help="What is asked.",
+    help="Inputs of the queries.",
 )
 @click.option(
     "--cached",
     is_flag=True,
     help="Let the cache answer inputs that come again.  [each query is new to it]",
 )
-@click.option("--steady", is_flag=True, help="Queries come evenly, not by chance (Poisson).")
+@click.option(
+    "--steady", is_flag=True, help="Send at even intervals instead of random ones (Poisson)."
+)
 @click.option(
     "--connections",
     type=click.IntRange(1, 10_000),
     default=512,
     show_default=True,
-    help="At most so many.",
+    help="Maximum number of connections.",
 )
-@click.option("--grpc", is_flag=True, help="Over gRPC instead of HTTP.")
-@click.option(
-    "--to", "address", metavar="HOST:PORT", help="Where queries come in.  [as the server says]"
-)
+@click.option("--grpc", is_flag=True, help="Use gRPC instead of HTTP.")
+@click.option("--to", "address", metavar="HOST:PORT", help="Query address.  [that of the server]")
 @click.option(
     "--key",
     envvar="CLIPPER_API_KEY",
@@ -116,7 +118,7 @@ def _rates(_: object, __: object, text: str | None) -> list[float]:
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Of chance: times and inputs.",
+    help="Random seed of times and inputs.",
 )
 @with_server
 def bench(
@@ -137,13 +139,13 @@ def bench(
     html_: str | None,
     seed: int,
 ) -> None:
-    """Ask APP at a rate, whatever becomes of the answers, and say how long they took.
+    """Send queries to APP at a fixed rate, and report latency and goodput.
 
-    The load is open loop: each query has its time, fixed before the first is sent, and latency
-    counts from that time, also where the connection, the server or this program was late. Inputs
-    are made up by the application's input type; with --cached, those that come again may come from
-    the cache. Failures and defaults are counted, not averaged. When this program itself cannot keep
-    the rate, it says so. Ctrl-C prints what was measured until then.
+    The load is open loop: the time of each query is fixed before the first one is sent, and latency
+    counts from that time, also when the connection, the server or this program is late. Inputs are
+    generated from the application's input type and are new to the cache, unless --cached is given.
+    Failures and defaults are counted separately. If this program cannot keep the rate, the report
+    says so. Ctrl-C prints what was measured so far.
 
     \b
     clipper bench digits --rate 500 --for 10s
@@ -159,7 +161,8 @@ def bench(
 
     if html_ and not Path(html_).absolute().parent.is_dir():
         raise InvalidInput(
-            f"there is no folder for --html {html_}.", hint="Make it, or name another file."
+            f"there is no folder for --html {html_}.",
+            hint="Create the folder, or name another file.",
         )
     record = command.server.application(application)
     plan = RunPlan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
@@ -226,7 +229,7 @@ def _target(
         at = address or _seen_from(host, about["grpc"])
         if not at:
             raise InvalidInput(
-                "this server takes no queries over gRPC.",
+                "this server has no gRPC address.",
                 hint="Start it with: clipper up --grpc 127.0.0.1:8001",
             )
         return _over_grpc(at, name, rows, type_, connections, not cached, key or ""), f"grpc://{at}"

@@ -15,10 +15,10 @@ _LOCAL = "local"
 _GRACE_S = 60.0
 
 
-@click.group(cls=CommandGroup, short_help="Nodes of a mesh on many machines, by Ray.")
+@click.group(cls=CommandGroup, short_help="Run nodes of a mesh on many machines, by Ray.")
 def cluster() -> None:
-    """Nodes of a mesh on many machines: an engine chooses the machines, and starts again what is
-    lost. Queries do not go through it.
+    """Run nodes of a mesh on many machines. An engine (Ray) selects the machines and restarts lost
+    nodes. Queries do not pass through it.
 
     \b
     clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3
@@ -30,57 +30,64 @@ def cluster() -> None:
 def _shared(verb: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
-            "--on", "engine", type=click.Choice(["ray"]), required=True, help="The engine."
+            "--on",
+            "engine",
+            type=click.Choice(["ray"]),
+            required=True,
+            help="Engine that runs the nodes.",
         ),
         click.option(
             "--mesh",
             default="mesh",
             show_default=True,
             metavar="NAME",
-            help="Its nodes are NAME-1 and so on.",
+            help="Name of the mesh; its nodes are NAME-1, NAME-2, ...",
         ),
         click.option(
             "--address",
             default="auto",
             show_default=True,
             metavar="HOST:PORT",
-            help="Of the Ray cluster.",
+            help="Address of the Ray cluster.",
         ),
     ):
         verb = option(verb)
     return verb
 
 
-@cluster.command(short_help="Start nodes, or those that are missing.")
+@cluster.command(short_help="Start the nodes that do not run yet.")
 @click.argument(
     "file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path)
 )
 @_shared
 @click.option(
-    "--store", required=True, metavar="URL", help="Where the nodes meet: etcd://, redis://."
+    "--store", required=True, metavar="URL", help="Store that the nodes share: etcd://, redis://."
 )
 @click.option(
-    "--nodes", type=click.IntRange(1, 10_000), default=3, show_default=True, help="How many."
+    "--nodes", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Number of nodes."
 )
 @click.option(
     "--cpus",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="That Ray sets aside for each.",
+    help="Cores that Ray reserves for each node.",
 )
 @click.option(
-    "--gpus", type=click.FloatRange(0), default=0.0, help="Alike; such nodes have the label gpu."
+    "--gpus",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="GPUs that Ray reserves for each node; such nodes have the label gpu.",
 )
 @click.option(
     "--resource",
     "resources",
     multiple=True,
     metavar="NAME=AMOUNT",
-    help="Alike, of Ray's custom resources.",
+    help="Custom resource of Ray for each node.",
 )
 @click.option(
-    "--label", "labels", multiple=True, metavar="WORD", help="What the nodes are; may be repeated."
+    "--label", "labels", multiple=True, metavar="WORD", help="Label of the nodes; may be repeated."
 )
 @click.option(
     "--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models, of each."
@@ -89,19 +96,19 @@ def _shared(verb: Callable[..., None]) -> Callable[..., None]:
     "--http-port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Of each node's HTTP.  [any free one]",
+    help="HTTP port of each node.  [any free port]",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Take queries of other hosts without keys; as of `clipper node`.",
+    help="Accept queries from other hosts without keys, as `clipper node`.",
 )
 @click.option(
     "--wait",
     "within_s",
     type=click.FloatRange(1),
     default=120.0,
-    help="Seconds to be ready.  [120]",
+    help="Seconds to wait until all are ready.  [120]",
 )
 def up(
     file: Path | None,
@@ -116,13 +123,12 @@ def up(
     insecure: bool,
     **given: Any,
 ) -> None:
-    """Start the nodes of a mesh, or those that are missing, and wait until all are ready. They go
-    on when this command has ended, and are started again when they are lost; `clipper cluster down`
-    ends them.
+    """Start the nodes of a mesh that do not run yet, and wait until all are ready. They continue
+    after this command has ended, and are restarted when they are lost. `clipper cluster down` stops
+    them.
 
-    FILE is a TOML file with further settings, which lies at the same path on every machine.
-    `--address local` tries it in a Ray of this command alone: then it ends with it, by SIGTERM or
-    Ctrl-C.
+    FILE is a TOML file with further settings, at the same path on every machine. `--address local`
+    tries it in a temporary Ray cluster, which ends with this command.
 
     \b
     clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3 --http-port 8000
@@ -163,10 +169,10 @@ def up(
             ray.shutdown()
 
 
-@cluster.command(short_help="The nodes, and how they do.")
+@cluster.command(short_help="Show the nodes and their state.")
 @_shared
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print as JSON, with the last lines that each said."
+    "--json", "as_json", is_flag=True, help="Print JSON, with the last lines of each node."
 )
 def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
     """The nodes of a mesh: where they run, whether they are ready, how often they were started.
@@ -184,7 +190,7 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
         _table(found)
 
 
-@cluster.command(short_help="End the nodes.")
+@cluster.command(short_help="Stop the nodes.")
 @_shared
 @click.option(
     "--grace",
@@ -192,11 +198,11 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
     type=click.FloatRange(0),
     default=_GRACE_S,
     show_default=True,
-    help="Seconds that each has.",
+    help="Seconds that each node has to end.",
 )
 def down(engine: str, mesh: str, address: str, grace_s: float) -> None:
-    """End the nodes of a mesh, all at once. What they know is in the store: the same mesh can come
-    up again.
+    """Stop all nodes of a mesh at once. Its models stay in the store, and the same mesh can be
+    started again.
 
     \b
     clipper cluster down --on ray

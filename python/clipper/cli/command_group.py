@@ -34,7 +34,7 @@ class CommandGroup(click.Group):
         if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
             guess = did_you_mean(verb, self.commands) or "."
             raise click.UsageError(
-                f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx
+                f"no command {verb!r}{guess} Commands: {', '.join(sorted(self.commands))}.", ctx
             )
         return super().resolve_command(ctx, args)
 

@@ -15,20 +15,20 @@ def config() -> None:
     """Show or check settings.
 
     \b
-    clipper config show                  what holds here, and why
-    clipper config check clipper.toml    is this file right?
-    clipper config schema                JSON Schema, for an editor
+    clipper config show                  every setting with its value and origin
+    clipper config check clipper.toml    check a file
+    clipper config schema                print a JSON Schema, for editors
     CLIPPER_LIMITS__TASKS_MAX=1000 clipper config show
     """
 
 
-@config.command()
+@config.command(short_help="Print every setting, its value and its origin.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--changed", is_flag=True, help="Only what is not a default.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(file: Path | None, changed: bool, as_json: bool) -> None:
-    """Every key with its value, unit, default and origin, as FILE (or ./clipper.toml) and the
-    environment have it.
+    """Print every setting with its value, unit, default and origin: FILE (or ./clipper.toml), the
+    environment, or default.
 
     \b
     clipper config show clipper.toml --changed
@@ -47,11 +47,10 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
         _print_settings(rows)
 
 
-@config.command()
+@config.command(short_help="Check a file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 def check(file: Path | None) -> None:
-    """Say whether FILE (or ./clipper.toml) can be used; what is wrong, by line and with a
-    suggestion, when not.
+    """Check FILE (or ./clipper.toml). An error has the line and a suggestion.
 
     \b
     clipper config check clipper.toml
@@ -68,7 +67,7 @@ def check(file: Path | None) -> None:
     click.echo(f"ok: {chosen or 'defaults'}: {counts}")
 
 
-@config.command()
+@config.command(short_help="Print a JSON Schema of the file.")
 def schema() -> None:
     """Print a JSON Schema of the TOML file, for editors that complete and check.
 

@@ -17,7 +17,9 @@ from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_journal
 HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE")
 
 
-@click.command("evaluate", short_help="What another policy would have achieved, from feedback.")
+@click.command(
+    "evaluate", short_help="Estimate from feedback what another policy would have achieved."
+)
 @click.argument("application")
 @click.option(
     "--policy",
@@ -32,15 +34,15 @@ HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE
     type=click.IntRange(min=1),
     default=QUERIES_MAX,
     show_default=True,
-    help="Use the newest so many feedbacks.",
+    help="Use only this many of the newest feedbacks.",
 )
 @click.option(
     "--since",
     metavar="TIME",
     default="",
-    help="Use feedback since then: 90m, 12h, 7d, or a date and time as 2026-01-31T08:00.",
+    help=("Use only newer feedback: 90m, 12h, 7d, or a date and time such as 2026-01-31T08:00."),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     application: str,
     policies: tuple[str, ...],
@@ -95,7 +97,7 @@ def since_of(text: str, now: float) -> float:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise InvalidInput(
-            f"--since {text!r} is no age and no date.",
+            f"--since {text!r} is neither an age nor a date.",
             hint="Write 90m, 12h, 7d, or 2026-01-31T08:00.",
         ) from None
 

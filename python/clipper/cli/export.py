@@ -13,28 +13,26 @@ from clipper.cli.server_command import ServerCommand, dry, with_server
 
 @click.group(cls=CommandGroup)
 def export() -> None:
-    """Write what other tools, or another server, read.
+    """Write files for other tools or another server.
 
     \b
-    clipper export state state.json                     models, applications and what was learned;
-    see clipper import
-    clipper export grafana > clipper-dashboard.json     import it in Grafana
-    clipper export alerts > clipper-alerts.yml          rules for Prometheus
-    clipper export openapi > clipper-openapi.json       what HTTP takes and gives, for generated
-    clients
+    clipper export state state.json                     models, applications, learned state
+    clipper export grafana > clipper-dashboard.json     a dashboard for Grafana
+    clipper export alerts > clipper-alerts.yml          alert rules for Prometheus
+    clipper export openapi > clipper-openapi.json       the HTTP interface, for code generators
     """
 
 
-@export.command()
+@export.command(short_help="Print the OpenAPI document.")
 @click.option(
     "--management",
     is_flag=True,
-    help="Of the address that manages, instead of the one that takes queries.",
+    help="Of the management address, instead of the query address.",
 )
-@click.option("--plain", is_flag=True, help="What every server has, without asking one.")
+@click.option("--plain", is_flag=True, help="Without applications; needs no server.")
 @with_server
 def openapi(command: ServerCommand, management: bool, plain: bool) -> None:
-    """OpenAPI 3.1 of the server that runs, with its applications, as JSON.
+    """Print the OpenAPI 3.1 document of the running server, with its applications, as JSON.
 
     \b
     clipper export openapi > clipper-openapi.json
@@ -48,10 +46,10 @@ def openapi(command: ServerCommand, management: bool, plain: bool) -> None:
         click.echo(json.dumps(command.server.openapi(management=management), indent=2))
 
 
-@export.command()
+@export.command(short_help="Print a Grafana dashboard.")
 def grafana() -> None:
-    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes
-    of GET /metrics.
+    """Print a Grafana dashboard as JSON: Dashboards, New, Import in Grafana. Its data are what
+    Prometheus scrapes from GET /metrics.
 
     \b
     clipper export grafana > clipper-dashboard.json
@@ -61,9 +59,9 @@ def grafana() -> None:
     click.echo(json.dumps(dashboard(), indent=2))
 
 
-@export.command()
+@export.command(short_help="Print Prometheus alert rules.")
 def alerts() -> None:
-    """Alert rules, as YAML: a file for `rule_files` of prometheus.yml.
+    """Print alert rules as YAML: a file for `rule_files` of prometheus.yml.
 
     \b
     clipper export alerts > clipper-alerts.yml
@@ -77,7 +75,7 @@ def alerts() -> None:
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @with_server
 def export_state(command: ServerCommand, file: Path) -> None:
-    """Write models, applications and what was learned into FILE, or - for stdout.
+    """Write models, applications and learned state to FILE, or - for stdout.
 
     \b
     clipper export state state.json
@@ -102,8 +100,8 @@ def export_state(command: ServerCommand, file: Path) -> None:
 @dry
 @with_server
 def import_(command: ServerCommand, file: Path, dry_run: bool) -> None:
-    """Add what `clipper export state` wrote. The models in FILE are code that will run: import only
-    from whom you trust.
+    """Add the state that `clipper export state` wrote. The models in FILE are executable code:
+    import only files that you trust.
 
     \b
     clipper import state.json

@@ -9,19 +9,19 @@ import click
 from clipper.cli.server_command import ServerCommand, table, with_server
 
 
-@click.command(short_help="List models: versions, replicas, who asks them.")
+@click.command(short_help="List models: versions, replicas, applications.")
 @click.argument("name", required=False, default="")
 @with_server
 def models(command: ServerCommand, name: str) -> None:
-    """Each version in service, of NAME alone or of all models. `*`: the one that NAME without a
-    version means.
+    """List each version in service, of NAME or of all models. `*` marks the latest version, which
+    NAME without a version refers to.
 
     \b
     clipper models
     clipper models svm -o json
     """
     rows = command.server.models(name)
-    head = ("MODEL", "", "INPUT", "REPLICAS", "ASKED BY", "WHAT")
+    head = ("MODEL", "", "INPUT", "REPLICAS", "APPLICATIONS", "SOURCE")
     lines = [
         (
             f"{row['name']}:{row['version']}",
@@ -39,10 +39,10 @@ def models(command: ServerCommand, name: str) -> None:
     )
 
 
-@click.command(short_help="Counters now.")
+@click.command(short_help="Show counters of models and applications.")
 @with_server
 def stats(command: ServerCommand) -> None:
-    """Counters of models, applications, cache and loops now; as JSON they are complete.
+    """Show counters of models and applications. With -o json, all statistics of the server.
 
     \b
     clipper stats -o json
@@ -91,14 +91,14 @@ def _what(one: dict[str, Any]) -> str:
     )
 
 
-@click.command(short_help="Who changed what, and when.")
+@click.command(short_help="List who changed what, and when.")
 @click.option(
     "-n",
     "--count",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="So many, the last ones.",
+    help="Number of changes, newest last.",
 )
 @with_server
 def history(command: ServerCommand, count: int) -> None:

@@ -14,23 +14,23 @@ import click
     type=click.Path(dir_okay=False, path_type=Path),
     default="api-keys",
     show_default=True,
-    help="http.api_keys_file of the server.",
+    help="File to add the hash to.",
 )
 @click.option(
     "--role",
     type=click.Choice(["read", "train", "manage"]),
-    help="Of a token of params.tokens_file or grpc_keys_file, for a group of workers.",
+    help="Role of a token of params.tokens_file or params.grpc_keys_file.",
 )
 def key(name: str, path: Path, role: str | None) -> None:
-    """Make a key for NAME, print it, and add its hash to a file.
+    """Create a key for NAME, print it, and add its hash to a file.
 
-    The file is the server's http.api_keys_file: with it, queries over HTTP and gRPC need
-    `Authorization: Bearer KEY`. A server that runs sees the new line within seconds; to take a key
-    away, delete its line. The key is shown this once. A file of the same kind is http.tokens_file:
-    its keys manage, and the history has their names.
+    With the file as the server's http.api_keys_file, queries over HTTP and gRPC need
+    `Authorization: Bearer KEY`. As http.tokens_file it contains management tokens, and the history
+    shows their names. A running server reads the file again within seconds; delete a line to revoke
+    its key. The key is printed only once.
 
     With --role the file is params.tokens_file or params.grpc_keys_file: `read` may pull rows,
-    `train` push and create tables too, `manage` do everything.
+    `train` may also push and create tables, `manage` may do everything.
 
     \b
     clipper key ann --file api-keys
@@ -41,7 +41,10 @@ def key(name: str, path: Path, role: str | None) -> None:
     from clipper.errors import InvalidInput
 
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
-        raise InvalidInput(f"name {name[:60]!r} of a key: one word, without blanks.")
+        raise InvalidInput(
+            f"the key name {name[:60]!r} is not one word of printable characters.",
+            hint="Example: clipper key ann --file api-keys",
+        )
     made = new_key()
     with open(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
@@ -51,6 +54,6 @@ def key(name: str, path: Path, role: str | None) -> None:
         file.write(f"{line_of(name, made, role or '')}\n")
     click.echo(made)
     click.echo(
-        f"the hash of this key is in {path}, under {name!r}; the key itself is nowhere but here",
+        f"the hash of this key is in {path}, under {name!r}; the key itself is not stored",
         err=True,
     )

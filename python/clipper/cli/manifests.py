@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clipper.deploy.manifests import Shipment
 
 
-@click.command(short_help="A model as the Dockerfile of its image.")
+@click.command(short_help="Write the image of a model.")
 @click.argument("model", metavar="NAME[:VERSION]")
 @click.argument(
     "folder", metavar="[FOLDER]", required=False, type=click.Path(file_okay=False, path_type=Path)
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--base",
     metavar="IMAGE",
     default="",
-    help="The Python image to start from.  [python:VERSION-slim-bookworm]",
+    help="Python base image.  [python:VERSION-slim-bookworm]",
 )
 @with_server
 def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: str) -> None:
@@ -98,7 +98,7 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
             "file",
             metavar="FILE",
             type=_FILE,
-            help="What a TOML file declares.  [what the server runs]",
+            help="Export what a TOML file declares.  [what the server runs]",
         ),
         click.option(
             "--redis",
@@ -106,14 +106,14 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
             help="Keep the state in Redis, which is exported too.  [in a volume]",
         ),
         click.option(
-            "--base", metavar="IMAGE", default="", help="The Python image that models start from."
+            "--base", metavar="IMAGE", default="", help="Python base image of the models."
         ),
     ):
         verb = option(verb)
     return with_server(verb)
 
 
-@click.command(short_help="All that runs, for Docker Compose.")
+@click.command(short_help="Write files for Docker Compose.")
 @_exports
 def compose(
     command: ServerCommand, folder: Path, file: Path | None, redis: bool, base: str
@@ -134,26 +134,26 @@ def compose(
     )
 
 
-@click.command("k8s", short_help="All that runs, for Kubernetes.")
+@click.command("k8s", short_help="Write manifests for Kubernetes.")
 @_exports
 @click.option(
     "--mesh",
     "store",
     metavar="STORE",
-    help="Nodes of a mesh instead, which meet at etcd://HOST:2379/PREFIX.",
+    help="Export nodes of a mesh instead, on the store etcd://HOST:2379/PREFIX.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="With --mesh: how many, at least.",
+    help="With --mesh: minimum number of nodes.",
 )
 @click.option(
     "--nodes-max",
     type=click.IntRange(0),
     default=0,
-    help="With --mesh: add up to so many, by the models' age.",
+    help="With --mesh: maximum number of nodes, for autoscaling.",
 )
 @click.option(
     "--capacity-mib",
@@ -167,60 +167,60 @@ def compose(
     type=click.IntRange(1),
     default=3600,
     metavar="S",
-    help="With --nodes-max: how long a model should stay loaded after its last use.  [3600]",
+    help=("With --nodes-max: seconds that a model should stay loaded after its last use.  [3600]"),
 )
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="WORD",
-    help="With --mesh: what the nodes are; may be repeated.",
+    help="With --mesh: label of the nodes; may be repeated.",
 )
-@click.option("--gpus", type=click.IntRange(0), default=0, help="With --mesh: of each node.")
+@click.option("--gpus", type=click.IntRange(0), default=0, help="With --mesh: GPUs of each node.")
 @click.option(
     "--shards",
     type=click.IntRange(1, 1024),
-    help="Shards of the parameter server instead: how many.",
+    help="Export this number of parameter server shards instead.",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(0, 7),
-    help="With --shards: of each, in those after it.  [params.replicas]",
+    help="With --shards: replicas of each shard.  [params.replicas]",
 )
 @click.option(
     "--memory-mib",
     type=click.IntRange(128),
     default=4096,
     show_default=True,
-    help="With --shards: of each.",
+    help="With --shards: memory of each shard.",
 )
 @click.option(
     "--storage-gib",
     type=click.IntRange(0),
     default=0,
-    help="With --shards: of each one's volume.  [by its memory]",
+    help="With --shards: size of each volume.  [by its memory]",
 )
-@click.option("--together", is_flag=True, help="With --shards: several may be on one machine.")
+@click.option("--together", is_flag=True, help="With --shards: allow several on one machine.")
 @click.option(
     "--state",
     "shared",
     metavar="URL",
     default="",
-    help="Keep the state in this Redis or etcd, which pods reach.  [in a volume]",
+    help="Keep the state in this Redis or etcd.  [in a volume]",
 )
 @click.option(
     "--servers",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="With --redis or --state: how many servers share it.",
+    help="With --redis or --state: number of servers.",
 )
 @click.option(
     "--name",
     metavar="NAME",
     default="clipper",
     show_default=True,
-    help="With which the names of all objects begin: another one for each export of a namespace.",
+    help=("Prefix of the names of all objects; use another one for each export into a namespace."),
 )
 def kubernetes(
     command: ServerCommand,
@@ -258,7 +258,7 @@ def kubernetes(
     if shards is not None:
         if store or redis or base:
             raise click.UsageError(
-                "--shards goes without --mesh, --redis and --base: shards run no models"
+                "--shards cannot be combined with --mesh, --redis or --base: shards run no models"
             )
         files = _shards(folder, file, shards, export=name, **given)
         _print_next_steps(command, folder, files, _PUSH.format(folder))
@@ -266,7 +266,8 @@ def kubernetes(
     if store is not None:
         if file or redis or base:
             raise click.UsageError(
-                "--mesh goes without --from, --redis and --base: models of a mesh have no images"
+                "--mesh cannot be combined with --from, --redis or --base: models of a mesh have no"
+                " images"
             )
         shipped = MeshShipment(
             store,
@@ -299,19 +300,23 @@ def kubernetes(
     )
 
 
-@click.command(short_help="All that runs, as a Helm chart.")
+@click.command(short_help="Write a Helm chart.")
 @click.argument("folder", type=_FOLDER)
 @click.option(
     "--from",
     "file",
     metavar="FILE",
     type=_FILE,
-    help="What a TOML file declares.  [what the server runs]",
+    help="Export what a TOML file declares.  [what the server runs]",
 )
-@click.option("--base", metavar="IMAGE", default="", help="The Python image of the models.")
-@click.option("--servers", type=click.IntRange(1), default=2, show_default=True, help="How many.")
-@click.option("--nodes", type=click.IntRange(0), default=0, help="Nodes of a mesh, too.")
-@click.option("--shards", type=click.IntRange(0), default=0, help="Shards of parameters, too.")
+@click.option("--base", metavar="IMAGE", default="", help="Python base image of the models.")
+@click.option(
+    "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
+)
+@click.option("--nodes", type=click.IntRange(0), default=0, help="Number of mesh nodes to include.")
+@click.option(
+    "--shards", type=click.IntRange(0), default=0, help="Number of parameter shards to include."
+)
 @with_server
 def chart(
     command: ServerCommand,

@@ -38,76 +38,81 @@ _COLOURS = {
 _BAR = 20  # characters of a full bar
 
 _sync = click.option(
-    "--sync", is_flag=True, help="Wait until it is done, or has failed; exit code 1 for the latter."
+    "--sync", is_flag=True, help="Wait until it is done; exit code 1 if it failed."
 )
-_owner = click.option("--owner", default="", help="Whose it is; another's is refused.")
+_owner = click.option("--owner", default="", help="Owner; an object of another owner is refused.")
 _limit = click.option(
     "-n",
     "--limit",
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="So many at most.",
+    help="Maximum number.",
 )
 
 
-@click.group(cls=CommandGroup, short_help="Many models, loaded when they are asked for.")
+@click.group(cls=CommandGroup, short_help="Manage many models that are loaded on first use.")
 def mesh() -> None:
-    """Many models over many nodes, loaded when they are asked for, and paged out when others are.
+    """Manage many models on many nodes: loaded at their first query, evicted when others need the
+    memory.
 
     \b
-    clipper mesh register m1 models/m1.onnx      known from now on; not loaded yet
+    clipper mesh register m1 models/m1.onnx      register a model; it is not loaded yet
     clipper predict m1 "[1, 2, 3]"               the first query loads it
-    clipper mesh ps                              who holds how much
-    clipper mesh explain m1                      why it is where it is
-    clipper mesh vmodel set best m1              a name that stands for m1
-    clipper mesh vmodel set best m2              and then for m2, once that is loaded
+    clipper mesh ps                              show the nodes and their memory
+    clipper mesh explain m1                      explain where m1 is, and why
+    clipper mesh vmodel set best m1              let the name `best` refer to m1
+    clipper mesh vmodel set best m2              and to m2, once that is loaded
     """
 
 
 # -- models
 
 
-@mesh.command(short_help="Make a model known.")
+@mesh.command(short_help="Register a model.")
 @click.argument("id")
 @click.argument("path")
 @click.option(
     "--type",
     "type_",
     default="",
-    help="What opens it: onnx, skops, python.  [by the path's ending]",
+    help="Type of the model: onnx, skops, python.  [by the file name]",
 )
-@click.option("--key", default="", help="What else its runtime needs to open it.")
+@click.option("--key", default="", help="Further information for the runtime that loads it.")
 @click.option(
     "--input",
     "input_",
     metavar="TYPE",
     default="",
-    help="Of one row, as f64[3].  [as it says once loaded]",
+    help="Type of one row, such as f64[3].  [from the loaded model]",
 )
-@click.option("--output-type", metavar="TYPE", default="", help="Of one output, alike.")
-@click.option("--load", is_flag=True, help="Load it now, not when it is first asked.")
-@click.option("--copies-min", type=click.IntRange(min=0), default=0, help="Never fewer copies.")
+@click.option(
+    "--output-type", metavar="TYPE", default="", help="Type of one output.  [from the loaded model]"
+)
+@click.option("--load", is_flag=True, help="Load it now, not at the first query.")
+@click.option(
+    "--copies-min", type=click.IntRange(min=0), default=0, help="Minimum number of copies."
+)
 @click.option(
     "--copies-max",
     type=click.IntRange(min=0),
     default=0,
-    help="Never more; 0: as the load asks for.",
+    help="Maximum number of copies; 0: by the load.",
 )
-@click.option("--pin", is_flag=True, help="Never page it out.")
+@click.option("--pin", is_flag=True, help="Never evict it.")
 @click.option(
     "--slo-ms",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="What queueing is held against; 0: the mesh's.",
+    help="SLO against which queueing is compared; 0: that of the mesh.",
 )
 @click.option(
     "--requires",
     metavar="LABEL",
     multiple=True,
-    help="Only on nodes with this label; several times for several.",
+    help="Only on nodes with this label; may be repeated.",
 )
-@click.option("--prefers", metavar="LABEL", multiple=True, help="Rather on nodes with this label.")
+@click.option("--prefers", metavar="LABEL", multiple=True, help="Prefer nodes with this label.")
 @_owner
 @_sync
 @dry
@@ -131,7 +136,7 @@ def register(
     sync: bool,
     dry_run: bool,
 ) -> None:
-    """Make model ID known. PATH is read where it is loaded: a file that every node sees, or
+    """Register model ID. PATH is read where it is loaded: a file that every node sees, or
     module:attribute.
 
     The same once more changes nothing; with another path, type or key it is refused.
@@ -160,12 +165,12 @@ def register(
     _show_model(command, found, sync and not dry_run, dry_run)
 
 
-@mesh.command(short_help="Forget a model.")
+@mesh.command(short_help="Unregister models.")
 @click.argument("ids", metavar="ID", nargs=-1, required=True)
 @dry
 @with_server
 def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> None:
-    """Forget models; their copies are unloaded. One that is not known is forgotten already.
+    """Unregister models and unload their copies. An unknown ID is not an error.
 
     \b
     clipper mesh unregister m1
@@ -173,13 +178,13 @@ def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> N
     mesh_client = command.server.mesh
     for id in ids:
         mesh_client.unregister(id, dry_run=dry_run)
-    text = f"{_would(dry_run)}{{}} is not known any more"
+    text = f"{_would(dry_run)}{{}} is unregistered"
     command.show(
         {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(text.format, ids))
     )
 
 
-@mesh.command(short_help="The state of a model, and of each copy.")
+@mesh.command(short_help="Show the state of a model and its copies.")
 @click.argument("id")
 @with_server
 def status(command: ServerCommand, id: str) -> None:
@@ -192,12 +197,12 @@ def status(command: ServerCommand, id: str) -> None:
     _show_model(command, command.server.mesh.status(id), must=False)
 
 
-@mesh.command(short_help="Load a model that is not loaded.")
+@mesh.command(short_help="Load a model unless it is loaded.")
 @click.argument("id")
 @_sync
 @with_server
 def ensure(command: ServerCommand, id: str, sync: bool) -> None:
-    """Have model ID loaded if it is not, as a query would; it counts as used now.
+    """Load model ID unless it is loaded, as a query would. This counts as a use.
 
     \b
     clipper mesh ensure m1 --sync
@@ -207,11 +212,11 @@ def ensure(command: ServerCommand, id: str, sync: bool) -> None:
 
 @mesh.command("ls", short_help="List models.")
 @click.argument("prefix", required=False, default="")
-@click.option("--after", metavar="ID", default="", help="Those that come after ID.")
+@click.option("--after", metavar="ID", default="", help="Only ids after ID.")
 @_limit
 @with_server
 def list_models(command: ServerCommand, prefix: str, after: str, limit: int) -> None:
-    """Models by id, those that begin with PREFIX: how they are, where, how large, when last used.
+    """List models whose ids begin with PREFIX: type, state, nodes, size, last use, last error.
 
     \b
     clipper mesh ls
@@ -241,19 +246,18 @@ def list_models(command: ServerCommand, prefix: str, after: str, limit: int) -> 
         found,
         head,
         rows,
-        "no models. To make one known: clipper mesh register ID PATH",
+        "no models. To register one: clipper mesh register ID PATH",
         more,
     )
 
 
-@mesh.command("ps", short_help="Who holds how much.")
+@mesh.command("ps", short_help="Show the nodes and their memory.")
 @with_server
 def instances(command: ServerCommand) -> None:
-    """The nodes that live: how full they are, how many models they hold, how old the least recently
-    used of those is.
+    """Show the running nodes: memory, number of models, age of the least recently used model.
 
-    When AGE is short everywhere, models push each other out: the mesh needs more memory, or another
-    node.
+    A short AGE on all nodes means that models in use evict each other: the mesh needs more memory,
+    or another node.
 
     \b
     clipper mesh ps
@@ -291,11 +295,11 @@ def instances(command: ServerCommand) -> None:
         found,
         head,
         rows,
-        "no node lives. To start one: clipper up, with [mesh] enabled = true",
+        "no node is running. To start one: clipper up, with [mesh] enabled = true",
     )
 
 
-@mesh.command(short_help="Why a model is where it is.")
+@mesh.command(short_help="Explain where a model is, and why.")
 @click.argument("id")
 @with_server
 def explain(command: ServerCommand, id: str) -> None:
@@ -314,22 +318,21 @@ def explain(command: ServerCommand, id: str) -> None:
         click.echo(f"next: {found.next}")
     best_first = sorted(found.verdicts, key=lambda verdict: (not verdict.ok, verdict.rank))
     rows = [(str(one.rank) if one.ok else "-", one.instance, one.why) for one in best_first]
-    _print_table(("rank", "node", "were a copy placed now"), rows, "no node lives")
+    _print_table(("rank", "node", "were a copy placed now"), rows, "no node is running")
     decided = [(_clock(one.time_ms), one.what, one.why) for one in found.history]
     _print_table(
         ("when", "this node did", "because"), decided, "this node has decided nothing about it"
     )
 
 
-@mesh.command(short_help="What there is, then what changes.")
+@mesh.command(short_help="List everything, then each change.")
 @click.argument("prefix", required=False, default="")
 @with_server
 def watch(command: ServerCommand, prefix: str) -> None:
-    """Models, v-models and nodes whose ids begin with PREFIX, then each change as it comes, until
-    Ctrl-C.
+    """List models, v-models and nodes whose ids begin with PREFIX, then each change, until Ctrl-C.
 
-    With -o json, an object a line; `SYNC` says that what there was has been told, `RESET` that
-    changes were missed.
+    With -o json, each line is an object. `SYNC` ends the list; `RESET` means that changes were
+    missed.
 
     \b
     clipper mesh watch
@@ -344,9 +347,9 @@ def watch(command: ServerCommand, prefix: str) -> None:
 # -- v-models
 
 
-@mesh.group(cls=CommandGroup, short_help="Names that stand for models.")
+@mesh.group(cls=CommandGroup, short_help="Manage v-models: names that refer to models.")
 def vmodel() -> None:
-    """Names that stand for models: clients ask the name while the model behind it changes.
+    """Manage v-models: clients use the name of a v-model while the model that it refers to changes.
 
     \b
     clipper mesh vmodel set best m1
@@ -355,29 +358,27 @@ def vmodel() -> None:
     """
 
 
-@vmodel.command("set", short_help="Let a name stand for a model.")
+@vmodel.command("set", short_help="Create or switch a v-model.")
 @click.argument("id")
 @click.argument("target")
-@click.option(
-    "--path", default="", help="Make TARGET known by this path; else it is known already."
-)
-@click.option("--type", "type_", default="", help="Of --path: what opens it.")
+@click.option("--path", default="", help="Register TARGET with this path first.")
+@click.option("--type", "type_", default="", help="Type of the model at --path.")
 @click.option(
     "--auto-delete",
     is_flag=True,
-    help="With --path: forget TARGET soon after no name stands for it.",
+    help="With --path: unregister TARGET soon after no v-model refers to it.",
 )
-@click.option("--update-only", is_flag=True, help="Only if there is such a name.")
-@click.option("--expected", metavar="ID", default="", help="Only if it stands for ID now.")
+@click.option("--update-only", is_flag=True, help="Fail if the v-model does not exist.")
+@click.option("--expected", metavar="ID", default="", help="Fail unless it refers to ID now.")
 @click.option(
     "--load", is_flag=True, help="Load TARGET now, even if the active model is not loaded."
 )
-@click.option("--force", is_flag=True, help="Switch at once, loaded or not.")
+@click.option("--force", is_flag=True, help="Switch at once, even if TARGET is not loaded.")
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="Only this share of the queries asks TARGET.",
+    help="Send only this share of the queries to TARGET.",
 )
 @_owner
 @_sync
@@ -399,8 +400,8 @@ def vmodel_set(
     sync: bool,
     dry_run: bool,
 ) -> None:
-    """Let ID stand for model TARGET. It switches once TARGET is loaded as the active model is; no
-    query fails.
+    """Let v-model ID refer to model TARGET. It switches when TARGET is loaded as the active model
+    is, so that no query fails.
 
     \b
     clipper mesh vmodel set best m1
@@ -427,13 +428,14 @@ def vmodel_set(
     _show_vmodel(command, found, sync and not dry_run, dry_run)
 
 
-@vmodel.command("delete")
+@vmodel.command("delete", short_help="Delete a v-model.")
 @click.argument("id")
 @_owner
 @dry
 @with_server
 def vmodel_delete(command: ServerCommand, id: str, owner: str, dry_run: bool) -> None:
-    """Delete the name ID; models made with --auto-delete that nothing else names go soon after.
+    """Delete v-model ID. Models that were set with --auto-delete, and that no other v-model refers
+    to, are unregistered soon after.
 
     \b
     clipper mesh vmodel delete best
@@ -441,17 +443,17 @@ def vmodel_delete(command: ServerCommand, id: str, owner: str, dry_run: bool) ->
     command.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
     command.show(
         {"deleted": id, "dry_run": dry_run},
-        lambda: f"{_would(dry_run)}{id} stands for nothing any more",
+        lambda: f"{_would(dry_run)}v-model {id} is deleted",
     )
 
 
-@vmodel.command("status")
+@vmodel.command("status", short_help="Show a v-model and its transition.")
 @click.argument("id")
 @_owner
 @with_server
 def vmodel_status(command: ServerCommand, id: str, owner: str) -> None:
-    """Show which model ID stands for, and the progress of a transition. Exit code 1 if there is
-    none.
+    """Show the model that v-model ID refers to, and the progress of a transition. Exit code 1 if
+    the v-model is unknown.
 
     \b
     clipper mesh vmodel status best
@@ -459,12 +461,12 @@ def vmodel_status(command: ServerCommand, id: str, owner: str) -> None:
     _show_vmodel(command, command.server.mesh.vmodel_status(id, owner), must=False)
 
 
-@vmodel.command("rollback")
+@vmodel.command("rollback", short_help="Return to the previous model.")
 @click.argument("id")
 @dry
 @with_server
 def vmodel_rollback(command: ServerCommand, id: str, dry_run: bool) -> None:
-    """Let ID stand for the model before again.
+    """Let v-model ID refer to its previous model again.
 
     \b
     clipper mesh vmodel rollback best
@@ -477,12 +479,12 @@ def vmodel_rollback(command: ServerCommand, id: str, dry_run: bool) -> None:
     )
 
 
-@vmodel.command("ls")
+@vmodel.command("ls", short_help="List v-models.")
 @click.argument("prefix", required=False, default="")
 @_limit
 @with_server
 def vmodel_list(command: ServerCommand, prefix: str, limit: int) -> None:
-    """Names by id, those that begin with PREFIX.
+    """List the v-models whose ids begin with PREFIX.
 
     \b
     clipper mesh vmodel ls
@@ -493,7 +495,7 @@ def vmodel_list(command: ServerCommand, prefix: str, limit: int) -> None:
     ]
     head = ("name", "state", "active", "target", "owner", "last error")
     _show_table(
-        command, found, head, rows, "no names. To make one: clipper mesh vmodel set ID MODEL"
+        command, found, head, rows, "no v-models. To create one: clipper mesh vmodel set ID MODEL"
     )
 
 
@@ -501,7 +503,7 @@ def vmodel_list(command: ServerCommand, prefix: str, limit: int) -> None:
 
 
 def _would(dry_run: bool) -> str:
-    return "would be: " if dry_run else ""
+    return "dry run: " if dry_run else ""
 
 
 def _show_model(
@@ -553,7 +555,7 @@ def _show_vmodel(
         _print_json(found)
     else:
         click.echo(
-            f"{_would(dry_run)}{found.id}: {_styled(found.status)}, asks {found.active}"
+            f"{_would(dry_run)}{found.id}: {_styled(found.status)}, refers to {found.active}"
             f" ({found.active_status})"
         )
         if _target(found) != "-":
@@ -563,7 +565,7 @@ def _show_vmodel(
             )
         if found.previous:
             click.echo(
-                f"  before it asked {found.previous}: clipper mesh vmodel rollback {found.id}"
+                f"  previous model {found.previous}: clipper mesh vmodel rollback {found.id}"
             )
     if must and found.status != "DEFINED":
         sys.exit(_EXIT_FAILED)

@@ -17,96 +17,113 @@ from clipper.schema import InvalidTensor, Schema
 _PROGRESS_S = 0.5
 
 
-@click.command(short_help="Start a model, or a new version of one.")
+@click.command(short_help="Deploy a model, or a new version of it.")
 @click.argument("name")
 @click.argument("target", required=False)
 @click.option(
     "--command",
     "program",
     metavar="COMMAND",
-    help="A program that is the container, instead of TARGET; it runs in this folder.",
+    help="Program to run as the container, instead of TARGET; it runs in this folder.",
 )
-@click.option("--version", type=click.IntRange(min=1), help="Its number.  [the next]")
+@click.option("--version", type=click.IntRange(min=1), help="Version number.  [the next]")
 @click.option(
     "--replicas",
-    metavar="N|LEAST-MOST",
+    metavar="N|MIN-MAX",
     default="1",
     show_default=True,
-    help="Containers; bounds follow the load.",
+    help="Number of containers; MIN-MAX scales with the load.",
 )
 @click.option(
     "--input",
     metavar="TYPE",
     default="",
-    help="Of one row, as f64[64] or str.  [as the model says]",
+    help="Type of one row, such as f64[64] or str.  [from the model]",
 )
 @click.option(
     "--schema",
     metavar="IN -> OUT",
-    help="Instead: types of named tensors as JSON, or of one tensor.",
+    help="Input and output types instead of --input; named tensors as JSON.",
 )
 @click.option(
     "--warmup",
     metavar="ROWS",
     default="",
-    help="JSON: rows it runs before it is ready.  [made-up ones]",
+    help="JSON list of rows to evaluate before it is ready.  [generated rows]",
 )
 @click.option(
     "--no-warmup",
     is_flag=True,
-    help="It runs nothing before it is ready: its calls have side effects.",
+    help="Evaluate nothing before it is ready, for calls with side effects.",
 )
 @click.option(
     "--batching",
     metavar="MODE|KEY=VALUE,..",
-    help="aimd, fit, quantile or static; or settings: cost=length,padded=true.  [the server's]",
+    help=(
+        "Mode (aimd, fit, quantile, static) or settings: cost=length,padded=true.  [the server's]"
+    ),
 )
 @click.option(
     "--code",
     metavar="DIR",
     multiple=True,
-    help="A folder that the model imports from; several times if need be.",
+    help="Folder that the model imports from; may be repeated.",
 )
 @click.option(
     "--requirements",
     metavar="FILE",
-    help="For pip: it runs in an environment of its own, with these.",
+    help="Requirements file: the model runs in its own environment with these packages.",
 )
 @click.option(
-    "--python", metavar="VERSION", default="", help="Of that environment, as 3.12.  [the server's]"
+    "--python",
+    metavar="VERSION",
+    default="",
+    help="Python version of that environment, such as 3.12.  [the server's]",
 )
 @click.option(
     "--deployer",
     type=click.Choice(["process", "docker", "podman"]),
-    help="What runs its containers.  [the server's]",
+    help="Engine that runs its containers.  [the server's]",
 )
 @click.option(
     "--memory",
     metavar="MIB",
     type=click.IntRange(min=0),
-    help="Of each container of docker or podman.  [no limit]",
+    help="Memory of each container of docker or podman.  [no limit]",
 )
 @click.option(
-    "--cpus", metavar="N", type=click.FloatRange(min=0), help="Cores of each of them.  [no limit]"
+    "--cpus",
+    metavar="N",
+    type=click.FloatRange(min=0),
+    help="Cores of each container of docker or podman.  [no limit]",
 )
-@click.option("--gpus", metavar="all|N|IDS", help="Of each of them.  [none]")
+@click.option(
+    "--gpus", metavar="all|N|IDS", help="GPUs of each container of docker or podman.  [none]"
+)
 @click.option(
     "--reads",
     metavar="TABLE=COLUMNS",
     multiple=True,
-    help="Rows of it that a prediction is made of, as taste=0,1.",
+    help="Table rows that a prediction depends on, such as taste=0,1.",
 )
 @click.option(
     "--tolerance",
     metavar="X",
     type=click.FloatRange(min=0),
-    help="How far they may move, of their norm.  [0]",
+    help=("Change of these rows, relative to their norm, that keeps predictions cached.  [0]"),
 )
 @click.option(
-    "--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for."
+    "--trust",
+    metavar="TYPE",
+    multiple=True,
+    help="Type that a .skops file may load; may be repeated.",
 )
-@click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
+@click.option(
+    "--behind",
+    is_flag=True,
+    help="Do not make it the latest version; `clipper promote` does that later.",
+)
+@click.option("--no-wait", is_flag=True, help="Return before its containers are connected.")
 @dry
 @with_server
 def deploy(
@@ -135,11 +152,12 @@ def deploy(
     no_wait: bool,
     dry_run: bool,
 ) -> None:
-    """Serve TARGET as NAME: module:attribute on the server's host, a model's file of this one,
-    or a URL that the server pulls: s3://, gs://, https:// (docs/models.md).
+    """Deploy TARGET as a new version of model NAME.
 
-    A module in this folder is found by a server on this host. The new version is the latest once it
-    runs; what links NAME without a version then asks it.
+    TARGET is module:attribute on the server's host, a model file of this host, or a URL that the
+    server pulls: s3://, gs://, https:// (docs/models.md). A server on this host also finds modules
+    in this folder. The new version becomes the latest once it runs; applications that link NAME
+    without a version then use it.
 
     \b
     clipper deploy doubler doubler:double --input "f64[3]"
@@ -150,7 +168,7 @@ def deploy(
     clipper deploy homes homes.pkl --schema '{"rooms": "i64", "city": "str"} -> f64'
     """
     if (target is None) == (program is None):
-        raise click.UsageError("Give TARGET, or a program by --command.")
+        raise click.UsageError("Give either TARGET, or a program by --command.")
     settings: dict[str, object] = {
         "replicas": bounds(replicas),
         "promote": not behind,
@@ -183,7 +201,7 @@ def deploy(
 def _sides(schema: str, input: str) -> dict[str, str]:
     """Parse `inputs -> outputs`."""
     if input:
-        raise click.BadParameter("give this or --input, not both.", param_hint="--schema")
+        raise click.BadParameter("it cannot be combined with --input.", param_hint="--schema")
     try:
         found = Schema.parse(schema)
     except InvalidTensor as error:
@@ -196,9 +214,11 @@ def _rows(text: str) -> list[object]:
     try:
         rows = json.loads(text)
     except ValueError as error:
-        raise click.BadParameter(f"this is no JSON: {error}", param_hint="--warmup") from None
+        raise click.BadParameter(f"this is not JSON: {error}", param_hint="--warmup") from None
     if not isinstance(rows, list):
-        raise click.BadParameter("write a list of rows, as [[1.0, 2.0]].", param_hint="--warmup")
+        raise click.BadParameter(
+            "it is not a list of rows, such as [[1.0, 2.0]].", param_hint="--warmup"
+        )
     return rows
 
 
@@ -211,7 +231,7 @@ def _batching(text: str) -> str | dict[str, object]:
         key, equals, value = part.partition("=")
         if not equals:
             raise click.BadParameter(
-                f"{part!r}: write KEY=VALUE, as cost=length.", param_hint="--batching"
+                f"{part!r} is not KEY=VALUE, such as cost=length.", param_hint="--batching"
             )
         try:
             found[key.strip()] = json.loads(value)
@@ -225,7 +245,7 @@ def _columns(text: str) -> tuple[str, list[int]]:
     table, _, columns = text.rpartition("=")
     if not table or not all(part.strip().isdecimal() for part in columns.split(",")):
         raise click.BadParameter(
-            f"{text!r}: write TABLE=COLUMNS, as taste=0,1.", param_hint="--reads"
+            f"{text!r} is not TABLE=COLUMNS, such as taste=0,1.", param_hint="--reads"
         )
     return table, [int(part) for part in columns.split(",")]
 
@@ -280,13 +300,13 @@ def home_of(target: str) -> list[str]:
     "--app",
     "application",
     metavar="APP",
-    help="For this application alone: it links that very version.",
+    help="Link only this application to the version.",
 )
 @dry
 @with_server
 def promote(command: ServerCommand, model: str, application: str | None, dry_run: bool) -> None:
-    """Make NAME:VERSION what NAME means, from the next query on, until another is deployed or
-    promoted.
+    """Make NAME:VERSION the latest version, which NAME without a version refers to, until another
+    one is deployed or promoted.
 
     \b
     clipper promote svm:2
@@ -294,12 +314,12 @@ def promote(command: ServerCommand, model: str, application: str | None, dry_run
     command.show_change(command.server.promote(model, application, dry_run=dry_run))
 
 
-@click.command(short_help="Go back to the version before.")
+@click.command(short_help="Make the previous version the latest again.")
 @click.argument("name")
 @dry
 @with_server
 def rollback(command: ServerCommand, name: str, dry_run: bool) -> None:
-    """Make the version before NAME's latest the latest: the highest below it that is in service.
+    """Make the next lower version of NAME that is in service the latest.
 
     \b
     clipper rollback svm
@@ -307,13 +327,14 @@ def rollback(command: ServerCommand, name: str, dry_run: bool) -> None:
     command.show_change(command.server.rollback(name, dry_run=dry_run))
 
 
-@click.command(short_help="Change how many containers run a model.")
+@click.command(short_help="Set the number of containers of a model.")
 @click.argument("model")
-@click.argument("replicas", metavar="N|LEAST-MOST")
+@click.argument("replicas", metavar="N|MIN-MAX")
 @dry
 @with_server
 def scale(command: ServerCommand, model: str, replicas: str, dry_run: bool) -> None:
-    """Run N containers of MODEL, or as many of LEAST to MOST as the load asks for.
+    """Run N containers of MODEL, or between MIN and MAX depending on the load. Containers that
+    failed are started again.
 
     \b
     clipper scale svm 2
@@ -322,13 +343,15 @@ def scale(command: ServerCommand, model: str, replicas: str, dry_run: bool) -> N
     command.show_change(command.server.scale(model, bounds(replicas), dry_run=dry_run))
 
 
-@click.command(short_help="Take a version out of service for good.")
+@click.command(short_help="Drain and remove a version.")
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Even if an application asks it: it is unlinked.")
+@click.option(
+    "--force", is_flag=True, help="Retire it even if applications use it; they are unlinked."
+)
 @dry
 @with_server
 def retire(command: ServerCommand, model: str, force: bool, dry_run: bool) -> None:
-    """Drain and stop a version of MODEL; its number is never used again.
+    """Drain and stop a version of MODEL. Its number is never used again.
 
     \b
     clipper retire svm:1

@@ -30,37 +30,39 @@ _EXIT_GIVEN_UP: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
 
 
-@click.command(short_help="Serve the models of a mesh, as one node of it.")
+@click.command(short_help="Run a node of a mesh.")
 @click.argument(
     "file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path)
 )
 @click.option(
     "--store",
     metavar="URL",
-    help="Where the nodes of this mesh meet: etcd://, redis://, sqlite:FILE.",
+    help="Store that the nodes of this mesh share: etcd://, redis://, sqlite:FILE.",
 )
 @click.option(
     "--peers",
     metavar="ADDRESS",
-    help="Where other nodes talk to this one: tcp:HOST:PORT; instead of mesh.peers.",
+    help="Address for other nodes, tcp:HOST:PORT; replaces mesh.peers.",
 )
 @click.option(
-    "--name", metavar="NAME", help="Of this node, the same at each start; instead of mesh.name."
+    "--name", metavar="NAME", help="Name of this node, the same at each start; replaces mesh.name."
 )
 @click.option(
     "--advertise",
     metavar="HOST",
-    help="By which others reach this node; instead of mesh.advertise.",
+    help="Host by which other nodes reach this one; replaces mesh.advertise.",
 )
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="WORD",
-    help="What this node is, gpu say; may be repeated.",
+    help="Label of this node, such as gpu; may be repeated.",
 )
 @click.option(
-    "--zone", metavar="ZONE", help="Copies of a model are spread over zones; instead of mesh.zone."
+    "--zone",
+    metavar="ZONE",
+    help="Zone of this node; copies are spread over zones. Replaces mesh.zone.",
 )
 @click.option(
     "--capacity-mib",
@@ -69,16 +71,18 @@ _PR_SET_PDEATHSIG: Final = 1
     help="Memory for models.  [half of what it may use]",
 )
 @click.option(
-    "--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address."
+    "--http", metavar="HOST:PORT", help="Address for queries over HTTP; replaces http.address."
 )
 @click.option(
-    "--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address."
+    "--grpc", metavar="HOST:PORT", help="Address for queries over gRPC; replaces grpc.address."
 )
 @click.option(
-    "--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin."
+    "--admin", metavar="HOST:PORT", help="Address for management over HTTP; replaces http.admin."
 )
 @click.option(
-    "--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure."
+    "--insecure",
+    is_flag=True,
+    help="Accept queries from other hosts without keys, as http.insecure.",
 )
 @click.option(
     "--end-with-parent",
@@ -87,12 +91,12 @@ _PR_SET_PDEATHSIG: Final = 1
     help="Leave when the thread that started this ends.",
 )
 def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any) -> None:
-    """Serve the models of a mesh until SIGTERM or Ctrl-C. Nodes that share a store are one mesh:
-    any of them takes any query, loads what is asked, and asks another that has it.
+    """Run a node of a mesh until SIGTERM or Ctrl-C. Nodes that share a store form one mesh: each
+    accepts every query, and loads the model or forwards the query to a node that has it.
 
-    FILE is a TOML file with further settings. The line `ready` says that models can be loaded here.
-    At the end, models that were used lately are loaded elsewhere first, for up to mesh.drain_s
-    seconds, while queries go on; a second Ctrl-C does not wait.
+    FILE is a TOML file with further settings. The line `ready` means that models can be loaded
+    here. At the end, recently used models are first loaded elsewhere, for up to mesh.drain_s
+    seconds, while queries continue; a second Ctrl-C does not wait.
 
     \b
     clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 10.0.0.1:8000
@@ -176,8 +180,7 @@ def _configured(file: Path | None, given: dict[str, Any]) -> "Config":
     )  # protected by a token: see _reachable
     if config.server.state in ("", "memory", "memory://"):
         raise click.UsageError(
-            "the nodes of a mesh meet in a store: --store etcd://HOST:2379, or sqlite:FILE on one"
-            " host"
+            "the nodes of a mesh need a store: --store etcd://HOST:2379, or sqlite:FILE on one host"
         )
     return _reachable(_apart(config))
 
@@ -191,8 +194,7 @@ def _apart(config: "Config") -> "Config":
         return config
     if not config.mesh.name:
         raise click.UsageError(
-            "nodes that share a file have a name each, by which their folders are kept apart:"
-            " --name a"
+            "nodes that share a SQLite file need different names, for their folders: --name a"
         )
     folder = Path(file.removeprefix("//")).absolute().parent / f"node-{config.mesh.name}"
     return replace(config, server=replace(config.server, folder=str(folder)))
@@ -205,7 +207,7 @@ def _check_peers(peers: str) -> None:
         kind == "tcp" and colon and host and port.isdecimal() and int(port) <= 65535
     ):
         raise click.UsageError(
-            f"--peers {peers!r}: expected tcp:HOST:PORT (port 0 takes any free one) or unix:/path"
+            f"--peers {peers!r}: expected tcp:HOST:PORT (port 0: any free port) or unix:/path"
         )
 
 

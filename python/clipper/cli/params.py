@@ -28,9 +28,10 @@ _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@click.group(cls=CommandGroup, short_help="Tables of parameters, on processes of their own.")
+@click.group(cls=CommandGroup, short_help="Run a parameter server, and manage its tables.")
 def params() -> None:
-    """Shards that keep tables of parameters: trained and served at once.
+    """Run a parameter server: shards that hold tables of parameters, which are trained and served
+    at the same time.
 
     \b
     clipper params up --shards 4 --replicas 1
@@ -43,9 +44,9 @@ def _of_folder(verb: Callable[..., None]) -> Callable[..., None]:
     option = click.option(
         "--folder",
         type=_FOLDER,
-        help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+        help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
     )
-    return option(click.option("--json", "as_json", is_flag=True, help="Print as JSON.")(verb))
+    return option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
 
 
 def _folder(given: Path | None) -> Path:
@@ -65,32 +66,32 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
             default="auto",
             show_default=True,
             metavar="HOST:PORT",
-            help="Of the Ray cluster.",
+            help="Address of the Ray cluster.",
         ),
         click.option(
             "--name",
             default="params",
             show_default=True,
-            help="On Ray: the actors are NAME-0 and so on.",
+            help="On Ray: the actors are NAME-0, NAME-1, ...",
         ),
         click.option(
             "--on",
             "engine",
             type=click.Choice(["ray"]),
-            help="The engine that starts them.  [this command]",
+            help="Engine that runs the shards.  [this command]",
         ),
     ):
         verb = option(verb)
     return verb
 
 
-@params.command(short_help="Start a set of shards, and keep it running.")
+@params.command(short_help="Run a set of shards.")
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
-@click.option("--shards", type=click.IntRange(1, 1024), help="Processes.  [params.shards]")
+@click.option("--shards", type=click.IntRange(1, 1024), help="Number of shards.  [params.shards]")
 @click.option(
     "--replicas",
     type=click.IntRange(0, 7),
-    help="Of each shard, in those after it.  [params.replicas]",
+    help="Replicas of each shard.  [params.replicas]",
 )
 @click.option(
     "--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]"
@@ -98,33 +99,40 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--durability",
     type=click.Choice(["memory", "disk"]),
-    help="disk: pushes are synced to a log.  [params.durability]",
-)
-@click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
-@click.option(
-    "--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]"
+    help="disk: each push is synced to a log.  [params.durability]",
 )
 @click.option(
-    "--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]"
+    "--folder",
+    type=_FOLDER,
+    help="Folder of addresses, epochs, logs and snapshots.  [params.folder]",
 )
+@click.option(
+    "--address",
+    metavar="unix|HOST:PORT",
+    help="Address; shard i listens at PORT + i.  [params.address]",
+)
+@click.option("--metrics", metavar="HOST:PORT", help="Address of GET /metrics.  [params.metrics]")
 @click.option(
     "--grpc",
     metavar="HOST:PORT",
-    help="Shard i has the document's gRPC service at PORT + i.  [params.grpc]",
+    help="Address of gRPC; shard i listens at PORT + i.  [params.grpc]",
 )
 @_on_ray
 @click.option(
-    "--together", is_flag=True, help="On Ray: a shard and its replica may be on one machine."
+    "--together", is_flag=True, help="On Ray: allow a shard and its replica on one machine."
 )
 @click.option(
-    "--cpus", type=click.FloatRange(0), default=1.0, help="On Ray: set aside for each shard.  [1]"
+    "--cpus",
+    type=click.FloatRange(0),
+    default=1.0,
+    help="On Ray: cores reserved for each shard.  [1]",
 )
 @click.option(
     "--wait",
     "within_s",
     type=click.FloatRange(1),
     default=120.0,
-    help="On Ray: seconds until all serve.  [120]",
+    help="On Ray: seconds to wait until all serve.  [120]",
 )
 def up(
     file: Path | None,
@@ -136,12 +144,12 @@ def up(
     within_s: float,
     **given: Any,
 ) -> None:
-    """Start shards as processes, and start again those that end, until this command ends.
+    """Start shards as processes, and restart those that end, until this command ends.
 
-    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there. With
-    `--on ray` the shards are on the machines of a Ray cluster, and go on when this command has
-    ended; --folder is then on a share. `--ray-address local` tries it in a Ray of this command
-    alone.
+    FILE is a TOML file with a section [params]; default: clipper.toml of this folder, if it exists.
+    With `--on ray` the shards run on the machines of a Ray cluster and continue after this command
+    has ended; --folder must then be on shared storage. `--ray-address local` tries it in a
+    temporary Ray cluster.
 
     \b
     clipper params up --shards 4 --replicas 1 --folder shop
@@ -162,8 +170,8 @@ def up(
     if engine:
         if settings.metrics:
             raise click.UsageError(
-                "metrics goes without --on ray: clipper params metrics --listen HOST:PORT"
-                " --folder ..."
+                "--metrics cannot be combined with --on ray; instead: clipper params metrics"
+                " --listen HOST:PORT --folder ..."
             )
         from clipper.cli.params_on_ray import up_on_ray
 
@@ -214,7 +222,7 @@ def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]
         reading.close()
 
 
-@params.command(short_help="What each shard has, and how it does.")
+@params.command(short_help="Show the shards: rows, pushes, replicas.")
 @_of_folder
 def ps(folder: Path | None, as_json: bool) -> None:
     """Show each shard: its rows, pushes, replicas, and the snapshots of the set.
@@ -243,17 +251,19 @@ def ps(folder: Path | None, as_json: bool) -> None:
     _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
 
 
-@params.command(short_help="What shards count, for Prometheus.")
+@params.command(short_help="Print or serve the metrics of the shards.")
 @click.option(
-    "--listen", metavar="HOST:PORT", help="Serve them there, GET /metrics.  [print them once]"
+    "--listen",
+    metavar="HOST:PORT",
+    help="Serve them at GET /metrics of this address.  [print them once]",
 )
 @click.option(
     "--folder",
     type=_FOLDER,
-    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
 )
 def metrics(folder: Path | None, listen: str | None) -> None:
-    """Print the metrics of all shards of a set, or serve them, whoever runs it.
+    """Print the metrics of all shards of a set, or serve them.
 
     \b
     clipper params metrics --folder shop
@@ -277,26 +287,24 @@ def metrics(folder: Path | None, listen: str | None) -> None:
         select.select([ends], [], [])
 
 
-@params.command(short_help="What each shard does, live.")
+@params.command(short_help="Show what each shard does, live.")
 @click.option(
     "--every",
     "every_s",
     type=click.FloatRange(0.05, 3600),
     default=2.0,
     show_default=True,
-    help="Seconds.",
+    help="Seconds between updates.",
 )
-@click.option(
-    "--times", type=click.IntRange(1), help="So often, and then end.  [until it is ended]"
-)
+@click.option("--times", type=click.IntRange(1), help="Number of updates.  [until Ctrl-C]")
 @click.option(
     "--folder",
     type=_FOLDER,
-    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
 )
 def top(folder: Path | None, every_s: float, times: int | None) -> None:
-    """Show each shard again and again: rows asked for and pushed a second, how many were there, how
-    old gradients are, how far replicas are behind, and its share of the work.
+    """Show each shard repeatedly: rows pulled and pushed per second, the share of pulled ids that
+    have a row, the age of gradients, the lag of replicas, and its share of the work.
 
     \b
     clipper params top --folder shop
@@ -320,7 +328,7 @@ def top(folder: Path | None, every_s: float, times: int | None) -> None:
         reader.close()
 
 
-@params.command(short_help="Rows of a table, by their ids.")
+@params.command(short_help="Print rows of a table by id.")
 @click.argument("table")
 @click.argument("ids", nargs=-1, required=True, type=int)
 @_of_folder
@@ -344,8 +352,10 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
 @params.command(short_help="Create a table.")
 @click.argument("table")
 @click.argument("dim", type=click.IntRange(1))
-@click.option("--dtype", default="f32", help="Of stored weights: f32, f16, bf16 or i8.  [f32]")
-@click.option("--optimizer", default="adagrad", help="Such as adam.  [adagrad]")
+@click.option(
+    "--dtype", default="f32", help="Type of the stored weights: f32, f16, bf16 or i8.  [f32]"
+)
+@click.option("--optimizer", default="adagrad", help="Optimizer, such as adam.  [adagrad]")
 @click.option(
     "--set",
     "settings",
@@ -353,9 +363,13 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
     metavar="NAME=NUMBER",
     help="A setting of the optimizer, such as rate=0.01.",
 )
-@click.option("--initializer", default="uniform", help="Such as normal or zeros.  [uniform]")
-@click.option("--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Of one shard.")
-@click.option("--evicts", is_flag=True, help="A full table drops its oldest row.")
+@click.option(
+    "--initializer", default="uniform", help="Initial values, such as normal or zeros.  [uniform]"
+)
+@click.option(
+    "--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Maximum of one shard."
+)
+@click.option("--evicts", is_flag=True, help="Drop the oldest row of a full table.")
 @_of_folder
 def create(
     table: str,
@@ -365,8 +379,8 @@ def create(
     as_json: bool,
     **given: object,
 ) -> None:
-    """Create TABLE with rows of DIM floats on all shards. One that exists with the same settings
-    stays as it is.
+    """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
+    nothing changes.
 
     \b
     clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
@@ -387,11 +401,15 @@ def create(
     metavar="NAME=NUMBER",
     help="A setting of the optimizer, such as rate=0.01.",
 )
-@click.option("--rows-max", type=click.IntRange(1), help="Of one shard.")
-@click.option("--evicts/--no-evicts", default=None, help="A full table drops its oldest row.")
-@click.option("--expire-s", type=click.IntRange(0), help="Rows unused for so long go.  [0: never]")
-@click.option("--quota-rows", type=click.IntRange(0), help="Of one shard.  [0: none]")
-@click.option("--quota-bytes", type=click.IntRange(0), help="Of one shard.  [0: none]")
+@click.option("--rows-max", type=click.IntRange(1), help="Maximum of one shard.")
+@click.option("--evicts/--no-evicts", default=None, help="Drop the oldest row of a full table.")
+@click.option(
+    "--expire-s",
+    type=click.IntRange(0),
+    help="Seconds after which unused rows are dropped; 0: never.",
+)
+@click.option("--quota-rows", type=click.IntRange(0), help="Quota of one shard; 0: none.")
+@click.option("--quota-bytes", type=click.IntRange(0), help="Quota of one shard; 0: none.")
 @_of_folder
 def alter(
     table: str,
@@ -404,7 +422,7 @@ def alter(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Change settings of TABLE on all shards. Workers go on.
+    """Change settings of TABLE on all shards. Workers continue.
 
     \b
     clipper params alter users --set rate=0.001 --folder shop
@@ -427,8 +445,8 @@ def alter(
 @click.argument("table")
 @_of_folder
 def drop(table: str, folder: Path | None, as_json: bool) -> None:
-    """Remove TABLE with its rows from shards and replicas. Its name may be used again at once.
-    Snapshots from before have it until they are deleted.
+    """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
+    Earlier snapshots contain it until they are deleted.
 
     \b
     clipper params drop users-before --folder shop
@@ -442,13 +460,13 @@ def drop(table: str, folder: Path | None, as_json: bool) -> None:
 @params.command(short_help="Remove rows of a table.")
 @click.argument("table")
 @click.argument("ids", nargs=-1, type=int)
-@click.option("--file", type=_FILE, help="With one id a line.")
+@click.option("--file", type=_FILE, help="File with one id per line.")
 @_of_folder
 def erase(
     table: str, ids: tuple[int, ...], file: Path | None, folder: Path | None, as_json: bool
 ) -> None:
-    """Remove rows of TABLE from shards and replicas. A whole snapshot afterwards does not have
-    them; earlier snapshots do, until they are deleted.
+    """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
+    earlier snapshots do, until they are deleted.
 
     \b
     clipper params erase users 3 17 --folder shop
@@ -479,11 +497,11 @@ def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
 @params.command("import", short_help="Read rows of a table from a file.")
 @click.argument("table")
 @click.argument("path", type=_FILE)
-@click.option("--create", is_flag=True, help="Make the table, as wide as the rows.")
+@click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
 @_of_folder
 def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: bool) -> None:
-    """Write the rows of PATH into TABLE, over those of the same ids. An .npy file has rows alone,
-    for the ids 0, 1, 2 and so on.
+    """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
+    with the ids 0, 1, 2 and so on.
 
     \b
     clipper params import words glove.npy --create --folder shop
@@ -499,7 +517,7 @@ def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: 
 @click.argument("name")
 @_of_folder
 def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
-    """Make a table NAME that has what TABLE has: settings, rows, and their state.
+    """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
 
     \b
     clipper params copy users users-before --folder shop
@@ -510,8 +528,10 @@ def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
     _show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
 
 
-@params.command(short_help="Write all of a running set to disk.")
-@click.option("--whole", is_flag=True, help="Not only what has changed since the last.")
+@params.command(short_help="Write a snapshot of a running set.")
+@click.option(
+    "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
+)
 @_of_folder
 def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     """Take a snapshot of every shard, under one number.
@@ -532,20 +552,23 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     )
 
 
-@params.command(short_help="Go back to a snapshot.")
+@params.command(short_help="Restore a snapshot.")
 @click.option(
     "--from",
     "source",
     type=_FOLDER,
-    help="Another set's folder, or its snapshots.  [this set's own]",
+    help="Folder of another set, or of its snapshots.  [this set]",
 )
 @click.option(
-    "--number", type=click.IntRange(1), default=0, help="Which one.  [the newest that is complete]"
+    "--number",
+    type=click.IntRange(1),
+    default=0,
+    help="Number of the snapshot.  [the newest complete one]",
 )
 @_of_folder
 def restore(folder: Path | None, as_json: bool, source: Path | None, number: int) -> None:
-    """Make a snapshot what the shards of a set that does not run read when it next starts. Newer
-    ones are set aside.
+    """Select the snapshot that the shards of a stopped set read at their next start. Newer
+    snapshots are set aside.
 
     \b
     clipper params restore --folder shop --number 12
@@ -565,7 +588,7 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
 @params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
 @_of_folder
 def begin_anew(folder: Path | None, as_json: bool) -> None:
-    """Let shards that came back without a copy and a snapshot continue without data.
+    """Let shards that restarted without a replica and a snapshot continue without data.
 
     Other shards are not affected. Workers push their variables again; rows start untrained.
 
@@ -583,14 +606,17 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     )
 
 
-@params.command(short_help="Change how many shards a set has.")
+@params.command(short_help="Change the number of shards.")
 @click.option(
-    "--shards", type=click.IntRange(1, 1024), required=True, help="From the next start on."
+    "--shards",
+    type=click.IntRange(1, 1024),
+    required=True,
+    help="Number of shards at the next start.",
 )
 @_of_folder
 def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
-    """Change how many shards a set that does not run has: each will read all parts of the last
-    snapshots, and keep what is its.
+    """Change the number of shards of a set that does not run. At its next start, each shard reads
+    its part of the last snapshots.
 
     \b
     clipper params down --folder shop
@@ -608,14 +634,14 @@ def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
     _show({"shards": shards, "number": result}, as_json, text)
 
 
-@params.command(short_help="End the set that `clipper params up` began.")
+@params.command(short_help="Stop the shards that `clipper params up` started.")
 @click.option(
     "--wait",
     "wait_s",
     type=click.FloatRange(0, 3600),
     default=60.0,
     show_default=True,
-    help="Seconds, for its end.",
+    help="Seconds to wait for the end.",
 )
 @_on_ray
 @_of_folder
@@ -627,8 +653,8 @@ def down(
     name: str,
     ray_address: str,
 ) -> None:
-    """End the shards, with a snapshot of all, and wait until they are gone. Exit code 1 when they
-    are still there after --wait.
+    """Take a snapshot, stop the shards and wait until they have ended. Exit code 1 if they still
+    run after --wait.
 
     \b
     clipper params down --folder shop
@@ -645,34 +671,38 @@ def down(
     place = _folder(folder)
     pid = supervisor_of(place)
     if not pid:
-        raise NoServer(f"no set of shards runs in {place}.", hint="clipper params up --folder ...")
-    end_process(pid, wait_s, f"process {pid} is still there after {wait_s:g} s")
+        raise NoServer(
+            f"no set of shards runs in {place}.",
+            hint="To start one: clipper params up --folder ...",
+        )
+    end_process(pid, wait_s, f"process {pid} still runs after {wait_s:g} s")
     _show({"pid": pid}, as_json, f"ended the shards of {place} (process {pid})")
 
 
-@params.command(short_help="Be one shard of a set.")
+@params.command(short_help="Run one shard of a set.")
 @click.argument("number")
 @click.option(
     "--folder",
     type=_FOLDER,
-    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
 )
 @click.option(
-    "--keep", type=_FOLDER, help="Where its epoch and its snapshots go.  [the folder of the set]"
+    "--keep", type=_FOLDER, help="Folder of its epoch and snapshots.  [the folder of the set]"
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where it listens, if not at its address in shards.json; port 0: any "
-    "free one, which it writes there.",
+    help=("Address instead of that in shards.json; port 0: any free port, which it writes there."),
 )
 @click.option(
     "--alive",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Touch it while it answers, and FILE.ready while it serves and its replicas are whole.",
+    help=(
+        "Touch FILE while it answers, and FILE.ready while it serves and its replicas are complete."
+    ),
 )
-@click.option("--metrics", metavar="HOST:PORT", help="GET /metrics of this shard, for Prometheus.")
+@click.option("--metrics", metavar="HOST:PORT", help="Address of GET /metrics of this shard.")
 @click.option(
     "--end-with-parent",
     is_flag=True,
@@ -688,8 +718,8 @@ def shard(
     end_with_parent: bool,
     metrics: str | None,
 ) -> None:
-    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for
-    supervisors of your own. NUMBER may be a name that ends in it.
+    """Run shard NUMBER of the set that shards.json in its folder describes, until a signal: for
+    your own supervisor. NUMBER may be a name that ends with the number.
 
     \b
     clipper params shard 0 --folder shop
@@ -705,7 +735,7 @@ def shard(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     digits = re.search(r"[0-9]+$", number)
     if digits is None:
-        raise click.BadParameter(f"{number!r} does not end in a number", param_hint="NUMBER")
+        raise click.BadParameter(f"{number!r} does not end with a number", param_hint="NUMBER")
     if end_with_parent:
         die_with(os.getppid())
     root = _folder(folder).absolute()

@@ -62,7 +62,8 @@ def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
     actors = shards_of(ray, name)
     if not actors:
         raise NoServer(
-            f"no set {name!r} runs on that Ray cluster.", hint="clipper params up --on ray ..."
+            f"no set {name!r} runs on that Ray cluster.",
+            hint="To start one: clipper params up --on ray ...",
         )
     try:
         snapshot_all(*addresses_in(folder), folder)

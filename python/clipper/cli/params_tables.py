@@ -44,7 +44,7 @@ def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise click.BadParameter(f"{one!r}: write NAME=NUMBER, such as rate=0.01.")
+            raise click.BadParameter(f"{one!r} is not NAME=NUMBER, such as rate=0.01.")
     return found
 
 
@@ -60,7 +60,9 @@ def alter(
         changes["optimizer_settings"] = optimizer
     changes |= {key: value for key, value in given.items() if value is not None}
     if not changes:
-        raise click.UsageError("nothing to change: --set, --rows-max, --quota-rows ...")
+        raise click.UsageError(
+            "nothing to change: give --set, --rows-max, --quota-rows or another option."
+        )
     with client_of(folder) as client:
         found: dict[str, object] = msgspec.to_builtins(client.alter(table, **changes))
     return found
@@ -79,9 +81,9 @@ def erase(folder: Path, table: str, ids: tuple[int, ...], file: Path | None) -> 
         try:
             each += [int(line) for line in file.read_text().split()]
         except ValueError as error:
-            raise click.BadParameter(f"{file}: {error}; write one id a line.") from None
+            raise click.BadParameter(f"{file}: {error}; write one id per line.") from None
     if not each:
-        raise click.UsageError("no ids: name them, or --file with one a line.")
+        raise click.UsageError("no ids: give IDS, or --file with one id per line.")
     with client_of(folder) as client:
         return client.erase(table, each)
 

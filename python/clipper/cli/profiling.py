@@ -22,20 +22,24 @@ if TYPE_CHECKING:
 _FILES = (".onnx", ".skops")
 
 
-@click.command(short_help="Measure a model by batch size; say what an SLO needs.")
+@click.command(short_help="Measure a model by batch size, and advise for an SLO.")
 @click.argument("model", metavar="MODEL|TARGET")
 @click.option(
-    "--slo-ms", type=click.FloatRange(0.01, 1e6), help="Say which batches and replicas keep it."
+    "--slo-ms",
+    type=click.FloatRange(0.01, 1e6),
+    help="Recommend batch size and replicas for this SLO.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(0.1, 1e9), help="Rows a second, for how many replicas."
+    "--rate",
+    type=click.FloatRange(0.1, 1e9),
+    help="Recommend the number of replicas for this many rows per second.",
 )
 @click.option(
     "--batch-max",
     type=click.IntRange(1, 4096),
     default=512,
     show_default=True,
-    help="The largest batch.",
+    help="Largest batch.",
 )
 @click.option(
     "--for",
@@ -43,7 +47,7 @@ _FILES = (".onnx", ".skops")
     callback=seconds_of,
     default="1s",
     show_default=True,
-    help="How long, each size.",
+    help="Duration of each size.",
 )
 @click.option(
     "--input",
@@ -51,18 +55,18 @@ _FILES = (".onnx", ".skops")
     default="random",
     show_default=True,
     metavar="random|FILE|JSON",
-    help="The rows.",
+    help="Rows to evaluate.",
 )
 @click.option(
     "--type",
     "type_",
     metavar="TYPE",
     default="",
-    help="Of one row, as f64[64].  [as the model says]",
+    help="Type of one row, such as f64[64].  [from the model]",
 )
-@click.option("--code", metavar="DIR", multiple=True, help="A folder that TARGET imports from.")
+@click.option("--code", metavar="DIR", multiple=True, help="Folder that TARGET imports from.")
 @click.option(
-    "--seen", is_flag=True, help="What the running server has seen, instead of measuring."
+    "--seen", is_flag=True, help="Use the running server's own batches instead of measuring."
 )
 @click.option(
     "--html", "html_", metavar="FILE.html", help="Write a page with a chart; it needs no network."
@@ -86,10 +90,10 @@ def profile(
     """Measure how long MODEL takes for batches of 1, 2, 4, ... rows, fit a line, and recommend a
     batch size and replicas for an SLO and a rate.
 
-    MODEL is one that a running server serves, or a TARGET as `clipper deploy` takes:
-    module:attribute, .onnx or .skops file. It runs in a container of its own, beside whatever the
-    server does: on a busy machine it is slower. With --seen, or where the model cannot be started
-    here, the figures are those that the server has seen of its own batches.
+    MODEL is a model of a running server, or a TARGET as for `clipper deploy`: module:attribute,
+    .onnx or .skops file. It runs in its own container; other load on the machine makes it slower.
+    With --seen, or if the model cannot be started here, the figures are those of the server's own
+    batches.
 
     \b
     clipper profile digits:predict --type "f64[64]"
@@ -102,7 +106,7 @@ def profile(
     for path in (html_, png):
         if path and not Path(path).absolute().parent.is_dir():
             raise InvalidInput(
-                f"there is no folder for {path}.", hint="Make it, or name another file."
+                f"there is no folder for {path}.", hint="Create the folder, or name another file."
             )
     if png:
         from clipper.demo.picture import check
@@ -113,8 +117,8 @@ def profile(
     )
     if not points:
         raise ClipperError(
-            f"the server has seen no batch of {model!r} yet.",
-            hint="Ask it first: clipper bench APP",
+            f"the server has not evaluated a batch of {model!r} yet.",
+            hint="Send queries first: clipper bench APP",
         )
     line = measuring.fit_latency(points)
     found = measuring.advice(model, points, slo_ms, rate or 0.0) if slo_ms else None
@@ -167,8 +171,8 @@ def _points(
             )
     elif seen:
         raise InvalidInput(
-            f"--seen is of a model that a server serves, not of {model!r}.",
-            hint="See clipper models.",
+            f"--seen needs a model of the running server, and {model!r} is none.",
+            hint="To list the models: clipper models",
         )
     else:
         places = places or tuple(home_of(target))
@@ -185,7 +189,7 @@ def _points(
         )
     return (
         found,
-        f"measured in a container of its own{f', as {version} is deployed' if version else ''}",
+        f"measured in its own container{f', as {version} is deployed' if version else ''}",
     )
 
 

@@ -10,47 +10,47 @@ from clipper.cli.end_process import end_process
 from clipper.cli.up import file_or_default
 from clipper.errors import ClipperError, InvalidInput, NoServer
 
-_MODEL = '''"""A first model: change it, or write your own beside it. `clipper up` serves what clipper.toml names."""
+_MODEL = '''"""A first model. `clipper up` serves what clipper.toml names."""
 
 import numpy as np
 
 
 def total(rows):
-    """rows: an array of shape (n, 3), for n queries that came at about the same time. One output for each."""
+    """rows: an array of shape (n, 3), one row per query of the batch. Returns n outputs."""
     return np.asarray(rows).sum(axis=1)
-'''  # noqa: E501
+'''
 _TOML = """# clipper up                                 serves this file
-# clipper predict total "[1, 2, 3]"          asks it
-# clipper config show                        every setting there is, with its unit and default
+# clipper predict total "[1, 2, 3]"          sends a query
+# clipper config show                        lists every setting, with its unit and default
 
 [server]
-state = ".clipper"                # what is deployed and learned is kept here
+state = ".clipper"                # folder of what is deployed and learned
 
 [http]
 address = "127.0.0.1:8000"        # queries: curl localhost:8000/api/total/predict -d '{"input": [1, 2, 3]}'
 admin = "127.0.0.1:8002"          # management, and the dashboard: http://127.0.0.1:8002
 
 [models.total]
-target = "model:total"            # the function `total` of model.py, in a process of its own
+target = "model:total"            # the function `total` of model.py, in its own process
 input = "f64[3]"                  # one row: three numbers. Others: str, bytes, f32[28,28], i32[*]
 replicas = 1                      # processes; 1-4 in `clipper scale total 1-4` follows the load
-# requirements = "requirements.txt"   # an environment of its own
+# requirements = "requirements.txt"   # its own Python environment
 
 [apps.total]
-models = ["total"]                # several: a policy combines them or chooses among them
+models = ["total"]                # of several models, a policy combines or selects
 slo_ms = 50                       # every query is answered within so many milliseconds,
-default = 0                       # if need be with this
-# policy = "exp3"                 # learns from `clipper feedback` whom to ask; see docs/selection.md
+default = 0                       # if necessary with this
+# policy = "exp3"                 # learns from feedback which model to use; docs/selection.md
 """  # noqa: E501
 
 
-@click.command(short_help="Write a first clipper.toml and a model that works.")
+@click.command(short_help="Write a first clipper.toml and a working model.")
 @click.argument(
     "folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path)
 )
 def init(folder: Path) -> None:
-    """Write clipper.toml, commented, and model.py into FOLDER (or here). Nothing that is there is
-    written over.
+    """Write a commented clipper.toml and model.py into FOLDER (default: here). Existing files are
+    never overwritten.
 
     \b
     clipper init shop && cd shop
@@ -61,7 +61,7 @@ def init(folder: Path) -> None:
     there = [name for name in files if (folder / name).exists()]
     if there:
         raise InvalidInput(
-            f"{folder / there[0]} is there already.",
+            f"{folder / there[0]} already exists.",
             hint="Name another folder: clipper init FOLDER",
         )
     try:
@@ -85,14 +85,14 @@ def init(folder: Path) -> None:
     type=click.FloatRange(0, 3600),
     default=60.0,
     show_default=True,
-    help="Seconds, for its end.",
+    help="Seconds to wait for the end.",
 )
 def down(now: bool, wait_s: float) -> None:
     """Stop the server of this folder's clipper.toml, or the only one of this user on this host, and
-    wait.
+    wait for its end.
 
     Queries in flight have server.drain_s seconds. Only servers started by `clipper up` are stopped;
-    a server inside your own program ends with it. Exit code 1 when it still runs after --wait.
+    a server inside your own program ends with it. Exit code 1 if it still runs after --wait.
 
     \b
     clipper down
@@ -105,13 +105,13 @@ def down(now: bool, wait_s: float) -> None:
     if not found.ends_by_signal:
         raise ClipperError(
             f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.",
-            hint="End that.",
+            hint=f"End that process: kill {found.pid}",
         )
     still = f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now"
     try:
         end_process(found.pid, wait_s, still, now=now)
     except ProcessLookupError:
         raise NoServer(
-            f"the server at {found.url} (process {found.pid}) is gone already."
+            f"the server at {found.url} (process {found.pid}) has already ended."
         ) from None
     click.echo(f"ended the server at {found.url} (process {found.pid})")

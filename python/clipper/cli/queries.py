@@ -8,16 +8,16 @@ import click
 from clipper.cli.server_command import ServerCommand, read_json, with_server
 
 
-@click.command(short_help="Ask an application.")
+@click.command(short_help="Send one query to an application.")
 @click.argument("application", metavar="APP")
 @click.argument("input", metavar="INPUT")
-@click.option("--user", help="Whose selection state applies.")
-@click.option("--slo-ms", type=float, help="Instead of the application's.")
+@click.option("--user", help="User whose policy state applies.")
+@click.option("--slo-ms", type=float, help="SLO instead of the application's.")
 @with_server
 def predict(
     command: ServerCommand, application: str, input: str, user: str | None, slo_ms: float | None
 ) -> None:
-    """Ask APP about one INPUT: JSON, a word, or - for what comes on stdin.
+    """Send one INPUT to APP: JSON, a word, or - for stdin.
 
     \b
     clipper predict digits "[0, 1, 2]"
@@ -35,12 +35,12 @@ def predict(
     )
 
 
-@click.command(short_help="Tell an application what was right.")
+@click.command(short_help="Send feedback for an answer.")
 @click.argument("application", metavar="APP")
 @click.argument("id")
-@click.option("--label", metavar="JSON", help="What would have been right.")
-@click.option("--correct/--wrong", default=None, help="Whether the answer was.")
-@click.option("--score", type=click.FloatRange(0, 1), help="How right it was.")
+@click.option("--label", metavar="JSON", help="The correct output.")
+@click.option("--correct/--wrong", default=None, help="Whether the answer was right.")
+@click.option("--score", type=click.FloatRange(0, 1), help="Quality of the answer.")
 @with_server
 def feedback(
     command: ServerCommand,
@@ -50,7 +50,7 @@ def feedback(
     correct: bool | None,
     score: float | None,
 ) -> None:
-    """Tell APP the truth about the answer of that ID, which `clipper predict` prints.
+    """Send the correct result for the answer with this ID, which `clipper predict` prints, to APP.
 
     \b
     clipper feedback digits 4bde13fa-1 --label 7
@@ -63,4 +63,7 @@ def feedback(
     counted = command.server.feedback(
         application, id, **{key: value for key, value in truth.items() if value is not None}
     )
-    command.show({"counted": counted}, lambda: "counted" if counted else "it had come before")
+    command.show(
+        {"counted": counted},
+        lambda: "counted" if counted else "not counted: this answer already has feedback",
+    )

@@ -14,7 +14,7 @@ _EXIT_DIFFERENT = 1
 _SHOWN = 5
 
 
-@click.group(cls=CommandGroup, short_help="What servers know: from one store into another.")
+@click.group(cls=CommandGroup, short_help="Copy the catalog from one store to another.")
 def registry() -> None:
     """Copy the catalog (models, applications, v-models, learned state) from one store to another.
 
@@ -30,23 +30,25 @@ def registry() -> None:
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.option(
-    "--verify", is_flag=True, help="Read both again and compare; exit code 1 when they differ."
+    "--verify", is_flag=True, help="Read both stores again and compare; exit code 1 if they differ."
 )
-@click.option("--prefix", default="", help="Only keys that begin so, as catalog/ or mesh/.")
-@click.option("--replace", is_flag=True, help="Delete and overwrite what is in DST and not in SRC.")
-@click.option("--follow", is_flag=True, help="Then carry over what changes in SRC, until Ctrl-C.")
+@click.option("--prefix", default="", help="Only keys with this prefix, such as catalog/ or mesh/.")
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."
+    "--replace", is_flag=True, help="Make DST equal to SRC: overwrite and delete what differs."
+)
+@click.option("--follow", is_flag=True, help="Then keep copying changes of SRC, until Ctrl-C.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format."
 )
 def copy(
     source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: str
 ) -> None:
     """Copy all records of SRC into DST, which must be empty.
 
-    Keys and values are copied; revisions begin anew. What lives on a lease (nodes that run now)
-    stays behind: they write it again. Packed models lie in the server's `folder`, not in its store:
-    copy that, too. To move a server: copy with --follow --verify, stop the server, press Ctrl-C,
-    start it with the new `state`.
+    Keys and values are copied; revisions start again. Records with a lease (of running nodes) are
+    not copied: the nodes write them again. Packed models are in the server's `folder`, not in its
+    store: copy them too. To move a server: copy with --follow --verify, stop the server, press
+    Ctrl-C, start it with the new `state`.
 
     \b
     clipper registry copy ./state redis://127.0.0.1:6379/0 --verify
@@ -61,7 +63,8 @@ def copy(
             )
             if copied.leased:
                 click.echo(
-                    f"{copied.leased} on a lease stay behind: nodes that live write them anew"
+                    f"{copied.leased} records with a lease are not copied: running nodes write them"
+                    " again"
                 )
         if follow:
             _follow(ours, theirs, copied.revision, prefix)
@@ -75,9 +78,9 @@ def copy(
             )
         elif verify:
             click.echo(
-                f"{len(different)} differ: {', '.join(different[:_SHOWN])}"
+                f"{len(different)} records differ: {', '.join(different[:_SHOWN])}"
                 if different
-                else "both are the same"
+                else "both stores are equal"
             )
     if different:
         sys.exit(_EXIT_DIFFERENT)
@@ -96,11 +99,11 @@ def _existing(state: str) -> Store:
 
 
 def _follow(source: Store, target: Store, revision: int, prefix: str) -> None:
-    click.echo("following; Ctrl-C ends it", err=True)
+    click.echo("copying changes; Ctrl-C ends it", err=True)
 
     def say(count: int) -> bool:
         if count:
-            click.echo(f"carried over {count} changes", err=True)
+            click.echo(f"copied {count} changes", err=True)
         return True
 
     try:

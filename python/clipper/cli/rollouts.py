@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @click.group(
     cls=CommandGroup,
     default="start",
-    short_help="Let a new version take over, stage by stage, or go back by itself.",
+    short_help="Replace a version step by step; revert it automatically.",
 )
 def rollout() -> None:
-    """Let a new version take over an application's queries stage by stage while its guards hold; it
-    goes back by itself.
+    """Replace a version for an application step by step while guards hold. A violated guard reverts
+    it.
 
     \b
     clipper deploy svm svm.onnx --behind
@@ -33,31 +33,34 @@ def rollout() -> None:
     """
 
 
-@rollout.command("start", short_help="Begin one; the word `start` may be left out.")
+@rollout.command("start", short_help="Start a rollout; the word `start` is optional.")
 @click.argument("model", metavar="NAME:VERSION")
-@click.option("--app", "application", metavar="APP", required=True, help="Whose queries.")
 @click.option(
-    "--canary", metavar="SHARE", help="The first share, as 5%.  [that of the first stage]"
+    "--app", "application", metavar="APP", required=True, help="Application to roll out to."
 )
+@click.option("--canary", metavar="SHARE", help="First share, such as 5%.  [the first of --stages]")
 @click.option(
-    "--stages", metavar="SHARES", help="All shares in per cent, as 5,25,50,100.  [5,25,50,100]"
+    "--stages", metavar="SHARES", help="Shares in percent, such as 5,25,50,100.  [5,25,50,100]"
 )
 @click.option(
     "--hold",
     metavar="TIME",
     default="60s",
     show_default=True,
-    help="How long each lasts at least: 60s, 5m, 1h.",
+    help="Minimum time of each stage: 60s, 5m, 1h.",
 )
 @click.option(
-    "--guard", default=GUARD, show_default=True, help="What it must keep to; see docs/managing.md."
+    "--guard",
+    default=GUARD,
+    show_default=True,
+    help="Conditions that revert it when violated: see docs/managing.md.",
 )
 @click.option(
     "--error-rate",
     type=click.FloatRange(0, 0.5, min_open=True),
     default=ERROR_RATE,
     show_default=True,
-    help="Probability with which a version that keeps to its guards is reverted all the same.",
+    help="Maximum probability of reverting a version that satisfies its guards.",
 )
 @dry
 @with_server
@@ -72,11 +75,11 @@ def start(
     error_rate: float,
     dry_run: bool,
 ) -> None:
-    """Ask NAME:VERSION instead of the version that APP asks now, for a share of its queries that
-    grows.
+    """Send a growing share of APP's queries to NAME:VERSION instead of the version that APP uses
+    now.
 
-    A user stays on one side. Each stage lasts until its time is over and every guard holds with
-    enough observations; as soon as one is broken, all queries go to the version before.
+    A user stays with one version. A stage ends when its time is over and every guard holds with
+    enough observations. If a guard is violated, all queries return to the old version.
 
     \b
     clipper rollout start svm:2 --app digits --stages 5,50,100 --guard "p99<20ms, error<1%"
@@ -87,18 +90,18 @@ def start(
     command.show_change(command.server.rollout(application, model, dry_run=dry_run, **settings))
 
 
-@rollout.command("status", short_help="How far rollouts are, and what they wait for.")
+@rollout.command("status", short_help="Show the progress of rollouts, and what they wait for.")
 @click.argument("application", metavar="[APP]", required=False, default="")
 @with_server
 def status(command: ServerCommand, application: str) -> None:
-    """The last rollout of each application, or of APP: its stage, its figures, its guards, and what
+    """Show the last rollout of each application, or of APP: its stage, figures and guards, and what
     it waits for.
 
     \b
     clipper rollout status digits
     """
     rows = command.server.rollouts(application)
-    none = "no rollouts. To begin one: clipper rollout NAME:VERSION --app APP"
+    none = "no rollouts. To start one: clipper rollout NAME:VERSION --app APP"
     command.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
 
 
@@ -114,7 +117,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     )
     yield f"  {row['waits'] if 'waits' in row else row['reason']}"
     sides = [(row["model"], row["new"]), (row["control"], row["before"])]
-    head = ("  SIDE", "ANSWERS", "DEFAULTS", "P50", "P99", "TOLD", "REWARD")
+    head = ("  SIDE", "ANSWERS", "DEFAULTS", "P50", "P99", "FEEDBACK", "REWARD")
     if row["new"]:
         yield table([head, *(_side(*side) for side in sides)], "")
     for guard in row["guards"]:
@@ -153,14 +156,18 @@ def _mover(name: str, short: str, long: str) -> click.Command:
 for _name, _short, _long in (
     (
         "pause",
-        "Let it grow no more.",
+        "Keep the current share.",
         "Keep APP's rollout at its share; a broken guard reverts it all the same.",
     ),
-    ("resume", "Let it grow again.", "Let APP's rollout grow again; its stage begins anew."),
-    ("abort", "Go back now.", "Ask the version before for all of APP's queries again."),
+    ("resume", "Continue after a pause.", "Let APP's rollout grow again; its stage begins anew."),
+    (
+        "abort",
+        "Return to the old version now.",
+        "Ask the version before for all of APP's queries again.",
+    ),
     (
         "promote",
-        "Go all the way now.",
+        "Use the new version for all queries now.",
         "Ask the new version for all of APP's queries, whatever the guards say.",
     ),
 ):

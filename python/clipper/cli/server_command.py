@@ -68,22 +68,27 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
             "--output",
             type=click.Choice(["text", "json"]),
             default="text",
-            help="How to print.",
+            help="Output format.",
         ),
         click.option(
             "--ca",
             metavar="FILE",
-            help="PEM file of who signed its certificate, for https.  [CLIPPER_CA]",
+            help="PEM file of the CA that signed the server's certificate.  [CLIPPER_CA]",
         ),
         click.option(
             "--token",
             metavar="TOKEN",
-            help="http.token of the server, or one's own.  [CLIPPER_ADMIN_TOKEN]",
+            help=(
+                "http.token of the server, or a token of http.tokens_file.  [CLIPPER_ADMIN_TOKEN]"
+            ),
         ),
         click.option(
             "--url",
             metavar="URL",
-            help="Where it is managed.  [CLIPPER_URL; else the one that runs here]",
+            help=(
+                "Management URL of the server.  [CLIPPER_URL; else the server of this "
+                "folder or host]"
+            ),
         ),
     ):
         with_connection = option(with_connection)
@@ -91,7 +96,9 @@ def with_server(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 dry = click.option(
-    "--dry-run", is_flag=True, help="Check, say what would change, and change nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Run all checks and print what would change, but change nothing.",
 )
 
 
@@ -99,7 +106,7 @@ dry = click.option(
 
 
 def _change_lines(change: "ChangeResult") -> Iterable[str]:
-    yield f"{'would be: ' if change['dry_run'] else ''}{change['message']}"
+    yield f"{'dry run: ' if change['dry_run'] else ''}{change['message']}"
     for one in change["changed"]:
         before, after = one["before"], one["after"]
         if isinstance(before, dict) and isinstance(after, dict):
@@ -179,17 +186,17 @@ def read_json(text: str, what: str) -> Any:
     except json.JSONDecodeError:
         if text[:1] in "[{":
             raise InvalidInput(
-                f"{what} {text[:60]!r} is no JSON.", hint="Quote it for the shell: '[1, 2, 3]'."
+                f"{what} {text[:60]!r} is not JSON.", hint="Quote it for the shell: '[1, 2, 3]'."
             ) from None
         return text
 
 
 def bounds(text: str) -> int | tuple[int, int]:
-    """Parse `N` or `LEAST-MOST` as replica counts."""
+    """Parse `N` or `MIN-MAX` as replica counts."""
     least, dash, most = text.partition("-")
     if not (least.isdecimal() and (most.isdecimal() if dash else True)):
         raise InvalidInput(
-            f"replicas {text!r}: a number or two of them.",
-            hint="Write 2, or 1-4 to follow the load.",
+            f"replicas {text!r} is not a number or MIN-MAX.",
+            hint="Examples: 2; 1-4 scales with the load.",
         )
     return (int(least), int(most)) if dash else int(least)

@@ -55,63 +55,64 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Show the version.",
 )
 def main() -> None:
-    """Predictions from models in any framework, each by its own deadline.
+    """Serve predictions from models in any framework, each by its own deadline.
 
     \b
-    clipper demo                    see it work: five models, live
-    clipper init                    write a first clipper.toml, and a model that works
-    clipper doctor                  see whether this machine is ready
-    clipper up clipper.toml         serve what a file declares
-    clipper node --store URL        be one node of a mesh of many models
-    clipper deploy NAME TARGET      add a model to the server that runs here
-    clipper ps, clipper top         how what it serves does, now and second by second
-    clipper mesh ps                 thousands of models, loaded when they are asked for
-    clipper bench APP --rate 500    how fast it answers
-    clipper profile MODEL           how long a model takes, and what an SLO needs
-    clipper config show             every setting, with its unit and origin
-    clipper VERB --help             more about one of them, with an example
+    clipper demo                    serve five models with a live table
+    clipper init                    write a first clipper.toml and a working model
+    clipper doctor                  check what a server needs on this machine
+    clipper up clipper.toml         serve the models and applications of a file
+    clipper deploy NAME TARGET      deploy a model on the running server
+    clipper ps, clipper top         show the state of each model, once or every second
+    clipper logs MODEL              print the output of a model's containers
+    clipper bench APP --rate 500    measure latency and goodput
+    clipper profile MODEL           measure a model, and recommend a batch size for an SLO
+    clipper node --store URL        run a node of a mesh of many models
+    clipper mesh ps                 show the nodes of a mesh
+    clipper config show             print every setting with its unit and origin
+    clipper VERB --help             explain a command, with an example
     """
 
 
-@main.command()
+@main.command(short_help="Serve five scikit-learn models, with a live table.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1),
-    help="Stop after so long  [10 without a terminal, else at q]",
+    help="Seconds until it stops.  [10 without a terminal, else at q]",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(1, 5000),
     default=300,
     show_default=True,
-    help="Queries a second, on average.",
+    help="Queries per second, on average.",
 )
 @click.option(
     "--state",
     metavar="DIR",
     default="",
-    help="Keep the models in DIR; the next demo finds them there.",
+    help="Keep the models in DIR for the next demo.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print the summary as JSON, and nothing else, on stdout.",
+    help="Print only the summary, as JSON.",
 )
 @click.option(
     "--plot",
     metavar="FILE.png",
     default="",
-    help="Draw what was learned, and what happened when, as a PNG.",
+    help="Draw the learned shares and the events over time, as a PNG.",
 )
 def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: str) -> None:
-    """Serve five scikit-learn models of handwritten digits, and watch.
+    """Serve five scikit-learn models of handwritten digits, with a live table.
 
-    Trains them on scikit-learn's own scans, starts each in processes of its own, sends queries, and
-    shows what happens: rate, latency, batches, cache, and how many answers came by the deadline;
-    and how two policies learn from feedback whom to ask (exp3) and whom to believe (stacking).
-    Keys: d makes the best model give wrong labels, and mends it; k kills a container, s freezes one
-    for 3 s, v changes the view, + and - the rate, q quits.
+    Trains them on scikit-learn's digits, starts each in its own processes, and sends queries. Shows
+    rate, latency, batches, cache, the share of answers by the deadline, and how two policies learn
+    from feedback: exp3 which model to query, stacking how to weigh all of them. Keys: d makes the
+    best model return wrong labels, and restores it; k kills a container, s freezes one for 3 s, v
+    changes the view, + and - the rate, q quits.
 
     \b
     clipper demo
@@ -127,13 +128,13 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     sys.exit(run(DemoOptions(seconds, rate, state, as_json, _version(), plot)))
 
 
-@main.command(short_help="Try what a server needs on this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@main.command(short_help="Check what a server needs on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> None:
-    """Try what a server needs on this machine: the compiled core, a container that answers, a disk
-    that keeps.
+    """Check what a server needs on this machine: the compiled core, a container that answers, a
+    disk that syncs.
 
-    Each line is ok, warn, fail or skip, with the next step. Exit code 1 when something fails.
+    Each line is ok, warn, fail or skip, with the next step. Exit code 1 if a check fails.
 
     \b
     clipper doctor
@@ -153,11 +154,11 @@ def doctor(as_json: bool) -> None:
     sys.exit(any(finding.verdict == "fail" for finding in findings))
 
 
-@main.command(short_help="Print what makes a shell complete verbs.")
+@main.command(short_help="Print the script for shell completion.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print a script for SHELL, after which the tab key completes verbs and options.
+    """Print a script for SHELL that completes commands and options with the tab key.
 
     \b
     clipper completion bash >> ~/.bashrc

@@ -15,16 +15,15 @@ _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
 _STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
 
 
-@click.command(short_help="What runs: state, replicas, memory, queue, batch, last error.")
+@click.command(short_help="Show what runs: state, replicas, memory, queue, batch, last error.")
 @with_server
 def ps(command: ServerCommand) -> None:
-    """Each version in service, how it does, and the command that helps where it does not.
+    """Show each version in service, its state, and the command that helps if it has a problem.
 
-    BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it
-    has to keep, and how long its rows take. RSS is the memory of its processes on the server's
-    host; in brackets PSS, in which a page that n processes share counts 1/n. START is how its
-    processes were started: forked from one that had imported their frameworks, or plain; -o json
-    has the reason.
+    BATCH is the current limit of the batch size; in brackets are the batching mode, the SLO, and
+    the latency of the rows. RSS is the memory of its processes on the server's host; in brackets
+    PSS, in which a page that n processes share counts 1/n. START is how its processes were started:
+    forked from a process that has imported their frameworks, or plain; -o json has the reason.
 
     \b
     clipper ps
@@ -79,23 +78,24 @@ def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@click.command(short_help="What the containers of a model write.")
+@click.command(short_help="Print the output of a model's containers.")
 @click.argument("model")
 @click.option(
     "--replica",
     type=click.IntRange(min=0),
-    help="Of this container alone.  [of all with -f, else of the first]",
+    help="Only this replica.  [all with -f, else the first]",
 )
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on with what they write from now, until Ctrl-C."
+    "-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C."
 )
 @with_server
 def logs(command: ServerCommand, model: str, replica: int | None, follow: bool) -> None:
-    """The last lines that a container of MODEL wrote; with -f, what all of them write.
+    """Print the last lines that a container of MODEL wrote. With -f, print new lines of all its
+    containers.
 
-    Followed lines begin with their container. A container's restart does not end it, nor the
-    server's: it waits. The server keeps the last 200 lines of each; when more come in between, it
-    says how many are lost. With -o json, an object a line.
+    Followed lines begin with the name of their container. Following continues after a restart of a
+    container or of the server. The server keeps the last 200 lines of each container; if more come
+    between two reads, the number of lost lines is printed. With -o json, each line is an object.
 
     \b
     clipper logs svm:2 --replica 1
@@ -140,7 +140,8 @@ def _print(command: ServerCommand, container: str, one: dict[str, Any]) -> None:
         _print_status(
             True,
             command,
-            f"{container}: {one['lost']} lines are lost: they came faster than they were read",
+            f"{container}: {one['lost']} lines are lost: they were written faster than they were"
+            " read",
         )
     colour = _COLOURS[one["replica"] % len(_COLOURS)]
     for line in one["lines"]:

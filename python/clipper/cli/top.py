@@ -23,17 +23,16 @@ _FIRST_S = 10.0  # for the first reading
 _SVG_WIDTH = 132
 
 
-@click.command(short_help="Watch a server: throughput, latency, models.")
-@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
+@click.command(short_help="Show throughput, latency and models of a server, live.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option("--svg", metavar="FILE.svg", help="Write the last frame as a picture.")
 @with_server
 def top(command: ServerCommand, once: bool, svg: str | None) -> None:
-    """Show a server live: queries and their outcomes, p50 and p99 beside the SLO, and the models
-    with their queues, batches, memory and errors.
+    """Show a server live: queries and their outcomes, p50 and p99 with the SLO, and the models with
+    their queues, batches, memory and errors.
 
-    The small bars are the last seconds; those beside the SLO are p99, a whole one is the SLO or the
-    highest. It goes on when the server is restarted, and says so. Keys: q quits, p holds the
-    picture, s sorts the models by another column.
+    The small bars show the last seconds; a full bar of p99 is the SLO, or the maximum. It continues
+    after a restart of the server. Keys: q quits, p pauses, s sorts the models by the next column.
 
     \b
     clipper top
@@ -42,7 +41,7 @@ def top(command: ServerCommand, once: bool, svg: str | None) -> None:
     """
     if svg and not Path(svg).absolute().parent.is_dir():
         raise InvalidInput(
-            f"there is no folder for --svg {svg}.", hint="Make it, or name another file."
+            f"there is no folder for --svg {svg}.", hint="Create the folder, or name another file."
         )
     from clipper.cli.top_state import ServerReadings
 

@@ -76,7 +76,7 @@ def _head(watched: ServerReadings, where: str, paused: bool) -> Text:
 def _applications(watched: ServerReadings, bars: int) -> RenderableType:
     rows = watched.applications()
     if not rows:
-        return Text(" no applications. To make one: clipper app set NAME --model MODEL", "dim")
+        return Text(" no applications. To create one: clipper app set NAME --model MODEL", "dim")
     table = _table(
         ("application", "q/s", "", "ok", "default", "refused", "error", "p50", "p99", "SLO", ""),
         bars,

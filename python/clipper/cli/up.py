@@ -22,33 +22,35 @@ _Stamp = tuple[int, int] | None  # modification time and size of a file
 @click.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address."
+    "--http", metavar="HOST:PORT", help="Address for queries over HTTP; replaces http.address."
 )
 @click.option(
     "--http-workers",
     type=click.IntRange(0, 64),
     metavar="N",
-    help="Threads for plain queries; instead of http.workers.",
+    help="Threads for plain queries; replaces http.workers.",
 )
 @click.option(
-    "--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address."
+    "--grpc", metavar="HOST:PORT", help="Address for queries over gRPC; replaces grpc.address."
 )
 @click.option(
-    "--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin."
+    "--admin", metavar="HOST:PORT", help="Address for management over HTTP; replaces http.admin."
 )
 @click.option(
-    "--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure."
+    "--insecure",
+    is_flag=True,
+    help="Accept queries from other hosts without keys, as http.insecure.",
 )
 @click.option(
     "--require-store",
     is_flag=True,
-    help="Do not start while the store is away; as server.require_store.",
+    help="Fail if the store is unavailable, as server.require_store.",
 )
 @click.option(
     "--reload",
     "follow",
     is_flag=True,
-    help="Follow the file: what it adds or changes is done at once.",
+    help="Watch the file, and apply what it adds or changes.",
 )
 def up(
     file: Path | None,
@@ -62,9 +64,9 @@ def up(
 ) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
-    FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end,
+    FILE defaults to ./clipper.toml; without it, all settings have their defaults. At the end,
     queries in flight have server.drain_s seconds; a second Ctrl-C does not wait. Without
-    http.admin, the commands of this user on this host can manage it, and nobody else.
+    http.admin, only commands of this user on this host can manage the server.
 
     \b
     # clipper.toml
@@ -160,11 +162,12 @@ def refuse_open(config: Any, insecure: bool) -> None:
         config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))
     ):
         hint = (
-            "Set http.api_keys_file (clipper key NAME makes one), or http.tls_client_ca; or say"
+            "Set http.api_keys_file (created by: clipper key NAME) or http.tls_client_ca, or use"
             " --insecure."
         )
         raise ConfigError(
-            f"{key} = {address!r}: any host that reaches it could send queries.", hint=hint
+            f"{key} = {address!r}: any host that reaches this address could send queries.",
+            hint=hint,
         )
 
 
@@ -187,13 +190,11 @@ def _follow(
         seen = last
         try:
             new = load()
-            for line in [*declare_again(server, known, new), *left(config, new)] or [
-                "nothing to do"
-            ]:
+            for line in [*declare_again(server, known, new), *left(config, new)] or ["no changes"]:
                 click.echo(f"{path}: {line}")
             known, config = declared_twice(known, new), new
         except ClipperError as error:
-            click.echo(f"{path} has changed, and is not used: {error}", err=True)
+            click.echo(f"{path} has changed, but is not used: {error}", err=True)
 
 
 def _stamp(path: Path | None) -> _Stamp:
@@ -243,7 +244,7 @@ def _way_in(config: Any, made_up: bool) -> str:
     return (
         f", which asks for {config.http.token}"
         if sys.stdout.isatty()
-        else ", with --admin HOST:PORT without a token"
+        else " (needs --admin HOST:PORT)"
     )
 
 
@@ -260,7 +261,7 @@ def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
         f"clipper {__version__} · {file or 'defaults'} · state: {state}",
         f"models: {models}",
         f"applications: {apps}",
-        f"containers dial in at {server.address}; one started by hand:",
+        f"containers connect to {server.address}; to start one by hand:",
         (
             f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect"
             f" {server.address} --name NAME"
@@ -279,7 +280,6 @@ def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
             lines.insert(3, f"dashboard at {url}/{_way_in(config, made_up)}")
     if not config.server.token:
         lines.append(
-            "  (the token is another one at each start; to keep one, set server.token or"
-            " server.token_file)"
+            "  (the token changes at each start, unless server.token or server.token_file is set)"
         )
     return "\n".join(lines)

@@ -637,7 +637,7 @@ def _plain(value: Any) -> Any:
         value, bool | int | float | str | bytes | list | tuple | dict | msgspec.Struct
     ):
         return value
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 # -- errors: the class that the server raised, by the last part of the problem's type

@@ -393,11 +393,11 @@ class Operations:
         catalog = self._server.catalog
         with self._doing("promote") as change:
             found = catalog.promote(model, application)
-        where = f" for {application}" if application else ""
+        when = "now" if change.changed else "already"
         change.message = (
-            f"{found.id} is {found.name}{where} now"
-            if change.changed
-            else f"{found.id} is {found.name}{where} already"
+            f"{application} {when} uses {found.id}"
+            if application
+            else f"{found.id} is {when} the latest version of {found.name}"
         )
         return change
 
@@ -416,7 +416,9 @@ class Operations:
             )
         with self._doing("rollback") as change:
             catalog.promote(below[-1].id)
-        change.message = f"{below[-1].id} is {now.name} now; it was {now.id}"
+        change.message = (
+            f"{below[-1].id} is now the latest version of {now.name}, instead of {now.id}"
+        )
         return change
 
     def scale(self, model: str, replicas: int | tuple[int, int]) -> Change:
@@ -460,9 +462,9 @@ class Operations:
         with self._doing("set") as change:
             self._server.app(name, models, **given)
         change.message = (
-            f"{'changed' if known else 'made'} application {name}"
+            f"{'changed' if known else 'created'} application {name}"
             if change.changed
-            else f"{name} is so already"
+            else f"application {name} already has these settings"
         )
         return change
 
@@ -502,8 +504,8 @@ class Operations:
                 application, links, roles={**roles, str(wanted): role} if role else roles
             )
         change.message = (
-            f"{application} asks"
-            f" {wanted}{f' as {role}' if role else ''}{'' if change.changed else ' already'}"
+            f"{application}{'' if change.changed else ' already'} uses"
+            f" {wanted}{f' as {role}' if role else ''}"
         )
         return change
 
@@ -522,7 +524,7 @@ class Operations:
             self._server.app(
                 application, tuple(link for link in app.models if link != wanted), roles=roles
             )
-        change.message = f"{application} does not ask {wanted} any more"
+        change.message = f"{application} no longer uses {wanted}"
         return change
 
     # -- rollouts
@@ -555,8 +557,7 @@ class Operations:
             )
         grows = " -> ".join(f"{share:.4g}" for share in shares)
         change.message = (
-            f"{application} asks {new.model} instead of {new.control}, for a share of its queries:"
-            f" {grows}"
+            f"{application} uses {new.model} instead of {new.control} for a growing share: {grows}"
         )
         return change
 

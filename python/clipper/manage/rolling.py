@@ -167,7 +167,7 @@ def why_gone(view: View, rollout: Rollout) -> str:
     """Explain why nothing is left to roll out."""
     app = view.applications.get(rollout.application)
     if app is None or rollout.link not in app.models:
-        return f"{rollout.application} does not ask '{rollout.link}' any more"
+        return f"{rollout.application} no longer links '{rollout.link}'"
     try:
         model_id = view.model(rollout.link).id
         view.model(rollout.model)

@@ -1,1 +1,1 @@
-"""Many models on many nodes, loaded when they are asked for: docs/mesh.md."""
+"""Many models on many nodes, loaded on first use: docs/mesh.md."""

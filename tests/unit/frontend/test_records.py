@@ -122,7 +122,7 @@ def test_whose_a_query_is_and_what_it_is_like() -> None:
     record = record_of(raw(input="1", user="eu", context="[0.5,-1]"))
     assert (record.user, record.context) == ("eu", [0.5, -1])
     assert feedback_of(raw(input="1", label="1", context="[0.5]")).context == [0.5]
-    with pytest.raises(InvalidInput, match="field 'context' is 'eu', which is no JSON"):
+    with pytest.raises(InvalidInput, match="field 'context' is 'eu', which is not JSON"):
         record_of(raw(input="1", context="eu"))
 
 

@@ -257,10 +257,10 @@ def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") ->
         message = str(error).replace("`$", f"`{at}")
         raise InvalidInput(f"{message}{'' if '`$' in message else f' - at `{at}`'}.") from None
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"the body is no JSON: {error}.") from None
+        raise InvalidInput(f"the body is not JSON: {error}.") from None
     except (RecursionError, UnicodeDecodeError, OverflowError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInput(f"the body is no JSON: {why}.") from None
+        raise InvalidInput(f"the body is not JSON: {why}.") from None
 
 
 # -- errors

@@ -448,7 +448,7 @@ def _context(request: codec.InferRequest) -> object:
             context = msgspec.json.decode(context)
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"parameters.context is no JSON: {error}.", hint="Write '[0.5, 2]'."
+                f"parameters.context is not JSON: {error}.", hint="Write '[0.5, 2]'."
             ) from None
     return context
 

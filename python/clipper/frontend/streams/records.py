@@ -226,7 +226,7 @@ def _json(fields: Mapping[str, bytes], name: str) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = "Strings have quotes in JSON, as in '\"yes\"'."
         raise InvalidInput(
-            f"field {name!r} is {_shown(fields[name])}, which is no JSON: {error}.", hint=hint
+            f"field {name!r} is {_shown(fields[name])}, which is not JSON: {error}.", hint=hint
         ) from None
 
 

@@ -34,7 +34,7 @@ class HttpReply(NamedTuple):
         try:
             return json.loads(self.body) if self.body else {}
         except ValueError:
-            raise Unreachable(f"the server's answer is no JSON: {self.body[:80]!r}") from None
+            raise Unreachable(f"the server's answer is not JSON: {self.body[:80]!r}") from None
 
     @property
     def trouble(self) -> str:

@@ -185,7 +185,7 @@ def _object(path: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ArtifactError(f"model-settings.json is no JSON: {error}") from None
+        raise ArtifactError(f"model-settings.json is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ArtifactError("model-settings.json holds no object")
     return found
