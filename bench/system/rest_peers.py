@@ -226,7 +226,12 @@ def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
     ]
     scans = digits.load()
     linear = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
-    found = [one for name in names for one in rows_of(name, *compare(name, linear, quick))]
+    found: list[Row] = []
+    for name in names:
+        try:
+            found += rows_of(name, *compare(name, linear, quick))
+        except RuntimeError as error:  # it did not start, or did not answer
+            found.append(absent(name, "", f"not measured: {error}"))
     return found + [
         absent(name, "", f"not installed: python -m bench.peers {name}")
         for name in PEERS

@@ -3,6 +3,7 @@ uvloop), batching."""
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -28,7 +29,9 @@ class Served(MLModel):
 
 
 def written(folder: Path, port: int) -> Path:
-    ports = {"http_port": port, "grpc_port": port + 1}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        ports = {"http_port": port, "grpc_port": free.getsockname()[1]}
     settings = {
         "debug": False,
         "host": "127.0.0.1",
