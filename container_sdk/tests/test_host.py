@@ -375,7 +375,7 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
         (
             {"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": "{"},
             "artifact",
-            "no JSON object",
+            "not a JSON object",
         ),
         (
             {

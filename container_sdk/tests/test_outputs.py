@@ -106,7 +106,7 @@ def test_lists(returned, dtype, expected):
         ([[[1], [2, 3]], [[1]]], "ragged nested list"),
         ([{"a": 1}, {}], "returned for row 0 a dict"),
         (Scored([1, 2], [0.5]), "confidence of shape (1,)"),
-        (Scored([1, 2], "high"), "confidence that is no array"),
+        (Scored([1, 2], "high"), "confidence that is not an array"),
         (Scored([1], [0.5]), "returned 1 value"),
     ],
 )

@@ -440,7 +440,7 @@ def test_a_packed_file_is_checked_before_it_is_opened(tmp_path, code):
     assert "is not the file that was deployed" in said.splitlines()[0]
     assert "pwned" not in said.splitlines()
     path.write_bytes(b"\x80\x05.")
-    assert "is no pickle, or damaged" in run(code, str(path))[1]
+    assert "is not a pickle, or damaged" in run(code, str(path))[1]
 
 
 def test_threads_are_capped_before_numpy_is_imported(tmp_path, code):

@@ -192,7 +192,7 @@ class Catalog:
             if model_key(model.id) in keys:
                 hint = f"Leave the version out to get {next_version(name, keys)}."
                 raise AlreadyExists(
-                    f"model '{model.id}' exists already, and a version never changes.", hint=hint
+                    f"model '{model.id}' already exists, and a version never changes.", hint=hint
                 )
             for app in view.linking(model):
                 check_types(app, model)
@@ -225,7 +225,7 @@ class Catalog:
     def refuse_existing(self, model: VersionedModel) -> None:
         """AlreadyExists, for a version that is taken."""
         raise AlreadyExists(
-            f"model '{model}' exists already, and a version never changes.",
+            f"model '{model}' already exists, and a version never changes.",
             hint="Leave the version out to get the next.",
         )
 
@@ -361,7 +361,7 @@ class Catalog:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
             if app_key(name) in keys:
                 hint = "Update it, or unregister it first."
-                raise AlreadyExists(f"application {name!r} is registered already.", hint=hint)
+                raise AlreadyExists(f"application {name!r} is already registered.", hint=hint)
             sound = self._check_application(view, app)
             return [Put(app_key(name), encode(sound))], sound
 
@@ -425,15 +425,15 @@ class Catalog:
             if old is not None and old.is_open:
                 hint = f"Let it end, or: clipper rollout abort {application}"
                 raise AlreadyExists(
-                    f"application {application!r} has a rollout under way, of '{old.model}'.",
+                    f"application {application!r} already has a rollout, of '{old.model}'.",
                     hint=hint,
                 )
             link = link_replaced(app, found.id)
             control = view.model(link).id
             if control == found.id:
                 raise InvalidInput(
-                    f"application {application!r} asks '{found.id}' already.",
-                    hint="Nothing is to roll out.",
+                    f"application {application!r} already uses '{found.id}'.",
+                    hint="Deploy a new version first: clipper deploy NAME TARGET --behind",
                 )
             check_types(app, found)
             now = self._wall_us()
@@ -467,7 +467,7 @@ class Catalog:
             if old is None or not old.is_open:
                 view.application(application)
                 raise Unknown(
-                    f"application {application!r} has no rollout under way.",
+                    f"application {application!r} has no running rollout.",
                     hint="See clipper rollout status.",
                 )
             new = move(old)

@@ -119,7 +119,7 @@ def _is_number(value: object) -> bool:
 def check_types(app: Application, model: Model) -> None:
     if not app.input.agrees_with(model.input):
         raise TypeConflict(
-            f"model '{model.id}' takes {model.input}, application {app.name!r} asks with"
+            f"model '{model.id}' has the input {model.input}, application {app.name!r} has"
             f" {app.input}.",
             hint="Link a model with that input, or give the model another name.",
         )

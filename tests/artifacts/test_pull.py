@@ -225,7 +225,7 @@ def test_of_google(gcs: Callable[[str, bytes], None], pulls: Puller) -> None:
         ("http://host/model.onnx", "is not encrypted, so its content needs a sha256"),
         ("s3://models/a.onnx#sha256=123", "64 hexadecimal digits"),
         ("s3://models/a.onnx#md5=123", "is not sha256=HEX"),
-        ("pvc://-/a.onnx", "no name of a PersistentVolumeClaim"),
+        ("pvc://-/a.onnx", "not the name of a PersistentVolumeClaim"),
     ],
 )
 def test_urls_that_are_not_allowed(url: str, words: str) -> None:

@@ -263,7 +263,7 @@ def test_a_model_is_promoted_after_a_second_question_and_the_history_says_by_who
         page.until_text("Make sum:2 the latest?")
         assert server.catalog.latest("sum").version == 1
         press(page, "#models", "Yes")
-        page.until_text("sum:2 is sum now")
+        page.until_text("sum:2 is now the latest version of sum")
         page.until_text("by dashboard")
         assert server.catalog.latest("sum").version == 2
 

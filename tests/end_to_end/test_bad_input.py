@@ -209,7 +209,7 @@ def test_a_model_by_its_name_alone(model, server):
 
 def test_models_of_other_types(model, deploy, server):
     other = deploy(total, input="f64[5]")
-    with pytest.raises(TypeConflict, match=r"takes f64\[5\].*asks with f64\[4\]"):
+    with pytest.raises(TypeConflict, match=r"the input f64\[5\], .* has f64\[4\]"):
         server.app("mixed", models=[model.name, other.name])
 
 
@@ -282,7 +282,7 @@ def test_two_servers_on_one_socket_or_folder(tmp_path):
 def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path):
     file = tmp_path / "notes"
     file.write_text("precious")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="not a socket"):
         clipper.start(address=f"unix:{file}")
     assert file.read_text() == "precious"
 

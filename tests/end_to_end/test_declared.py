@@ -70,7 +70,7 @@ def test_a_declared_model_takes_and_gives_named_tensors(tmp_path: Path) -> None:
         answer = server.app("homes").predict({"city": "Bern", "rooms": 4}).result(20)
         assert answer.output == {"price": 6.0, "label": "BERN"}
     path = declared(tmp_path / "bad", PRICE, NAMED.replace("f64", "f65"))
-    with pytest.raises(ConfigError, match=r"tensor 'price': 'f65' is no type"):
+    with pytest.raises(ConfigError, match=r"tensor 'price': 'f65' is not a type"):
         clipper.start(str(path))
 
 

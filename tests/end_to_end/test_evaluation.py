@@ -37,7 +37,7 @@ def test_a_time_since_is_an_age_or_a_date() -> None:
     assert since_of("7d", 1e9) == 1e9 - 7 * 86_400
     assert since_of("2026-01-31T08:00+00:00", 1e9) == 1769846400.0
     for wrong in ("yesterday", "d", "12"):
-        with pytest.raises(InvalidInput, match="no age and no date"):
+        with pytest.raises(InvalidInput, match="neither an age nor a date"):
             since_of(wrong, 1e9)
 
 

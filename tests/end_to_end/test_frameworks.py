@@ -328,10 +328,10 @@ def test_no_pickle_refuses_and_names_the_safer_format(iris: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("m.ubj", b"PK\x03\x04", "is no model of XGBoost"),
+        ("m.ubj", b"PK\x03\x04", "is not a model of XGBoost"),
         ("m.json", b'{"learner": {"x": ', "is cut short"),
-        ("m.json", b'{"a": 1}', "is no model of XGBoost"),
-        ("requirements.txt", b"numpy\n", "is no model of LightGBM"),
+        ("m.json", b'{"a": 1}', "is not a model of XGBoost"),
+        ("requirements.txt", b"numpy\n", "is not a model of LightGBM"),
         ("m.txt", b"tree\nversion=v4\n", "is cut short"),
         ("m.pt", b"\x00" * 64, "is damaged, or no file of PyTorch"),
         ("m.pkl", MAGIC + b"{}\n", "was packed by clipper"),
@@ -355,7 +355,7 @@ def test_a_folder_that_is_no_model_and_a_file_that_is_not_there(
 
 def test_a_pickle_that_is_damaged_is_told_by_its_container(deploy: Any, tmp_path: Path) -> None:
     (tmp_path / "m.pkl").write_bytes(b"\x80\x04nonsense")
-    with pytest.raises(DeployFailed, match="this file is no pickle, or damaged"):
+    with pytest.raises(DeployFailed, match="this file is not a pickle, or damaged"):
         deploy(str(tmp_path / "m.pkl"))
 
 

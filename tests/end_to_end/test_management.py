@@ -147,7 +147,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         server = clipper.connect(state="state")
         server.set_application("other", ["sums:2"], slo_ms=30_000, default=[1, 2])
         first.end(signal.SIGKILL)
-    assert "no server of yours runs here on the state" in shell("models", code=1)
+    assert "no server of this user runs on this host on the state" in shell("models", code=1)
     with up() as second:
         second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
@@ -239,7 +239,7 @@ def test_every_verb_by_hand(here: Path) -> None:
         )
         assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
         assert said("rollout", "status")[0]["state"] == "aborted"
-        assert "no rollout under way" in said("rollout", "promote", "total", code=1)
+        assert "no running rollout" in said("rollout", "promote", "total", code=1)
         said("retire", "sums:2")
         assert "is still linked to: mean" in said("retire", "more", code=1)
         said("retire", "more", "--force", "--dry-run")

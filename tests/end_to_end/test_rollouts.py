@@ -171,10 +171,10 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
     drive(server, lambda: manage.rollouts("a")[0]["share"] == 1.0)
     manage.by("ann").promote_rollout("a") if state(server) in OPEN else None
     assert server.catalog.latest("m").version == 2
-    with pytest.raises(errors.Unknown, match="no rollout under way"):
+    with pytest.raises(errors.Unknown, match="no running rollout"):
         manage.abort_rollout("a")
     for wrong, why in (
-        ("m:2", "asks 'm:2' already"),
+        ("m:2", "already uses 'm:2'"),
         ("m", "which version"),
         ("m:9", "version 'm:9'"),
         ("x:1", "no model 'x'"),

@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +176,7 @@ def test_bench_over_http_grpc_and_management(here: Path) -> None:
         )
         assert "no application 'totl' - did you mean 'total'?" in shell("bench", "totl", code=1)
         assert "no folder for --html" in shell("bench", "total", "--html", "nowhere/r.html", code=1)
-    assert "no server of yours runs here" in shell("bench", "total", code=1)
+    assert "no server of this user runs on this host" in shell("bench", "total", code=1)
 
 
 def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
@@ -291,7 +293,7 @@ def test_logs_of_what_is_not_there(here: Path) -> None:
             "logs", "sums", "--replica", "7", code=1
         )
         assert "is none that was handed out" in shell_error_of_follow("sums", "nonsense")
-    assert "no server of yours runs here" in shell("logs", "-f", "sums", code=1)
+    assert "no server of this user runs on this host" in shell("logs", "-f", "sums", code=1)
 
 
 def shell_error_of_follow(model: str, after: str) -> str:
@@ -365,7 +367,7 @@ def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
         assert [app["name"] for app in frame["applications"]] == ["total"]
         assert [model["state"] for model in frame["models"]] == ["ready"]
         assert "no folder for --svg" in shell("top", "--svg", "nowhere/f.svg", code=1)
-    assert "no server of yours runs here" in shell("top", code=1)
+    assert "no server of this user runs on this host" in shell("top", code=1)
 
 
 def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
@@ -427,7 +429,7 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
         seen = said("profile", "sums:1", "--seen")
         assert [point["batch"] for point in seen["points"]] == [1]
         assert "no model 'smus'" in shell("profile", "smus", code=1)
-    assert "no server of yours runs here" in shell("profile", "sums", code=1)
+    assert "no server of this user runs on this host" in shell("profile", "sums", code=1)
     assert "No module named 'nowhere'" in shell("profile", "nowhere:f", code=1)
 
 
@@ -449,7 +451,25 @@ def test_init_writes_what_works_and_down_ends_it(
         assert "ended the server at http://127.0.0.1:" in shell("down")
         assert server.rest().endswith("closed\n")
         assert server.process.returncode == 0
-    assert "no server of yours runs here" in shell("down", code=1)
+    assert "no server of this user runs on this host" in shell("down", code=1)
+
+
+def test_the_tutorial_serves_a_saved_model_over_http(here: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
+    section = page.partition("## Over HTTP\n")[2].partition("\n## ")[0]
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S))
+    pytest.importorskip("sklearn", reason='no scikit-learn: pip install "clipper-serving[demo]"')
+    names: dict[str, Any] = {}
+    exec(blocks["python"], names)
+    (here / "clipper.toml").write_text(blocks["toml"].replace(":8080", ":0"))
+    with running("up") as server:
+        server.until("svm:1/0 is connected", "containers connect to")
+        address = clipper.connect(state="state").about()["http"]
+        body = json.dumps({"input": names["X"][900].tolist(), "slo_ms": 5000}).encode()
+        with urllib.request.urlopen(f"{address}/api/digits/predict", body) as response:
+            answer = json.load(response)
+        assert (answer["output"], answer["models"]) == (names["y"][900], ["svm:1"])
+        assert answer.keys() == json.loads(blocks["console"].split("\n")[3]).keys()
 
 
 def test_down_leaves_a_server_within_a_program_alone(here: Path) -> None:

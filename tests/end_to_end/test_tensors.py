@@ -270,7 +270,7 @@ def test_a_linked_model_has_the_same_tensors(
 ) -> None:
     one = deploy(score, inputs=TEXT, outputs=SCORES).name.partition(":")[0]
     other = deploy(score, inputs={"ids": "i64[*]", "m": "i64[*]"}, outputs=SCORES)
-    with pytest.raises(TypeConflict, match="asks with"):
+    with pytest.raises(TypeConflict, match="has the input"):
         server.app(next(names), models=[one, other.name.partition(":")[0]], output="label")
 
 

@@ -73,7 +73,7 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
     ]
     assert (
         manage("POST", "/admin/models/late/rollback").json["message"]
-        == "late:1 is late now; it was late:2"
+        == "late:1 is now the latest version of late, instead of late:2"
     )
     assert (
         manage("POST", "/admin/models/late/rollback")
@@ -112,7 +112,7 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
         ("models/x/deploy", {"model": "nothing"}, 400, "cannot deploy 'nothing'"),
         ("models/x/deploy", {"model": "missing.onnx"}, 400, "cannot read"),
         ("models/X/deploy?dry_run=true", {"model": "a:b"}, 400, "'X' is not allowed"),
-        ("models/sum/deploy?dry_run=true", {"model": "a:b", "version": 1}, 409, "exists already"),
+        ("models/sum/deploy?dry_run=true", {"model": "a:b", "version": 1}, 409, "already exists"),
         ("applications/total/link", {"model": "sun"}, 404, "did you mean 'sum'?"),
         (
             "applications/total/link",

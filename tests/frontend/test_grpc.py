@@ -317,7 +317,7 @@ def test_a_context_is_a_parameter(client: Client) -> None:
         APPLICATIONS, "Predict", application="personal", input=numbers(1, 2, 3), context=[0.5, 2]
     )
     assert answer.output.number == 6
-    for wrong, why in (('["a"]', "context"), ("[", "no JSON")):
+    for wrong, why in (('["a"]', "context"), ("[", "not JSON")):
         request.parameters["context"].string_param = wrong
         error = client.refused(INFERENCE, "ModelInfer", request)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -68,5 +68,5 @@ def test_a_sink_that_hangs_delays_the_end_only_so_long(sink: Collector) -> None:
 
 
 def test_an_address_that_is_none(sink: Collector) -> None:
-    with pytest.raises(ConfigError, match=r"influx\.url: 'nowhere' is no address"):
+    with pytest.raises(ConfigError, match=r"influx\.url: 'nowhere' is not an address"):
         pushing(sink, url="nowhere")

@@ -397,5 +397,5 @@ def test_a_server_without_a_mesh_says_so() -> None:
             lambda: door.register("m", "/m.onnx"),
             lambda: next(door.watch()),
         ):
-            with pytest.raises(clipper.errors.NoServer, match="no node of a mesh"):
+            with pytest.raises(clipper.errors.NoServer, match="not a node of a mesh"):
                 call()

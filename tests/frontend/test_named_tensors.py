@@ -375,7 +375,7 @@ def test_a_schema_from_a_shell(server: clipper.ClipperServer, tmp_path: Path) ->
         wrong = runner.invoke(main, ["predict", "shells", '{"age": 3, "cty": "Bern"}', *url])
         assert (wrong.exit_code, "unknown tensor 'cty'" in wrong.output) == (1, True)
         wrong = runner.invoke(main, [*deploy, '{"age": "f65"}'])
-        assert (wrong.exit_code, "tensor 'age': 'f65' is no type" in wrong.output) == (2, True)
+        assert (wrong.exit_code, "tensor 'age': 'f65' is not a type" in wrong.output) == (2, True)
     finally:
         server.retire("shell", force=True)
 

@@ -392,7 +392,7 @@ def test_the_table_is_read_again_when_it_changes(
     assert table.of("z.Z/Z") is not None
     write('{"rpcConfigs": {"a.B/D": {"idExtractionPath": [0]}}}')
     assert table.of("z.Z/Z") is not None
-    assert "has changed, and is not used: [0] is no path of protobuf fields" in caplog.text
+    assert "has changed, and is not used: [0] is not a path of protobuf fields" in caplog.text
     path.unlink()
     now_s[0] += 2
     assert table.of("z.Z/Z") is not None
@@ -406,8 +406,8 @@ def test_the_table_is_read_again_when_it_changes(
         ("", "mesh.data_plane"),
         ("[]", "Expected `object`"),
         ('{"rpcConfig": {}}', "unknown field `rpcConfig`"),
-        ('{"rpcConfigs": {"Ask": {}}}', "'Ask' is no method"),
-        ('{"rpcConfigs": {"a.B/C": {"idExtractionPath": [1, 0]}}}', "no path"),
+        ('{"rpcConfigs": {"Ask": {}}}', "'Ask' is not a method"),
+        ('{"rpcConfigs": {"a.B/C": {"idExtractionPath": [1, 0]}}}', "not a path"),
         ('{"rpcConfigs": {"a.B/C": {"idInjectionPath": ["1"]}}}', "Expected `int`"),
         (json.dumps({"rpcConfigs": {f"a.B/C{i}": {} for i in range(1001)}}), "up to 1000"),
     ],

@@ -375,7 +375,9 @@ def test_variables_that_cannot_be(env: dict[str, str], monkeypatch: pytest.Monke
 
 
 def test_an_endpoint_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"tracing\.endpoint: 'nowhere/v1/traces' is no address"):
+    with pytest.raises(
+        ConfigError, match=r"tracing\.endpoint: 'nowhere/v1/traces' is not an address"
+    ):
         clipper.start(http="127.0.0.1:0", tracing={"endpoint": "nowhere"})
 
 

@@ -406,9 +406,9 @@ def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--mesh", "sqlite:/here"], "no store that several pods share"),
-        (["--mesh", "memory://"], "no store that several pods"),
-        (["--mesh", "etcd://"], "no store that several pods"),
+        (["--mesh", "sqlite:/here"], "not a store that several pods share"),
+        (["--mesh", "memory://"], "not a store that several pods"),
+        (["--mesh", "etcd://"], "not a store that several pods"),
         (["--mesh", STORE, "--redis"], "--mesh cannot be combined with --from"),
         (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes are 5 already"),
     ],

@@ -130,8 +130,8 @@ def test_failing_state_methods_keep_the_state() -> None:
     ("kind", "said"),
     [
         ("plan", "select returned a str, not a Plan"),
-        ("stranger", "select asks stranger:1, which is no candidate"),
-        ("nobody", "select asks no model"),
+        ("stranger", "select returned stranger:1, which is not a candidate"),
+        ("nobody", "select returned no model"),
         ("odds", "select gave 3 probabilities for 2 models"),
         ("combined", "combine returned a int, not a Combined"),
         ("nan", "combine returned a confidence of nan"),

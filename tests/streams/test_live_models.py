@@ -177,7 +177,7 @@ def test_what_is_no_sound_model_is_refused_and_touches_nothing(
             (described("m", "onnx", b"nonsense", data=b"nonsense"), "packaging", "no ONNX model"),
             (described("m", "skops", good, data=good), "packaging", "no skops file"),
             (described("m", "onnx", good, key=stream + ".none"), "packaging", "is not there"),
-            (described("m", "onnx", good, key=stream + ".list"), "packaging", "is no string"),
+            (described("m", "onnx", good, key=stream + ".list"), "packaging", "is not a string"),
             (
                 described("m", "onnx", b"more", data=b"more", version="1"),
                 "already-exists",
@@ -186,7 +186,7 @@ def test_what_is_no_sound_model_is_refused_and_touches_nothing(
             (
                 described("m", "onnx", good, input="f64[7]", data=good, version="9"),
                 "type-conflict",
-                "takes f64",
+                "has the input f64",
             ),
         ]
         for fields, _, _ in bad:

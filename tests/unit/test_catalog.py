@@ -73,7 +73,7 @@ def test_a_model_comes_back_as_it_was_registered(store: Store, catalog: Catalog)
 def test_a_version_never_changes(catalog: Catalog) -> None:
     first = catalog.register_model("svm", "f64[64]", version=1)
     with pytest.raises(
-        AlreadyExists, match=r"'svm:1' exists already.*Leave the version out to get 2"
+        AlreadyExists, match=r"'svm:1' already exists.*Leave the version out to get 2"
     ):
         catalog.register_model("svm", "f64[2]", version=1)
     assert catalog.models() == [first]
@@ -317,9 +317,9 @@ def test_a_nan_default_survives(store: Store, catalog: Catalog) -> None:
         (
             {"models": ["svm", "text"]},
             TypeConflict,
-            r"'text:1' takes str, application 'digits' asks with f64\[64\]",
+            r"'text:1' has the input str, application 'digits' has f64\[64\]",
         ),
-        ({"models": ["svm"], "input": "f64[63]"}, TypeConflict, "asks with f64.63."),
+        ({"models": ["svm"], "input": "f64[63]"}, TypeConflict, "has f64.63."),
         ({"input": "f64[-1]"}, InvalidInput, "dimensions"),
         ({"slo_ms": 0}, InvalidInput, "slo_ms=0"),
         ({"slo_ms": float("nan")}, InvalidInput, "slo_ms=nan"),
@@ -348,7 +348,7 @@ def test_bad_applications_are_refused(
 def test_a_deleted_application_is_really_gone(store: Store, catalog: Catalog) -> None:
     catalog.register_model("svm", "f64[64]")
     catalog.register_application("digits", ["svm"], default=-1)
-    with pytest.raises(AlreadyExists, match="'digits' is registered already"):
+    with pytest.raises(AlreadyExists, match="'digits' is already registered"):
         catalog.register_application("digits")
     catalog.unregister_application("digits")
     left = [record for record in store.range("")[0] if not record.key.startswith("history/")]
@@ -405,7 +405,7 @@ def test_a_new_version_may_not_change_the_input_under_its_applications(catalog: 
     catalog.register_model("svm", "f64[64]")
     catalog.register_application("digits", ["svm"])
     with pytest.raises(
-        TypeConflict, match=r"'svm:2' takes f64\[63\], application 'digits' asks with f64\[64\]"
+        TypeConflict, match=r"'svm:2' has the input f64\[63\], application 'digits' has f64\[64\]"
     ):
         catalog.register_model("svm", "f64[63]")
     catalog.update_application("digits", models=["svm:1"])
@@ -419,7 +419,7 @@ def test_a_record_may_not_change_the_input_either(catalog: Catalog) -> None:
     record = catalog.register_model("svm", "f64[64]")
     catalog.register_application("digits", ["svm"])
     other = msgspec.structs.replace(record, version=2, input=InputType.parse("f64[63]"))
-    with pytest.raises(TypeConflict, match=r"'svm:2' takes f64\[63\]"):
+    with pytest.raises(TypeConflict, match=r"'svm:2' has the input f64\[63\]"):
         catalog.register(other)
     assert catalog.latest("svm").version == 1
     catalog.register(other, promote=False)

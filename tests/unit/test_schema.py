@@ -51,7 +51,7 @@ def test_the_notation() -> None:
         ("{}", "a dict of types by name"),
         ('{"": "f64"}', "needs a name"),
         ('{"a": "f64", "a": "f32"}', "named twice"),
-        ('{"a": "f65"}', "tensor 'a': 'f65' is no type"),
+        ('{"a": "f65"}', "tensor 'a': 'f65' is not a type"),
         ('{"a": "f64[0]"}', "tensor 'a': sizes"),
         ('{"a": "f64[-1]"}', "tensor 'a'"),
         ('{"a": 3}', "tensor 'a'"),

@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         "--batch-max",
         type=int,
         metavar="N",
-        help="most rows of a batch; 0: no limit",
+        help="largest batch in rows; 0: no limit",
     )
     serve.add_argument(
         "--token-env",
@@ -260,12 +260,12 @@ def _add_host(verbs: _Verbs) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="loads at once; 0: one a core, 2 at least",
+        help="concurrent loads; 0: the number of cores, at least 2",
     )
     host.add_argument(
         "--load-s", type=float, default=30.0, metavar="S", help="time that one load may take (30)"
     )
-    host.add_argument("--name", default="", help="in messages")
+    host.add_argument("--name", default="", help="name of this host in messages")
     host.add_argument(
         "--work-file",
         default="",

@@ -84,7 +84,7 @@ class TensorSpec:
         if found is None or (dtype not in NUMPY_TYPES and dtype not in TEXTS):
             raise InvalidTensor(
                 name,
-                f"tensor {name!r}: {str(text)[:64]!r} is no type. Write an element type and the"
+                f"tensor {name!r}: {str(text)[:64]!r} is not a type. Write an element type and the"
                 f" shape of one row, 'f32[3,224]', 'i64[*]' or 'str'. Element types:"
                 f" {', '.join((*NUMPY_TYPES, *TEXTS))}.",
             )

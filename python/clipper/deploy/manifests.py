@@ -89,12 +89,13 @@ def check_export_name(name: str) -> None:
 
 
 def check_shared(store: str) -> None:
-    """Raise InvalidInput for a URL that is no store that several pods share."""
+    """Raise InvalidInput for a URL that is not a store that several pods share."""
     kind, host = store.partition(":")[0], store.partition("://")[2].partition("/")[0]
     if kind not in _SHARED or not host:
         hint = "Name one that pods reach: etcd://etcd.default:2379/clipper."
         raise InvalidInput(
-            f"{store.partition('@')[2] or store!r} is no store that several pods share.", hint=hint
+            f"{store.partition('@')[2] or store!r} is not a store that several pods share.",
+            hint=hint,
         )
 
 

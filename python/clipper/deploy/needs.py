@@ -192,5 +192,5 @@ def _head_of(target: str) -> dict[str, object]:
         and isinstance(head, dict)
         and "kind" in head
     ):
-        raise InvalidInput(f"{target} is no packed model.", hint="Deploy the model again.")
+        raise InvalidInput(f"{target} is not a packed model.", hint="Deploy the model again.")
     return head

@@ -105,8 +105,8 @@ def pack(
     """
     if not NAME.fullmatch(name):
         raise PackagingError(
-            f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a"
-            " letter or digit"
+            f"{name!r} is not a model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first"
+            " a letter or digit"
         )
     if isinstance(thing, Command):
         return Package(thing.text, "command", command=thing.words, folder=thing.folder)

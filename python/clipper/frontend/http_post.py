@@ -47,7 +47,7 @@ class Poster:
             split = urllib.parse.urlsplit("")
         if split.scheme not in ("http", "https") or not split.hostname:
             raise ConfigError(
-                f"{setting}: {url!r} is no address.", hint=f"Write http://HOST:{port}."
+                f"{setting}: {url!r} is not an address.", hint=f"Write http://HOST:{port}."
             )
         self._host, self._headers = split.hostname, dict(headers)
         self._path = (split.path or "/") + (f"?{split.query}" if split.query else "")

@@ -125,7 +125,7 @@ class Client:
         split = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if split.scheme not in ("http", "https") or not split.hostname:
             raise InvalidInput(
-                f"url={url!r} is no address of a server.",
+                f"url={url!r} is not an address of a server.",
                 hint="Write http://HOST:PORT or https://HOST:PORT.",
             )
         self.tables = TableClient(self)
@@ -511,7 +511,7 @@ class Client:
         if not isinstance(found, dict):
             hint = "See server.admin_address."
             raise NoServer(
-                f"what answers at {self.url} is no Clipper server (status {status}).", hint=hint
+                f"what answers at {self.url} is not a Clipper server (status {status}).", hint=hint
             )
         if status >= 400:
             raise _error(status, found, self.url)
@@ -572,7 +572,7 @@ class Client:
         if hashlib.sha256(shown).hexdigest() != expected:
             raise NoServer(
                 f"{self.url} shows another certificate than {self._trust.pinned}.",
-                hint="Name it: --url, and --ca.",
+                hint="Give its URL and CA: --url, --ca.",
             )
 
     def __enter__(self) -> Self:

@@ -222,7 +222,7 @@ def _known() -> Iterator[None]:
             "Start it with [mesh] enabled = true, or clipper.start(mesh=True); or name another:"
             " --url."
         )
-        raise NoServer("that server is no node of a mesh.", hint=hint) from None
+        raise NoServer("that server is not a node of a mesh.", hint=hint) from None
 
 
 def event_of(message: dict[str, Any]) -> MeshEvent:

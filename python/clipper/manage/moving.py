@@ -57,7 +57,8 @@ def read(text: bytes) -> State:
         state = msgspec.json.decode(text, type=State)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidInput(
-            f"this is no exported state: {error}.", hint="Write one with: clipper export state FILE"
+            f"this is not an exported state: {error}.",
+            hint="Write one with: clipper export state FILE",
         ) from None
     if state.schema != _SCHEMA:
         raise InvalidInput(

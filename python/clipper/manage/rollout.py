@@ -130,7 +130,7 @@ def _share(value: Any) -> float:
         share = 0.0
     if not 0 < share <= 1:
         raise InvalidInput(
-            f"{value!r} is no share of the queries.", hint='Write "5%", or 0.05 for a number.'
+            f"{value!r} is not a share of the queries.", hint='Write "5%", or 0.05 for a number.'
         )
     return share
 
@@ -144,7 +144,7 @@ def seconds_of(value: str | float) -> float:
         seconds = -1.0
     if not 0 <= seconds <= HOLD_S_MAX:
         raise InvalidInput(
-            f"{value!r} is no time to hold a stage.", hint="Write 60s, 5m or 1h: up to 30 days."
+            f"{value!r} is not a time to hold a stage.", hint="Write 60s, 5m or 1h: up to 30 days."
         )
     return seconds
 
@@ -153,7 +153,7 @@ def checked_guard(text: str) -> str:
     """Return a guard as it is recorded. Raises InvalidInput."""
     guards = guards_in(text)
     if len({(guard.metric, guard.beside) for guard in guards}) < len(guards):
-        raise InvalidInput(f"guards {text!r}: one of them comes twice.")
+        raise InvalidInput(f"guards {text!r}: one of them is given twice.")
     return ", ".join(guard.text for guard in guards)
 
 

@@ -83,12 +83,12 @@ def the_one(state: str = "") -> Running:
             for one in fitting
         )
         raise NoServer(
-            f"{len(fitting)} servers of yours run here: {choices}.",
+            f"{len(fitting)} servers of this user run on this host: {choices}.",
             hint="Choose: --url URL, or CLIPPER_URL.",
         )
     where = f" on the state {wanted}" if wanted else ""
     others = f" Others run: {', '.join(one.url for one in found)}." if found else ""
-    raise NoServer(f"no server of yours runs here{where}.{others}", hint=_HINT)
+    raise NoServer(f"no server of this user runs on this host{where}.{others}", hint=_HINT)
 
 
 def state_named(state: str) -> str:

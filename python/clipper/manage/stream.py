@@ -55,7 +55,7 @@ class Stream:
         try:
             return msgspec.json.decode(data)
         except msgspec.DecodeError:
-            raise NoServer(f"what {self._url} says is no stream of a Clipper server.") from None
+            raise NoServer(f"what {self._url} sends is not a stream of a Clipper server.") from None
 
     def hang_up(self) -> None:
         """Ends an iteration that waits."""

@@ -67,7 +67,7 @@ def parse(text: bytes) -> _File:
         service, slash, last = name.partition("/")
         if not service or not slash or not last or "/" in last:
             raise InvalidInput(
-                f"{name[:100]!r} is no method.", hint="It is package.Service/Method."
+                f"{name[:100]!r} is not a method.", hint="It is package.Service/Method."
             )
         for path in (method.id_extraction_path, method.id_injection_path):
             if path:

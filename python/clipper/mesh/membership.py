@@ -62,7 +62,7 @@ class MeshMembership:
         """The node. Raises NotAllowed when the server is not a member of a mesh."""
         if self._node is None:
             raise NotAllowed(
-                "this server is no node of a mesh.", hint="Start it by clipper.start(mesh=True)."
+                "this server is not a node of a mesh.", hint="Start it by clipper.start(mesh=True)."
             )
         return self._node
 

@@ -34,7 +34,7 @@ def field_path(numbers: Sequence[int]) -> tuple[int, ...]:
             f"1 to {_PATH_MAX} numbers, each from 1 to {_FIELD_MAX}: [5, 1] is field 1 of the"
             " message in field 5."
         )
-        raise InvalidInput(f"{list(path)[:20]} is no path of protobuf fields.", hint=hint)
+        raise InvalidInput(f"{list(path)[:20]} is not a path of protobuf fields.", hint=hint)
     return path
 
 

@@ -227,10 +227,10 @@ def _check_plan(
         raise TypeError(f"select returned a {type(plan).__name__}, not a Plan")
     known = set(candidates)
     if candidates and not plan.models:
-        raise ValueError("select asks no model")
+        raise ValueError("select returned no model")
     for model in (*plan.models, *plan.observers):
         if model not in known:
-            raise ValueError(f"select asks {model!s}, which is no candidate")
+            raise ValueError(f"select returned {model!s}, which is not a candidate")
     if plan.probabilities and len(plan.probabilities) != len(plan.models):
         raise ValueError(
             f"select gave {len(plan.probabilities)} probabilities for {len(plan.models)} models"

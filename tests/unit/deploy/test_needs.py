@@ -66,7 +66,7 @@ def test_a_module_says_nothing_and_what_runs_elsewhere_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read"):
         needs_of(Model("m", 1, ANY, target=str(tmp_path / "gone.pkl"), sha256="00"))
     (tmp_path / "odd.pkl").write_bytes(b"{}\n")
-    with pytest.raises(InvalidInput, match="no packed model"):
+    with pytest.raises(InvalidInput, match="not a packed model"):
         needs_of(Model("m", 1, ANY, target=str(tmp_path / "odd.pkl"), sha256="00"))
 
 

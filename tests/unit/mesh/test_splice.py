@@ -225,5 +225,5 @@ def test_a_large_message_is_copied_once() -> None:
 def test_paths() -> None:
     assert field_path([5, 1]) == (5, 1)
     for wrong in ([], [0], [-1], [1 << 29], [True], ["1"], [1] * 17):
-        with pytest.raises(InvalidInput, match="no path of protobuf fields"):
+        with pytest.raises(InvalidInput, match="not a path of protobuf fields"):
             field_path(wrong)  # type: ignore[arg-type]

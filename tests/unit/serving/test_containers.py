@@ -127,7 +127,7 @@ def test_a_hello_that_the_server_fails_on_is_answered(node):
         ({"input": "?"}, "bad input type"),
         ({"protocol": 1, "input": "any"}, "protocol 1 must state an input type"),
         ({"protocol": 1, "input": '{"x": "u8[8]"}'}, "protocol 1 has no named tensors"),
-        ({"input": '{"x": "u9[8]"}'}, "tensor 'x': 'u9[8]' is no type"),
+        ({"input": '{"x": "u9[8]"}'}, "tensor 'x': 'u9[8]' is not a type"),
         ({"replica": "x" * 60_000}, "cannot be read"),
         ({"replica": -5}, "replica is -5: replica is a whole number from 0"),
         ({"replica": 1 << 40}, "replica is 1099511627776"),

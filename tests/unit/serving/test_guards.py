@@ -45,7 +45,7 @@ def test_what_a_person_writes() -> None:
         ("error<0%", "above 0 %"),
         ("error<100%", "below 100 %"),
         ("error", "cannot read"),
-        ("error<1..2%", "no number"),
+        ("error<1..2%", "not a number"),
         ("agreement>=-1%", "against the version before"),
         ("reward>=+1%", "against the version before"),
         ("error<1ms", "a share"),

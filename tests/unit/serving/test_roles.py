@@ -69,7 +69,7 @@ def test_roles_find_their_links():
         ({"svn:2": "shadow"}, "a role for 'svn:2'.*did you mean 'svm:2'"),
         ({"forest:1": "shadow"}, "a role for 'forest:1'"),
         ({"FOREST": "shadow"}, "roles of application 'a': bad model name"),
-        ({"forest": "decoy"}, "a decoy is no model, 'forest' is one"),
+        ({"forest": "decoy"}, "a decoy is not a model, 'forest' is one"),
         ({"De Coy": "decoy"}, "bad decoy name"),
         (
             {"svm:1": "shadow", "svm:2": "canary", "forest": "challenger"},

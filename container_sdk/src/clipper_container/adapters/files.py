@@ -81,7 +81,7 @@ def _trouble_of_xgboost(content: bytes) -> str:
         content.lstrip()[:1] == b"{",
     )
     if not is_ubj and not (is_json and b'"learner"' in content[:4096]):
-        return "is no model of XGBoost; save one by booster.save_model('model.ubj')"
+        return "is not a model of XGBoost; save one by booster.save_model('model.ubj')"
     if not content.rstrip(b" \r\n" if is_json and not is_ubj else b"").endswith(b"}"):
         return "is cut short: it does not end as a model of XGBoost does"
     return ""
@@ -89,7 +89,7 @@ def _trouble_of_xgboost(content: bytes) -> str:
 
 def _trouble_of_lightgbm(content: bytes) -> str:
     if not content.startswith((b"tree\n", b"tree\r\n")):
-        return "is no model of LightGBM; save one by booster.save_model('model.txt')"
+        return "is not a model of LightGBM; save one by booster.save_model('model.txt')"
     if b"\nend of trees" not in content:
         return "is cut short: it lacks the end of its trees"
     return ""
@@ -117,7 +117,7 @@ def _trouble_of_torch(kind: str, content: bytes) -> str:
         return (
             f"holds a model of kind {found}: name it {'.pt2' if found == 'torch-export' else '.pt'}"
         )
-    return f"is no model of PyTorch; save one by {how}"
+    return f"is not a model of PyTorch; save one by {how}"
 
 
 # -- folders

@@ -33,5 +33,6 @@ def load(content: bytes) -> Any:
     ) as error:
         more = "" if has_joblib else "; if joblib wrote it, pip install joblib"
         raise LoadError(
-            f"this file is no pickle, or damaged: {type(error).__name__}: {str(error)[:200]}{more}"
+            f"this file is not a pickle, or damaged: {type(error).__name__}:"
+            f" {str(error)[:200]}{more}"
         ) from error

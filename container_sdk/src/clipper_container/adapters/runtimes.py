@@ -60,10 +60,10 @@ def _about(key: str) -> dict[str, Any]:
         about = json.loads(key)
     except ValueError as error:
         raise ArtifactError(
-            f'the key is not JSON object such as {{"sha256": "..."}}: {error}'
+            f'the key is not a JSON object such as {{"sha256": "..."}}: {error}'
         ) from None
     if not isinstance(about, dict):
-        raise ArtifactError('the key is not JSON object such as {"sha256": "..."}')
+        raise ArtifactError('the key is not a JSON object such as {"sha256": "..."}')
     for name, value in about.items():
         if name not in _KEYS or not isinstance(value, _KEYS[name]):
             raise ArtifactError(f"the key says {name!r}: {value!r:.60}; known: {', '.join(_KEYS)}")

@@ -114,7 +114,7 @@ class TorchModel(Model):
             tensor = self._torch.from_numpy(array if array.flags.writeable else array.copy())
         except (TypeError, ValueError):
             raise TypeError(
-                f"input {name!r} of {self._called}: {array.dtype} is no type of PyTorch's"
+                f"input {name!r} of {self._called}: {array.dtype} is not a type of PyTorch"
             ) from None
         casts = self._dtype is not None and tensor.is_floating_point()
         return tensor.to(self._dtype) if casts else tensor

@@ -78,7 +78,7 @@ class ArtifactUrl:
                 "Use https://, or add #sha256=HEX.",
             )
         if parts.scheme == "pvc" and not _CLAIM.fullmatch(parts.netloc):
-            raise PullError(plain, f"{parts.netloc!r} is no name of a PersistentVolumeClaim")
+            raise PullError(plain, f"{parts.netloc!r} is not the name of a PersistentVolumeClaim")
         return cls(plain, parts.scheme, parts.netloc, key, parts.path.endswith("/"), **pins)
 
     @property

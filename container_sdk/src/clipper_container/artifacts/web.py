@@ -94,7 +94,7 @@ class WebSource:
             known = netrc.netrc(place).authenticators(self._url.place.rpartition("@")[2])
             known = known or netrc.netrc(place).authenticators(self._url.place.partition(":")[0])
         except (OSError, netrc.NetrcParseError) as error:
-            what = error.strerror if isinstance(error, OSError) else "it is no file of netrc"
+            what = error.strerror if isinstance(error, OSError) else "it is not a netrc file"
             raise PullError(self._url.plain, f"cannot read NETRC: {what}", "", False) from None
         if known is None:
             return {}

@@ -104,8 +104,8 @@ def open_device(name: str = "auto") -> Device:
     found = _INDEX.fullmatch("" if name == "auto" or _UUID.fullmatch(name) else name)
     if found is None:
         raise ValueError(
-            f"{name!r} is no device. Write 'cpu', 'cuda:0', the UUID of a GPU or of a MIG instance"
-            " (nvidia-smi -L), or 'auto'."
+            f"{name!r} is not a device. Write 'cpu', 'cuda:0', the UUID of a GPU or of a MIG"
+            " instance (nvidia-smi -L), or 'auto'."
         )
     index, count = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:

@@ -204,7 +204,7 @@ def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> Clip
 _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     RefusalCode.BAD_INPUT: (
         errors.InvalidInput,
-        "a gradient of id {about} holds NaN or infinity, or the scale is no number above 0",
+        "a gradient of id {about} holds NaN or infinity, or the scale is not a number above 0",
         "Nothing was changed. Clip gradients, or look for the batch that makes them.",
     ),
     RefusalCode.BAD_FRAME: (

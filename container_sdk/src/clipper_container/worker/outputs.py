@@ -227,7 +227,7 @@ def _confidence(values: object, n: int, name: str) -> NDArray[np.float32]:
         confidence = np.ascontiguousarray(values, np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidOutput(
-            f"model '{name}' returned a confidence that is no array of numbers."
+            f"model '{name}' returned a confidence that is not an array of numbers."
         ) from error
     if confidence.shape != (n,):
         raise InvalidOutput(

@@ -452,7 +452,9 @@ class HttpConnection(asyncio.Protocol):
             return
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         if method == b"CONNECT":
-            self._refuse(HttpError(405, "this is no proxy.", headers=((b"allow", b"GET, POST"),)))
+            self._refuse(
+                HttpError(405, "this server is not a proxy.", headers=((b"allow", b"GET, POST"),))
+            )
             return
         headers = [
             b"%s: %s\r\n" % header

@@ -252,7 +252,7 @@ def _slo_ms(infer_request: codec.InferRequest, request: HttpRequest) -> float | 
         return float(text) if text else None
     except ValueError:
         raise InvalidInput(
-            f"Clipper-Deadline-Ms {text[:20].decode('ascii', 'replace')!r} is no number."
+            f"Clipper-Deadline-Ms {text[:20].decode('ascii', 'replace')!r} is not a number."
         ) from None
 
 

@@ -158,8 +158,8 @@ def _head_size(body: bytes | bytearray, text: bytes) -> int:
     if not text.isdigit() or len(text) > 12 or int(text) > len(body):
         shown = text[:20].decode("ascii", "replace")
         raise InvalidInput(
-            f"Inference-Header-Content-Length {shown!r} is no length within a body of {len(body)}"
-            " bytes."
+            f"Inference-Header-Content-Length {shown!r} is not a length within a body of"
+            f" {len(body)} bytes."
         )
     return int(text)
 
@@ -226,7 +226,7 @@ def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> tuple[Values
         values = _flattened(read_json(_ANYTHING, tensor.data, at))
         if not all(isinstance(value, str) for value in values):
             hint = "BYTES tensors are strings in JSON; others go as binary data."
-            raise InvalidInput(f"`{at}` holds what is no string.", hint=hint)
+            raise InvalidInput(f"`{at}` has an element that is not a string.", hint=hint)
     else:
         try:
             values = _numbers(tensor, at)
@@ -613,7 +613,7 @@ def _as_text(value: str | bytes) -> str:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
         raise BadOutput(
-            "an output is no text: JSON cannot hold it.", hint="Ask for binary data."
+            "an output is not text: JSON cannot represent it.", hint="Ask for binary data."
         ) from None
 
 

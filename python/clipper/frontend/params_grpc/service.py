@@ -92,7 +92,7 @@ class ShardCall:
             and len(text) <= 20
             and int(text) < 1 << 64
         ):
-            raise InvalidInput(f"metadata {name}: {text!r} is no whole number from 0 to 2^64 - 1.")
+            raise InvalidInput(f"metadata {name}: {text!r} is not an integer from 0 to 2^64 - 1.")
         return int(text)
 
     def number(self, name: str) -> float | None:
@@ -101,7 +101,7 @@ class ShardCall:
         try:
             return None if text is None else float(text)
         except ValueError:
-            raise InvalidInput(f"metadata {name}: {text!r} is no number.") from None
+            raise InvalidInput(f"metadata {name}: {text!r} is not a number.") from None
 
 
 class ParamsService:

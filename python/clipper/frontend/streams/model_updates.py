@@ -293,7 +293,7 @@ class ModelUpdater:
             return model
         if item.version is not None:
             raise AlreadyExists(
-                f"model '{model.id}' exists already with other bytes.",
+                f"model '{model.id}' already exists with other bytes.",
                 hint="Leave the version out.",
             )
         return None
@@ -349,7 +349,7 @@ class ModelUpdater:
         except Exception as error:
             if str(error).startswith("WRONGTYPE"):
                 return PackagingError(
-                    "the key that is to hold the bytes is no string.",
+                    "the key of the bytes is not a string.",
                     hint="Use SET, or redis-cli -x SET.",
                 )
             raise

@@ -196,9 +196,9 @@ async def read(reader: asyncio.StreamReader) -> Message:
     except asyncio.IncompleteReadError:
         raise
     except Exception as error:
-        raise ValueError(f"what came is no msgpack: {error}") from None
+        raise ValueError(f"the message is not msgpack: {error}") from None
     if not isinstance(message, dict):
-        raise ValueError("what came is no map")
+        raise ValueError("the message is not a map")
     return message
 
 

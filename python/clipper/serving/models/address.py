@@ -81,7 +81,9 @@ def _remove_if_dead(path: str) -> None:
     """A socket file that nobody answers on is left over from a server that was killed."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):  # connect() would say "refused" of any file
-            raise FileExistsError(errno.EEXIST, "there is a file of that name, and it is no socket")
+            raise FileExistsError(
+                errno.EEXIST, "there is a file of that name, and it is not a socket"
+            )
     except FileNotFoundError:
         return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

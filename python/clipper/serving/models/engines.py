@@ -50,7 +50,7 @@ class Engines:
             return self._all[number]
 
     def forget(self, name: str) -> None:
-        """There is no model of this name any more; one that comes has its place chosen anew."""
+        """There is not a model of this name any more; one that comes has its place chosen anew."""
         with self._guard:
             number = self._placed.pop(name, None)
             if number is not None:

@@ -38,5 +38,5 @@ def function_named(text: str, noun: str) -> Function:
             f"{noun} {text!r} cannot be imported: {error}.", hint="Put the function in a module."
         ) from None
     if not callable(found):
-        raise InvalidInput(f"{noun} {text!r} is no function.", hint="Write module:function.")
+        raise InvalidInput(f"{noun} {text!r} is not a function.", hint="Write module:function.")
     return found

@@ -175,7 +175,7 @@ def _guard(text: str) -> Guard:
     try:
         value = float(number)
     except ValueError:
-        raise InvalidInput(f"guard {text!r}: {number!r} is no number.", hint=_EXAMPLE) from None
+        raise InvalidInput(f"guard {text!r}: {number!r} is not a number.", hint=_EXAMPLE) from None
     return (
         _of_time(text, metric, sign, value, unit)
         if metric[0] == "p"

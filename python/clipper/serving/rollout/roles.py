@@ -162,7 +162,8 @@ def _decoy_named(application: str, name: str, linked: Sequence[VersionedModel]) 
     if any(link.name == name for link in linked):
         hint = "Give the decoy a name of its own, or the model the role shadow."
         raise InvalidInput(
-            f"decoy {name!r} of application {application!r}: a decoy is no model, {name!r} is one.",
+            f"decoy {name!r} of application {application!r}: a decoy is not a model, {name!r}"
+            " is one.",
             hint=hint,
         )
     return name
