@@ -16,7 +16,7 @@ LIMITS = {
     "weak beginning": 0,
     "coined word": 10,
     "coined name": 14,
-    "Any": 839,
+    "Any": 145,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

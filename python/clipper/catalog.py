@@ -19,7 +19,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -67,6 +67,7 @@ from clipper.types import (
     Batching,
     InputType,
     Model,
+    UserValue,
     VersionedModel,
     check_name,
 )
@@ -367,7 +368,7 @@ class Catalog:
 
         return self._change("set", change)
 
-    def update_application(self, name: str, /, **changes: Any) -> Application:
+    def update_application(self, name: str, /, **changes: UserValue) -> Application:
         """Change fields of an application: models, slo_ms, default, input, policy, confidence_min,
         roles, missing, decider, coverage, context_table, output."""
         known = tuple(
@@ -648,7 +649,7 @@ class Catalog:
         self.close()
 
 
-def plain(default: object) -> Any:
+def plain(default: object) -> UserValue:
     """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested)
     lists of these, or a dict of these by name; numpy's scalars and arrays become these.
     InvalidInput for anything else."""

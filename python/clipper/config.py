@@ -10,9 +10,9 @@ import functools
 import os
 import tomllib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +44,7 @@ from clipper.settings.tracing import TracingSettings
 from clipper.types import (
     Batching,
     InputType,
+    UserValue,
     VersionedModel,
     check_name,
     check_policy,
@@ -79,11 +80,12 @@ class KeyInfo(msgspec.Struct, frozen=True):
     key: str
     type: str
     unit: str
-    default: Any
+    default: object
     range: str
     text: str
 
 
+_S = TypeVar("_S", bound=msgspec.Struct)
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": ServerSettings,
     "limits": LimitSettings,
@@ -136,7 +138,7 @@ def describe() -> list[KeyInfo]:
     return rows
 
 
-def default_of(field: Any) -> object:
+def default_of(field: msgspec.structs.FieldInfo) -> object:
     """Return the default of a field; dicts are made anew."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
@@ -144,7 +146,7 @@ def default_of(field: Any) -> object:
 def load(
     path: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
-    **keywords: Any,
+    **keywords: object,
 ) -> Config:
     """The configuration from a TOML file, the environment (None: this process's), and keywords.
 
@@ -213,14 +215,15 @@ def _has_module(folder: Path, name: str) -> bool:
     return bool(name) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
 
 
-def merge_batching(base: Batching, override: Batching | str | Mapping[str, Any] | None) -> Batching:
+def merge_batching(
+    base: Batching, override: Batching | str | Mapping[str, object] | None
+) -> Batching:
     """`base` with what `override` says: a mode such as "static", or some of the keys. Errors:
     ConfigError."""
     if override is None or isinstance(override, Batching):
         return override or base
     leaves: _Leaves = {at: (leaf, "batching") for at, leaf in _flat(override, ("batching",))}
-    merged: Batching = _build(Batching, leaves, ("batching",), base)
-    return merged
+    return _build(Batching, leaves, ("batching",), base)
 
 
 # -- where values come from
@@ -390,13 +393,13 @@ def _names(leaves: _Leaves, section: str) -> list[str]:
 
 
 def _build(
-    kind: type[msgspec.Struct],
+    kind: type[_S],
     leaves: _Leaves,
     prefix: _Path,
     batching: msgspec.Struct | None = None,
-) -> Any:
+) -> _S:
     """The section at `prefix`; `batching` is what a batching table in it starts from."""
-    values: dict[str, Any] = (
+    values: dict[str, UserValue] = (
         msgspec.structs.asdict(batching) if kind is Batching and batching else {}
     )
     depth = len(prefix)
@@ -439,16 +442,16 @@ def _convert(kind: type[msgspec.Struct], key: str, value: object, where: str) ->
     try:
         plain = (
             given
-            if type_ is Any
+            if type_ is UserValue
             else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
         )
-        return plain if type_ is Any else msgspec.convert(plain, Annotated[type_, meta])
+        return plain if type_ is UserValue else msgspec.convert(plain, Annotated[type_, meta])
     except msgspec.ValidationError:
         raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
 
 
 def _read_env(text: str, type_: object) -> object:
-    if type_ is Any:
+    if type_ is UserValue:
         try:
             return msgspec.json.decode(str(text))
         except msgspec.DecodeError:
@@ -483,18 +486,18 @@ def _number(number: float) -> str:
     return str(int(number)) if number == int(number) else str(number)
 
 
-def _type_name(type_: Any) -> str:
+def _type_name(type_: object) -> str:
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(map(repr, get_args(type_)))
     if get_origin(type_) is dict:
         return "columns by table, as { taste = [0, 1] }"
-    names = {
+    names: dict[object, str] = {
         str: "a string",
         int: "a whole number",
         float: "a number",
         bool: "true or false",
         Batching: "a mode or a table",
-        Any: "any value",
+        UserValue: "any value",
     }
     return names.get(type_, "a list of strings")
 
@@ -622,7 +625,7 @@ def roles_in(lines: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _check_address(server: ServerSettings, refuse: Any) -> None:
+def _check_address(server: ServerSettings, refuse: Callable[[_Path, str], ConfigError]) -> None:
     at = ("server", "address")
     if server.address == "unix" or (server.address.startswith("unix:") and len(server.address) > 5):
         return

@@ -5,7 +5,7 @@ import os
 import select
 import termios
 import tty
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 
 class Keys:
@@ -13,7 +13,7 @@ class Keys:
 
     def __init__(self, stream: TextIO) -> None:
         self._fd = stream.fileno() if stream.isatty() else -1
-        self._before: list[Any] = []
+        self._before: termios._AttrReturn = []
 
     def __enter__(self) -> Self:
         if self._fd >= 0:

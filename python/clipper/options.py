@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 import msgspec
 
 from clipper.errors import InvalidInput
 from clipper.schema import Schema, Tensors
-from clipper.types import InputType, VersionedModel
+from clipper.types import InputType, UserValue, VersionedModel
 
 ReadColumns = Mapping[str, int | Sequence[int]]
-Reads = ReadColumns | str | Callable[[Any], Any]
+Reads = ReadColumns | str | Callable[..., UserValue]
 _G = TypeVar("_G", bound=msgspec.Struct)
 
 
@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class TableAccess(msgspec.Struct, frozen=True, kw_only=True):
     """The parameter tables of a model: docs/params.md, "Serving"."""
 
-    tables: Mapping[str, Mapping[str, Any]] | None = None  # {"factors": {"dim": 8}}
+    tables: Mapping[str, Mapping[str, UserValue]] | None = None  # {"factors": {"dim": 8}}
     reads: Reads | None = None  # rows that a prediction depends on: input columns by table
     tolerance: float = 0.0  # a cached prediction lasts until a row moves by this share of its norm
 
@@ -52,7 +52,7 @@ class DeployOptions(TypedDict, total=False):
     requirements: str | os.PathLike[str] | Sequence[str]
     python: str
     code: str | Sequence[str]
-    tables: Mapping[str, Mapping[str, Any]] | None
+    tables: Mapping[str, Mapping[str, UserValue]] | None
     reads: Reads | None
     tolerance: float
 
@@ -61,7 +61,7 @@ class ApplicationOptions(TypedDict, total=False):
     """The settings of an application: keywords of ClipperServer.app()."""
 
     slo_ms: float
-    default: Any
+    default: UserValue
     input: str | InputType
     policy: str
     confidence_min: float

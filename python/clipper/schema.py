@@ -2,6 +2,7 @@
 for the server and for containers.
 """
 
+from clipper_container.model import UserValue
 from clipper_container.schema import (
     FREE,
     NAME_MAX,
@@ -32,6 +33,7 @@ __all__ = [
     "Schema",
     "TensorSpec",
     "Tensors",
+    "UserValue",
     "is_named",
     "type_text",
 ]

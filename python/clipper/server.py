@@ -79,6 +79,7 @@ from clipper.types import (
     InputType,
     PredictionRequest,
     Similar,
+    UserValue,
     VersionedModel,
 )
 from clipper_core.engine.model import Model as CoreModel
@@ -576,7 +577,7 @@ class ClipperServer:
         self._applications.remove(name)
 
     def predict(
-        self, name: str, x: Any, slo_ms: float | None = None, salt: int = 0
+        self, name: str, x: UserValue, slo_ms: float | None = None, salt: int = 0
     ) -> "Future[Answer]":
         """Query one model, of the catalog or of the mesh, and return the future of its answer.
 

@@ -11,7 +11,7 @@ import os
 import ssl
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clipper.errors import ConfigError
 from clipper.settings.http import TlsFiles
@@ -149,10 +149,10 @@ def ends_s(cert: str, key: str) -> int:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-        found: Any = sides[0].getpeercert()
+        found = sides[0].getpeercert()
     except (ssl.SSLError, OSError, ValueError):
         return 0
-    return int(ssl.cert_time_to_seconds(found["notAfter"])) if found else 0
+    return int(ssl.cert_time_to_seconds(str(found["notAfter"]))) if found else 0
 
 
 def first_of(pem: str) -> str:

@@ -7,13 +7,15 @@ error of its own.
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from clipper.schema import Tensors, TensorSpec, is_named
+from clipper.schema import UserValue as UserValue
 from clipper.version import VERSION as VERSION
 
 # -- names
@@ -247,7 +249,7 @@ def _parse_shape(text: str, dims: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _as_array(value: object) -> "np.ndarray[Any, Any]":
+def _as_array(value: object) -> "np.ndarray":
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
@@ -273,13 +275,13 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     outputs only these; empty: all.
     """
 
-    input: Any
+    input: UserValue
     application: str | None = None
     candidate_models: tuple[str | VersionedModel, ...] = ()
     user: str | None = None
     slo_ms: float | None = None
     salt: int = 0
-    context: Any = None
+    context: UserValue = None
     id: str = ""
     outputs: tuple[str, ...] = ()
 
@@ -298,7 +300,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     decision.
     """
 
-    output: Any
+    output: UserValue
     confidence: float = 1.0
     is_default: bool = False
     reason: str = ""
@@ -308,7 +310,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     id: str = ""
     agreement: float = 1.0
     decided_by: str = "all"
-    set: tuple[Any, ...] = ()
+    set: tuple[UserValue, ...] = ()
     request_id: str = ""
     qualifiers: dict[VersionedModel, Qualifiers] = {}
 
@@ -338,12 +340,12 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
     had.
     """
 
-    outputs: Any
-    confidence: Any
-    is_default: Any
-    statuses: dict[VersionedModel, Any] = {}
+    outputs: UserValue
+    confidence: NDArray[np.float64]
+    is_default: NDArray[np.bool_]
+    statuses: dict[VersionedModel, NDArray[np.uint8]] = {}
     reasons: dict[str, int] = {}
-    latency_us: Any = None
+    latency_us: NDArray[np.uint32] | None = None
     id: str = ""
 
     def __len__(self) -> int:
@@ -548,7 +550,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     memory_mib: int = 0
     cpus: float = 0.0
     gpus: str = ""
-    tables: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, UserValue]] = {}
     reads: dict[str, tuple[int, ...]] | str = {}
     tolerance: float = 0.0
     warmup: str = ""
@@ -578,7 +580,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     name: str
     models: tuple[VersionedModel, ...] = ()
     slo_ms: float = 20.0
-    default: Any = None
+    default: UserValue = None
     input: InputType = ANY
     policy: str = "ensemble"
     confidence_min: float = 0.0

@@ -118,7 +118,7 @@ def test_what_cannot_be_forked_is_said_and_tried_again(
 
     monkeypatch.setattr(os, "fork", no)
     with ours, theirs:
-        ForkServer(theirs, -1, None)._fork({"number": 3, "folder": "nowhere"})  # type: ignore[arg-type]
+        ForkServer(theirs, -1, None)._fork(3, "nowhere")  # type: ignore[arg-type]
         assert heard(ours) == ({"number": 3, "error": "too many processes"}, [])
     local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
     try:

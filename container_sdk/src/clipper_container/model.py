@@ -12,6 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+UserValue = Any
+"""What only its user knows the type of: the inputs of a model, what it returns, a label, an object
+that is to be served.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -26,9 +31,9 @@ class Scored:
     with the answer.
     """
 
-    outputs: Any
-    confidence: Any = None
-    qualifiers: Any = None
+    outputs: UserValue
+    confidence: UserValue = None
+    qualifiers: UserValue = None
 
 
 class OneRowFailed(Exception):
@@ -75,7 +80,7 @@ class Model(ABC):
     batch_max: int = 0
     sessions: bool = False
     fork: bool = True
-    tables: Any = None
+    tables: UserValue = None
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
         """Open files, sockets and devices. Called once, in the model's own process, before the
@@ -83,7 +88,7 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: UserValue) -> UserValue:
         """Return one output for each row of `inputs`, in the same order.
 
         inputs: rows of one shape: ndarray (n, *shape), read-only, aligned to 64 bytes; rows of
@@ -96,7 +101,7 @@ class Model(ABC):
         Raises: any exception; the batch fails with its traceback and the process goes on.
         """
 
-    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_tensors(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Return the outputs of a batch of a model with named inputs or outputs; by default what
         `predict_batch` returns.
 
@@ -114,7 +119,7 @@ class Model(ABC):
         Raises: any exception; the container ends with it.
         """
 
-    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:  # noqa: B027  # a hook: most models do not learn
+    def correct(self, inputs: UserValue, labels: UserValue, sessions: UserValue) -> None:  # noqa: B027  # a hook: most models do not learn
         """Learn from feedback: `labels[i]` is the correct output for `inputs[i]`. Only called when
         overridden.
 
@@ -143,7 +148,7 @@ class Model(ABC):
 class FunctionModel(Model):
     """Adapts a plain function."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[..., UserValue]) -> None:
         self.function = function
         self.input = getattr(function, "input", "any")
         self.output = getattr(function, "output", "any")
@@ -151,7 +156,7 @@ class FunctionModel(Model):
         self.sessions = bool(getattr(function, "sessions", False))
         self.fork = bool(getattr(function, "fork", True))
 
-    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Call the function."""
         return self.function(inputs, *sessions)
 
@@ -159,7 +164,7 @@ class FunctionModel(Model):
 class BorrowedModel(Model):
     """Adapts an object that has `predict_batch` but does not inherit from Model."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: UserValue) -> None:
         self.inner = inner
         self.input = getattr(inner, "input", "any")
         self.output = getattr(inner, "output", "any")
@@ -173,11 +178,11 @@ class BorrowedModel(Model):
         if load is not None:
             load()
 
-    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Call the object's predict_batch()."""
         return self.inner.predict_batch(inputs, *sessions)
 
-    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+    def correct(self, inputs: UserValue, labels: UserValue, sessions: UserValue) -> None:
         """Call the object's correct()."""
         self.inner.correct(inputs, labels, sessions)
 
@@ -192,7 +197,7 @@ class BorrowedModel(Model):
         return callable(getattr(self.inner, "correct", None))
 
 
-def _adapter_of(thing: Any, confidence: bool) -> Model | None:
+def _adapter_of(thing: object, confidence: bool) -> Model | None:
     """Return the adapter of a framework's object that is no estimator; None if there is none.
     Imports no framework that is not imported.
     """
@@ -207,17 +212,17 @@ def _adapter_of(thing: Any, confidence: bool) -> Model | None:
     return None
 
 
-def is_torch_module(thing: Any) -> bool:
+def is_torch_module(thing: object) -> bool:
     """Is it a torch.nn.Module? Imports nothing."""
     return _is_of(thing, "torch.nn", "Module")
 
 
-def _is_of(thing: Any, module: str, name: str) -> bool:
+def _is_of(thing: object, module: str, name: str) -> bool:
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(thing, kind)
 
 
-def as_model(thing: Any, confidence: bool = True) -> Model:
+def as_model(thing: UserValue, confidence: bool = True) -> Model:
     """Make a `Model` of a Model, a class of them, an estimator, or a function.
 
     confidence: an estimator that knows probabilities sends the largest as the confidence of each

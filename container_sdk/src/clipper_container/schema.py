@@ -14,10 +14,11 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from clipper_container.model import UserValue
 from clipper_container.records import (
     FEW_ROWS,
     FixedRecords,
@@ -537,7 +538,7 @@ def _no_duplicates(pairs: list[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _by_column(table: Any) -> object:
+def _by_column(table: UserValue) -> object:
     """Return a table of pandas, polars or Arrow as a dict of arrays; anything else as it is."""
     if isinstance(table, (dict, Mapping)):
         return table

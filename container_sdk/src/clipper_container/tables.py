@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clipper_container.errors import TableLost
+from clipper_container.model import UserValue
 from clipper_container.params.frames import PUSHED
 from clipper_container.params.rows import as_ids, check_gradients
 from clipper_container.params.shard_set import ShardSet, numbered
@@ -68,7 +69,7 @@ class Tables:
         patience_s: float = 10.0,
         answer_s: float = 10.0,
     ) -> None:
-        self._shards: ShardSet[Mapping[str, Any]] = ShardSet(
+        self._shards: ShardSet[Mapping[str, UserValue]] = ShardSet(
             shards, dict, token=token, worker=worker, patience_s=patience_s, answer_s=answer_s
         )
 

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clipper_container.errors import InvalidInput
+from clipper_container.model import UserValue
 
 NAME_MAX = 128  # characters
 RANK_MAX = 8
@@ -16,9 +15,9 @@ ROW_BYTES_MAX = 1 << 30
 DIM_MAX = 2**32 - 1
 FREE = -1  # a size that may differ from row to row, `*` in the text
 
-Array = npt.NDArray[Any]
-NumpyType = np.dtype[Any]
-Column = Array | list[Any]  # a tensor of many rows
+Array = np.ndarray
+NumpyType = np.dtype
+Column = Array | list[UserValue]  # a tensor of many rows
 
 NUMPY_TYPES: dict[str, NumpyType] = {
     "bool": np.dtype("?"),

@@ -22,6 +22,7 @@ from clipper.errors import InvalidInput, PackagingError
 if TYPE_CHECKING:
     from clipper.load.measurement import Measurement
     from clipper.load.runs import MakeTarget, OnProgress, RunPlan
+    from clipper.types import InputType
 
 _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
@@ -180,7 +181,7 @@ def bench(
             verdict = f"{keeps} p99 within {plan.slo_ms:g} ms; {found.why}."
         else:
             steps = sweep(target, plan, rates or [rate], on_progress)
-    summary: dict[str, Any] = {
+    summary: dict[str, object] = {
         "application": application,
         "to": where,
         "command": command_line(),
@@ -195,7 +196,7 @@ def bench(
             application,
             steps,
             [line for line in (verdict, f"to {where}") if line],
-            summary["machine"],
+            machine(),
         )
         click.echo(f"wrote {html_}", err=True)
     if steps[-1].interrupted:
@@ -250,7 +251,13 @@ def _target(
 
 
 def _over_grpc(
-    at: str, name: str, rows: list[object], type_: Any, connections: int, fresh: bool, key: str
+    at: str,
+    name: str,
+    rows: list[object],
+    type_: "InputType",
+    connections: int,
+    fresh: bool,
+    key: str,
 ) -> "MakeTarget":
     try:
         from clipper.load.grpc_target import GrpcTarget

@@ -4,12 +4,16 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.up import on_first_signal
+from clipper_container.model import UserValue
+
+if TYPE_CHECKING:
+    from clipper.deploy.ray_nodes import NodeStatus
 
 _LOCAL = "local"
 _GRACE_S = 60.0
@@ -121,7 +125,7 @@ def up(
     labels: tuple[str, ...],
     capacity_mib: int | None,
     insecure: bool,
-    **given: Any,
+    **given: UserValue,
 ) -> None:
     """Start the nodes of a mesh that do not run yet, and wait until all are ready. They continue
     after this command has ended, and are restarted when they are lost. `clipper cluster down` stops
@@ -221,7 +225,7 @@ def _amount(text: str) -> tuple[str, float]:
         raise click.UsageError(f"--resource {text!r}: expected NAME=AMOUNT") from None
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> None:
+def _table(found: "Mapping[str, NodeStatus]") -> None:
     if not found:
         click.echo("no node of that mesh")
     for name, one in sorted(found.items()):
@@ -232,7 +236,7 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _ended(found: Mapping[str, Mapping[str, Any]]) -> None:
+def _ended(found: "Mapping[str, NodeStatus]") -> None:
     for name, one in sorted(found.items()):
         left = next((line for line in reversed(one["lines"]) if line.startswith("left:")), "")
         click.echo(f"{name}  {one['state']}  {left}".rstrip())

@@ -77,7 +77,7 @@ def _quantiles(histogram: object) -> tuple[str, str]:
     return low, high
 
 
-def _total(counts: Any) -> int:
+def _total(counts: dict[str, int] | int) -> int:
     return sum(counts.values()) if isinstance(counts, dict) else int(counts)
 
 

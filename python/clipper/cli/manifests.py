@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import UnknownModel, UnknownVersion
 from clipper.manage.moving import State, applications_of, read
-from clipper.types import Application, Model, VersionedModel
+from clipper.types import Application, Model, UserValue, VersionedModel
 
 if TYPE_CHECKING:
     from clipper.deploy.manifests import Shipment
@@ -239,7 +239,7 @@ def kubernetes(
     shared: str,
     servers: int,
     name: str,
-    **given: Any,
+    **given: UserValue,
 ) -> None:
     """Write FOLDER with a base for Kustomize: the servers, a Deployment for each model, the images
     they are built from. With --mesh: a Deployment of nodes, their Service, disruption budget,
@@ -354,7 +354,7 @@ def chart(
 
 
 def _shards(
-    folder: Path, file: Path | None, shards: int, replicas: int | None, **more: Any
+    folder: Path, file: Path | None, shards: int, replicas: int | None, **more: UserValue
 ) -> list[str]:
     from clipper.config import load
     from clipper.deploy.params_manifests import ParamsShipment, write_params

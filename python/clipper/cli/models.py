@@ -6,13 +6,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.server_command import ServerCommand, bounds, dry, with_server
 from clipper.errors import ClipperError
 from clipper.schema import InvalidTensor, Schema
+
+if TYPE_CHECKING:
+    from clipper.manage.client import Client
 
 _PROGRESS_S = 0.5
 
@@ -270,7 +273,7 @@ def _progress(command: ServerCommand, name: str) -> Iterator[None]:
         teller.join()
 
 
-def _print_progress(server: Any, name: str, over: threading.Event) -> None:
+def _print_progress(server: "Client", name: str, over: threading.Event) -> None:
     shown = ""
     while not over.wait(_PROGRESS_S):
         with contextlib.suppress(ClipperError):

@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from clipper.cli.up import keep_pauses_short, managed, on_first_signal, refuse_open
-from clipper.types import check_name
+from clipper.types import UserValue, check_name
 
 if TYPE_CHECKING:
     from clipper.config import Config
@@ -90,7 +90,7 @@ _PR_SET_PDEATHSIG: Final = 1
     hidden=True,
     help="Leave when the thread that started this ends.",
 )
-def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any) -> None:
+def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: UserValue) -> None:
     """Run a node of a mesh until SIGTERM or Ctrl-C. Nodes that share a store form one mesh: each
     accepts every query, and loads the model or forwards the query to a node that has it.
 
@@ -161,7 +161,7 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
             return None
 
 
-def _configured(file: Path | None, given: dict[str, Any]) -> "Config":
+def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
     """UsageError when the nodes would meet nowhere."""
     from clipper.config import load
 
@@ -274,7 +274,7 @@ def _moved(now: "MigrationProgress") -> str:
     )
 
 
-def _greeting(server: Any) -> str:
+def _greeting(server: "ClipperServer") -> str:
     from clipper import __version__
     from clipper.manage.running import state_named
     from clipper.settings.http import admin_tls, query_tls, scheme_of

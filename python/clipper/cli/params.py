@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,9 +20,11 @@ from clipper.cli.command_group import CommandGroup
 from clipper.cli.end_process import end_process
 from clipper.cli.up import file_or_default
 from clipper.errors import NoServer
+from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
     from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.shard.server import Beside
 
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -142,7 +144,7 @@ def up(
     together: bool,
     cpus: float,
     within_s: float,
-    **given: Any,
+    **given: UserValue,
 ) -> None:
     """Start shards as processes, and restart those that end, until this command ends.
 
@@ -377,7 +379,7 @@ def create(
     settings: tuple[str, ...],
     folder: Path | None,
     as_json: bool,
-    **given: object,
+    **given: UserValue,
 ) -> None:
     """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
     nothing changes.
@@ -752,7 +754,7 @@ def shard(
     sys.exit(code)
 
 
-def _beside(grpc: str) -> Any:
+def _beside(grpc: str) -> "Beside":
     if not grpc:
         return contextlib.nullcontext
     from clipper.frontend.params_grpc.server import beside

@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.up import on_first_signal
 from clipper.errors import ClipperError, NoServer
 from clipper.settings.params import ParamsSettings
+
+if TYPE_CHECKING:
+    from clipper.deploy.ray_nodes import NodeStatus
 
 _LOCAL = "local"
 _GRACE_S = 120.0  # time for a last snapshot
@@ -49,7 +52,7 @@ def up_on_ray(
             ray.shutdown()
 
 
-def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
+def down_on_ray(folder: Path, name: str, address: str) -> "dict[str, NodeStatus]":
     """Stop the set of that folder, with a snapshot of all; return the last statuses. Raises:
     NoServer.
     """
@@ -74,6 +77,6 @@ def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
     return found
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> None:
+def _table(found: "Mapping[str, NodeStatus]") -> None:
     for name, one in sorted(found.items()):
         click.echo(f"{name}  {one['state']:16}  {one.get('host', '')}".rstrip())

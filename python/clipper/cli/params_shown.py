@@ -1,13 +1,11 @@
 """Formats the shards of a parameter server for a terminal: contents and rates."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from clipper.cli.server_command import age_of
 from clipper.clock import wall_time_us
-from clipper.params.client.stats_reader import lags_between
+from clipper.params.client.stats_reader import Stats, lags_between
 
-Stats = Mapping[str, Any]
 _HELD = (
     "shard",
     "state",

@@ -31,8 +31,7 @@ def create(
     spec = msgspec.convert(fields, TableSpec)
     with client_of(folder) as client:
         client.create(spec)
-    found: dict[str, object] = msgspec.to_builtins(spec)
-    return found
+    return dict(msgspec.to_builtins(spec))
 
 
 def _numbers(settings: tuple[str, ...]) -> dict[str, float]:

@@ -195,7 +195,7 @@ def _points(
 
 def _record(command: ServerCommand, model: str) -> dict[str, Any]:
     name, _, version = model.partition(":")
-    rows: list[dict[str, Any]] = command.server.models(name)
+    rows = command.server.models(name)
     return next(
         row for row in rows if (str(row["version"]) == version if version else row["latest"])
     )
@@ -294,7 +294,7 @@ def _draw(
 
     figure = Figure(figsize=(7.5, 4.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots()
+    axes = figure.subplots()
     x = [one.batch for one in points]
     axes.plot(x, [one.p50_ms for one in points], "o-", color="#0072b2", label="p50")
     axes.plot(x, [one.p99_ms for one in points], "s--", color="#d55e00", label="p99")

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -145,7 +145,7 @@ def age_of(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
+def table(rows: Sequence[Sequence[object]], empty: str) -> str:
     """Format rows as aligned columns."""
     if len(rows) < 2:
         return empty
@@ -179,7 +179,7 @@ def write_text(path: str, text: str) -> None:
         ) from None
 
 
-def read_json(text: str, what: str) -> Any:
+def read_json(text: str, what: str) -> object:
     """Parse a value as JSON; text that is not JSON is returned as it is."""
     try:
         return json.loads(text)

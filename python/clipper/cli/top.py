@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
     from clipper.cli.top_state import ServerReadings
+    from clipper.manage.stream import Stream
 
 _TICK_S = 0.2
 _AGAIN_S = 0.5  # between attempts to reconnect
@@ -70,7 +71,7 @@ class _Reader:
         self._command, self._watched = command, watched
         self._ending, self._first = threading.Event(), threading.Event()
         self._failed: ClipperError | None = None
-        self._stream: Any = None
+        self._stream: Stream | None = None
         self._thread = threading.Thread(target=self._run, name="clipper-top", daemon=True)
 
     def start(self) -> None:

@@ -181,7 +181,7 @@ def _number(value: float) -> str:
     return "0" if not value else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-def _ms(value: Any) -> str:
+def _ms(value: float | None) -> str:
     return (
         "-"
         if value is None

@@ -7,11 +7,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.errors import ClipperError
+
+if TYPE_CHECKING:
+    from clipper.config import Config
+    from clipper.server import ClipperServer
 
 DEFAULT_FILE = "clipper.toml"
 _CHECK_S = 0.5
@@ -116,7 +120,7 @@ def up(
     click.echo("closed")
 
 
-def _with_workers(config: Any, workers: int | None) -> Any:
+def _with_workers(config: "Config", workers: int | None) -> "Config":
     from msgspec.structs import replace
 
     return (
@@ -124,7 +128,7 @@ def _with_workers(config: Any, workers: int | None) -> Any:
     )
 
 
-def managed(config: Any) -> Any:
+def managed(config: "Config") -> "Config":
     """Without http.admin: add a management port on loopback and a token that this user's
     commands find in the server's private folder.
     """
@@ -140,7 +144,7 @@ def managed(config: Any) -> Any:
     )
 
 
-def _requiring(config: Any) -> Any:
+def _requiring(config: "Config") -> "Config":
     import msgspec
 
     return msgspec.structs.replace(
@@ -148,7 +152,7 @@ def _requiring(config: Any) -> Any:
     )
 
 
-def refuse_open(config: Any, insecure: bool) -> None:
+def refuse_open(config: "Config", insecure: bool) -> None:
     """Refuse an address that other hosts can reach without authentication, unless it is
     explicitly allowed. Raises: ConfigError.
     """
@@ -172,11 +176,11 @@ def refuse_open(config: Any, insecure: bool) -> None:
 
 
 def _follow(
-    server: Any,
+    server: "ClipperServer",
     path: Path | None,
-    config: Any,
+    config: "Config",
     seen: _Stamp,
-    load: Callable[[], Any],
+    load: "Callable[[], Config]",
     stopping: threading.Event,
 ) -> None:
     """Watch the file and apply a change once it has been stable for one interval."""
@@ -233,7 +237,7 @@ def on_first_signal(stopping: threading.Event) -> None:
         signal.signal(number, stop)
 
 
-def _way_in(config: Any, made_up: bool) -> str:
+def _way_in(config: "Config", made_up: bool) -> str:
     """Return what a browser needs to log in. A generated token is shown on a terminal only."""
     if config.http.tokens_file:
         return ", which asks for a token of http.tokens_file"
@@ -248,7 +252,7 @@ def _way_in(config: Any, made_up: bool) -> str:
     )
 
 
-def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
+def _greeting(server: "ClipperServer", file: Path | None, made_up: bool = False) -> str:
     from clipper import __version__
     from clipper.settings.http import admin_tls, query_tls, scheme_of
 

@@ -5,18 +5,18 @@ to stacking, which queries all. Every answer gets feedback, and the policies' sh
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from clipper.demo.digits import Digits
 from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.future_watcher import Future
 from clipper.types import Answer
 
 SAMPLE_S = 0.25
 RECENT_S = 5.0
 _TICK_S = 0.05
-_Query = tuple[int, list[Any]]  # a digit, and the futures of its answers
+_Query = tuple[int, list[Future]]  # a digit, and its answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """The demo's PNG: share of each model, errors, and events over time."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipper.demo.online_learning import Story
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")
@@ -45,7 +46,7 @@ def figure_of(story: Story) -> "Figure":
 
     figure = Figure(figsize=(9.5, 7.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    panels: Any = figure.subplots(len(story.applications) + 1, 1, sharex=True)
+    panels = figure.subplots(len(story.applications) + 1, 1, sharex=True)
     times = [sample.at_s for sample in story.samples]
     for panel, application in zip(panels, story.applications, strict=False):
         _shares(panel, story, application, times, first=panel is panels[0])
@@ -65,7 +66,7 @@ def figure_of(story: Story) -> "Figure":
     return figure
 
 
-def _shares(panel: Any, story: Story, application: str, times: list[float], first: bool) -> None:
+def _shares(panel: "Axes", story: Story, application: str, times: list[float], first: bool) -> None:
     for number, model in enumerate(story.models):
         values = [100 * sample.shares[application].get(model, 0.0) for sample in story.samples]
         panel.plot(times, values, color=_COLOURS[number % len(_COLOURS)], linewidth=2, label=model)
@@ -77,7 +78,7 @@ def _shares(panel: Any, story: Story, application: str, times: list[float], firs
     panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _errors(panel: Any, story: Story, times: list[float]) -> None:
+def _errors(panel: "Axes", story: Story, times: list[float]) -> None:
     styles = ("-", "--", ":", "-.")
     for number, application in enumerate(story.applications):
         errors = [sample.errors[application] for sample in story.samples]
@@ -97,19 +98,20 @@ def _errors(panel: Any, story: Story, times: list[float]) -> None:
     panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _events(panel: Any, story: Story, has_names: bool) -> None:
+def _events(panel: "Axes", story: Story, has_names: bool) -> None:
     """Draw a line per event through all panels, with labels on two levels so that neighbours do
     not overlap.
     """
     for number, event in enumerate(story.events):
         panel.axvline(event.at_s, color=_EVENT, linewidth=1, linestyle=(0, (3, 2)))
         if has_names:
-            place = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
             panel.text(
                 event.at_s,
                 1.01 + 0.08 * (number % 2),
                 event.text,
                 fontsize=8,
                 color=_EVENT,
-                **place,
+                transform=panel.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
             )

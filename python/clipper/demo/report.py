@@ -101,7 +101,7 @@ class DemoReport:
     application: ApplicationFigures
     models: tuple[ModelFigures, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures for JSON: `application`, and `models` by name."""
         models = {m.name: {**asdict(m), "ready": m.ready} for m in self.models}
         return {"application": asdict(self.application), "models": models}

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -300,7 +299,7 @@ class Demo:
     def _between(self, before: Sample, after: Sample) -> DemoReport:
         return between(before, after, self._load.outcomes, "digits", SLO_MS)
 
-    def _screen(self) -> Any:
+    def _screen(self) -> RenderableType:
         report = self._between(self._readings[0], self._readings[-1])
         learning_plot = plot.shares_plot(self._learning.story, self._elapsed())
         height = self._console.height

@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from clipper.deploy.needs import version_of
 from clipper.deploy.process import describe_exit
 from clipper.errors import InvalidInput, PackagingError, ShuttingDown
+from clipper.types import UserValue
 from clipper_container.adapters import files, mlflow
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import MAGIC, PACKED
@@ -54,7 +55,7 @@ class Artifact:
     kind: str
     data: bytes
     trusted: tuple[str, ...] = ()
-    labels: tuple[Any, ...] | None = None
+    labels: tuple[object, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in files.KINDS:
@@ -153,7 +154,7 @@ def _plain(labels: list[object] | None) -> bool:
     return labels is None or all(isinstance(label, bool | int | float | str) for label in labels)
 
 
-def _saved_xgboost(thing: Any) -> Artifact:
+def _saved_xgboost(thing: UserValue) -> Artifact:
     booster = thing.get_booster() if hasattr(thing, "get_booster") else thing
     labels = _labels_of(thing) if hasattr(thing, "get_booster") else None
     return Artifact(
@@ -163,8 +164,8 @@ def _saved_xgboost(thing: Any) -> Artifact:
     )
 
 
-def _saved_lightgbm(thing: Any) -> Artifact:
-    booster = getattr(thing, "booster_", thing)
+def _saved_lightgbm(thing: UserValue) -> Artifact:
+    booster: UserValue = getattr(thing, "booster_", thing)
     labels = _labels_of(thing)
     data = booster.model_to_string(num_iteration=booster.best_iteration).encode()
     return Artifact("lightgbm", data, labels=None if labels is None else tuple(labels))

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.image import TOKEN_FILE, USER, Image, image_of
@@ -29,6 +29,9 @@ from clipper.errors import DeployFailed
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import is_alive
 from clipper.types import VERSION
+
+if TYPE_CHECKING:
+    import docker.types.daemon
 
 INSTALL: Final = 'pip install "clipper-serving[docker]".'
 SOCKET: Final = "/run/clipper.sock"
@@ -89,7 +92,7 @@ class Daemon:
 
     def __init__(self, kind: str, settings: DockerSettings, owner: Owner) -> None:
         self.kind, self._settings, self._owner = kind, settings, owner
-        self._client: Any = None
+        self._client: docker.APIClient | None = None
         self._guard = threading.Lock()
         self._building: dict[str, threading.Lock] = {}
         self._user: str | None = None
@@ -102,7 +105,7 @@ class Daemon:
             self._client = None
 
     @property
-    def api(self) -> Any:
+    def api(self) -> docker.APIClient:
         """Return the connected client. The first call removes containers left by killed servers."""
         with self._guard:
             if self._client is None:
@@ -114,7 +117,7 @@ class Daemon:
 
     # -- connecting
 
-    def _connected(self) -> Any:
+    def _connected(self) -> docker.APIClient:
         try:
             import docker
         except ImportError:
@@ -172,7 +175,7 @@ class Daemon:
         )
 
     @contextlib.contextmanager
-    def doing(self, what: str) -> Iterator[Any]:
+    def doing(self, what: str) -> Iterator[docker.APIClient]:
         """Return the client; errors become DeployFailed."""
         api = self.api
         import docker
@@ -183,7 +186,7 @@ class Daemon:
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise self.refused(error, what) from None
 
-    def _user_of(self, api: Any) -> str | None:
+    def _user_of(self, api: docker.APIClient) -> str | None:
         """Return the user for a container so that it can use the server's socket; None: the
         image's user.
         """
@@ -191,7 +194,7 @@ class Daemon:
             return "0:0"  # rootless: root in the container is the user who runs the engine
         return None if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
 
-    def _sweep(self, api: Any) -> None:
+    def _sweep(self, api: docker.APIClient) -> None:
         for found in api.containers(all=True, filters={"label": _LABEL}):
             if self._owner.owns_or_outlived(found.get("Labels") or {}):
                 import docker
@@ -311,7 +314,7 @@ class Daemon:
             )
             return str(made["Id"])
 
-    def _way_in(self, spec: ContainerSpec) -> tuple[str, list[Any], str]:
+    def _way_in(self, spec: ContainerSpec) -> tuple[str, list[docker.types.Mount], str]:
         """Return the address that the container connects to, its mounts and its network."""
         from docker.types import Mount
 
@@ -343,10 +346,9 @@ class Daemon:
     def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
         """Yield the output of a container, all of it or from now on, until it ends."""
         with self.doing("follow a container") as api:
-            output: Iterator[bytes] = api.logs(
-                container, stream=True, follow=True, tail="all" if all_of_it else 0
+            return iter(
+                api.logs(container, stream=True, follow=True, tail="all" if all_of_it else 0)
             )
-            return output
 
     def start(self, container: str) -> None:
         """Start a container."""
@@ -363,11 +365,10 @@ class Daemon:
         with contextlib.suppress(DeployFailed), self.doing("remove a container") as api:
             api.remove_container(container, force=True)
 
-    def state(self, container: str) -> dict[str, Any]:
+    def state(self, container: str) -> dict[str, object]:
         """Return the engine's state of a container: Running, ExitCode, OOMKilled."""
         with self.doing("look at a container") as api:
-            found: dict[str, Any] = api.inspect_container(container)["State"]
-            return found
+            return dict(api.inspect_container(container)["State"])
 
 
 def _write(path: Path, text: str) -> None:
@@ -378,7 +379,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _gpus(text: str) -> dict[str, Any]:
+def _gpus(text: str) -> dict[str, object]:
     """Convert "all", a number or ids to the engine's device request."""
     if text == "all":
         return {"count": -1}
@@ -392,7 +393,9 @@ def _gpus(text: str) -> dict[str, Any]:
 # -- following a build
 
 
-def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
+def _opened(
+    api: docker.APIClient, image: Image, settings: DockerSettings
+) -> docker.types.daemon.CancellableStream:
     """Open a builder's output that another thread can close; the package's build() does not
     allow that.
     """
@@ -416,7 +419,10 @@ def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
 
 
 def close_when(
-    stream: Any, followed: threading.Event, is_over: Callable[[], bool], until: float
+    stream: docker.types.daemon.CancellableStream,
+    followed: threading.Event,
+    is_over: Callable[[], bool],
+    until: float,
 ) -> None:
     """Close a builder's output once the build is not wanted any more or `until` has come (seconds
     of the monotonic clock), unless it was followed to its end before."""
@@ -427,7 +433,11 @@ def close_when(
             return
 
 
-def _follow_build(stream: Any, last: deque[str], on_progress: Callable[[str], None]) -> str:
+def _follow_build(
+    stream: docker.types.daemon.CancellableStream,
+    last: deque[str],
+    on_progress: Callable[[str], None],
+) -> str:
     """Report each line of a build; return the error, if any."""
     for line in stream:
         try:

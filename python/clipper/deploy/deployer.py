@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from clipper.deploy.needs import Needs
 from clipper.types import Model
@@ -84,10 +84,15 @@ def options(spec: ContainerSpec) -> list[str]:
     return [*words, *(flag for flag, wanted in flags.items() if wanted)]
 
 
-def spec_of(model: Model, **where: Any) -> ContainerSpec:
-    """Build a spec from a model's record. where: the other fields, such as `connect`, `token`,
-    `threads`.
-    """
+def spec_of(
+    model: Model,
+    *,
+    connect: str = "",
+    token: str = "",
+    threads: int = 1,
+    needs: Needs | None = None,
+) -> ContainerSpec:
+    """Build a spec from a model's record and what the server adds to it."""
     return ContainerSpec(
         name=model.name,
         version=model.version,
@@ -106,7 +111,10 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
         gpus=model.gpus,
         command=model.command,
         folder=model.folder,
-        **{"connect": "", **where},
+        connect=connect,
+        token=token,
+        threads=threads,
+        needs=needs,
     )
 
 

@@ -26,7 +26,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
@@ -34,6 +33,7 @@ from clipper.deploy.artifact import SUFFIX, artifact_of, is_data
 from clipper.deploy.command import Command
 from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
+from clipper.types import UserValue
 from clipper_container import Model
 from clipper_container.adapters.columns import columns_of, record_type
 from clipper_container.adapters.function import MAGIC
@@ -81,13 +81,13 @@ class Package:
     sha256: str = ""
     input: str | None = None
     code: tuple[str, ...] = ()
-    tables: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, dict[str, UserValue]] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     folder: str = ""
 
 
 def pack(
-    thing: Any,
+    thing: object,
     name: str,
     version: int,
     directory: str | os.PathLike[str],
@@ -170,7 +170,7 @@ def input_of(thing: object) -> str | None:
     return None
 
 
-def tables_of(thing: object) -> dict[str, object]:
+def tables_of(thing: object) -> dict[str, dict[str, UserValue]]:
     """Return the tables that a Model declares."""
     declared = getattr(thing, "tables", None)
     return (
@@ -276,7 +276,7 @@ def _imports(modules: set[str]) -> list[str]:
     )[:IMPORTS_MAX]
 
 
-def _on_the_cpu(module: Any) -> object:
+def _on_the_cpu(module: UserValue) -> object:
     """Move a module to the CPU; containers may lack the device."""
     parts = (*module.parameters(), *module.buffers())
     return (
@@ -448,7 +448,7 @@ def _parts(thing: object) -> Iterator[tuple[str, object]]:
         yield from _parts_of_instance(thing)
 
 
-def _parts_of_instance(thing: Any) -> Iterator[tuple[str, object]]:
+def _parts_of_instance(thing: UserValue) -> Iterator[tuple[str, object]]:
     yield from getattr(thing, "__dict__", {}).items()
     if not isinstance(thing, type) and inspect.isfunction(
         getattr(type(thing), "predict_batch", None)

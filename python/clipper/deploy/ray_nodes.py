@@ -14,9 +14,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from clipper.errors import ConfigError, NoServer
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 NAMESPACE: Final = "clipper"
 NODE: Final = (sys.executable, "-m", "clipper", "node")
@@ -26,11 +30,30 @@ _STEADY_S: Final = 30.0  # after which an end is the first one again
 _CHECK_S: Final = 0.1
 _KILL_S: Final = 5.0
 _CALLS: Final = 4  # of one actor at once: it is asked how it does while it stops
-_EVENT_KINDS: Final = {
+_EVENT_KINDS: Final[dict[str, Literal["http", "grpc", "admin"]]] = {
     "queries come in at": "http",
     "queries come in over gRPC at": "grpc",
     "management at": "admin",
 }
+
+
+class NodeStatus(TypedDict, total=False):
+    """The status of a process that an actor keeps running.
+
+    state: `starting`, `ready`, `leaving`, `ended`, `waits for a place` or `lost`. lines: the last
+    output. http, grpc, admin: addresses. host: its machine. folder: of a set of shards.
+    """
+
+    name: str
+    state: str
+    pid: int
+    starts: int
+    lines: list[str]
+    http: str
+    grpc: str
+    admin: str
+    host: str
+    folder: str
 
 
 class NodeProcess:
@@ -43,22 +66,27 @@ class NodeProcess:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._state, self._starts = "starting", 0
-        self._addresses: dict[str, str] = {}
+        self._addresses: NodeStatus = {}
         self._supervising = threading.Thread(
             target=self._supervise, name=f"clipper-node-{name}", daemon=True
         )
         self._supervising.start()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Return a map: name; state: `starting`, `ready`, `leaving` or `ended`; pid; starts;
         addresses; lines: the last output.
         """
         with self._lock:
             pid = self._process.pid if self._process is not None else 0
-            about = {"name": self._name, "state": self._state, "pid": pid, "starts": self._starts}
+            about: NodeStatus = {
+                "name": self._name,
+                "state": self._state,
+                "pid": pid,
+                "starts": self._starts,
+            }
             return {**about, **self._addresses, "lines": list(self._lines)[-20:]}
 
-    def stop(self, grace_s: float) -> dict[str, Any]:
+    def stop(self, grace_s: float) -> NodeStatus:
         """Terminate the process gracefully, with SIGKILL after `grace_s`; return its last
         status. Idempotent.
         """
@@ -144,11 +172,11 @@ class RayNode:
         listen = ["--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"]
         self._process = NodeProcess(name, node_command(name, [*words, *listen]))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Return the status of the process, and `host`."""
         return {**self._process.status(), "host": self._host}
 
-    def stop(self, grace_s: float) -> dict[str, Any]:
+    def stop(self, grace_s: float) -> NodeStatus:
         """Stop the process; see NodeProcess.stop."""
         return self._process.stop(grace_s)
 
@@ -172,7 +200,7 @@ class RayCluster:
         return [f"{self.mesh}-{number}" for number in range(1, self.nodes + 1)]
 
 
-def join_ray(address: str) -> Any:
+def join_ray(address: str) -> ModuleType:
     """Connect to Ray and return it.
 
     address: `auto`, HOST:PORT, or `local` for a cluster inside this process.
@@ -198,10 +226,10 @@ def join_ray(address: str) -> Any:
             why = str(error).partition("\n")[0]
             hint = "Start one: ray start --head. Or try --address local: it ends with this command."
             raise NoServer(f"no Ray cluster at {address!r}: {why}", hint=hint) from None
-    return ray
+    return cast("ModuleType", ray)
 
 
-def bring_up(ray: Any, cluster: RayCluster) -> dict[str, object]:
+def bring_up(ray: ModuleType, cluster: RayCluster) -> "dict[str, ActorHandle]":
     """Create an actor for each node that has none; return all by name."""
     kind = ray.remote(RayNode)
     tags = {"gpu": cluster.gpus} if cluster.gpus else {}
@@ -224,7 +252,7 @@ def bring_up(ray: Any, cluster: RayCluster) -> dict[str, object]:
     }
 
 
-def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, object]:
+def actors_of(ray: ModuleType, mesh: str, namespace: str = NAMESPACE) -> "dict[str, ActorHandle]":
     """Return the actors of a mesh, by name."""
     found = ray.util.list_named_actors(all_namespaces=True)
     names = sorted(one["name"] for one in found if one["namespace"] == namespace)
@@ -237,8 +265,8 @@ def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, obje
 
 
 def statuses(
-    ray: Any, actors: Mapping[str, Any], within_s: float = 5.0
-) -> dict[str, dict[str, Any]]:
+    ray: ModuleType, actors: Mapping[str, "ActorHandle"], within_s: float = 5.0
+) -> dict[str, NodeStatus]:
     """Return the status of each actor; `waits for a place` if Ray has not placed it."""
     pending = {name: actor.status.remote() for name, actor in actors.items()}
     done, _ = (
@@ -246,7 +274,7 @@ def statuses(
         if pending
         else ([], [])
     )
-    found = {}
+    found: dict[str, NodeStatus] = {}
     for name, one in pending.items():
         found[name] = {
             "name": name,
@@ -261,7 +289,9 @@ def statuses(
     return found
 
 
-def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, dict[str, Any]]:
+def take_down(
+    ray: ModuleType, actors: Mapping[str, "ActorHandle"], grace_s: float
+) -> dict[str, NodeStatus]:
     """Stop all actors at once; return their last statuses."""
     pending = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
     (
@@ -269,7 +299,7 @@ def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, 
         if pending
         else None
     )
-    found = {}
+    found: dict[str, NodeStatus] = {}
     for name, one in pending.items():
         try:
             found[name] = ray.get(one, timeout=0)
@@ -280,8 +310,8 @@ def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, 
 
 
 def wait_ready(
-    ray: object, actors: Mapping[str, object], within_s: float, stop: threading.Event
-) -> dict[str, dict[str, Any]]:
+    ray: ModuleType, actors: Mapping[str, "ActorHandle"], within_s: float, stop: threading.Event
+) -> dict[str, NodeStatus]:
     """Wait until all are ready or `stop` is set. Raises: NoServer on timeout."""
     until_s = time.monotonic() + within_s
     while True:

@@ -11,10 +11,14 @@ its address.
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
-from clipper.deploy.ray_nodes import NodeProcess, actors_of, here, statuses
+from clipper.deploy.ray_nodes import NodeProcess, NodeStatus, actors_of, here, statuses
 from clipper.errors import AlreadyExists
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 NAMESPACE: Final = "clipper-params"
 SHARD: Final = (sys.executable, "-m", "clipper", "params", "shard")
@@ -33,11 +37,11 @@ class RayShard:
         self._folder, self._host = folder, here()
         self._process = NodeProcess(name, shard_command(name, folder, self._host))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Return the status of the process, `folder` and `host`."""
         return {**self._process.status(), "folder": self._folder, "host": self._host}
 
-    def stop(self, grace_s: float) -> dict[str, Any]:
+    def stop(self, grace_s: float) -> NodeStatus:
         """Stop the process; see NodeProcess.stop."""
         return self._process.stop(grace_s)
 
@@ -60,7 +64,7 @@ class RayShards:
         return [f"{self.name}-{number}" for number in range(self.shards)]
 
 
-def bring_up_shards(ray: Any, plan: RayShards) -> dict[str, object]:
+def bring_up_shards(ray: ModuleType, plan: RayShards) -> "dict[str, ActorHandle]":
     """Create an actor for each shard that has none; return all by name.
 
     Raises: AlreadyExists if a set of this name runs with another folder.
@@ -93,7 +97,7 @@ def bring_up_shards(ray: Any, plan: RayShards) -> dict[str, object]:
     }
 
 
-def _group(ray: Any, plan: RayShards, *, is_new: bool) -> object:
+def _group(ray: ModuleType, plan: RayShards, *, is_new: bool) -> object:
     """Return the placement group, which outlives this command."""
     if not is_new:
         return ray.util.get_placement_group(plan.name)
@@ -103,7 +107,7 @@ def _group(ray: Any, plan: RayShards, *, is_new: bool) -> object:
     return ray.util.placement_group(bundles, strategy=strategy, name=plan.name, lifetime="detached")
 
 
-def remove_group(ray: Any, name: str) -> None:
+def remove_group(ray: ModuleType, name: str) -> None:
     """Remove a set's placement group."""
     try:
         group = ray.util.get_placement_group(name)
@@ -112,6 +116,6 @@ def remove_group(ray: Any, name: str) -> None:
     ray.util.remove_placement_group(group)
 
 
-def shards_of(ray: object, name: str) -> dict[str, Any]:
+def shards_of(ray: ModuleType, name: str) -> "dict[str, ActorHandle]":
     """Return the actors of a set, by name."""
     return actors_of(ray, name, NAMESPACE)

@@ -41,7 +41,7 @@ def _entry(head: str, item: object) -> Iterator[str]:
     yield from (f"  {line}" for line in lines)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     if isinstance(value, str):
         return (
             value
@@ -55,7 +55,7 @@ def _scalar(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping | Sequence):
         return "{}" if isinstance(value, Mapping) else "[]"
-    return str(int(value))
+    return str(value)
 
 
 def _escaped(character: str) -> str:

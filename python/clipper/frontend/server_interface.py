@@ -33,7 +33,7 @@ class ServerInterface:
     catalog: Catalog
     resolve: Callable[[str], ResolvedApplication]
     resolve_request: Callable[[PredictionRequest], ResolvedApplication]
-    set_application: Callable[..., Any]
+    set_application: Callable[..., object]
     stats: Callable[[], dict[str, Any]]
     closed: Callable[[], bool]
     scale: Callable[..., None]

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,9 +17,9 @@ from clipper.frontend.protocols import message
 from clipper.load.http_target import salt
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.schema import TensorSpec
-from clipper.types import InputType
+from clipper.types import InputType, UserValue
 
-Row = Any  # a JSON value
+Row = UserValue  # a JSON value
 _METHOD = "/clipper.v1.Applications/Predict"
 _UNDER_WAY_MAX = 20_000
 _PATIENCE_S = 10.0
@@ -41,7 +40,7 @@ class GrpcTarget:
         self,
         address: str,
         application: str,
-        rows: Sequence[Any],
+        rows: Sequence[object],
         type_: InputType,
         channels: int,
         fresh: bool = True,
@@ -49,12 +48,12 @@ class GrpcTarget:
     ) -> None:
         self.url = f"grpc://{address}/{application}"
         self._address = address
-        self._channels: list[Any] = []
+        self._channels: list[grpc.Channel] = []
         self._count = channels
         self._metadata = (("authorization", f"Bearer {key}"),) if key else None
         self._requests = [_request(application, row, type_) for row in rows]
         self._salt = salt() if fresh else 0
-        self._calls: list[Any] = []
+        self._calls: list[grpc.Channel] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._measured: Measurement
         self._zero_s = 0.0
@@ -140,10 +139,11 @@ class GrpcTarget:
 
 
 def _request(application: str, row: Row, type_: InputType) -> bytes:
-    data: bytes = message("clipper.v1.PredictRequest")(
-        application=application, input=_value(row, type_)
-    ).SerializeToString()
-    return data
+    return bytes(
+        message("clipper.v1.PredictRequest")(
+            application=application, input=_value(row, type_)
+        ).SerializeToString()
+    )
 
 
 def _value(row: Row, type_: InputType) -> dict[str, Row]:

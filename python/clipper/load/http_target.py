@@ -29,7 +29,7 @@ class _Answer(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(_Answer).decode
-_read_problem: Any = msgspec.json.Decoder(dict[str, Any]).decode
+_read_problem = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def salt() -> int:
@@ -49,7 +49,7 @@ class HttpTarget:
     def __init__(
         self,
         url: str,
-        rows: Sequence[Any],
+        rows: Sequence[object],
         connections: int,
         headers: Sequence[tuple[str, str]] = (),
         fresh: bool = True,

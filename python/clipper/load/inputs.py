@@ -5,15 +5,14 @@ given value.
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.schema import FREE, TensorSpec
-from clipper.types import InputType
+from clipper.types import InputType, UserValue
 
-Row = Any  # a JSON value
+Row = UserValue  # a JSON value
 BYTES_MAX = 64 << 20  # of generated inputs; with more queries they repeat
 ROWS_MAX = 1_000_000
 MADE_UP = 5000
@@ -24,7 +23,7 @@ _HINT = (
 )
 
 
-def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
+def rows_of(text: str, type_: InputType, seed: int = 1) -> list[UserValue]:
     """Return inputs as JSON values: MADE_UP generated ones, all of a file, or the one in `text`.
     Raises: InvalidInput.
     """
@@ -44,7 +43,7 @@ def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
         ) from None
 
 
-def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[object]:
+def _take(make: Callable[[np.random.Generator], UserValue], seed: int) -> list[object]:
     rng = np.random.default_rng(seed)
     first = make(rng)
     room = BYTES_MAX // (len(json.dumps(first)) + 64)

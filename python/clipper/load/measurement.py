@@ -5,7 +5,6 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +119,7 @@ class Measurement:
         """Return True if that share of all queries got a model's answer within `slo_ms`."""
         return bool(self.total) and float(np.mean(self.strict_ms() <= slo_ms)) >= share
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return all figures for JSON."""
         answers, lag = self.answers_ms(), self.lag_ms
         return {
@@ -149,10 +148,7 @@ class Measurement:
 
 
 def _between_ms(started_s: "array[float]", ended_s: "array[float]") -> NDArray[np.float64]:
-    found: NDArray[np.float64] = (
-        np.array(ended_s, np.float64) * 1000 - np.array(started_s, np.float64) * 1000
-    )
-    return found
+    return np.array(ended_s, np.float64) * 1000 - np.array(started_s, np.float64) * 1000
 
 
 def quantile(values: NDArray[np.float64], share: float) -> float:

@@ -11,14 +11,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clipper.errors import ClipperError, InvalidInput
 from clipper.load.inputs import rows_of
 from clipper.load.measurement import quantile
-from clipper.types import InputType
+from clipper.types import InputType, UserValue
+
+if TYPE_CHECKING:
+    from clipper.server import ClipperServer
 
 SIZE_MAX = 4096
 _WARM = 2
@@ -104,7 +108,7 @@ def profile(
         )
 
 
-def _repeated(rows: Sequence[object], type_: InputType, most: int) -> Any:
+def _repeated(rows: Sequence[object], type_: InputType, most: int) -> list[object] | np.ndarray:
     many = [rows[i % len(rows)] for i in range(most)]
     if type_.named is not None:
         return many
@@ -115,9 +119,9 @@ def _repeated(rows: Sequence[object], type_: InputType, most: int) -> Any:
 
 
 def _measured(
-    server: Any,
+    server: "ClipperServer",
     model: Any,
-    rows: Any,
+    rows: UserValue,
     most: int,
     seconds: float,
     on_progress: OnProgress,
@@ -143,8 +147,12 @@ def _measured(
 
 
 def _times(
-    server: Any, model: Any, rows: Any, seconds: float, on_progress: Callable[[int, int], None]
-) -> Any:
+    server: "ClipperServer",
+    model: Any,
+    rows: UserValue,
+    seconds: float,
+    on_progress: Callable[[int, int], None],
+) -> NDArray[np.float64]:
     """Return the time of each turn in ms."""
     found: list[float] = []
     began_s = time.monotonic()
@@ -173,7 +181,7 @@ def _times(
     return np.array(found)
 
 
-def _ask(model: Any, rows: Any) -> None:
+def _ask(model: Any, rows: UserValue) -> None:
     slo_ms = _PATIENCE_S * 1000
     future = (
         model.predict_many(rows, slo_ms=slo_ms)
@@ -183,7 +191,7 @@ def _ask(model: Any, rows: Any) -> None:
     future.result(_PATIENCE_S)
 
 
-def _seen(server: Any, size: int) -> tuple[float, int]:
+def _seen(server: "ClipperServer", size: int) -> tuple[float, int]:
     """Return the engine's mean time for a batch size, and its count."""
     replicas = server.stats()["models"]["profiled:1"]["replicas"]
     found = [

@@ -1,7 +1,6 @@
 """The applications of a server: made, changed and removed, after all checks."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, UnknownApplication, did_you_mean
@@ -12,7 +11,7 @@ from clipper.serving.query.application import ApplicationHandle, slo_in_us
 from clipper.serving.query.missing_outputs import check_missing
 from clipper.serving.query.resolver import ApplicationResolver
 from clipper.serving.rollout.roles import check_roles
-from clipper.types import Application, VersionedModel
+from clipper.types import Application, UserValue, VersionedModel
 
 _SETTINGS = tuple(
     field
@@ -69,9 +68,9 @@ class Applications:
 
     def _changes(
         self, name: str, models: Links | None, settings: Mapping[str, object]
-    ) -> dict[str, Any]:
+    ) -> dict[str, UserValue]:
         """Return the checked changes of an application's record."""
-        changes: dict[str, Any] = dict(settings)
+        changes: dict[str, UserValue] = dict(settings)
         if unknown := sorted(set(changes) - set(_SETTINGS)):
             guess = did_you_mean(unknown[0], _SETTINGS) or "."
             raise InvalidInput(
@@ -88,7 +87,7 @@ class Applications:
             if changes and "policy" not in changes:
                 changes["policy"] = default_policy(changes.get("models", ()), changes.get("roles"))
 
-        def new(setting: str) -> Any:
+        def new(setting: str) -> UserValue:
             return changes.get(setting, getattr(known, setting))
 
         if changes.keys() & {"policy", "coverage"}:

@@ -39,7 +39,7 @@ from clipper.errors import (
 from clipper.manage.running import the_one
 from clipper.manage.table_client import TableClient
 from clipper.tls import client_context, fingerprint_of
-from clipper.types import Answer, VersionedModel
+from clipper.types import Answer, UserValue, VersionedModel
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -250,7 +250,9 @@ class Client:
 
         return MeshClient(self)
 
-    def ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+    def ask(
+        self, method: str, path: str, members: dict[str, object] | None = None
+    ) -> dict[str, object]:
         """One request: the object it is answered with, {} for none. The error that the server
         raised."""
         return self._object(method, path, members)
@@ -264,7 +266,7 @@ class Client:
         *,
         command: str | Sequence[str] | None = None,
         dry_run: bool = False,
-        **settings: Any,
+        **settings: UserValue,
     ) -> ChangeResult:
         """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
         .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
@@ -469,7 +471,7 @@ class Client:
 
     def predict_plainly(
         self, application: str, input: object, **settings: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, UserValue]:
         """The answer as the members of JSON: see docs/http.md."""
         return self._object(
             "POST",
@@ -492,8 +494,7 @@ class Client:
         return cast(ChangeResult, self._object("POST", path, members))
 
     def _list(self, member: str, path: str) -> list[Any]:
-        found: list[object] = self._object("GET", path)[member]
-        return found
+        return list(self._object("GET", path)[member])
 
     def _object(
         self,
@@ -626,7 +627,7 @@ def _body(members: dict[str, object]) -> bytes:
         raise InvalidInput(f"this cannot be sent as JSON: {error}.") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Path | VersionedModel):
@@ -656,7 +657,7 @@ def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
             hint="Start it with http.dashboard = true, or see: clipper ps",
         )
     try:
-        problem = msgspec.json.decode(text, type=dict[str, Any])
+        problem = msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError:
         problem = {}
     return _error(status, problem, url)

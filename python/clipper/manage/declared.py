@@ -6,7 +6,6 @@ removes it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -16,6 +15,7 @@ from clipper.errors import ClipperError
 from clipper.manage.operations import Server
 from clipper.settings.server import ApplicationSettings, ModelSettings
 from clipper.store.history import audit_context
+from clipper.types import UserValue
 
 _ACTOR = "the configuration"
 _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
@@ -44,7 +44,7 @@ def declared_model(name: str, wanted: ModelSettings) -> object:
     return command_of(name, wanted.command) if wanted.command else wanted.target
 
 
-def model_settings(wanted: ModelSettings) -> dict[str, Any]:
+def model_settings(wanted: ModelSettings) -> dict[str, UserValue]:
     """Return a declared model as keywords of ClipperServer.deploy."""
     return {
         "replicas": replicas_of(wanted),
@@ -73,7 +73,7 @@ def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
     return (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
 
 
-def application_settings(app: ApplicationSettings) -> dict[str, Any]:
+def application_settings(app: ApplicationSettings) -> dict[str, UserValue]:
     """Return a declared application as keywords of ClipperServer.app."""
     return {
         "slo_ms": app.slo_ms,

@@ -74,7 +74,7 @@ from clipper.serving.models.scaling import Expected, Reading, Scaling, replica_b
 from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
-from clipper.types import VERSION_MAX, InputType, Model, PulledFrom, VersionedModel
+from clipper.types import VERSION_MAX, InputType, Model, PulledFrom, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
@@ -226,19 +226,21 @@ class Deployment:
     def deploy(
         self,
         name: str,
-        model: Any,
+        model: UserValue,
         version: int | None,
         code: Sequence[str],
         input: str | Mapping[str, str] | InputType | None,
         wait: bool,
         promote: bool = True,
-        **settings: Any,
+        **settings: UserValue,
     ) -> Running:
         """See ClipperServer.deploy; settings: of the record. A URL is pulled first."""
         given = settings.pop("tables", {})
         with self._pulled(name, model, version) as (thing, source), self._numbering:
             record = self._record(name, thing, version, code, input)
-            record = _replace(record, **settings, tables={**record.tables, **given}, source=source)
+            record = msgspec.structs.replace(
+                record, **settings, tables={**record.tables, **given}, source=source
+            )
             running = self._running.ensure(record)
         self._building.enter(record.id, STARTING)
         try:
@@ -291,7 +293,7 @@ class Deployment:
         ):
             self.containers.drain(model.id, number)
             self._deployer.stop(model.name, model.version, number)
-        self._start_replicas(_replace(model, replicas=count))
+        self._start_replicas(msgspec.structs.replace(model, replicas=count))
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service for good. StillLinked while an application needs it, unless
@@ -502,7 +504,7 @@ class Deployment:
     def _record(
         self,
         name: str,
-        model: Any,
+        model: UserValue,
         version: int | None,
         code: Sequence[str],
         input: str | Mapping[str, str] | InputType | None,
@@ -819,10 +821,6 @@ def _printable(text: str) -> str:
 
 def _bounds(model: Model | None) -> tuple[int, int] | None:
     return None if model is None else (model.replicas, model.replicas_max)
-
-
-def _replace(record: Any, **changes: object) -> Any:
-    return msgspec.structs.replace(record, **changes)
 
 
 def type_of(text: str | Mapping[str, str] | InputType) -> InputType:

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Deployment
 from clipper.manage.operations import Operations, Server
 from clipper.manage.parameters import ParameterSet
@@ -129,7 +130,7 @@ class Endpoints:
         frontends.admin_routes.describe(of_management())
         return frontends
 
-    def _make_dashboard(self, node: Any, frontends: "Frontends") -> "Feed":
+    def _make_dashboard(self, node: ServerInterface, frontends: "Frontends") -> "Feed":
         from clipper.manage.dashboard.feed import Feed
         from clipper.manage.dashboard.page import Page
         from clipper.manage.dashboard.sources import ServerSources

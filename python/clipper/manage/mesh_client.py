@@ -13,7 +13,11 @@ from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
 
-_RECORDS: Mapping[str, Any] = {"model": MeshModel, "vmodel": VModel, "instance": Instance}
+_RECORDS: Mapping[str, type[MeshModel | VModel | Instance]] = {
+    "model": MeshModel,
+    "vmodel": VModel,
+    "instance": Instance,
+}
 _AT = "/v1/mesh"
 _T = TypeVar("_T")
 
@@ -22,7 +26,7 @@ class Asks(Protocol):
     """Interface of manage.client.Client that this module needs."""
 
     def ask(
-        self, method: str, path: str, members: dict[str, Any] | None = None
+        self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, Any]: ...
 
     def events(self, path: str) -> Any: ...
@@ -43,8 +47,7 @@ class MeshClient:
 
     def stats(self) -> dict[str, Any]:
         """Its counters and gauges."""
-        found: dict[str, Any] = self._decoded("GET", "/v1/mesh")["stats"]
-        return found
+        return dict(self._decoded("GET", "/v1/mesh")["stats"])
 
     # -- models
 
@@ -196,7 +199,7 @@ class MeshClient:
             return self._client.ask(method, path, members)
 
     def _ask(
-        self, kind: type[_T], method: str, path: str, members: dict[str, Any] | None = None
+        self, kind: type[_T], method: str, path: str, members: dict[str, object] | None = None
     ) -> _T:
         return msgspec.convert(self._decoded(method, path, members), kind)
 

@@ -152,7 +152,9 @@ class MeshManagement:
         if body.sync and not body.load_now:
             raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
         with self._waiting(body.sync), _changing(request):
-            return answer_json(self._mesh.register(request.params[0], **_fields(body)))
+            return answer_json(
+                self._mesh.register(request.params[0], **msgspec.structs.asdict(body))
+            )
 
     def unregister(self, request: HttpRequest) -> HttpResponse:
         """Handle the removal of a model."""
@@ -172,7 +174,9 @@ class MeshManagement:
         """Handle a change of a v-model."""
         body = read_json(_SETTING, request.body or b"{}")
         with self._waiting(body.sync), _changing(request):
-            return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(body)))
+            return answer_json(
+                self._mesh.set_vmodel(request.params[0], **msgspec.structs.asdict(body))
+            )
 
     def delete_vmodel(self, request: HttpRequest) -> HttpResponse:
         """Handle the removal of a v-model."""
@@ -209,10 +213,6 @@ def _changing(request: HttpRequest, **takes: object) -> Iterator[dict[str, Any]]
         yield query
 
 
-def _fields(values: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in values.__struct_fields__}
-
-
 _S = TypeVar("_S", ModelStatus, VModelStatus)
 
 
@@ -226,7 +226,9 @@ def _found(status: _S) -> _S:
 
 
 def _page(
-    kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: HttpRequest
+    kind: Callable[[list[_S], str], object],
+    listing: Callable[..., list[_S]],
+    request: HttpRequest,
 ) -> HttpResponse:
     query = read_query(request, {"prefix": str, "after": str, "limit": int})
     limit = query.get("limit", 1000)

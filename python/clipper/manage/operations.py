@@ -47,11 +47,13 @@ from clipper.manage.tables import TableOperations, TableServer
 from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
+from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
 from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
 from clipper.store.redis import redacted_url
-from clipper.types import VERSION, Application, Model, VersionedModel, check_name
+from clipper.types import VERSION, Application, Model, UserValue, VersionedModel, check_name
+from clipper_core.engine.model import Model as CoreModel
 
 _OF_THE_RECORD = ("name", "models", "created_us")
 
@@ -63,12 +65,12 @@ class Server(TableServer, Protocol):
     catalog: Catalog
 
     @property
-    def deploy(self) -> Callable[..., Any]: ...
+    def deploy(self) -> Callable[..., CoreModel]: ...
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None: ...
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
     @property
-    def app(self) -> Callable[..., Any]: ...
+    def app(self) -> Callable[..., ApplicationHandle]: ...
     def stats(self) -> dict[str, Any]: ...
     def stages(self, name: str) -> dict[VersionedModel, Stage]: ...
     @property
@@ -105,7 +107,7 @@ class Operations:
         actor: str,
         *,
         dry_run: bool = False,
-        lock: Any = None,
+        lock: "threading.Lock | None" = None,
     ) -> None:
         self._server, self._place, self._rolling = server, place, rolling
         self.actor, self.dry_run = actor, dry_run
@@ -133,7 +135,7 @@ class Operations:
 
     # -- looking
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """The server itself: version, process, where queries come in over HTTP (a URL) and gRPC (or
         empty), its state."""
         server, state, http = (
@@ -157,8 +159,7 @@ class Operations:
     def application_stats(self, name: str) -> dict[str, Any]:
         """The part of `stats` that is about one application. UnknownApplication."""
         self._server.catalog.application(name)
-        found: dict[str, object] = self._server.stats()["applications"].get(name, {})
-        return found
+        return dict(self._server.stats()["applications"].get(name, {}))
 
     def evaluation(
         self, application: str, policy: str, count: int = EVALUATED
@@ -184,10 +185,9 @@ class Operations:
     def model_stats(self, model: str) -> dict[str, Any]:
         """The part that is about `svm:3`, or the latest `svm`. UnknownModel."""
         id_ = self._server.catalog.view.model(model).id
-        found: dict[str, object] = self._server.stats()["models"].get(str(id_), {})
-        return found
+        return dict(self._server.stats()["models"].get(str(id_), {}))
 
-    def stages(self, name: str) -> list[dict[str, Any]]:
+    def stages(self, name: str) -> list[dict[str, object]]:
         """Return the deployment stage of each version of a model that was started here: `version`,
         `stage`, `detail`, and its age in seconds (`for_s`).
         """
@@ -203,7 +203,7 @@ class Operations:
             for id_, one in self._server.stages(name).items()
         ]
 
-    def models(self, name: str = "") -> list[dict[str, Any]]:
+    def models(self, name: str = "") -> list[dict[str, object]]:
         """Each version in service: its record, whether it is the `latest`, who links it, how many
         replicas it has."""
         catalog = self._server.catalog
@@ -222,22 +222,22 @@ class Operations:
             "has": row.get("has", 0),
         }
 
-    def ps(self) -> list[dict[str, Any]]:
+    def ps(self) -> list[dict[str, object]]:
         """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
         last error and what to do."""
         return processes(self._server)
 
-    def follow(self, model: str, after: str = "") -> dict[str, Any]:
+    def follow(self, model: str, after: str = "") -> dict[str, object]:
         """Return the lines that the containers of a model wrote since `after`, which the previous
         call returned.
         """
         return followed(self._server, model, after)
 
-    def applications(self) -> list[dict[str, Any]]:
+    def applications(self) -> list[dict[str, object]]:
         """The record of each application."""
         return [application_row(app) for app in self._server.catalog.applications()]
 
-    def application(self, name: str) -> dict[str, Any]:
+    def application(self, name: str) -> dict[str, object]:
         """Return the record of one application. Raises UnknownApplication."""
         return application_row(self._server.catalog.application(name))
 
@@ -245,7 +245,7 @@ class Operations:
         """The last lines a container wrote."""
         return list(self._server.logs(model, replica))
 
-    def history(self, count: int = 100) -> list[dict[str, Any]]:
+    def history(self, count: int = 100) -> list[dict[str, object]]:
         """The last changes, the oldest first: number, time_us, actor, verb, changed (records before
         and after)."""
         if not 1 <= count <= ENTRIES_MAX:
@@ -353,11 +353,11 @@ class Operations:
     def _rehearse(
         self,
         name: str,
-        thing: Any,
+        thing: UserValue,
         version: int | None,
         input: str,
         promote: bool,
-        settings: dict[str, Any],
+        settings: dict[str, UserValue],
     ) -> VersionedModel:
         """Check what can be checked of a deployment without starting a container."""
         catalog, config = self._server.catalog, self._server.config
@@ -535,7 +535,7 @@ class Operations:
         model: str,
         *,
         canary: str | float | None = None,
-        stages: str | list[Any] | None = None,
+        stages: str | list[str | float] | None = None,
         hold: str | float = HOLD_S,
         guard: str = GUARD,
         error_rate: float = ERROR_RATE,
@@ -561,7 +561,7 @@ class Operations:
         )
         return change
 
-    def rollouts(self, application: str = "") -> list[dict[str, Any]]:
+    def rollouts(self, application: str = "") -> list[dict[str, object]]:
         """The last rollout of each application (or of one): its record, the figures of its stage,
         and what it waits for."""
         view = self._server.catalog.view
@@ -633,14 +633,14 @@ class Operations:
 # -- records of builtins
 
 
-def record_of(record: msgspec.Struct) -> dict[str, Any]:
+def record_of(record: msgspec.Struct) -> dict[str, object]:
     """Return a model's record as plain data."""
     found: dict[str, object] = msgspec.to_builtins(record)
     found.pop("schema", None)
     return found
 
 
-def application_row(app: Application) -> dict[str, Any]:
+def application_row(app: Application) -> dict[str, object]:
     """Return an application's record as plain data."""
     return {
         **record_of(app),

@@ -25,7 +25,7 @@ class Server(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-def processes(server: Server) -> list[dict[str, Any]]:
+def processes(server: Server) -> list[dict[str, object]]:
     """A row a version in service: name, version, latest, roles (by application), state, ready and
     wanted replicas, rss_bytes, pss_bytes (a page that n processes share counts 1/n), starts (by
     replica: "forked", or "plain: " and why), queued, batch (the largest that a replica takes now),
@@ -210,7 +210,7 @@ def _last_log_line(server: Server, model: Model, number: int, errors_only: bool 
 # -- following
 
 
-def followed(server: Server, model: str, after: str) -> dict[str, Any]:
+def followed(server: Server, model: str, after: str) -> dict[str, object]:
     """Return the lines that the containers of a model wrote after `after`.
 
     after: as the previous call returned it, or empty. The result has `replicas` (number, lines,

@@ -1,7 +1,7 @@
 """The parameter tables of a server: its own shards, or those of another. See docs/params.md."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipper.config import Config
 from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
@@ -70,7 +70,7 @@ class ParameterSet:
             )
         return self._served.client
 
-    def stats(self) -> dict[str, Any] | None:
+    def stats(self) -> dict[str, object] | None:
         """Return the shards' statistics; None without tables."""
         return None if self._served is None else self._served.stats()
 

@@ -9,7 +9,7 @@ of whoever has the token that all share; a token of one's own says by itself who
 import inspect
 import types
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -27,7 +27,7 @@ from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
 from clipper.manage.tables import TABLE_VERBS, TableOperations
-from clipper.types import Application
+from clipper.types import Application, UserValue
 
 # method, pattern, verb, names of what the pattern's {} are
 VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
@@ -77,7 +77,7 @@ settings_types = {
     if key not in ("name", "models")
 }
 settings_types["input"] = str
-_OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])
+_OBJECT = msgspec.json.Decoder(dict[str, UserValue])
 _FLAG = {"dry_run": bool}
 
 
@@ -233,7 +233,11 @@ def read_members(
 
 
 def _converted(
-    name: str, value: object, takes: dict[str, object], names: tuple[str, ...], strict: bool = True
+    name: str,
+    value: object,
+    takes: Mapping[str, object],
+    names: tuple[str, ...],
+    strict: bool = True,
 ) -> Any:
     known = [other for other in takes if other not in names]
     if name not in known:
@@ -248,7 +252,7 @@ def _converted(
 
 
 def _flags(
-    request: HttpRequest, takes: dict[str, Any], names: tuple[str, ...] = ()
+    request: HttpRequest, takes: Mapping[str, object], names: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The parameters of the query."""
     pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
@@ -261,8 +265,8 @@ def read_query(request: HttpRequest, takes: dict[str, object]) -> dict[str, Any]
     return _flags(request, takes)
 
 
-def _settings(request: HttpRequest) -> dict[str, Any]:
-    settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
+def _settings(request: HttpRequest) -> dict[str, UserValue]:
+    settings = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:
         raise InvalidInput(
             "the body names another application than the path.", hint="Leave `name` out."

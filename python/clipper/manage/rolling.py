@@ -9,7 +9,7 @@ regression first reverts for all.
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -134,7 +134,7 @@ class Rolling:
             return Step("stay", f"waits until {rollout.control} and {rollout.model} are connected")
         return decide(rollout, stage.figures(), wall_time_us(), stage.started_us, gone)
 
-    def status(self, rollout: Rollout) -> dict[str, Any]:
+    def status(self, rollout: Rollout) -> dict[str, object]:
         """The record, how far it is, and what it waits for."""
         step, stage = self.step(rollout), self._resolver.stage(rollout.application)
         row: dict[str, object] = msgspec.to_builtins(rollout)

@@ -14,7 +14,7 @@ grow. It is reverted all the same.
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -100,7 +100,7 @@ def moved(rollout: Rollout, step: Step) -> Rollout:
 
 
 def stages_of(
-    canary: str | float | None, stages: str | Sequence[object] | None
+    canary: str | float | None, stages: str | Sequence[str | float] | None
 ) -> tuple[float, ...]:
     """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05).
     Without stages, those of STAGES above the first."""
@@ -121,7 +121,7 @@ def stages_of(
     return found
 
 
-def _share(value: Any) -> float:
+def _share(value: str | float) -> float:
     try:
         share = (
             float(value.strip().removesuffix("%")) / 100 if isinstance(value, str) else float(value)

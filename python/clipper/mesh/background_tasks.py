@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -16,9 +16,9 @@ class BackgroundTasks:
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order of their starts
+        self._tasks: dict[asyncio.Task[object], None] = {}  # in the order of their starts
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    def spawn(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
         """Start a task and return it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
@@ -32,7 +32,7 @@ class BackgroundTasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _on_done(self, task: "asyncio.Task[Any]") -> None:
+    def _on_done(self, task: "asyncio.Task[object]") -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a background task of the mesh failed", exc_info=error)

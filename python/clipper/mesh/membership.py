@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -103,7 +103,7 @@ class MeshMembership:
         if self._node is not None:
             self._node.enter()
 
-    def stats(self) -> dict[str, Any] | None:
+    def stats(self) -> dict[str, object] | None:
         """Return the node's statistics; None without a node."""
         return None if self._node is None else self._node.stats()
 

@@ -5,7 +5,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.background_tasks import BackgroundTasks
@@ -13,7 +13,7 @@ from clipper.mesh.background_tasks import BackgroundTasks
 STORE_THREADS: Final = 4
 P = ParamSpec("P")
 T = TypeVar("T")
-Work = Coroutine[Any, Any, T]
+Work = Coroutine[object, object, T]
 
 
 class NodeLoop(Protocol):

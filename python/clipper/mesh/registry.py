@@ -278,8 +278,7 @@ class Registry:
             if not self.other_history:
                 record = self.store.get(MODELS + id)
                 return None if record is None else decode(record.value, MeshModel)
-        found: MeshModel | None = self.models.get(id)
-        return found
+        return self.models.get(id)
 
     def register(self, model: MeshModel) -> MeshModel:
         """Register a model, and return its record; the same registration again has no effect.
@@ -423,8 +422,7 @@ class Registry:
         try:
             record = self.store.get(VMODELS + id)
         except StoreError:
-            found: VModel | None = self.vmodels.get(id)
-            return found
+            return self.vmodels.get(id)
         return None if record is None else decode(record.value, VModel)
 
     def change_vmodel(

@@ -50,7 +50,7 @@ class MeshCounts:
         self.unloads.add()
         self.ages.record(max(0, round(1000 * age_ms)))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return all counts; hit_ratio is None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {

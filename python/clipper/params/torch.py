@@ -7,7 +7,7 @@ start and stop at any time.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from clipper.errors import InvalidInput, StalePush, StateLost, UnknownTable
 from clipper.params.client.client import Client, Pending, StepResult
 from clipper.params.tables import TableSpec
+from clipper.types import UserValue
 from clipper_core.params.row_parts import combine, distinct
 
 try:
@@ -25,7 +26,7 @@ except ImportError as error:
 
 Ids = npt.NDArray[np.int64]
 RowGradients = tuple[Ids, npt.NDArray[np.float32]]  # ids, and f32[n, dim]
-Batch = Any  # whatever the caller trains by
+Batch = UserValue  # whatever the caller trains by
 Pulled = dict[str, npt.NDArray[np.float32]]
 T = TypeVar("T")
 Combiner = Literal["", "sum", "mean", "sqrtn"]

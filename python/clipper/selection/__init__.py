@@ -7,7 +7,6 @@ user-defined class, `package.module:Class(setting=value)`. User-defined deciders
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import user_defined
@@ -42,14 +41,14 @@ from clipper.selection.ridge import Ridge
 from clipper.selection.setting_syntax import parse_settings
 from clipper.selection.single_model import SingleModel
 from clipper.selection.weighted import AbSplit, StaticWeights
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 
 _CLASSES = (
     SingleModel, Ensemble, AbSplit, StaticWeights,
     Mixture, Bandit, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds,
     EpsilonGreedy, LinUcb, LinTs, Ridge,
 )  # fmt: skip
-POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _CLASSES}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,7 +122,7 @@ def user_defined_decider(text: str) -> Decider:
     return decider
 
 
-def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
+def _settings(text: str, name: str, rest: str) -> dict[str, UserValue]:
     return parse_settings(rest, "policy", text, f"{name} or {name}(setting=value, ...)")
 
 

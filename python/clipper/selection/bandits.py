@@ -274,8 +274,9 @@ def _memory_rank(rows: Array) -> Array:
     """Return minus the expected losses, as the core computes them."""
     longest = (rows[:, 1] + 0.5) / (rows[:, 0] + rows[:, 1] + 1.0)
     right, wrong = rows[:, 0:8:2], rows[:, 1:8:2]
-    found: Array = -(rows[:, 8:] * (wrong + longest[:, None]) / (right + wrong + 1.0)).sum(axis=1)
-    return found
+    return np.asarray(
+        -(rows[:, 8:] * (wrong + longest[:, None]) / (right + wrong + 1.0)).sum(axis=1)
+    )
 
 
 def _memory_accuracy(state: LearnedState, model: VersionedModel) -> float:

@@ -8,7 +8,6 @@ give the same state, bit for bit.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,14 +18,14 @@ from clipper.selection.learning_policy import FADE, LearningPolicy
 from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.selection.prediction_sets import STEP, LabelSets
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
 
 _PLAIN = frozenset((int, str, bytes))
-_INTEGERS: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
+_INTEGERS: tuple[set[np.dtype | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
 
-Column = Any  # ndarray of shape (n,), or a list of n values
+Column = UserValue  # ndarray of shape (n,), or a list of n values
 
 
 class ObservationRows(msgspec.Struct, frozen=True, eq=False):
@@ -233,7 +232,7 @@ def _bits(labels: NDArray[np.int64]) -> NDArray[np.uint8]:
     return (labels & (LABEL_BITS - 1)).astype(np.uint8)
 
 
-def _kinds(rows: ObservationRows) -> set[np.dtype[Any] | None]:
+def _kinds(rows: ObservationRows) -> set[np.dtype | None]:
     """Return the dtypes of the columns; None stands for a column that is no 1-D array."""
     columns = (*rows.outputs, rows.labels)
     return {
@@ -300,12 +299,12 @@ def _taken(column: Column, places: NDArray[np.intp]) -> Column:
     )
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else value
 
 
 def column_of(
-    values: Sequence[object], plain: Callable[[Any], object] = lambda value: value
+    values: Sequence[object], plain: Callable[..., object] = lambda value: value
 ) -> Column:
     """Return the values as an array of i64, bool or f64 if all have that type, else as a list.
 

@@ -174,8 +174,7 @@ class LinearRows:
 
     def evidence(self, rows: Array) -> Array | None:
         """Return the discounted number of observations of each row."""
-        found: Array = rows[:, 0] ** 2 - 1.0
-        return found
+        return rows[:, 0] ** 2 - 1.0
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the sums of products."""

@@ -8,7 +8,6 @@ the model's own confidence where one model answers alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +21,7 @@ from clipper.selection.policy import (
     Plan,
     Policy,
     Prediction,
+    State,
     agrees,
     is_number,
     sound_confidence,
@@ -51,7 +51,7 @@ class DecisionInputs(msgspec.Struct, frozen=True, eq=False):
     """
 
     policy: Policy
-    state: Any
+    state: State
     plan: Plan
     asked: Sequence[VersionedModel]
     arrived: Mapping[VersionedModel, Prediction]
@@ -74,7 +74,7 @@ def decided_answer(rule: str, inputs: DecisionInputs, used: Sequence[VersionedMo
 
 
 def vote_weights(
-    policy: Policy, state: Any, models: Sequence[VersionedModel]
+    policy: Policy, state: State, models: Sequence[VersionedModel]
 ) -> dict[VersionedModel, float]:
     """Return the policy's weight of each model's vote; 1 for all if it has no weights."""
     if isinstance(policy, LearningPolicy) and isinstance(
@@ -88,7 +88,7 @@ def vote_weights(
 
 
 def rank_models(
-    policy: Policy, state: Any, user: str | None, links: Sequence[VersionedModel]
+    policy: Policy, state: State, user: str | None, links: Sequence[VersionedModel]
 ) -> tuple[VersionedModel, ...]:
     """Rank the linked models, best first: as learned, by given weights, else in link order."""
     if not learns(policy):

@@ -152,7 +152,7 @@ def _row_text(row: DeciderStep, start_ms: float) -> str:
 class _Setting(msgspec.Struct, frozen=True):
     """A setting of a rule: its default, its range, and True if it must be an integer."""
 
-    default: Any
+    default: float | None
     low: float
     high: float
     whole: bool = False
@@ -205,7 +205,7 @@ _MUST = {"quorum": "need", "cascade": "confidence", "floor": "floor"}
 _EXAMPLES = {"quorum": "quorum(3)", "cascade": "cascade(confidence=0.9)", "floor": "floor(fast)"}
 
 
-def _settings_of(rule: _Rule, step: DeciderStep) -> dict[str, Any]:
+def _settings_of(rule: _Rule, step: DeciderStep) -> dict[str, float]:
     return {setting: getattr(step, setting) for setting in rule.settings}
 
 

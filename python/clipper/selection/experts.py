@@ -11,7 +11,6 @@ T: observations, K: models. Rows of the states are f64.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ from clipper.selection.votes import (
     sorted_models,
     usable,
 )
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.label_feedback import LabelVotes
 
@@ -71,7 +70,7 @@ class WeightedVotes:
         self,
         rule: Rule,
         odds: Odds,
-        raw: Callable[[LearnedState, Votes, Weights, Any], float] | None = None,
+        raw: Callable[[LearnedState, Votes, Weights, UserValue], float] | None = None,
     ) -> None:
         self._rule, self._odds, self._raw = rule, odds, raw
         self._labels = LabelVotes(rule, label_bit, DOUBT)
@@ -124,7 +123,7 @@ class WeightedVotes:
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[Any, float]:
+    ) -> tuple[UserValue, float]:
         """Return the answer and its confidence before calibration."""
         votes = usable(arrived)
         if not votes:

@@ -10,10 +10,11 @@ rows with an observation. Their columns belong to the rule (clipper_core.learnin
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clipper.selection.policy import (
     Combined,
@@ -24,10 +25,10 @@ from clipper.selection.policy import (
     is_number,
 )
 from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = NDArray[np.float64]
 BINS = 10  # bins of confidence; a few hundred observations cannot fill more
 DOUBT = 20.0  # observations in a bin from which on it outweighs the raw confidence
 LABEL_BITS = 64  # bits of the set of labels seen
@@ -132,7 +133,7 @@ class Answering(Protocol):
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[Any, float]:
+    ) -> tuple[UserValue, float]:
         """Return the output and its confidence before calibration; (None, 0) without one."""
         ...
 
@@ -198,8 +199,7 @@ class RuleRows:
         """Return the largest count of each row; None without counts."""
         if not self._counts:
             return None
-        found: Array = (rows[:, self._counts] - self._count_min).max(axis=1, initial=0.0)
-        return found
+        return np.asarray((rows[:, self._counts] - self._count_min).max(axis=1, initial=0.0))
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the counts."""

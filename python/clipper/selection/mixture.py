@@ -141,8 +141,7 @@ class MixtureRows:
 
     def evidence(self, rows: Array) -> Array | None:
         """Return how many uncertain observations the sums of squared gradients stand for."""
-        found: Array = rows[:-1, list(SUMS)].max(axis=1, initial=0.0) / A_GRADIENT
-        return found
+        return np.asarray(rows[:-1, list(SUMS)].max(axis=1, initial=0.0) / A_GRADIENT)
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Scale the sums of squared gradients, so that the next steps are larger."""

@@ -143,8 +143,7 @@ class _Target:
         """
         portions = getattr(self.policy, "portions", None)
         if portions is not None and not seen.plan.features:
-            known: dict[VersionedModel, float] = portions(self._state)
-            return known
+            return dict(portions(self._state))
         draws = DRAWS if self.policy.chance else 1
         found: dict[VersionedModel, float] = {}
         for i in range(draws):

@@ -1,7 +1,6 @@
 """Answering a query with one model: the choice of a bandit, and the confidence of its answer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from clipper.selection.policy import (
 )
 from clipper.selection.prediction_sets import LabelProbabilities
 from clipper.selection.votes import label_key, sorted_models
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 
 # (state, rows of the candidates, query) -> index of the chosen row, and its probability if known
@@ -77,7 +76,7 @@ class OneModel:
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[Any, float]:
+    ) -> tuple[UserValue, float]:
         """Return the first usable output with the model's confidence, or else its accuracy."""
         for model, prediction in arrived.items():
             if is_usable(prediction.output):

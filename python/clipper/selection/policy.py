@@ -9,15 +9,15 @@ policies".
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from clipper.types import InputType, Qualifiers, VersionedModel
+from clipper.types import InputType, Qualifiers, UserValue, VersionedModel
 
 # The policy's own value: the server only stores it, and no policy changes a state it was given.
-State = Any
+State = UserValue
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
@@ -28,7 +28,7 @@ class Prediction(msgspec.Struct, frozen=True, eq=False):
     qualifiers: further values that the model reports, by name.
     """
 
-    output: Any
+    output: UserValue
     confidence: float | None = None
     qualifiers: Qualifiers = {}
 
@@ -82,11 +82,11 @@ class Combined(msgspec.Struct, frozen=True, eq=False):
     set: labels, or (low, high), that contain the truth with the requested coverage; () without one.
     """
 
-    output: Any
+    output: UserValue
     confidence: float
     used: tuple[VersionedModel, ...]
     agreement: float = 1.0
-    set: tuple[Any, ...] = ()
+    set: tuple[UserValue, ...] = ()
 
 
 NO_ANSWER = Combined(None, 0.0, (), 0.0)
@@ -98,7 +98,7 @@ class Truth(msgspec.Struct, frozen=True, eq=False):
     label: the right output.  score: 0 (wrong) to 1 (right), if the right output is not known.
     """
 
-    label: Any = None
+    label: UserValue = None
     score: float | None = None
 
     @property
@@ -120,7 +120,7 @@ class Observation(msgspec.Struct, frozen=True, eq=False):
     plan: Plan
     predictions: Predictions
     truth: Truth
-    answer: Any = None
+    answer: UserValue = None
     weight: float = 1.0
 
 

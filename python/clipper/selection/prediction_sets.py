@@ -15,13 +15,14 @@ Source: Gibbs and Candes 2021, "Adaptive Conformal Inference", with the threshol
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection.votes import label_key
+from clipper.types import UserValue
 
 STEP = 0.03  # of the threshold of labels, which lies in 0 to 1
 LOG_STEP = 0.1  # of the logarithm of the threshold of numbers
@@ -45,7 +46,7 @@ class SetThresholds(msgspec.Struct, frozen=True, array_like=True):
     numbers: float = FIRST_LOG
     scale: float = 0.0
     count: float = 0.0
-    known: tuple[Any, ...] = ()
+    known: tuple[UserValue, ...] = ()
 
 
 class LabelProbabilities(msgspec.Struct, frozen=True):
@@ -55,12 +56,12 @@ class LabelProbabilities(msgspec.Struct, frozen=True):
     other: probability of each further label.
     """
 
-    voted: dict[object, tuple[Any, float]]
+    voted: dict[object, tuple[UserValue, float]]
     other: float
 
 
 INITIAL = SetThresholds()
-Bounds = tuple[Any, ...]
+Bounds = tuple[UserValue, ...]
 
 
 def label_set(
@@ -83,7 +84,7 @@ def label_set(
     return (answer, *(label for _, label in found if label_key(label) != first))
 
 
-def interval(thresholds: SetThresholds, answer: Any) -> Bounds:
+def interval(thresholds: SetThresholds, answer: UserValue) -> Bounds:
     """Return (low, high) around a number or an array; () before the first labelled number."""
     if thresholds.count == 0:
         return ()
@@ -132,7 +133,7 @@ class LabelSets(msgspec.Struct, frozen=True):
 
 
 def update_with_number(
-    thresholds: SetThresholds, coverage: float, answer: Any, label: Any
+    thresholds: SetThresholds, coverage: float, answer: UserValue, label: UserValue
 ) -> SetThresholds:
     """Adjust the threshold of numbers.
 

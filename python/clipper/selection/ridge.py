@@ -7,7 +7,6 @@ to opposite sides are both used.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from clipper.selection.votes import (
     sorted_models,
     usable,
 )
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.linear import Blend
 
 MODELS_MAX = 64
@@ -116,7 +115,7 @@ class BlendedNumbers:
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[Any, float]:
+    ) -> tuple[UserValue, float]:
         """Return the answer; the raw confidence of a number is 0."""
         found = self.combine(state, arrived, missing)
         if not found.used:
@@ -245,7 +244,7 @@ def _sums(rows: Array) -> tuple[float, Array, Array]:
     return count, count * mean, rows[:, 2:] + count * np.outer(mean, mean)
 
 
-def _float_of(votes: Votes) -> "np.dtype[Any]":
+def _float_of(votes: Votes) -> "np.dtype":
     """Return the outputs' own dtype if it is a float, else f64."""
     dtype = np.result_type(*(np.asarray(vote.output).dtype for vote in votes.values()))
     return dtype if dtype.kind == "f" else np.dtype(np.float64)

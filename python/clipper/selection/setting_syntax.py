@@ -4,12 +4,12 @@ Policies, roles and user-defined classes are written like this.
 """
 
 import ast
-from typing import Any
 
 from clipper.errors import InvalidInput
+from clipper.types import UserValue
 
 
-def parse_settings(rest: str, noun: str, text: str, example: str) -> dict[str, Any]:
+def parse_settings(rest: str, noun: str, text: str, example: str) -> dict[str, UserValue]:
     """Parse `setting=value, ...)`, the part after the opening parenthesis, into Python literals.
 
     noun, text, example: what is parsed, for messages.  Raises InvalidInput for anything else.

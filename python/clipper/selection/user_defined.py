@@ -11,12 +11,12 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, did_you_mean
 from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query, State
 from clipper.selection.single_model import SingleModel
-from clipper.types import OWN_CLASS, InputType, VersionedModel
+from clipper.types import OWN_CLASS, InputType, UserValue, VersionedModel
 
 _log = logging.getLogger(__name__)
 LOGGED_EVERY = 1000  # failures of one class between two tracebacks in the log
@@ -29,8 +29,8 @@ def is_user_defined(text: str) -> bool:
 
 
 def load_user_object(
-    text: str, noun: str, settings: Callable[[str], dict[str, Any]], needs: Sequence[str]
-) -> Any:
+    text: str, noun: str, settings: Callable[[str], dict[str, UserValue]], needs: Sequence[str]
+) -> UserValue:
     """Import the class that `text` names and create an object of it.
 
     noun: "policy" or "decider", for messages.  settings: parses the part in parentheses.
@@ -68,7 +68,7 @@ def load_user_object(
         ) from error
 
 
-def _imported(module: str, noun: str) -> Any:
+def _imported(module: str, noun: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -122,7 +122,7 @@ class UserDefinedPolicy:
         self.chance: bool = getattr(policy, "chance", True)
         self.failures = UserCodeFailures(f"policy {text!r}")
         self._defaults = SingleModel()  # methods that a policy without state may leave out
-        self.decide: Callable[[State, Any], Any] | None = getattr(policy, "decide", None)
+        self.decide: Callable[..., UserValue] | None = getattr(policy, "decide", None)
         if self.learns and (
             missing := [name for name in STATEFUL if not callable(getattr(policy, name, None))]
         ):
@@ -132,7 +132,9 @@ class UserDefinedPolicy:
             )
             raise InvalidInput(f"policy {text!r} has observe, and no {missing[0]!r}.", hint=hint)
 
-    def _call(self, method: str, *args: object, check: Callable[..., None] | None = None) -> Any:
+    def _call(
+        self, method: str, *args: object, check: Callable[..., None] | None = None
+    ) -> UserValue:
         try:
             found = getattr(self.policy, method, None)
             result = (found if callable(found) else getattr(self._defaults, method))(*args)
@@ -142,7 +144,7 @@ class UserDefinedPolicy:
             raise self.failures.failed(method, error) from error
         return result
 
-    def _call_or(self, otherwise: object, method: str, *args: object) -> Any:
+    def _call_or(self, otherwise: object, method: str, *args: object) -> UserValue:
         try:
             return self._call(method, *args)
         except PolicyFailed:
@@ -202,10 +204,7 @@ class UserDefinedPolicy:
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
         """Call the user's `rank_models_desc`; return () if it fails."""
-        ranked: tuple[VersionedModel, ...] = tuple(
-            self._call_or((), "rank_models_desc", state, user) or ()
-        )
-        return ranked
+        return tuple(self._call_or((), "rank_models_desc", state, user) or ())
 
 
 NEEDED = ("select", "combine")

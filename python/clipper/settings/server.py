@@ -1,12 +1,12 @@
 """Settings of the server, its limits, feedback, models and applications."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from clipper.setting import about
 from clipper.settings.redaction import redacted
-from clipper.types import Batching
+from clipper.types import Batching, UserValue
 
 Column = Annotated[int, msgspec.Meta(ge=0)]
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -501,7 +501,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
     ] = 0.0
     retry_singly: Annotated[bool, about("retry the rows of a failed batch one by one")] = False
     warmup: Annotated[
-        bool | list[Any] | None,
+        bool | list[UserValue] | None,
         about(
             "rows that a container runs before it is ready; true: generated from the input "
             "type, false: none"
@@ -553,7 +553,7 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
             le=86_400_000,
         ),
     ] = 20.0
-    default: Annotated[Any, about("answer when no prediction arrives in time")] = None
+    default: Annotated[UserValue, about("answer when no prediction arrives in time")] = None
     input: Annotated[str, about("type of one input; empty: that of the first model")] = ""
     policy: Annotated[
         str,

@@ -13,9 +13,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -113,7 +113,7 @@ class CachedStore(Store):
         except OSError:
             return float("inf")
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return figures for monitoring.
 
         connected: the store answers and the waiting work has started.  away_s, tries: since the
@@ -314,7 +314,7 @@ class _LateWatch:
         if self._watch is not None:
             self._watch.close()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Event]:
         while (event := self.next()) is not None:
             yield event
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from clipper.errors import LeaseLost, StoreError
 from clipper.store.lease import Lease
@@ -35,7 +35,7 @@ class Candidate:
         self._key = f"{prefix}{lease.id}"
         check_key(self._key)
         self.epoch = store.put_if(self._key, value, ABSENT, lease.id).created_revision
-        self._callbacks: list[Callable[[bool], Any]] = []
+        self._callbacks: list[Callable[[bool], object]] = []
         self._reported = False
         self._lock = threading.Lock()
         try:

@@ -15,13 +15,13 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from clipper.errors import ForkedProcess, StoreError
 from clipper.store.etcd_address import parse_url
 from clipper.store.etcd_channel import PATIENCE_S, EtcdChannel, is_lost_lease
 from clipper.store.etcd_watch import EtcdWatch
-from clipper.store.protocol import message
+from clipper.store.protocol import Message, message
 from clipper.store.store import (
     Compare,
     Delete,
@@ -70,7 +70,7 @@ class EtcdStore(Store):
 
     def _ask(
         self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
-    ) -> Any:
+    ) -> Message:
         if os.getpid() != self._pid:
             raise ForkedProcess(
                 f"store {self.name} belongs to the process that opened it.",
@@ -107,7 +107,7 @@ class EtcdStore(Store):
     def _raw(self, key: str) -> bytes:
         return (self._prefix + key).encode()
 
-    def _record(self, kv: Any) -> Record:
+    def _record(self, kv: Message) -> Record:
         lease = f"{kv.lease:x}" if kv.lease else ""
         return Record(
             self._key(kv.key), kv.value, kv.mod_revision, kv.create_revision, kv.version, lease
@@ -144,13 +144,13 @@ class EtcdStore(Store):
             revision,
         )
 
-    def _compare(self, compare: Compare) -> Any:
+    def _compare(self, compare: Compare) -> Message:
         target, field = _TARGETS[compare.field]
         return message("Compare")(
             target=target, key=self._raw(compare.key), **{field: compare.equals}
         )
 
-    def _op(self, op: Op) -> Any:
+    def _op(self, op: Op) -> Message:
         raw = self._raw(op.key)
         if isinstance(op, Get):
             return message("RequestOp")(request_range=message("RangeRequest")(key=raw))
@@ -161,7 +161,7 @@ class EtcdStore(Store):
         put = message("PutRequest")(key=raw, value=op.value, lease=_number(op.lease), prev_kv=True)
         return message("RequestOp")(request_put=put)
 
-    def _result(self, op: Op, part: Any, revision: int) -> Record | None:
+    def _result(self, op: Op, part: Message, revision: int) -> Record | None:
         if isinstance(op, Put):
             put = part.response_put
             old = put.prev_kv if put.HasField("prev_kv") else None

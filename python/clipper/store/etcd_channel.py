@@ -9,7 +9,7 @@ whether it was executed.
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -51,7 +51,7 @@ class EtcdChannel:
         self._address = address
         self.name = address.shown
         self._credentials = _credentials(address)
-        self._channels: dict[int, Any] = {}
+        self._channels: dict[int, grpc.Channel] = {}
         self._at = 0  # index of the current endpoint
         self._token = ""
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class EtcdChannel:
 
     def ask(
         self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
-    ) -> Any:
+    ) -> protocol.Message:
         """Call an RPC and return its answer.
 
         name: `Service.Method`.  again: the request is idempotent, so every endpoint is tried.
@@ -85,7 +85,9 @@ class EtcdChannel:
                 raise
         raise error
 
-    def _authenticated(self, at: int, name: str, request: object, patience_s: float) -> Any:
+    def _authenticated(
+        self, at: int, name: str, request: object, patience_s: float
+    ) -> protocol.Message:
         try:
             return self._call(at, name, request, patience_s)
         except grpc.RpcError as problem:
@@ -94,7 +96,9 @@ class EtcdChannel:
         self._token = ""  # expired: request a new one
         return self._call(at, name, request, patience_s)
 
-    def _call(self, at: int, name: str, request: Any, patience_s: float) -> Any:
+    def _call(
+        self, at: int, name: str, request: protocol.Message, patience_s: float
+    ) -> protocol.Message:
         path, _, answer = protocol.method(name)
         if name == "Lease.LeaseKeepAlive":
             stream = self.stream(at, name, iter((request,)), patience_s)
@@ -111,7 +115,7 @@ class EtcdChannel:
 
     def stream(
         self, at: int, name: str, requests: Iterator[object], timeout_s: float | None = None
-    ) -> Any:
+    ) -> grpc.Call:
         """Open a bidirectional stream to the endpoint `at`."""
         path, request, answer = protocol.method(name)
         call = self._channel(at).stream_stream(path, request.SerializeToString, answer.FromString)
@@ -144,7 +148,7 @@ class EtcdChannel:
         """Drop the authentication token; the next call requests a new one."""
         self._token = ""
 
-    def _channel(self, at: int) -> Any:
+    def _channel(self, at: int) -> grpc.Channel:
         with self._lock:
             if self._closed:
                 raise closed_error(self.name)
@@ -156,7 +160,7 @@ class EtcdChannel:
                     self._channels[at] = grpc.secure_channel(target, self._credentials, _OPTIONS)
             return self._channels[at]
 
-    def explained(self, problem: Any, patience_s: float = PATIENCE_S) -> StoreError:
+    def explained(self, problem: grpc.RpcError, patience_s: float = PATIENCE_S) -> StoreError:
         """Convert a gRPC error to a StoreError."""
         if self._closed:
             return closed_error(self.name)
@@ -196,7 +200,7 @@ class EtcdChannel:
             channel.close()
 
 
-def _is_auth_error(problem: Any) -> bool:
+def _is_auth_error(problem: grpc.RpcError) -> bool:
     details = problem.details() or ""
     return problem.code() is grpc.StatusCode.UNAUTHENTICATED or any(
         text in details for text in _AUTH_ERRORS
@@ -208,7 +212,7 @@ def is_lost_lease(problem: StoreError) -> bool:
     return _LEASE_LOST in problem.message
 
 
-def _credentials(address: EtcdAddress) -> Any:
+def _credentials(address: EtcdAddress) -> grpc.ChannelCredentials | None:
     if not address.secure:
         return None
     try:

@@ -15,13 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
 from clipper.errors import StoreError
 from clipper.store.etcd_channel import EtcdChannel
-from clipper.store.protocol import message
+from clipper.store.protocol import Message, message
 from clipper.store.store import EVENTS_MAX, Event, Record
 
 SILENCE_S: Final = 1.0  # then a progress notification is requested
@@ -34,10 +34,10 @@ class _Requests:
     """The requests of a stream, as an iterator for gRPC's thread; None ends it."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.put = self._queue.put
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Message]:
         return iter(self._queue.get, None)
 
 
@@ -53,7 +53,7 @@ class EtcdWatch:
         prefix: bytes,
         cursor: int,
         key: Callable[[bytes], str],
-        record: Callable[[Any], Record],
+        record: Callable[[Message], Record],
     ) -> None:
         self._channel, self._prefix, self._key, self._record = channel, prefix, key, record
         self._end = prefix[:-1] + bytes([prefix[-1] + 1])
@@ -71,7 +71,7 @@ class EtcdWatch:
         )  # since when a notification is pending; infinite if none is
         self.contact_s = monotonic()
         self._requests = _Requests()
-        self._call: Any = None
+        self._call: grpc.Call | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-etcd-watch", daemon=True)
@@ -186,7 +186,7 @@ class EtcdWatch:
             self._cancel()
         raise StoreError(f"store {self._channel.name} ended the watch.")
 
-    def _take(self, answer: Any) -> bool:
+    def _take(self, answer: Message) -> bool:
         """Process a response; return True if the watch must restart."""
         behind = answer.created and self._other_history(answer.header)
         gone = answer.canceled and bool(answer.compact_revision)
@@ -217,7 +217,7 @@ class EtcdWatch:
             self._synced = True
             self._ready.append(Event("SYNC", self._sync_revision))
 
-    def _other_history(self, header: Any) -> bool:
+    def _other_history(self, header: Message) -> bool:
         """Return True if the cursor belongs to another history of the cluster."""
         known, self._cluster = self._cluster, header.cluster_id
         return bool(self._cursor > header.revision or (known and known != header.cluster_id))
@@ -245,7 +245,7 @@ class EtcdWatch:
             self._sync()
             self._changed.notify_all()
 
-    def _event(self, event: Any) -> Event:
+    def _event(self, event: Message) -> Event:
         key, revision = self._key(event.kv.key), event.kv.mod_revision
         return (
             Event("DELETE", revision, key)

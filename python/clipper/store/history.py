@@ -183,5 +183,4 @@ def _read(store: Store, under: str) -> Iterator[HistoryEntry]:
 
 def plain(entry: HistoryEntry) -> dict[str, Any]:
     """Return an entry as builtins (dicts, lists, strings and numbers)."""
-    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(entry))
-    return found
+    return dict(msgspec.json.decode(msgspec.json.encode(entry)))

@@ -8,9 +8,9 @@ rejected (`accepts`); the known content then remains.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from clipper.errors import StoreError
 from clipper.store.store import Event, Record, Store, Watch
@@ -84,7 +84,7 @@ class Mirror(Mapping[str, T]):
         self._trouble: StoreError | None = None
         self._threads = threads = store.threads
         self._changed = threads.condition()
-        self._callbacks: list[Callable[[list[KeyChange[T]]], Any]] = []
+        self._callbacks: list[Callable[[list[KeyChange[T]]], object]] = []
         self._watch: Watch | None = None
         self._stop = threads.event()
         if wait:
@@ -99,12 +99,6 @@ class Mirror(Mapping[str, T]):
         if value is None:
             raise KeyError(key)
         return value
-
-    def get(self, key: str, default: object = None) -> Any:
-        """Return the decoded value; `default` if the key is missing or cannot be decoded."""
-        record = self._records.get(key)
-        value = self._value(record) if record is not None else None
-        return default if value is None else value
 
     def record(self, key: str) -> Record | None:
         """Return the stored record, whose revision a Compare needs; None if there is none."""
@@ -124,14 +118,17 @@ class Mirror(Mapping[str, T]):
     def __len__(self) -> int:
         return len(self._records)
 
-    def values(self) -> Any:
+    def values(self) -> ValuesView[T]:
         """Return the values that can be decoded."""
-        return [value for _, value in self.items()]
+        return dict(self.items()).values()
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[str, T]:
         """Return the keys and values that can be decoded."""
-        found = ((key, self._value(record)) for key, record in list(self._records.items()))
-        return [(key, value) for key, value in found if value is not None]
+        return {
+            key: value
+            for key, record in list(self._records.items())
+            if (value := self._value(record)) is not None
+        }.items()
 
     def _value(self, record: Record) -> T | None:
         known = self._decoded.get(record.key)

@@ -30,7 +30,8 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import msgpack
@@ -54,6 +55,10 @@ from clipper.store.store import (
     lost_error,
 )
 
+if TYPE_CHECKING:
+    from redis.commands.core import Script
+
+RedisClient = Any  # redis.Redis, whose types do not tell str from bytes
 PATIENCE_S: Final = 5.0  # timeout of a command
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
@@ -228,13 +233,13 @@ class RedisStore(Store):
                 hint=hint,
             ) from None
         self.name = redacted_url(url)
-        self._errors: Any = redis.exceptions
+        self._errors: ModuleType = redis.exceptions
         self._events_max = events_max
         self._pid = os.getpid()
         self._closed = False
         address, self._prefix = _without_prefix(url)
         try:
-            self._redis: Any = redis.Redis.from_url(
+            self._redis: RedisClient = redis.Redis.from_url(
                 address, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
             )
         except ValueError as error:
@@ -298,7 +303,7 @@ class RedisStore(Store):
                 found = self._run(self._get, key) or [None] * 5
         return _record(key, found if found[1] is not None else None)
 
-    def _run(self, script: Any, *args: str | bytes | int) -> Any:
+    def _run(self, script: "Script", *args: str | bytes | int) -> Any:
         return script(args=[self._prefix, self._events_max, *args])
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
@@ -416,7 +421,7 @@ def _without_prefix(url: str) -> tuple[str, str]:
     return address + ("?" + "&".join(rest) if rest else ""), named[-1] if named else "clipper:"
 
 
-def _packed(ops: Sequence[Op]) -> list[list[Any]]:
+def _packed(ops: Sequence[Op]) -> list[list[object]]:
     return [
         [_KINDS[type(op)], op.key, *([op.value, op.lease] if isinstance(op, Put) else [])]
         for op in ops

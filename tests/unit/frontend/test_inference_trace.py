@@ -323,7 +323,7 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.trace = trace
         monkeypatch.setattr(spans, "subject_of", lambda request: {"application": "app"})
         response: Any = Object(status=status)
-        requests.append(spans.finished_request(seen, response, b"id7"))
+        requests.append(spans.finished_request(seen.trace, seen, response, b"id7"))
     quiet = Trace("ef" * 16, "", False)
     quiet.start_query()
     quiet.end_query("app", [one])

@@ -38,7 +38,7 @@ def test_a_decoy_keeps_its_newest_files(tmp_path: Path) -> None:
     names = []
     for some in (Segments(folder, 1 << 20, ring), Segments(folder, 1 << 20, ring)):
         for _ in range(3):
-            some._next_segment()
+            some._file = some._next_segment()
             names.append([int(path.stem) for path in segments_of(folder)])
         some.close()
         some.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from clipper_container.adapters import function, onnx
 from clipper_container.model import as_model
 from clipper_container.schema import type_text
 
 
-def examine(target: str) -> dict[str, Any]:
+def examine(target: str) -> dict[str, object]:
     """Verify and load a file. Returns a map: `ok`, then `kind`, `input` and `output`, or
     `reason`.
     """

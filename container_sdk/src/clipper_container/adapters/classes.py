@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from clipper_container.model import Scored
+from clipper_container.model import Scored, UserValue
 
 
-def labelled(scores: object, labels: object, confidence: bool) -> Any:
+def labelled(scores: object, labels: object, confidence: bool) -> UserValue:
     """Return the label of each row, with its probability as confidence if asked for.
 
     scores: (n,) of the second of two classes, or (n, classes). labels: the classes in order; None:

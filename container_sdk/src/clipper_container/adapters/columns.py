@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-Columns = Mapping[str, Any]  # an array, or a list of values, by name
-Table = Any  # a pandas.DataFrame, or an array
+from clipper_container.model import UserValue
+
+Columns = Mapping[str, UserValue]  # an array, or a list of values, by name
 TEXT = "str"
 NUMBER = "f64"
 _TYPES = {"b": "bool", "i": "i64", "u": "i64", "f": NUMBER, "O": TEXT, "U": TEXT, "T": TEXT}
@@ -98,7 +98,7 @@ def _chosen(wanted: object, names: Sequence[str]) -> list[str]:
     return [str(name) for name in array.ravel()]
 
 
-def as_table(columns: Columns, categories: Sequence[str] = ()) -> Table:
+def as_table(columns: Columns, categories: Sequence[str] = ()) -> UserValue:
     """Return a batch of records as a pandas.DataFrame; without pandas as an array (n, columns).
 
     columns: an array or a list by name. categories: columns that become pandas' categories.
@@ -111,7 +111,7 @@ def as_table(columns: Columns, categories: Sequence[str] = ()) -> Table:
     return table.astype(dict.fromkeys(categories, "category")) if categories else table
 
 
-def as_array(columns: Columns) -> Table:
+def as_array(columns: Columns) -> UserValue:
     """Return a batch of records as an array (n, columns), in the order of the columns: of numbers,
     or of objects when a column is text.
     """

@@ -19,11 +19,11 @@ import pickle
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from clipper_container.adapters import files
 from clipper_container.adapters.errors import LoadError
 from clipper_container.artifacts import ArtifactUrl, CachedArtifact, PullLimits, is_url, pull
+from clipper_container.model import UserValue
 
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
+def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> UserValue:
     """Return the object that `target` names; a URL is pulled first.
 
     sha256: of the whole file, in hex; empty for any. code: directories, or files whose directories,
@@ -121,7 +121,7 @@ def _check(path: str, content: bytes, sha256: str) -> None:
         raise LoadError(f"{path} is not the file that was deployed (its SHA-256 differs)")
 
 
-def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
+def _load_data(kind: str, content: bytes, about: Mapping[str, UserValue]) -> UserValue:
     """Load the bytes of a model file. about: `labels` of classes and `trusted` types, if any."""
     if kind == "onnx":
         from clipper_container.adapters.onnx import OnnxModel
@@ -145,7 +145,9 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
     return skops.load(content, tuple(about.get("trusted", ())))
 
 
-def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, object] = {}) -> Any:
+def load_as(
+    kind: str, path: str, sha256: str = "", about: Mapping[str, UserValue] = {}
+) -> UserValue:
     """Load a file of a kind of files.KINDS, or `packed`. about: as in the first line of a packed
     file.
 
@@ -158,7 +160,7 @@ def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, object] 
     return _load_data(kind, content, about)
 
 
-def _load_file(path: str, sha256: str) -> Any:
+def _load_file(path: str, sha256: str) -> UserValue:
     about, body = _unpacked(path, sha256)
     kind = str(about["kind"])
     if kind in files.KINDS:
@@ -200,7 +202,7 @@ def _others(about: Mapping[str, object]) -> str:
     return f"{differences}. The same versions: deploy with requirements=[{lines}]" if found else ""
 
 
-def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:
+def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, object], bytes]:
     """Return the description and the body of a packed file. Raises: LoadError."""
     head, _, body = _content(path, sha256).partition(b"\n")
     if not head.startswith(MAGIC):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clipper_container.adapters.classes import labelled
 from clipper_container.adapters.columns import NUMBER, as_table, record_type, type_of
 from clipper_container.adapters.errors import LoadError
-from clipper_container.model import Model
+from clipper_container.model import Model, UserValue
 
-Booster = Any  # of lightgbm, imported only to load a file
+if TYPE_CHECKING:
+    import lightgbm
 
 
 class LightgbmModel(Model):
@@ -25,7 +26,10 @@ class LightgbmModel(Model):
     """
 
     def __init__(
-        self, booster: Booster, labels: Sequence[object] | None = None, confidence: bool = True
+        self,
+        booster: lightgbm.Booster,
+        labels: Sequence[object] | None = None,
+        confidence: bool = True,
     ) -> None:
         self._booster, self._labels, self._confidence = booster, labels, confidence
         self._threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
@@ -35,7 +39,7 @@ class LightgbmModel(Model):
         if columns:
             self.input = record_type({name: type_ for name, (_, type_) in columns.items()})
 
-    def predict_batch(self, inputs: object) -> Any:
+    def predict_batch(self, inputs: object) -> UserValue:
         """Predict with the booster."""
         rows = (
             as_table(inputs, self._categories) if isinstance(inputs, dict) else np.asarray(inputs)
@@ -44,7 +48,7 @@ class LightgbmModel(Model):
         return found if self._labels is None else labelled(found, self._labels, self._confidence)
 
 
-def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
+def _columns_of(booster: lightgbm.Booster) -> dict[str, tuple[bool, str]]:
     """Return for each column of a booster with categories whether it has them, and its type.
 
     Returns an empty dict for a booster without, and where the file does not tell which columns they

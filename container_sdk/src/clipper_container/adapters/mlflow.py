@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from typing import Any
 
 import numpy as np
 
 from clipper_container.adapters.columns import as_table, record_type
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.files import unpack
-from clipper_container.model import Model
+from clipper_container.model import Model, UserValue
 
 _NUMBERS = {
     "boolean": "bool", "integer": "i32", "long": "i64", "float": "f32", "double": "f64",
@@ -27,8 +26,6 @@ _WHOLE = (
     "catboost",
 )  # flavours that do not need their folder once loaded
 
-Inputs = Any  # a batch, or a part of a signature
-
 
 class MlflowModel(Model):
     """Calls predict() of the pyfunc flavour. Rows follow the signature: numbers in the order of
@@ -36,7 +33,7 @@ class MlflowModel(Model):
     tensors, one value for each name.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: UserValue) -> None:
         self._model = model
         signature = getattr(model.metadata, "signature", None)
         self._inputs = signature.inputs if signature is not None else None
@@ -45,7 +42,7 @@ class MlflowModel(Model):
         if self._named:
             self.output = record_type(self._named)
 
-    def predict_batch(self, inputs: Inputs) -> Any:
+    def predict_batch(self, inputs: UserValue) -> UserValue:
         """Call predict() of the pyfunc flavour."""
         found = self._model.predict(self._table(inputs))
         if self._named and (isinstance(found, dict) or hasattr(found, "columns")):
@@ -54,7 +51,7 @@ class MlflowModel(Model):
             return dict(zip(self._named, np.asarray(found).T, strict=True))
         return _outputs(found)
 
-    def _table(self, inputs: Inputs) -> Any:
+    def _table(self, inputs: UserValue) -> UserValue:
         if isinstance(inputs, dict):
             if self._inputs is not None and self._inputs.is_tensor_spec():
                 return inputs
@@ -113,7 +110,7 @@ def flavour(mlmodel: str) -> str:
     return found[1] if found and found[1] != "pyfunc" else ""
 
 
-def _row_type(inputs: Inputs) -> tuple[str, list[tuple[str, str]] | None]:
+def _row_type(inputs: UserValue) -> tuple[str, list[tuple[str, str]] | None]:
     """Return the type of a row and the columns with their numpy types; None: pass rows as they
     come.
     """
@@ -154,7 +151,7 @@ def _row_type(inputs: Inputs) -> tuple[str, list[tuple[str, str]] | None]:
     return f"{_NUMBERS[ours]}[{len(kinds)}]", columns
 
 
-def _output_types(outputs: Inputs) -> dict[str, str]:
+def _output_types(outputs: UserValue) -> dict[str, str]:
     """Return the types of several named outputs of the signature; empty for one, and for columns of
     other types.
     """
@@ -167,7 +164,7 @@ def _output_types(outputs: Inputs) -> dict[str, str]:
     return dict(zip(outputs.input_names(), types, strict=True)) if all(types) else {}
 
 
-def _tensor_type(spec: Inputs) -> str:
+def _tensor_type(spec: UserValue) -> str:
     """Return the type of one row of a tensor of the signature."""
     dtype = np.dtype(spec.type)
     ours = {"b": "bool", "U": "str", "O": "str", "S": "bytes"}.get(dtype.kind)
@@ -176,7 +173,7 @@ def _tensor_type(spec: Inputs) -> str:
     return f"{ours}[{','.join(dims)}]" if dims else ours
 
 
-def _outputs(found: object) -> Any:
+def _outputs(found: object) -> UserValue:
     """Convert a DataFrame, a Series, or a dict of one to an array."""
     if isinstance(found, dict) and found:
         found = next(iter(found.values()))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.ragged import run_by_shape
-from clipper_container.model import Model, Scored
+from clipper_container.model import Model, Scored, UserValue
 from clipper_container.schema import Array, Column
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
 
 _DTYPES = {
     "bool": "bool",
@@ -76,7 +81,7 @@ class OnnxModel(Model):
             return
         self.input, self._dtype, self._shape, _ = types[0]
 
-    def predict_batch(self, inputs: object) -> Any:
+    def predict_batch(self, inputs: object) -> UserValue:
         """Run the session."""
         rows = np.asarray(inputs, self._dtype)
         if self._shape is not None:
@@ -88,7 +93,7 @@ class OnnxModel(Model):
         confidence = _largest(found[1], len(rows)) if len(found) > 1 else None
         return outputs if confidence is None else Scored(outputs, confidence)
 
-    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_tensors(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Run the session on named tensors; return all its outputs by name."""
         given = inputs if isinstance(inputs, Mapping) else {self._feed: inputs}
         return run_by_shape(given, self._run)
@@ -107,7 +112,7 @@ class OnnxModel(Model):
         }
 
 
-def _is_short(outputs: list[Any]) -> bool:
+def _is_short(outputs: list[onnxruntime.NodeArg]) -> bool:
     """Return whether the outputs are a prediction, and perhaps the probabilities beside a label."""
     if len(outputs) == 1:
         return True
@@ -127,7 +132,7 @@ def _numpy_type(type_: str) -> str:
     return _NUMPY.get(found[1], found[1]) if found else "object"
 
 
-def _tensor_type(side: str, one: Any) -> str:
+def _tensor_type(side: str, one: onnxruntime.NodeArg) -> str:
     """Return the type of a named tensor. Raises: LoadError."""
     if one.type.startswith("seq(map("):
         return "f32[*]"  # probabilities by class
@@ -164,7 +169,7 @@ def check(content: bytes) -> None:
         raise LoadError(f"the checker of ONNX refuses this model: {_first_line(error)}") from None
 
 
-def _tensors(model: Any) -> Iterator[Any]:
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield every tensor of the model's graphs and functions, including those in attributes."""
     nodes = [node for function in model.functions for node in function.node]
     graphs = [model.graph]
@@ -185,7 +190,7 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _row_type(
-    what: str, type_: str, shape: list[Any]
+    what: str, type_: str, shape: UserValue
 ) -> tuple[str, str, tuple[int, ...] | None, int]:
     """Return the type of a row, its numpy dtype, its shape (None: as it comes), and the most
     rows of a batch.
@@ -213,7 +218,7 @@ def _row_type(
     return (f"{ours}[*]" if len(dims) == 1 else "any"), dtype, None, batch_max
 
 
-def _largest(scores: object, n: int) -> Any:
+def _largest(scores: object, n: int) -> np.ndarray | None:
     """Return the largest probability of each row; None if `scores` are not probabilities."""
     if (
         isinstance(scores, list)

@@ -7,12 +7,11 @@ from __future__ import annotations
 import importlib.util
 import io
 import pickle
-from typing import Any
 
 from clipper_container.adapters.errors import LoadError
 
 
-def load(content: bytes) -> Any:
+def load(content: bytes) -> object:
     """Unpickle. Raises: LoadError for bytes that are not a pickle."""
     has_joblib = importlib.util.find_spec("joblib") is not None
     try:

@@ -44,5 +44,4 @@ def _stacked(rows: Column) -> Array:
         return rows
     if isinstance(rows[0], (str, bytes)):
         return np.array(rows, object)
-    stacked: Array = np.stack(rows)
-    return stacked
+    return np.stack(rows)

@@ -10,11 +10,10 @@ import os
 import sys
 import threading
 from types import ModuleType
-from typing import Any
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import explain, load_as
-from clipper_container.model import as_model
+from clipper_container.model import UserValue, as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.worker.declared_tables import declared
 
@@ -53,7 +52,7 @@ class FileRuntime(Runtime):
         return _loaded(thing, about.get("confidence", True))
 
 
-def _about(key: str) -> dict[str, Any]:
+def _about(key: str) -> dict[str, UserValue]:
     if not key:
         return {}
     try:
@@ -107,7 +106,7 @@ class PythonRuntime(Runtime):
             raise NotADirectoryError(f"the folder {artifact.key!r} is not there")
         folder = os.path.abspath(artifact.key or os.getcwd())
         try:
-            thing: Any = self._module(where, folder)
+            thing: object = self._module(where, folder)
             for name in attribute.split("."):
                 thing = getattr(thing, name)
         except (SyntaxError, AttributeError) as error:

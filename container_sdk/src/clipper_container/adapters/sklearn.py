@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from clipper_container.adapters.columns import as_array, as_table, columns_of, record_type
-from clipper_container.model import Model, Scored
+from clipper_container.model import Model, Scored, UserValue
 
 # Their predict() is the argmax of predict_proba(), computed from it; so one call does for both. For
 # others (SVC, say)
@@ -29,7 +27,7 @@ class EstimatorModel(Model):
     An estimator that was fitted on a DataFrame with text takes records, and gets DataFrames.
     """
 
-    def __init__(self, estimator: Any, confidence: bool = True) -> None:
+    def __init__(self, estimator: UserValue, confidence: bool = True) -> None:
         self.estimator = estimator
         features = getattr(estimator, "n_features_in_", None)
         columns = columns_of(estimator)
@@ -40,7 +38,7 @@ class EstimatorModel(Model):
         self._scored = confidence and knows_probabilities(estimator)
         self._argmax = self._scored and _predict_is_argmax(estimator)
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: UserValue) -> UserValue:
         """Call predict(), and predict_proba() for the confidence."""
         if isinstance(inputs, dict):
             inputs = as_table(inputs) if self._named else as_array(inputs)

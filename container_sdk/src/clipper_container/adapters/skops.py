@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
-from typing import Any
 
 from clipper_container.adapters.errors import LoadError
 
@@ -45,7 +44,7 @@ def untrusted(content: bytes, trusted: Sequence[str] = ()) -> list[str]:
         ) from None
 
 
-def load(content: bytes, trusted: Sequence[str] = ()) -> Any:
+def load(content: bytes, trusted: Sequence[str] = ()) -> object:
     """Load the estimator. trusted: types beyond those that skops trusts. Raises: LoadError."""
     import skops.io
 

@@ -8,14 +8,17 @@ import io
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.ragged import run_by_shape
-from clipper_container.model import Model
+from clipper_container.model import Model, UserValue
 from clipper_container.schema import Array, Column
+
+if TYPE_CHECKING:
+    import torch
 
 _OURS = {
     "bool": "bool",
@@ -45,7 +48,7 @@ class TorchModel(Model):
 
     def __init__(
         self,
-        module: Any,
+        module: torch.nn.Module,
         names: Sequence[str] = (),
         input: str | Mapping[str, str] = "",
         batch_max: int = 0,
@@ -79,7 +82,7 @@ class TorchModel(Model):
                 f" it with their types, as inputs={{{types}}}, or wrap it in a Model"
             )
 
-    def predict_tensors(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_tensors(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Call forward() with named tensors; return all that it returns, a dict or a tuple."""
         given = inputs if isinstance(inputs, Mapping) else {self._name: inputs}
         found = run_by_shape(given, self._run)
@@ -109,7 +112,7 @@ class TorchModel(Model):
             found = {str(i): value for i, value in enumerate(each)}
         return {str(name): self._plain(value) for name, value in found.items()}
 
-    def _tensor(self, name: str, array: Array) -> Any:
+    def _tensor(self, name: str, array: Array) -> torch.Tensor:
         try:
             tensor = self._torch.from_numpy(array if array.flags.writeable else array.copy())
         except (TypeError, ValueError):
@@ -119,17 +122,16 @@ class TorchModel(Model):
         casts = self._dtype is not None and tensor.is_floating_point()
         return tensor.to(self._dtype) if casts else tensor
 
-    def _plain(self, value: Any) -> Array:
+    def _plain(self, value: UserValue) -> Array:
         if not isinstance(value, self._torch.Tensor):
             raise TypeError(
                 f"{self._called} returned a {type(value).__name__} among its outputs; tensors are"
                 " needed"
             )
         value = value.float() if value.dtype == self._torch.bfloat16 else value
-        array: Array = value.detach().cpu().numpy()
-        return array
+        return np.asarray(value.detach().cpu().numpy())
 
-    def predict_batch(self, inputs: Any) -> Any:
+    def predict_batch(self, inputs: UserValue) -> UserValue:
         """Call forward()."""
         torch = self._torch
         try:
@@ -153,7 +155,7 @@ class TorchModel(Model):
             ) from error
         return self._array(found)
 
-    def _array(self, found: Any) -> Any:
+    def _array(self, found: UserValue) -> UserValue:
         if isinstance(found, Mapping):
             found = found["logits"] if "logits" in found else next(iter(found.values()))
         while isinstance(found, tuple | list):
@@ -178,7 +180,7 @@ def load(kind: str, content: bytes) -> TorchModel:
             warnings.simplefilter("ignore")  # TorchScript is deprecated
             if kind == "torchscript":
                 return TorchModel(torch.jit.load(io.BytesIO(content), map_location="cpu"))
-            program: Any = torch.export.load(io.BytesIO(content))
+            program = torch.export.load(io.BytesIO(content))
     except LoadError:
         raise
     except Exception as error:
@@ -186,7 +188,7 @@ def load(kind: str, content: bytes) -> TorchModel:
     return _exported(program)
 
 
-def _exported(program: Any) -> TorchModel:
+def _exported(program: torch.export.ExportedProgram) -> TorchModel:
     names = [str(name) for name in program.graph_signature.user_inputs]
     values = {
         node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"
@@ -210,7 +212,7 @@ def _exported(program: Any) -> TorchModel:
     return TorchModel(program.module(), names, type_ if known else "any", batch_max)
 
 
-def _inputs_of(module: Any) -> tuple[str, ...]:
+def _inputs_of(module: torch.nn.Module) -> tuple[str, ...]:
     """Return the names of the inputs that forward() needs, at least one."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
     if schema is not None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clipper_container.adapters.classes import labelled
 from clipper_container.adapters.columns import NUMBER, TEXT, as_table, record_type
 from clipper_container.adapters.errors import LoadError
-from clipper_container.model import Model
+from clipper_container.model import Model, UserValue
+
+if TYPE_CHECKING:
+    import xgboost
+
 
 _NUMBERS = {"int": "i64", "i": "bool", "float": NUMBER, "q": NUMBER, "c": "i64"}
-
-Booster = Any  # of xgboost, imported only to load a file
 
 
 class XgboostModel(Model):
@@ -29,7 +31,10 @@ class XgboostModel(Model):
     """
 
     def __init__(
-        self, booster: Booster, labels: Sequence[object] | None = None, confidence: bool = True
+        self,
+        booster: xgboost.Booster,
+        labels: Sequence[object] | None = None,
+        confidence: bool = True,
     ) -> None:
         learner = json.loads(booster.save_config())["learner"]
         self._objective = str(learner["objective"]["name"])
@@ -46,7 +51,7 @@ class XgboostModel(Model):
         if columns:
             self.input = record_type({name: type_ for name, (_, type_) in columns.items()})
 
-    def predict_batch(self, inputs: object) -> Any:
+    def predict_batch(self, inputs: object) -> UserValue:
         """Predict with the booster."""
         found = self._scores(
             as_table(inputs, self._categories) if isinstance(inputs, dict) else np.asarray(inputs)
@@ -60,7 +65,7 @@ class XgboostModel(Model):
         best = (found > 0 if self._objective == "binary:logitraw" else found).astype(np.intp)
         return best if self._labels is None else np.take(np.asarray(self._labels), best)
 
-    def _scores(self, rows: object) -> Any:
+    def _scores(self, rows: object) -> UserValue:
         if not self._is_linear:
             return self._booster.inplace_predict(rows, iteration_range=self._rounds)
         import xgboost
@@ -68,7 +73,7 @@ class XgboostModel(Model):
         return self._booster.predict(xgboost.DMatrix(rows))
 
 
-def _columns_of(booster: Booster) -> dict[str, tuple[bool, str]]:
+def _columns_of(booster: xgboost.Booster) -> dict[str, tuple[bool, str]]:
     """Return for each column of a booster with categories whether it has them, and its type.
 
     Returns an empty dict for a booster without, and for one of a version of XGBoost that did not

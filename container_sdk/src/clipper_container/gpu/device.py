@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -193,7 +193,7 @@ class CpuDevice:
 class CudaEvent:
     """A CUDA event."""
 
-    event: Any
+    event: torch.cuda.Event
 
     def is_done(self) -> bool:
         """Ask the GPU."""
@@ -234,7 +234,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self._pool: Any = None
+        self._pool: torch.cuda.MemPool | None = None
 
     def describe(self) -> dict[str, str]:
         """Return name, index, UUID and memory, whether it is a MIG instance, and whether MPS shares

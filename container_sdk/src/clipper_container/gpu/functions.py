@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 
-def cupy_module(function: Callable[[Any], object]) -> torch.nn.Module:
+def cupy_module(function: Callable[..., object]) -> torch.nn.Module:
     """Wrap a function of CuPy arrays, so that GpuModel can run it.
 
     function: takes a cupy.ndarray (n, ...) and returns one whose first dimension is n. It runs on
@@ -19,7 +18,7 @@ def cupy_module(function: Callable[[Any], object]) -> torch.nn.Module:
 
 
 class _CupyModule(torch.nn.Module):  # type: ignore[misc]  # torch may be missing for mypy
-    def __init__(self, function: Callable[[Any], object]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()
         self._function = function
 

@@ -6,17 +6,16 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
 from clipper_container.gpu.device import CannotCapture, Device, DeviceEvent, first_line, open_device
 from clipper_container.gpu.ladder import BatchLadder
-from clipper_container.model import Model, OneRowFailed
+from clipper_container.model import Model, OneRowFailed, UserValue
 from clipper_container.schema import FREE, TensorSpec
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 CASTS = {"": None, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 IN_FLIGHT = 2  # batches: one is copied while the other is computed
 EXIT_DEVICE_LOST = 75
@@ -52,7 +51,7 @@ class PendingBatch:
     are in `slot`. outputs: instead, if they are there already.
     """
 
-    inputs: Any
+    inputs: UserValue
     rows: int
     slot: _Slot | None = None
     done: DeviceEvent | None = None
@@ -184,7 +183,7 @@ class GpuModel(Model):
         """Compute one batch and wait for it."""
         return self.collect(self.submit(inputs))
 
-    def submit(self, inputs: Any) -> PendingBatch:
+    def submit(self, inputs: UserValue) -> PendingBatch:
         """Begin a batch; at most IN_FLIGHT may be under way. The rows may change after collect().
 
         Raises: the errors of forward(); none for too little memory.
@@ -266,7 +265,7 @@ class GpuModel(Model):
 
     # -- too little memory
 
-    def _after(self, error: Exception, inputs: Any) -> Array:
+    def _after(self, error: Exception, inputs: UserValue) -> Array:
         """Compute a batch in halves after the device had too little memory for it. Raises:
         OneRowFailed when one row alone needs too much; DeviceLost; any other error as it is.
         """
@@ -299,7 +298,7 @@ class GpuModel(Model):
             flush=True,
         )
 
-    def _in_parts(self, inputs: Any, size: int) -> Array:
+    def _in_parts(self, inputs: UserValue, size: int) -> Array:
         """Compute rows in batches of at most `size`, one after another."""
         parts: list[Array] = []
         at = 0

@@ -20,7 +20,7 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -56,7 +56,8 @@ SERVE_MS = 10_000
 FILES_MAX = 1 << 17
 END_S = 5.0  # for batches in hand, once the host must end
 _LENGTH = struct.Struct("<I")
-_Answer = Callable[["ControlRequest"], "dict[str, Any] | Future[Any]"]
+T = TypeVar("T")
+_Answer = Callable[["ControlRequest"], "dict[str, object] | Future[Any]"]
 
 
 class ControlRequest:
@@ -64,7 +65,7 @@ class ControlRequest:
     refused.
     """
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, object]) -> None:
         self._fields = fields
 
     def text(self, name: str, default: str = "") -> str:
@@ -75,7 +76,7 @@ class ControlRequest:
         """Return a field of type int. Raises: RequestFailed."""
         return int(self._of(name, default, int))
 
-    def _of(self, name: str, default: object, kind: type) -> Any:
+    def _of(self, name: str, default: object, kind: type[T]) -> T:
         value = self._fields.get(name, default)
         if not isinstance(value, kind):
             raise RequestFailed("none", f"{name} must be {kind.__name__}, not {value!r:.60}")
@@ -110,7 +111,7 @@ class ControlChannel:
         """Return the descriptor, for poll()."""
         return self._sock.fileno()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Send a message. A lost connection is ignored here; receive() reports it."""
         body = msgpack.packb(message)
         if len(body) > MESSAGE_BYTES_MAX:
@@ -125,7 +126,7 @@ class ControlChannel:
         with self._lock, contextlib.suppress(OSError):
             self._sock.sendall(_LENGTH.pack(len(body)) + body)
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[dict[str, object]]:
         """Read once and return the complete messages.
 
         Raises: EOFError when the node closed the connection; ValueError for malformed bytes;
@@ -238,7 +239,7 @@ class ModelHost:
 
     # -- requests
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, object]) -> None:
         n, verb = message.get("n"), message.get("verb")
         try:
             answer = self._verbs.get(str(verb))
@@ -271,7 +272,7 @@ class ModelHost:
             {"n": n, "ok": False, "fault": whose, "why": str(error) if known else explain(error)}
         )
 
-    def _status(self, request: ControlRequest) -> dict[str, Any]:
+    def _status(self, request: ControlRequest) -> dict[str, object]:
         models = self._models
         found = models.sizes_of_all()
         return {
@@ -322,14 +323,14 @@ class ModelHost:
         gone.add_done_callback(lambda _: self._release(model))
         return gone
 
-    def _size(self, request: ControlRequest) -> dict[str, Any]:
+    def _size(self, request: ControlRequest) -> dict[str, object]:
         return {"size_bytes": self._models.get(request.model()).size_bytes}
 
-    def _predict_size(self, request: ControlRequest) -> Future[Any]:
+    def _predict_size(self, request: ControlRequest) -> Future[dict[str, object]]:
         artifact = request.artifact()
         return self._executor.submit(lambda: {"size_bytes": self._models.predict_size(artifact)})
 
-    def _serve(self, request: ControlRequest) -> Future[Any]:
+    def _serve(self, request: ControlRequest) -> Future[None]:
         one, address = self._models.get(request.model()), request.text("address")
         options = one.options(request.text("token"), request.number("replica"))
         evaluator = one.evaluator
@@ -342,7 +343,7 @@ class ModelHost:
         except ValueError as error:
             raise RequestFailed("none", str(error)) from None
 
-    def _leave(self, request: ControlRequest) -> Future[Any]:
+    def _leave(self, request: ControlRequest) -> Future[str]:
         return self._connections.leave(request.model(), request.text("address"))
 
     def _left(self, model: str, address: str, why: str) -> None:

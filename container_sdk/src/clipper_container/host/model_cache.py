@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from clipper_container.adapters.function import explain
 from clipper_container.host.model_sizes import CollectionSchedule, ModelSizes, SizeMeasurement, trim
@@ -76,7 +75,7 @@ class CachedModel:
     took_ms: float = 0.0
     gone: Future[None] = field(default_factory=Future)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the answer to a `load` request."""
         assert self.loaded is not None
         options = self.options()

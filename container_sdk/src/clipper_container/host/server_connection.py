@@ -10,9 +10,9 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from clipper_container.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes
+from clipper_container.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes, BytesLike
 from clipper_container.wire.transport import (
     READ_BYTES,
     Backoff,
@@ -151,7 +151,7 @@ class ServerConnection:
         """Return (model, address)."""
         return self.options.name, self.address
 
-    def send(self, pieces: list[Any]) -> None:
+    def send(self, pieces: list[BytesLike]) -> None:
         """Send the pieces of a frame. Raises: OSError, after which the connection is unusable."""
         with self.sending:
             if self.sock is None:

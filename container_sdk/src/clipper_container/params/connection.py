@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -47,9 +47,9 @@ from clipper_container.params.frames import (
 )
 from clipper_container.params.push_identity import PushIdentity
 from clipper_container.params.shared_rows import SharedRowsAllocator
+from clipper_container.wire.frames import BytesLike
 from clipper_container.wire.transport import connect
 
-Buffer = Any  # bytes, or an array's memory
 Connect = Callable[[str, float], socket.socket]  # (address, seconds)
 Fill = Callable[[socket.socket, bytearray | memoryview], bool]
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
@@ -92,7 +92,7 @@ class ShardRequest:
     def __init__(
         self,
         head: Head,
-        buffers: Sequence[Buffer] = (),
+        buffers: Sequence[BytesLike] = (),
         *,
         table: str = "",
         parts: Sequence["RequestPart"] = (),
@@ -105,16 +105,16 @@ class ShardRequest:
         self.id = 0
         self.answer: Head | None = None
         self.body: memoryview = memoryview(b"")
-        self.block: Any = None
+        self.block: np.ndarray | None = None
 
 
-def call(name: str, **fields: Any) -> ShardRequest:
+def call(name: str, **fields: object) -> ShardRequest:
     """Return the request of a call."""
     body = packed({"call": name, **fields})
     return ShardRequest(
         Head(MessageKind.CALL, payload_bytes=len(body)),
         (body,),
-        sequence=int(fields.get("sequence", 0)),
+        sequence=cast("int", fields.get("sequence", 0)),
     )
 
 
@@ -259,7 +259,7 @@ class ShardConnection:
     def _send(self, request: ShardRequest) -> None:
         assert self._socket is not None
         kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = request.head
-        buffers: list[Buffer] = [one for one in request.buffers if len(one)]
+        buffers: list[BytesLike] = [one for one in request.buffers if len(one)]
         if request.table:
             table = self._number(request.table)
         elif request.parts:
@@ -339,7 +339,7 @@ class ShardConnection:
         self._sharing.rows.close()  # the descriptor; the memory is mapped
 
     def _write(
-        self, pieces: list[Buffer], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()
+        self, pieces: list[BytesLike], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()
     ) -> None:
         assert self._socket is not None
         try:

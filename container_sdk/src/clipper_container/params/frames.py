@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from clipper_container import errors
 from clipper_container.errors import ClipperError, FrameError
@@ -114,7 +113,7 @@ def padding(nbytes: int) -> bytes:
     return bytes(-nbytes % 8)
 
 
-def packed(fields: dict[str, Any]) -> bytes:
+def packed(fields: dict[str, object]) -> bytes:
     """Encode a map in msgpack, padded to 8 bytes; arrays in it become maps."""
     body: bytes = msgpack.packb(fields, default=_plain)
     return body + padding(len(body))
@@ -135,7 +134,7 @@ def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     return found
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         whole = np.ascontiguousarray(value)
         return {"__array__": whole.dtype.name, "shape": list(value.shape), "data": whole.tobytes()}
@@ -144,7 +143,7 @@ def _plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
-def _array(fields: dict[Any, Any]) -> Any:
+def _array(fields: dict[str, object]) -> object:
     """Decode a map that stands for an array; it comes from a peer and is checked."""
     dtype = fields.get("__array__")
     if dtype is None:
@@ -159,8 +158,7 @@ def _array(fields: dict[Any, Any]) -> Any:
         raise ValueError(f"an array of {dtype!r}, shape {shape!r}")
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"an array of shape {shape!r}")
-    found: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
-    return found
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 # -- refusals

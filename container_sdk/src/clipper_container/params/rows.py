@@ -1,7 +1,6 @@
 """Ids and rows as a parameter server stores and sends them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -9,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from clipper_container.errors import InvalidInput
 from clipper_container.params.frames import DTYPES, padding
 
-Array = NDArray[Any]
+Array = np.ndarray
 Ids = NDArray[np.int64]
 Positions = NDArray[np.intp]
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}  # i8 is returned as f32
@@ -53,8 +52,7 @@ def rows_in(body: memoryview, n: int, dim: int, dtype: str, at: int = 0) -> Arra
         return np.frombuffer(body, NUMPY[dtype], n * dim, at).reshape(n, dim)
     rows = np.frombuffer(body, np.int8, n * dim, at).reshape(n, dim)
     scales = np.frombuffer(body, np.float32, n, at + n * dim + len(padding(n * dim)))
-    found: Array = rows * scales[:, None]
-    return found
+    return rows * scales[:, None]
 
 
 def shards_of_ids(ids: Ids, shards: int) -> NDArray[np.int64]:

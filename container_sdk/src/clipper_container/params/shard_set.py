@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from clipper_container.errors import InvalidInput, ShardAway, StalePush, TableLost, UnknownTable
+from clipper_container.model import UserValue
 from clipper_container.params.connection import (
-    Buffer,
     Fill,
     ShardConnection,
     ShardRequest,
@@ -31,6 +31,7 @@ from clipper_container.params.rows import (
     rows_in,
     split_by_shard,
 )
+from clipper_container.wire.frames import BytesLike
 
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 Spec = TypeVar("Spec")
@@ -51,7 +52,7 @@ class ShardSet(Generic[Spec]):
     def __init__(
         self,
         shards: str | os.PathLike[str] | Sequence[str],
-        parse_spec: Callable[[Mapping[str, Any]], Spec],
+        parse_spec: Callable[[Mapping[str, UserValue]], Spec],
         *,
         token: str = "",
         worker: int = 0,
@@ -289,7 +290,7 @@ class ShardSet(Generic[Spec]):
         requests = []
         for shard, mine, places in parts:
             part = gradients if places is None else gradients[places]
-            buffers: tuple[Buffer, ...] = mine, part.reshape(-1), padding(part.nbytes)
+            buffers: tuple[BytesLike, ...] = mine, part.reshape(-1), padding(part.nbytes)
             head = Head(
                 MessageKind.PUSH,
                 rows=mine.size,

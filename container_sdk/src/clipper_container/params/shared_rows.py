@@ -14,7 +14,6 @@ import fcntl
 import mmap
 import os
 import sys
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +160,7 @@ def _memory_file() -> int:
 
 def _own() -> int:
     """Return the reference count of a block that nobody else holds, as `take` sees it."""
-    blocks: list[tuple[int, Any]] = [(0, np.empty(0, np.uint8))]
+    blocks: list[tuple[int, object]] = [(0, np.empty(0, np.uint8))]
     (own,) = [sys.getrefcount(block) for _, block in blocks]
     return own
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from itertools import pairwise
@@ -19,6 +20,8 @@ from typing import Any
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
+
+from clipper_container.model import UserValue
 
 HEADER_BYTES = 64
 WIRE_VERSION = 2
@@ -37,6 +40,7 @@ _RUN = struct.Struct("<IIQ")
 _ZEROS = bytes(8)
 
 Bytes = NDArray[np.uint8]
+BytesLike = Any  # bytes, memoryview or array: an array has no type of a buffer before Python 3.12
 
 
 class Kind(IntEnum):
@@ -88,7 +92,7 @@ class DType(IntEnum):
     BYTES = 14
 
 
-NUMPY_TYPES: dict[int, np.dtype[Any]] = {
+NUMPY_TYPES: dict[int, np.dtype] = {
     DType.BOOL: np.dtype("?"),
     DType.U8: np.dtype("u1"),
     DType.I8: np.dtype("i1"),
@@ -104,7 +108,7 @@ NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     DType.STR: np.dtype("u1"),
     DType.BYTES: np.dtype("u1"),
 }
-DTYPE_OF: dict[np.dtype[Any], DType] = {
+DTYPE_OF: dict[np.dtype, DType] = {
     NUMPY_TYPES[number]: number for number in DType if DType.ANY < number < DType.STR
 }
 
@@ -169,7 +173,7 @@ class Rows:
 
     dtype: int
     n: int
-    data: NDArray[Any]
+    data: np.ndarray
     lengths: NDArray[np.uint32] | None = None
     confidence: NDArray[np.float32] | None = None
     status: NDArray[np.uint8] | None = None
@@ -202,7 +206,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(
-    data: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
+    data: BytesLike, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
 ) -> Header:
     """Decode and check the header in the first 64 bytes of `data`.
 
@@ -347,7 +351,7 @@ def _open_qualifiers(parts: _Parts, n: int) -> list[bytes]:
     return [data[at[i] : at[i + 1]] for i in range(n)]
 
 
-def _only_data(payload: Bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _only_data(payload: Bytes, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """Return the rows of a payload that holds rows of one shape, padding, and nothing else."""
     size = math.prod(shape) * kind.itemsize
     padding = -size & 7
@@ -360,7 +364,7 @@ def _only_data(payload: Bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> N
     return _shaped(payload.view(kind), shape)
 
 
-def _shaped(data: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _shaped(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     try:
         return data.reshape(shape)
     except ValueError as error:  # dims such as (0, 2**40, 2**40): no bytes, but too large for numpy
@@ -370,10 +374,10 @@ def _shaped(data: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 def _open_variable(
     header: Header,
     lengths: NDArray[np.uint32],
-    kind: np.dtype[Any],
+    kind: np.dtype,
     parts: _Parts,
     payload_bytes_max: int,
-) -> NDArray[Any]:
+) -> np.ndarray:
     data_bytes = (
         int(lengths.sum(dtype=np.uint64)) * kind.itemsize
     )  # cannot overflow: at most 2**20 lengths of 32 bits
@@ -417,7 +421,7 @@ class _Parts:
             raise BadFrame("the payload is longer than its rows")
 
 
-def lz4_decode(block: Any, size: int) -> bytes:
+def lz4_decode(block: bytes | memoryview | Bytes, size: int) -> bytes:
     """Decompress an LZ4 block of exactly `size` bytes. Raises: BadFrame."""
     from lz4 import block as lz4_block
 
@@ -476,7 +480,7 @@ def _dims(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return d0, d1, d2, d3
 
 
-def _put(pieces: list[bytes | memoryview], part: NDArray[Any]) -> int:
+def _put(pieces: list[bytes | memoryview], part: np.ndarray) -> int:
     size = part.nbytes
     padding = -size & 7
     if size:
@@ -492,11 +496,10 @@ def offsets(lengths: NDArray[np.uint32]) -> list[int]:
     """Return the start of each row and the end of the last one, in elements."""
     ends = np.zeros(lengths.size + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
-    result: list[int] = ends.tolist()
-    return result
+    return ends.tolist()
 
 
-def row_values(rows: Rows) -> Any:
+def row_values(rows: Rows) -> UserValue:
     """Return the rows as a model receives them, read-only: ndarray (n, *shape), list of 1-d
     ndarrays, list[str], or list[memoryview].
 
@@ -514,7 +517,7 @@ def row_values(rows: Rows) -> Any:
     return [rows.data[a:b] for a, b in spans]
 
 
-def _strings(data: Bytes, spans: Any) -> list[str]:
+def _strings(data: Bytes, spans: Iterable[tuple[int, int]]) -> list[str]:
     raw = data.tobytes()
     if raw.isascii():
         text = raw.decode("ascii")
@@ -568,7 +571,7 @@ def control_frame(
     return [encode_header(header), payload]
 
 
-def check_payload(header: Header, payload: Any) -> None:
+def check_payload(header: Header, payload: BytesLike) -> None:
     """Check the CRC of a CHECKED payload. Raises: BadFrame."""
     if header.flags & _CHECKED and zlib.crc32(payload) != header.payload_crc:
         raise BadFrame("payload damaged (its CRC differs)")
@@ -576,11 +579,10 @@ def check_payload(header: Header, payload: Any) -> None:
 
 def pack_map(fields: dict[str, object]) -> bytes:
     """Encode a msgpack map."""
-    packed: bytes = msgpack.packb(fields)
-    return packed
+    return bytes(msgpack.packb(fields))
 
 
-def unpack_map(payload: Any) -> dict[str, Any]:
+def unpack_map(payload: BytesLike) -> dict[str, Any]:
     """Decode the msgpack map of a HELLO or WELCOME. Raises: BadFrame."""
     try:
         fields = msgpack.unpackb(bytes(payload), raw=False)

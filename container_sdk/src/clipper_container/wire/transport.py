@@ -20,12 +20,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from clipper_container.wire.frames import HEADER_BYTES, BadFrame, Bytes
+from clipper_container.wire.frames import HEADER_BYTES, BadFrame, Bytes, BytesLike
 
 READ_BYTES = 64 << 10
 ALIGNMENT = 64
@@ -74,7 +73,7 @@ class StopSwitch:
     def on_signals(self, *numbers: int) -> None:
         """Stop on the first of these signals; a second one ends the process. Main thread only."""
 
-        def ask(number: int, frame: Any) -> None:
+        def ask(number: int, frame: object) -> None:
             signal.signal(number, signal.SIG_DFL)
             self.request()
 
@@ -344,7 +343,7 @@ class FrameConnection:
 
     # -- sending
 
-    def send(self, pieces: Sequence[Any]) -> None:
+    def send(self, pieces: Sequence[BytesLike]) -> None:
         """Send all pieces as one message. Raises: Disconnected."""
         with self._lock:
             try:
@@ -377,7 +376,7 @@ def set_timeouts(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def send_all(sock: socket.socket, pieces: Sequence[Any]) -> None:
+def send_all(sock: socket.socket, pieces: Sequence[BytesLike]) -> None:
     """Send all pieces in order. Raises: OSError, possibly after some of them."""
     if (
         sum(map(len, pieces)) <= _JOINED_BYTES_MAX
@@ -399,7 +398,11 @@ class Heart:
     """
 
     def __init__(
-        self, connection: FrameConnection, every_s: float, beat: Any, on_change: Any = None
+        self,
+        connection: FrameConnection,
+        every_s: float,
+        beat: Callable[[], None],
+        on_change: Callable[[], list[BytesLike] | None] | None = None,
     ) -> None:
         self._connection, self._every_s, self._beat, self._on_change = (
             connection,

@@ -5,7 +5,6 @@ content bytes.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from clipper_container.wire.frames import (
     ROWS_MAX,
     BadFrame,
     Bytes,
+    BytesLike,
     DType,
     FrameTooLarge,
     Rows,
@@ -36,7 +36,7 @@ _V1_TYPES = {
 
 
 def v1_content_bytes(
-    head: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
+    head: BytesLike, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
 ) -> int:
     """Return how many bytes follow the first 9 of a version 1 batch. Raises: BadFrame,
     FrameTooLarge.
@@ -54,7 +54,7 @@ def v1_content_bytes(
     return size
 
 
-def v1_open(head: Any, content: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
+def v1_open(head: BytesLike, content: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
     """Decode a version 1 batch from its first 9 bytes and its content. Raises: BadFrame,
     FrameTooLarge.
     """

@@ -10,16 +10,15 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from clipper_container.adapters.errors import LoadError
-from clipper_container.model import BorrowedModel, Model
+from clipper_container.model import BorrowedModel, Model, UserValue
 
 TABLES_ENV = "CLIPPER_TABLES"
 DECLARED_ENV = "CLIPPER_TABLES_DECLARED"
 
 
-def declared(model: Model) -> dict[str, Any]:
+def declared(model: Model) -> dict[str, object]:
     """Return the tables declared by the class and at deployment. Raises: LoadError."""
     tables = getattr(_owner(model), "tables", None)
     of_class = (
@@ -32,7 +31,7 @@ def declared(model: Model) -> dict[str, Any]:
     return {**of_class, **declared_elsewhere}
 
 
-def give_tables(model: Model) -> dict[str, Any]:
+def give_tables(model: Model) -> dict[str, object]:
     """Set `model.tables` and create every declared table; return the declarations.
 
     Raises: LoadError, and the errors of `Tables`.
@@ -61,6 +60,6 @@ def give_tables(model: Model) -> dict[str, Any]:
     return wanted
 
 
-def _owner(model: Model) -> Any:
+def _owner(model: Model) -> UserValue:
     """Return the user's object."""
     return model.inner if isinstance(model, BorrowedModel) else model

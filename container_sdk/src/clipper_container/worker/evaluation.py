@@ -9,12 +9,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from clipper_container.host.work_record import WorkRecord
-from clipper_container.model import Model, OneRowFailed, Scored
+from clipper_container.model import Model, OneRowFailed, Scored, UserValue
 from clipper_container.records import Records, offsets_of
 from clipper_container.wire.frames import Rows, row_values, unpack_map
 from clipper_container.worker.named_tensors import RecordModel
@@ -70,7 +69,7 @@ class Evaluator:
             raise PredictionFailed(str(error)) from None
         return rows, (time.perf_counter_ns() - started) // 1000
 
-    def _batch(self, given: tuple[Any, ...], n: int) -> Rows:
+    def _batch(self, given: tuple[UserValue, ...], n: int) -> Rows:
         try:
             return self._whole(given, n)
         except InvalidOutput:
@@ -90,7 +89,7 @@ class Evaluator:
             )
         return to_rows(self.model.predict_batch(*given), n, self.name)
 
-    def _padded(self, inputs: Any, n: int, missing: int) -> object:
+    def _padded(self, inputs: UserValue, n: int, missing: int) -> object:
         if isinstance(inputs, list):
             return inputs + inputs[-1:] * missing
         if isinstance(inputs, Records):
@@ -100,7 +99,7 @@ class Evaluator:
         padded[n:] = inputs[n - 1]
         return padded
 
-    def _row_by_row(self, given: tuple[Any, ...], n: int) -> Rows:
+    def _row_by_row(self, given: tuple[UserValue, ...], n: int) -> Rows:
         predict = self.model.predict_batch
         if self.retry_singly and n > 1:
             return self._each(n, lambda i: predict(*(part[i] for part in given)))

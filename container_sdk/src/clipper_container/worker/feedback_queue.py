@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from clipper_container.wire.frames import (
     HEADER_BYTES,
     BadFrame,
     Bytes,
+    BytesLike,
     Kind,
     Rows,
     control_frame,
@@ -144,7 +144,7 @@ def pack_accuracy(learned: int, failed: int, accuracy: float | None) -> bytes:
     return counts if accuracy is None else counts + np.array([accuracy], "<f8").tobytes()
 
 
-def open_accuracy(payload: Any) -> tuple[int, int, float | None]:
+def open_accuracy(payload: BytesLike) -> tuple[int, int, float | None]:
     """Decode an ACCURACY payload as (rows learned, rows failed, accuracy or None). Raises:
     BadFrame.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from clipper_container.wire.frames import (
     PAYLOAD_BYTES_MAX,
@@ -47,7 +46,7 @@ class ContainerOptions:
     tables: bool = False
     warm: WarmUp = field(default_factory=WarmUp)
 
-    def hello(self, address: str, shared: bool = False) -> dict[str, Any]:
+    def hello(self, address: str, shared: bool = False) -> dict[str, object]:
         """Return the fields of HELLO. Over TCP payloads are to carry a checksum."""
         from clipper_container import __version__
 
@@ -94,23 +93,24 @@ class Welcome:
     quiet: bool = False
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> Welcome:
+    def read(cls, fields: dict[str, object]) -> Welcome:
         """Check and convert the fields. Raises: BadFrame."""
-        heartbeat_ms, payload_bytes_max = (
-            fields.get("heartbeat_ms", 500),
-            fields.get("payload_bytes_max", PAYLOAD_BYTES_MAX),
-        )
-        for key, value in (
-            ("heartbeat_ms", heartbeat_ms),
-            ("payload_bytes_max", payload_bytes_max),
-        ):
-            if not isinstance(value, int) or not 0 < value < 1 << 40:
-                raise BadFrame(f"WELCOME's {key} is {value!r}")
         reason = (
             bool(fields.get(key, False))
             for key in ("crc", "shared", "accuracy", "qualifiers", "quiet")
         )
-        return cls(heartbeat_ms / 1000, payload_bytes_max, *reason)
+        return cls(
+            _whole(fields, "heartbeat_ms", 500) / 1000,
+            _whole(fields, "payload_bytes_max", PAYLOAD_BYTES_MAX),
+            *reason,
+        )
+
+
+def _whole(fields: dict[str, object], key: str, default: int) -> int:
+    value = fields.get(key, default)
+    if not isinstance(value, int) or not 0 < value < 1 << 40:
+        raise BadFrame(f"WELCOME's {key} is {value!r}")
+    return value
 
 
 def welcome_of(header: Header, payload: Bytes) -> Welcome:

@@ -5,11 +5,10 @@ arrays that it returns becomes records (docs/wire.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from clipper_container.model import Model, Scored
+from clipper_container.model import Model, Scored, UserValue
 from clipper_container.schema import InvalidTensor, Tensors, is_named, type_text
 from clipper_container.worker.outputs import InvalidOutput, as_array
 
@@ -40,7 +39,7 @@ class RecordModel(Model):
         """True if `predict_batch` takes the records of a batch, not those of a row."""
         return self.inputs is not None and not self.row_by_row
 
-    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+    def predict_batch(self, inputs: UserValue, *sessions: object) -> UserValue:
         """Open the records, call the model, and pack what it returns."""
         given = inputs
         if self.inputs is not None:
@@ -81,7 +80,7 @@ class RecordModel(Model):
         except InvalidTensor as error:
             raise InvalidOutput(f"model '{self.name}' returned wrong outputs: {error}") from None
 
-    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+    def correct(self, inputs: UserValue, labels: UserValue, sessions: UserValue) -> None:
         """Open the records and call the model's correct()."""
         given = inputs if self.inputs is None else self.inputs.unpack_many(inputs)
         self.inner.correct(given, labels, sessions)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,7 @@ def to_rows(returned: object, n: int, name: str) -> Rows:
     return _list(list(values), name)
 
 
-def _values(returned: object, n: int, name: str) -> Any:
+def _values(returned: object, n: int, name: str) -> Sequence[object] | np.ndarray:
     """Return `returned` as an ndarray of at least one dimension, or as a list."""
     if isinstance(returned, (list, tuple)):
         return returned
@@ -90,7 +89,7 @@ def _values(returned: object, n: int, name: str) -> Any:
     return array
 
 
-def as_array(value: object) -> NDArray[Any] | None:
+def as_array(value: object) -> np.ndarray | None:
     """Convert a pandas, polars, torch, jax or similar object to an ndarray; None if it is not
     one.
     """
@@ -106,7 +105,7 @@ def as_array(value: object) -> NDArray[Any] | None:
     return np.asarray(value) if hasattr(value, "__array__") else None
 
 
-def _array(values: NDArray[Any], name: str) -> Rows:
+def _array(values: np.ndarray, name: str) -> Rows:
     n, kind = len(values), values.dtype.kind
     if kind in "US":
         if values.ndim != 1:
@@ -164,7 +163,7 @@ def _joined(dtype: DType, values: list[bytes]) -> Rows:
     return Rows(dtype, len(values), np.frombuffer(b"".join(values), np.uint8), lengths)
 
 
-def _numbers(values: list[object], name: str) -> NDArray[Any]:
+def _numbers(values: list[object], name: str) -> np.ndarray:
     for i, value in enumerate(values):
         if not isinstance(value, _SCALARS):
             raise _mixed(name, "a number", i, value)
@@ -196,7 +195,7 @@ def _arrays(values: list[object], name: str) -> Rows:
     return Rows(rows.dtype, len(arrays), rows.data, lengths)
 
 
-def _one_array(value: object, i: int, name: str) -> NDArray[Any]:
+def _one_array(value: object, i: int, name: str) -> np.ndarray:
     try:
         array = np.asarray(value) if isinstance(value, (list, tuple)) else as_array(value)
     except ValueError as error:

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from clipper_container.wire.frames import Header, Rows, row_values
+from clipper_container.wire.frames import BytesLike, Header, Rows, row_values
 from clipper_container.worker.evaluation import Evaluator
 from clipper_container.worker.outputs import to_rows
 from clipper_container.worker.replies import BatchReplies
@@ -24,10 +24,10 @@ class PipelinedModel(Protocol):
     that comes while another is computed begins at once, and not only after the other.
     """
 
-    def submit(self, inputs: object) -> Any:
+    def submit(self, inputs: object) -> object:
         """Begin a batch; return what collect() takes."""
 
-    def collect(self, batch: object) -> Any:
+    def collect(self, batch: object) -> object:
         """Wait for a batch and return its outputs as predict_batch() does."""
 
 
@@ -35,7 +35,7 @@ class PipelinedModel(Protocol):
 class _UnderWay:
     header: Header
     rows: Rows
-    batch: Any  # None: submit() failed
+    batch: object  # None: submit() failed
     started_ns: int
 
 
@@ -75,7 +75,7 @@ class BatchPipeline:
             batch = None
         self._waiting.append(_UnderWay(header, rows, batch, time.perf_counter_ns()))
 
-    def next_reply(self) -> list[Any]:
+    def next_reply(self) -> list[BytesLike]:
         """Wait for the oldest batch; return the pieces of its REPLY or FAILURE."""
         first = self._waiting.popleft()
         name = self._replies.evaluator.name

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import numpy as np
 
 from clipper_container.wire.frames import (
+    BytesLike,
     Header,
     Kind,
     Rows,
@@ -65,7 +65,7 @@ class BatchReplies:
         )
         self._failures = FailureLog(evaluator.name)
 
-    def to(self, header: Header, rows: Rows) -> list[Any]:
+    def to(self, header: Header, rows: Rows) -> list[BytesLike]:
         """Return the pieces of a REPLY, or of a FAILURE with the reason."""
         turn = self.evaluator.turn
         if turn is None:
@@ -73,14 +73,14 @@ class BatchReplies:
         with turn:  # the outputs may be memory that the model uses for its next batch
             return [b"".join(self._to(header, rows))]
 
-    def _to(self, header: Header, rows: Rows) -> list[bytes | memoryview]:
+    def _to(self, header: Header, rows: Rows) -> list[BytesLike]:
         try:
             outputs, time_us = evaluate(self.evaluator, rows)
         except PredictionFailed as failure:
             return self._failure(header.id, str(failure))
         return self.encode(header, outputs, time_us)
 
-    def encode(self, header: Header, outputs: Rows, time_us: int) -> list[Any]:
+    def encode(self, header: Header, outputs: Rows, time_us: int) -> list[BytesLike]:
         """Return the pieces of a REPLY, or of a FAILURE if the outputs are too large."""
         if not self._qualifiers:
             outputs.qualifiers = None  # the server does not support them
@@ -94,6 +94,6 @@ class BatchReplies:
             )
         return [encode_header(reply), *pieces]
 
-    def _failure(self, id: int, text: str) -> list[Any]:
+    def _failure(self, id: int, text: str) -> list[BytesLike]:
         self._failures.report(text)
         return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._checked)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from clipper_container.model import Model
 from clipper_container.wire.frames import (
@@ -24,6 +23,7 @@ from clipper_container.wire.frames import (
     PAYLOAD_BYTES_MAX,
     BadFrame,
     Bytes,
+    BytesLike,
     Flag,
     Header,
     Kind,
@@ -206,7 +206,7 @@ class _Version2:
         """
         connection = self._connection
 
-        def changed_accuracy() -> Any:
+        def changed_accuracy() -> list[BytesLike] | None:
             signs()
             return self._feedback.changed_accuracy() if self._welcome.accuracy else None
 
@@ -271,7 +271,7 @@ class _Version2:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return True
 
-    def _reply_to(self, header: Header, payload: Bytes) -> list[object]:
+    def _reply_to(self, header: Header, payload: Bytes) -> list[BytesLike]:
         """Return the frame that answers a batch. After it is sent the server may overwrite the
         rows.
         """

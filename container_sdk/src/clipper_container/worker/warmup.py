@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from clipper_container.model import UserValue
 from clipper_container.schema import FREE, Array, Tensors, is_named, type_text
 from clipper_container.wire.frames import DType, Rows
 from clipper_container.worker.evaluation import Evaluator, PredictionFailed
@@ -125,7 +125,7 @@ def _is_harmless(evaluator: Evaluator) -> bool:
 
 def _run(
     evaluator: Evaluator,
-    rows: list[Any] | np.ndarray[Any, Any],
+    rows: UserValue,
     rows_max: int,
     announce: Callable[[int], None],
 ) -> WarmUp:
@@ -151,7 +151,7 @@ def _run(
     return WarmUp(tuple(timings), named or _type_of(outputs), _lengths(rows))
 
 
-def _lengths(rows: Any) -> tuple[int, ...]:
+def _lengths(rows: UserValue) -> tuple[int, ...]:
     if len(rows) > TIMINGS_MAX:
         return ()
     return tuple(
@@ -160,7 +160,7 @@ def _lengths(rows: Any) -> tuple[int, ...]:
     )
 
 
-def _one(evaluator: Evaluator, rows: Any, n: int) -> tuple[Rows, int]:
+def _one(evaluator: Evaluator, rows: UserValue, n: int) -> tuple[Rows, int]:
     times = -(-n // len(rows))
     inputs = (rows * times)[:n] if isinstance(rows, list) else np.concatenate([rows] * times)[:n]
     if not isinstance(inputs, list):
@@ -172,11 +172,11 @@ def _one(evaluator: Evaluator, rows: Any, n: int) -> tuple[Rows, int]:
     return evaluator.run(inputs, n, sessions)
 
 
-def _items_of(rows: Any) -> int:
+def _items_of(rows: UserValue) -> int:
     return 1 if isinstance(rows, list) else max(1, rows[0].size)
 
 
-def _made_up(input: str) -> Any:
+def _made_up(input: str) -> UserValue:
     """Generate one row: floats from 0 to 1, zeros for integers, a short text. None for `any` and
     for very large rows.
     """
@@ -212,7 +212,7 @@ def _made_up_records(tensors: Tensors) -> Array | list[bytes] | None:
     return records if isinstance(records, np.ndarray) else [*map(bytes, records)]
 
 
-def given_rows(rows: object, input: str) -> Any:
+def given_rows(rows: object, input: str) -> UserValue:
     """Convert the user's rows, read from JSON, to the input type. Raises: ValueError, TypeError."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("a list of rows is needed")
@@ -233,7 +233,7 @@ def given_rows(rows: object, input: str) -> Any:
     return np.asarray(rows, dtype).reshape(len(rows), *shape)
 
 
-def _parsed(input: str) -> tuple[np.dtype[Any], tuple[int, ...] | None]:
+def _parsed(input: str) -> tuple[np.dtype, tuple[int, ...] | None]:
     """Return the element type and the shape of a row; None for rows of free length."""
     found = _TYPE.fullmatch(input)
     if found is None:

@@ -3,7 +3,7 @@
 import os
 import socket
 import struct
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 _NETLINK_SOCK_DIAG: Final = 4
@@ -20,7 +20,7 @@ _FOUND: Final = struct.Struct(
 )  # family, state, timer, retransmits, the socket, expires, queues, user, inode
 
 
-def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
+def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the user id of the process that owns the client's end of a connection.
 
     Returns None when the kernel does not report it, or the client has closed the connection.
@@ -60,7 +60,7 @@ def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
     return int(user) if state == _ESTABLISHED and inode else None
 
 
-def is_own_user(client: tuple[object, ...], server: tuple[object, ...]) -> bool:
+def is_own_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
     """Return whether the client is a process of this process's user, or of root."""
     return user_of(client, server) in (os.geteuid(), 0)
 

@@ -54,8 +54,8 @@ _KINDS: Final = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 _T = TypeVar("_T")
-Read = Callable[[Any], Any]  # (bytes, or a stream of them) -> message, or a stream of them
-Handle = Callable[[Any, "GrpcCall"], Any]  # (what `Read` returns, call) -> reply, or a stream
+Read = Callable[..., object]  # (bytes, or a stream of them) -> message, or a stream of them
+Handle = Callable[..., Any]  # (what `Read` returns, call) -> reply, or a stream
 Requests = bytes | AsyncIterator[bytes]
 
 

@@ -123,8 +123,7 @@ class MeshService:
         Raises Overloaded if too many calls wait.
         """
         if not waits:
-            found: _S = await self._calls.manage(run)
-            return found
+            return await self._calls.manage(run)
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(
                 f"{WAITING_MAX} calls wait for loads already.",

@@ -6,7 +6,7 @@ describe applications. frontend/http/messages.py has the errors.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -40,11 +40,12 @@ from clipper.serving.feedback.ground_truth import truth_of, weight_of
 from clipper.serving.feedback.observe import observe, observe_many
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, InputType, PredictionRequest, Qualifiers
+from clipper.types import Answer, InputType, PredictionRequest, Qualifiers, UserValue
 
 SALT_MAX = 2**63 - 1
 Inputs = list[msgspec.Raw] | msgspec.Raw
 _NOTHING = msgspec.Raw(b"")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
     input: msgspec.Raw = _NOTHING
     user: str | None = None
     context: list[float] | None = None
-    label: Any = None
+    label: UserValue = None
     correct: bool | None = None
     score: float | None = None
     weight: float = 1.0
@@ -84,7 +85,7 @@ class LegacyUpdateRequest(msgspec.Struct):
     """The body of an update request by clients of the original Clipper."""
 
     input: msgspec.Raw
-    label: Any
+    label: UserValue
     uid: int | str = 0
 
 
@@ -97,7 +98,7 @@ class PredictResponse(msgspec.Struct):
     """
 
     id: str
-    output: Any
+    output: UserValue
     confidence: float
     default: bool
     reason: str
@@ -107,7 +108,7 @@ class PredictResponse(msgspec.Struct):
     latency_us: int
     qualifiers: dict[str, Qualifiers] | msgspec.UnsetType = msgspec.UNSET
     decided_by: str | msgspec.UnsetType = msgspec.UNSET
-    set: Any = msgspec.UNSET
+    set: UserValue = msgspec.UNSET
 
 
 _read_predict = functools.partial(read_json, msgspec.json.Decoder(PredictRequest))
@@ -145,7 +146,7 @@ class ApplicationRoutes:
         """Describe one application."""
         return answer_json(self._about(request.params[0]))
 
-    def _about(self, name: str) -> dict[str, Any]:
+    def _about(self, name: str) -> dict[str, object]:
         record, resolved = self._node.catalog.view.application(name), self._node.resolve(name)
         return {
             "name": name,
@@ -231,7 +232,7 @@ class ApplicationRoutes:
         user: str | None,
         slo_us: int,
         salt: int = 0,
-        context: Any = None,
+        context: UserValue = None,
         request_id: str = "",
         trace: Trace | None = None,
     ) -> list[Future]:
@@ -288,7 +289,9 @@ class ApplicationRoutes:
         checked = [self._checked(resolved, item) for item in items]
         return WorkerTask(lambda: self._record_all(resolved, items, checked))
 
-    def _checked(self, resolved: ResolvedApplication, item: FeedbackRequest) -> tuple[Any, ...]:
+    def _checked(
+        self, resolved: ResolvedApplication, item: FeedbackRequest
+    ) -> tuple[UserValue, ...]:
         """Return the arguments of `observe`. Raises InvalidInput."""
         if item.feedback is not None:
             raise InvalidInput("an item of `feedback` has no `feedback` of its own.")
@@ -302,7 +305,7 @@ class ApplicationRoutes:
         self,
         resolved: ResolvedApplication,
         items: list[FeedbackRequest],
-        checked: list[tuple[Any, ...]],
+        checked: list[tuple[UserValue, ...]],
     ) -> HttpResponse:
         if all(
             item.id is not None and item.label is not None and item.weight == 1 for item in items
@@ -377,7 +380,9 @@ def salt_of(salt: int | float) -> int:
     return int(salt)
 
 
-def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
+def _reading(
+    read: Callable[[bytes | bytearray], _T], text: bytes | bytearray, kind: type[_T]
+) -> _T:
     try:
         return read(text)
     except InvalidInput as error:

@@ -32,7 +32,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import httptools
 
@@ -112,7 +111,7 @@ class HttpService:
         settings: HttpSettings,
         handle: Callable[[HttpRequest], HandlerResult],
         watcher: FutureWatcher,
-        run: Callable[..., Any],
+        run: Callable[..., object],
         counts: HttpCounts | None = None,
         exporter: SpanExporter | None = None,
         own_user: bool = False,

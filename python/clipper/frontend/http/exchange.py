@@ -152,7 +152,7 @@ class Exchange:
         if trace is not None and trace.sampled:
             log_request(trace, request, response, id)
             if service.exporter is not None:
-                service.exporter.put(finished_request(request, response, id))
+                service.exporter.put(finished_request(trace, request, response, id))
 
     def _answer_streamed(self, response: StreamedResponse, id: bytes, trace: bytes) -> None:
         """The body begins when it is this one's turn."""

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import uvloop
 
@@ -51,7 +50,7 @@ class HttpListeners:
         self,
         settings: HttpSettings,
         each: Sequence[tuple[str, str, Handle]],
-        make_watcher: Callable[[Any], FutureWatcher],
+        make_watcher: Callable[..., FutureWatcher],
         counts: Sequence[HttpCounts],
         certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
         exporter: SpanExporter | None = None,

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +27,11 @@ from clipper.errors import (
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.query.future_watcher import Future
+from clipper.types import UserValue
+
+if TYPE_CHECKING:
+    from clipper.frontend.inference.json_inputs import JsonText
+    from clipper.frontend.tracing.context import Trace
 
 JSON: Final = b"application/json"
 PROBLEM: Final = b"application/problem+json"
@@ -37,6 +42,7 @@ Headers = Mapping[bytes, bytes]
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _PREFIX = os.urandom(6).hex()
 _numbers = itertools.count(1)
+_T = TypeVar("_T")
 
 
 class HttpRequest:
@@ -73,7 +79,7 @@ class HttpRequest:
         )
         self.params: tuple[str, ...] = ()
         self.route = self.actor = ""
-        self.trace: Any = None  # a Trace or None
+        self.trace: Trace | None = None
         self.began_ns = now_ns()
         self._id = b""
 
@@ -226,7 +232,7 @@ class HttpError(ClipperError):
 # -- JSON
 
 
-def as_json(value: Any) -> object:
+def as_json(value: UserValue) -> object:
     """Return what JSON has for a value that it does not know: an array as a list."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -244,12 +250,12 @@ _ENCODER = msgspec.json.Encoder(enc_hook=as_json)
 to_json: Callable[[object], bytes] = _ENCODER.encode
 
 
-def answer_json(value: Any, status: int = 200) -> HttpResponse:
+def answer_json(value: object, status: int = 200) -> HttpResponse:
     """Return a response with `value` as JSON."""
     return HttpResponse(status, to_json(value))
 
 
-def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") -> Any:
+def read_json(decoder: "msgspec.json.Decoder[_T]", text: "JsonText", at: str = "$") -> _T:
     """Decode JSON. Raises InvalidInput, which names the byte or the member at fault."""
     try:
         return decoder.decode(text)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from typing import Any
 
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.messages import HttpError, head_of, problem
@@ -183,7 +182,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
 
     # -- the transport of a Connection
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypt and send."""
         rest = memoryview(data)
         while rest:

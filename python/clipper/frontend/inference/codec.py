@@ -22,10 +22,10 @@ from clipper.frontend.http.json_body import json_texts
 from clipper.frontend.http.messages import read_json
 from clipper.frontend.inference.json_inputs import straight_reader
 from clipper.schema import Tensors, TensorSpec
-from clipper.types import InputType
+from clipper.types import InputType, UserValue
 
 JsonValue = Any
-Values = Any  # of a tensor: an array, or a list of str and bytes
+Values = UserValue  # of a tensor: an array, or a list of str and bytes
 Described = list[dict[str, JsonValue]]  # metadata of tensors
 DATATYPES: Final[dict[str, str]] = {
     "BOOL": "?",

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -11,11 +12,11 @@ from clipper.errors import InvalidInput
 from clipper.frontend.http.messages import read_json
 from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import ANY, RANK_MAX, InputType
+from clipper.types import ANY, RANK_MAX, InputType, UserValue
 from clipper_core.http.json_value import RowReader
 
-JsonText = Any  # msgspec.Raw, or what has a buffer
-Row = Any  # an input, or one tensor of it
+JsonText = bytes | bytearray | memoryview | msgspec.Raw
+Row = UserValue  # an input, or one tensor of it
 Read = Callable[[JsonText, str], Row]  # (JSON text, its place) -> a row
 
 _ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
@@ -68,9 +69,9 @@ def reader_for(type_: InputType) -> Read:
         plain = msgspec.json.Decoder({"str": str, "bytes": bytes}[type_.dtype])
         return lambda text, at: read_json(plain, text, at)
     dtype = numpy_dtype(type_)
-    nested: Any = _SCALARS[dtype.kind]
+    nested: type | GenericAlias = _SCALARS[dtype.kind]
     for _ in range(1 if type_.variable else len(type_.shape)):
-        nested = list[nested]
+        nested = GenericAlias(list, nested)
     decoder = msgspec.json.Decoder(nested)
     straight = straight_reader(type_)
 
@@ -127,9 +128,11 @@ def rows_in_columns(text: JsonText, at: str, tensors: Tensors) -> list[dict[str,
 
 def _tensor_reader(spec: TensorSpec) -> Read:
     """Return a function that reads one tensor of a row from JSON."""
-    kind: Any = {"str": str, "bytes": bytes}.get(spec.dtype) or _SCALARS[spec.numpy.kind]
+    kind: type | GenericAlias = {"str": str, "bytes": bytes}.get(spec.dtype) or _SCALARS[
+        spec.numpy.kind
+    ]
     for _ in spec.shape:
-        kind = list[kind]
+        kind = GenericAlias(list, kind)
     decoder = msgspec.json.Decoder(kind)
     is_simple = not spec.shape if spec.is_text else FREE not in spec.shape or len(spec.shape) == 1
     straight = (
@@ -159,7 +162,7 @@ def _plain(value: Row, spec: TensorSpec) -> Row:
 
 
 def _of_numbers(
-    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: JsonText, at: str
+    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype", text: JsonText, at: str
 ) -> object:
     """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2."""
     try:
@@ -200,7 +203,7 @@ def straight_reader(type_: InputType) -> Callable[[JsonText], Row] | None:
     return straight
 
 
-def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
+def numpy_dtype(type_: InputType) -> "np.dtype":
     """Return the numpy element type of an input type."""
     return np.dtype(
         "?" if type_.dtype == "bool" else f"{type_.dtype[0]}{int(type_.dtype[1:]) // 8}"
@@ -209,4 +212,4 @@ def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
 
 def items_of(text: JsonText, at: str) -> "list[msgspec.Raw]":
     """Split a JSON array into the texts of its elements. Raises InvalidInput."""
-    return read_json(_LISTS, text, at)  # type: ignore[no-any-return]  # by the decoder's type
+    return read_json(_LISTS, text, at)

@@ -9,7 +9,7 @@ its model in its parameters. Source: model-mesh.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from clipper.errors import InvalidInput, UnknownModel
 from clipper.frontend.inference import codec
@@ -18,6 +18,7 @@ from clipper.frontend.inference.operations import (
     InferenceResult,
     InferenceTarget,
     PendingInference,
+    Rows,
 )
 from clipper.frontend.tracing.context import Trace
 from clipper.serving.query.future_watcher import Future
@@ -145,7 +146,7 @@ class MultiModelRequest:
 
     def ask(
         self,
-        slo_us: Callable[[InferenceTarget, Any], int],
+        slo_us: Callable[[InferenceTarget, Rows], int],
         id: str = "",
         trace: Trace | None = None,
     ) -> None:
@@ -172,13 +173,13 @@ class MultiModelRequest:
             lambda name: (by_name[name][0], by_name[name][1].inferred()),
         )
 
-    def response(self) -> Any:
+    def response(self) -> object:
         """Return a ModelInferResponse: the merge of the models' own responses."""
         from clipper.frontend.inference import (
             protobuf_codec,
         )  # requires protobuf, which HTTP does not
 
-        joined: Any = None
+        joined = None
         for target, (outputs, parameters) in self._inferred():
             one = protobuf_codec.encode(
                 target.name,
@@ -200,7 +201,7 @@ class MultiModelRequest:
         """Return the parts of the body and the length of its JSON, like `codec.encode`."""
         tensors: list[tuple[dict[str, codec.JsonValue], bytes]] = []
         name = version = ""
-        reply: dict[str, Any] = {}
+        reply: dict[str, object] = {}
         for target, (outputs, parameters) in self._inferred():
             name, version, reply = target.name, target.answered_version, reply | parameters
             for one in codec.output_tensors(outputs, self._request.binary, self._request.outputs):

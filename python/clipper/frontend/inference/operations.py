@@ -6,8 +6,8 @@ minute unless `parameters.timeout` or a deadline sets another time.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,15 +18,16 @@ from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
+from clipper.metrics.collect import Stats
 from clipper.schema import Schema
 from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import ANY, Answer, InputType, Model, PredictionRequest
+from clipper.types import ANY, Answer, InputType, Model, PredictionRequest, UserValue
 
-Rows = Any  # an array (n, ...), a list of n, or NamedRows
+Rows = UserValue  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
     "binary_tensor_data",
     "model_configuration",
@@ -61,8 +62,8 @@ class InferenceTarget(NamedTuple):
 class InferenceResult(NamedTuple):
     """The result of a request. outputs: an array (n, ...) or a list of n."""
 
-    outputs: Any
-    parameters: dict[str, Any]
+    outputs: UserValue
+    parameters: dict[str, object]
 
 
 class NamedRows(msgspec.Struct):
@@ -149,11 +150,11 @@ class InferenceOperations:
 
     # -- about the server
 
-    def server(self) -> dict[str, Any]:
+    def server(self) -> dict[str, object]:
         """Return the server's metadata."""
         return {"name": "clipper", "version": self._node.version, "extensions": EXTENSIONS}
 
-    def index(self, only_ready: bool) -> list[dict[str, Any]]:
+    def index(self, only_ready: bool) -> list[dict[str, object]]:
         """List applications and models with their state.
 
         Blocks on the engines, like `is_ready` and `statistics`: do not call it on an event loop.
@@ -193,7 +194,7 @@ class InferenceOperations:
 
     # -- about a model
 
-    def metadata(self, target: InferenceTarget) -> dict[str, Any]:
+    def metadata(self, target: InferenceTarget) -> dict[str, object]:
         """Return the metadata of a target: its versions and tensors."""
         resolved, name, version = target
         known = self._node.catalog.view.versions.get(name, ())
@@ -204,7 +205,7 @@ class InferenceOperations:
             if resolved.name
             else [str(m.version) for m in known if not m.retired_us]
         )
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "name": name,
             **({"versions": versions} if versions else {}),
             "platform": "clipper",
@@ -235,7 +236,7 @@ class InferenceOperations:
             return link.record
         return self._node.catalog.view.model(resolved.models[0]) if resolved.models else None
 
-    def config(self, target: InferenceTarget) -> dict[str, Any]:
+    def config(self, target: InferenceTarget) -> dict[str, object]:
         """Return the target's configuration in the form of Triton's ModelConfig; dims are those
         of one row."""
         first = self._first(target.resolved)
@@ -453,7 +454,7 @@ def _context(request: codec.InferRequest) -> object:
     return context
 
 
-def _beside(answer: Answer) -> dict[str, Any]:
+def _beside(answer: Answer) -> dict[str, object]:
     """Return further parts of an answer as parameters; nested values are strings of JSON."""
     parameters: dict[str, object] = {}
     if answer.request_id:
@@ -492,7 +493,7 @@ def _config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
-def _of_application(name: str, row: dict[str, Any]) -> dict[str, object]:
+def _of_application(name: str, row: Stats) -> dict[str, object]:
     answers = row["answers"]
     metadata = {
         "queue": {"count": row["queries"], "ns": 0},
@@ -502,7 +503,7 @@ def _of_application(name: str, row: dict[str, Any]) -> dict[str, object]:
     return _statistics(name, _THE_VERSION, row["queries"], row["queries"], metadata)
 
 
-def _of_model(id: str, row: dict[str, Any]) -> dict[str, object]:
+def _of_model(id: str, row: Stats) -> dict[str, object]:
     name, _, version = id.partition(":")
     evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
     latency = row["latency_us"]
@@ -521,7 +522,7 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, object]:
 
 
 def _statistics(
-    name: str, version: str, inferences: int, executions: int, details: dict[str, Any]
+    name: str, version: str, inferences: int, executions: int, details: Mapping[str, object]
 ) -> dict[str, object]:
     keys = (
         "success",

@@ -16,7 +16,7 @@ from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.types import NAME_GRAMMAR, InputType
 
 Schema = dict[str, Any]
-Example = Any  # a JSON value
+Example = object  # a JSON value
 RouteTable = Mapping[tuple[str, str], "RouteInfo"]  # (method, pattern) -> description
 _REF = "#/components/schemas/"
 _OWN_MEDIA = "application/problem+json"
@@ -47,14 +47,14 @@ class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, Schema] = {}
     takes: Any = None
     needs_body: bool = True
-    example: Any = None
-    gives: Any = msgspec.UNSET
+    example: object = None
+    gives: object = msgspec.UNSET
     status: int = 200
-    others: Mapping[int, Any] = {}
+    others: Mapping[int, object] = {}
     media: str = _JSON
     also: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
-    links: Mapping[str, Any] = {}
+    links: Mapping[str, object] = {}
     old: bool = False
 
 

@@ -9,7 +9,6 @@ import importlib.resources
 import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from clipper.errors import ClipperError, InvalidInput, did_you_mean
 from clipper.frontend.http.messages import (
@@ -122,7 +121,7 @@ class OpenApiEndpoint:
                 made = self._made = revision, CachedPage(to_json(self.json()), JSON)
             return made[1]
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, object]:
         """Build the document."""
         config = self._node.config
         title = "clipper management" if self._management else "clipper"

@@ -26,7 +26,7 @@ from clipper.frontend.openapi.document import (
 from clipper.metrics import CONTENT_TYPES
 from clipper.schema import Tensors
 from clipper.serving.feedback.observe import Counted
-from clipper.types import InputType
+from clipper.types import InputType, UserValue
 
 APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
     "applications",
@@ -54,7 +54,7 @@ class ApplicationInfo(msgspec.Struct):
     input: str
     models: list[str]
     slo_ms: float
-    default: Any
+    default: UserValue
     policy: str
     confidence_min: float
 

@@ -7,14 +7,14 @@ change log has one slot for all followers; its ids are distributed to their sets
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from google.protobuf.message import Message
 
 from clipper.errors import DoesNotFit
 from clipper.frontend.params_grpc.tensors import Ids, tensor_of
-from clipper.params.shard.parameters import DENSE, Parameters
+from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.shard import Shard
 from clipper_container.params.frames import TABLES_MAX
 
@@ -147,7 +147,7 @@ def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Message]:
         yield tensor_of(name, np.empty((part["gone"].size, 0), np.float32), part["gone"].tolist())
 
 
-def weights(parameters: Parameters, part: dict[str, Any]) -> Message:
+def weights(parameters: Parameters, part: Piece) -> Message:
     """Return the weights of some rows as a tensor, without the optimizer's state."""
     spec = parameters.specs[part["table"] % TABLES_MAX]
     return tensor_of(

@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -193,7 +193,9 @@ class ShardGrpc:
         )
 
     def _stream(
-        self, service: str, run: Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[Message]]
+        self,
+        service: str,
+        run: Callable[[Message, grpc.aio.ServicerContext], AsyncIterator[Message]],
     ) -> grpc.RpcMethodHandler:
         (kind,) = [method for method in methods_of(service) if method.server_streaming]
         read = decoder(message(kind.input_type.full_name), kind.client_streaming)

@@ -1,11 +1,13 @@
 """A consumer of a Redis Stream: one thread reads entries, one settles them, in the stream's
 order."""
 
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from clipper.errors import ClipperError
 from clipper.frontend.streams.consumer_group import (
@@ -23,6 +25,7 @@ _SETTLE_MAX: Final = 64  # outcomes per script call, during which Redis is block
 _READ_MAX: Final = 256
 _CHECK_S: Final = 0.1
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class EntryHandler(Protocol[_T]):
@@ -68,7 +71,7 @@ class StreamConsumer(Generic[_T]):
         self._group = group
         self._handler = handler
         self._deliveries_max = deliveries_max
-        self._queue: deque[tuple[StreamEntry, _T]] = deque()
+        self._queue: deque[tuple[StreamEntry, _T | EntryOutcome]] = deque()
         self._mine: dict[str, float] = {}  # entries in progress -> time of the next renewal
         self._changed = threading.Condition()
         self._stopping = False
@@ -140,7 +143,7 @@ class StreamConsumer(Generic[_T]):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, int | str]:
         """Return counts since the start.
 
         `in_flight` and `room` are current; `trouble` is why Redis cannot be used now, or "".
@@ -159,7 +162,7 @@ class StreamConsumer(Generic[_T]):
 
     # -- the threads
 
-    def _run(self, turn: Any) -> None:
+    def _run(self, turn: Callable[[], bool]) -> None:
         """Call `turn()` until it returns False. Errors are logged, and the thread goes on."""
         while True:
             try:
@@ -189,13 +192,13 @@ class StreamConsumer(Generic[_T]):
                 self._changed.notify_all()
         return True
 
-    def _started(self, entry: StreamEntry) -> Any:
+    def _started(self, entry: StreamEntry) -> _T | EntryOutcome:
         if entry.deliveries > self._deliveries_max:
             why = f"it was delivered {entry.deliveries} times, and never answered"
             return refusal(entry, self._group.names.source, "poison", why)
         return self._guarded(entry, lambda: self._handler.accept(entry))
 
-    def _guarded(self, entry: StreamEntry, fn: Any) -> Any:
+    def _guarded(self, entry: StreamEntry, fn: Callable[[], _R]) -> _R | EntryOutcome:
         """Return `fn()`, or the refusal of the entry if it raised."""
         source = self._group.names.source
         try:
@@ -231,7 +234,9 @@ class StreamConsumer(Generic[_T]):
             outcome = (
                 item
                 if isinstance(item, EntryOutcome)
-                else self._guarded(entry, lambda e=entry, i=item: self._handler.outcome(e, i, self))
+                else self._guarded(
+                    entry, functools.partial(self._handler.outcome, entry, item, self)
+                )
             )
             if outcome is not None:
                 outcomes.append(outcome)

@@ -19,14 +19,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar
+from types import ModuleType
+from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.streams.records import Flat
-from clipper.store.redis import redacted_url
+from clipper.store.redis import RedisClient, redacted_url
 
 BLOCK_MS: Final = 100  # a blocking read checks this often for its end
 PATIENCE_S: Final = 5.0  # timeout of Redis
@@ -256,7 +257,7 @@ class ConsumerGroup:
 
     # -- the connection
 
-    def ask(self, fn: Callable[[Any], _T]) -> _T | None:
+    def ask(self, fn: Callable[[RedisClient], _T]) -> _T | None:
         """Return `fn(redis)`; None, after a pause, if Redis is unreachable."""
         return self._try(lambda: fn(self._redis))
 
@@ -297,7 +298,7 @@ class ConsumerGroup:
         self._redis.close()
 
 
-def connected(url: str) -> tuple[Any, Any]:
+def connected(url: str) -> tuple[RedisClient, ModuleType]:
     """Return a client for `url` and redis-py's exceptions. The server need not be reachable yet.
 
     Raises ConfigError for an invalid URL, or without the package redis.

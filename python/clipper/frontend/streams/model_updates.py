@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -41,10 +41,13 @@ from clipper.frontend.streams.consumer_group import (
 )
 from clipper.frontend.streams.records import Flat
 from clipper.settings.streams import ModelStreamSettings
+from clipper.store.redis import RedisClient
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
+from clipper_core.engine.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _AGAIN_S: Final = 0.5
+_T = TypeVar("_T")
 _FIELDS: Final = (
     "id",
     "name",
@@ -74,7 +77,7 @@ class ModelDeployer(Protocol):
     catalog: Catalog
 
     @property
-    def deploy(self) -> Callable[..., Any]:
+    def deploy(self) -> Callable[..., CoreModel]:
         """Deploy a model: ClipperServer.deploy."""
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
@@ -329,7 +332,7 @@ class ModelUpdater:
             )
         return data
 
-    def _from_redis(self, fn: object) -> Any:
+    def _from_redis(self, fn: Callable[[RedisClient], _T]) -> _T:
         """Return `fn(redis)`.
 
         Raises PackagingError for a key that holds no bytes, ConnectionError if Redis is
@@ -343,7 +346,7 @@ class ModelUpdater:
         return found
 
     @staticmethod
-    def _or_refused(fn: Any, redis: object) -> object:
+    def _or_refused(fn: Callable[[RedisClient], _T], redis: RedisClient) -> _T | PackagingError:
         try:
             return fn(redis)
         except Exception as error:

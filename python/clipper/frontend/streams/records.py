@@ -6,13 +6,13 @@ Each error is an InvalidInput that names the field; it goes to the dead letters.
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, did_you_mean
-from clipper.types import Answer, InputType
+from clipper.types import Answer, InputType, UserValue
 
 Fields = Mapping[bytes, bytes]
 Flat = list[str | bytes | int | float]  # name, value, name, value, ...
@@ -42,13 +42,13 @@ class StreamRecord(msgspec.Struct, frozen=True, eq=False):
     own: the fields that are copied to the answer.
     """
 
-    input: Any
+    input: UserValue
     id: str = ""
     user: str | None = None
     slo_ms: float | None = None
     binary: bool = False
     own: tuple[tuple[str, bytes], ...] = ()
-    context: Any = None
+    context: UserValue = None
 
 
 class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
@@ -59,13 +59,13 @@ class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
 
     id: str = ""
     prediction: str = ""
-    input: Any = None
+    input: UserValue = None
     user: str | None = None
-    label: Any = None
+    label: UserValue = None
     correct: bool | None = None
     score: float | None = None
     weight: float = 1.0
-    context: Any = None
+    context: UserValue = None
 
 
 def record_of(fields: Fields) -> StreamRecord:
@@ -220,7 +220,7 @@ def _number(fields: Mapping[str, bytes], name: str) -> float:
         ) from None
 
 
-def _json(fields: Mapping[str, bytes], name: str) -> Any:
+def _json(fields: Mapping[str, bytes], name: str) -> UserValue:
     try:
         return msgspec.json.decode(fields[name])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -31,8 +31,10 @@ from clipper.frontend.streams.records import (
 )
 from clipper.serving.models.intake import Intake, late, untried
 from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.future_watcher import Future
 from clipper.settings.streams import StreamSettings
-from clipper.types import Answer
+from clipper.store.redis import RedisClient
+from clipper.types import Answer, UserValue
 
 _AGAIN_S: Final = 0.05
 _PREDICTIONS_MAX: Final = 65_536
@@ -44,7 +46,7 @@ class PendingRecord(msgspec.Struct, eq=False):
     (`trouble`)."""
 
     record: StreamRecord
-    future: Any
+    future: Future | None
     until_s: float
     trouble: str = ""
     sent_s: float = 0.0
@@ -137,7 +139,7 @@ class RecordScorer:
             )  # no pause if the last attempt is long ago
             self._ask(item)
 
-    def _result(self, future: Any, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
+    def _result(self, future: Future, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
         """Return the answer, or None if there is no time left."""
         while not future.wait(_AGAIN_S):
             if consumer.is_over:
@@ -208,7 +210,7 @@ class FeedbackLearner:
         """
         if feedback.id and self._is_known(feedback.id):
             return
-        truth: dict[str, Any] = {
+        truth: dict[str, UserValue] = {
             "label": feedback.label,
             "correct": feedback.correct,
             "score": feedback.score,
@@ -257,7 +259,7 @@ class FeedbackLearner:
             return record_of(found) if found else None
         return None
 
-    def _found(self, redis: Any, id: str) -> dict[bytes, bytes]:
+    def _found(self, redis: RedisClient, id: str) -> dict[bytes, bytes]:
         score = redis.zscore(self._records.ids, id)
         if score is not None:
             ms = str(int(score))

@@ -4,7 +4,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from clipper.frontend.streams.scoring import ScoringStream
 from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.types import VersionedModel
+from clipper_core.engine.model import Model as CoreModel
 
 _T = TypeVar("_T", StreamSettings, ModelStreamSettings)
 
@@ -30,7 +31,7 @@ class StreamHost(Protocol):
         """Return an application: ClipperServer.app."""
 
     @property
-    def deploy(self) -> Callable[..., Any]:
+    def deploy(self) -> Callable[..., CoreModel]:
         """Deploy a model: ClipperServer.deploy."""
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:

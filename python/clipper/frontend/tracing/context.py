@@ -10,7 +10,6 @@ import logging
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
 from clipper.metrics.http_counts import now_ns
@@ -65,7 +64,7 @@ class Trace:
         """The value of traceparent, followed by the header tracestate if there is one."""
         return self.header + (b"\r\ntracestate: " + self.state if self.state else b"")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, str]:
         """Return the ids for a log record."""
         return {"trace_id": self.trace_id, "span_id": self.span_id, "parent_id": self.parent_id}
 

@@ -59,7 +59,7 @@ def epoch_ns() -> int:
 
 
 def finished_request(
-    request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
+    trace: Trace, request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
 ) -> FinishedRequest:
     """Describe an HTTP request by OpenTelemetry's semantic conventions."""
     attributes: dict[str, Attribute] = {
@@ -73,7 +73,7 @@ def finished_request(
         attributes["http.route"] = request.route
     error = str(response.status) if response.status >= 500 else ""
     name = f"{request.method} {request.route}" if request.route else request.method
-    return FinishedRequest(request.trace, name, request.began_ns, now_ns(), attributes, error)
+    return FinishedRequest(trace, name, request.began_ns, now_ns(), attributes, error)
 
 
 def finished_call(

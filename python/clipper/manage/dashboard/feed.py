@@ -17,14 +17,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError
 from clipper.frontend.http.messages import HttpError, to_json
 from clipper.frontend.http.server_sent_events import HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
-from clipper.manage.dashboard.seconds import Row, Stats, between, now_of
+from clipper.manage.dashboard.seconds import between, now_of
+from clipper.manage.dashboard.shards import Row
+from clipper.metrics.collect import Stats
 
 FINE_ROWS: Final = 300  # by the second
 COARSE_ROWS: Final = 360  # by ten
@@ -44,9 +46,9 @@ class Sources(Protocol):
 
     def stats(self) -> Stats: ...
     def shares(self) -> dict[str, dict[str, float]]: ...
-    def about(self) -> dict[str, Any]: ...
-    def slowest(self) -> dict[str, list[dict[str, Any]]]: ...
-    def rollouts(self) -> list[dict[str, Any]]: ...
+    def about(self) -> dict[str, object]: ...
+    def slowest(self) -> dict[str, list[Row]]: ...
+    def rollouts(self) -> list[dict[str, object]]: ...
     def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]: ...
 
 
@@ -58,7 +60,7 @@ class Feed:
         self._fine: deque[tuple[float, bytes]] = deque(maxlen=FINE_ROWS)
         self._coarse: deque[tuple[float, bytes]] = deque(maxlen=COARSE_ROWS)
         self._about = self._now = b"{}"
-        self._slowest: list[dict[str, Any]] = []
+        self._slowest: list[Row] = []
         self._viewers: set[Viewer] = set()
         self._lock = threading.Lock()
         self._ending = threading.Event()

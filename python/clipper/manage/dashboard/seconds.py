@@ -5,9 +5,10 @@ names only the busiest have numbers.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from clipper.manage.dashboard.shards import of_shards, shards_now
+from clipper.manage.dashboard.shards import Row, of_shards, shards_now
+from clipper.metrics.collect import Stats
 from clipper.metrics.process import resident_bytes
 from clipper_core.runtime.histogram import Snapshot
 
@@ -43,8 +44,6 @@ _OF_REPLICA: Final = (
     "ejected",
     "failures",
 )
-Stats = Mapping[str, Any]
-Row = dict[str, Any]
 
 
 def outcome_of(reason: str) -> str:

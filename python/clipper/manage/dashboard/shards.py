@@ -1,11 +1,11 @@
 """Dashboard data of a set of shards: counts of a second, and the state of each shard and table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any, Final
 
-from clipper.params.client.stats_reader import lags_between
+from clipper.params.client.stats_reader import Stats, lags_between
 
 SHARDS_MAX: Final = 64  # with numbers of their own
 TABLES_MAX: Final = 50
@@ -21,7 +21,6 @@ _OF_TABLES: Final = (
     "evicted",
     "expired",
 )
-Stats = Mapping[str, Any]
 Row = dict[str, Any]
 
 

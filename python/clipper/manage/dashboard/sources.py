@@ -32,10 +32,10 @@ class ServerSources:
     node: ServerInterface
     operations: Operations
     incidents: Callable[[], Iterable[Incident]]
-    slow: Callable[[], dict[str, list[dict[str, Any]]]]
+    slow: Callable[[], dict[str, list[dict[str, object]]]]
     addresses: Callable[[], Mapping[str, str]]
     started_us: int = 0
-    _entries: tuple[dict[str, Any], ...] = ()
+    _entries: tuple[dict[str, object], ...] = ()
     _revision: int = -1
     _due_s: float = 0.0
 
@@ -57,17 +57,17 @@ class ServerSources:
                 )
         return found
 
-    def slowest(self) -> dict[str, list[dict[str, Any]]]:
+    def slowest(self) -> dict[str, list[dict[str, object]]]:
         return self.slow()
 
-    def rollouts(self) -> list[dict[str, Any]]:
+    def rollouts(self) -> list[dict[str, object]]:
         return self.operations.rollouts()
 
     def troubles(self, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
         """Return the troubles of models, as `clipper ps` words them."""
         return troubles(self.server, stats["models"])
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         view = self.node.catalog.view
         self.started_us = self.started_us or wall_time_us()
         return {

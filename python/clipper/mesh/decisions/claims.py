@@ -9,7 +9,6 @@ and are removed by the next change.
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -82,7 +81,7 @@ def completed(
     copy = model.copies.get(me)
     if copy is None:
         return ClaimRefused(f"the claim of {me} was taken away while it loaded", final=True)
-    reported: dict[str, Any] = {}
+    reported: dict[str, object] = {}
     if model.input == "any" and input:
         reported["input"] = input
     if model.output == "any" and output:

@@ -247,17 +247,14 @@ class ModelLoader:
             CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
         )
         size = found.size_bytes or size
-        reported: dict[str, Any] = {
-            "size_bytes": size,
-            "input": found.input,
-            "output": found.output,
-        }
         self._finishing[id] = host
         try:
             done = await self._run_blocking(
                 self._registry.change,
                 id,
-                lambda m: claims.completed(m, self.me, now_ms(), **reported),
+                lambda m: claims.completed(
+                    m, self.me, now_ms(), size_bytes=size, input=found.input, output=found.output
+                ),
             )
         except BaseException as error:  # it is registered no more, or the store is away
             self._finishing.pop(id, None)

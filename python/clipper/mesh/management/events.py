@@ -3,16 +3,19 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator
-from typing import Any, Final, Literal
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, Literal
 
 from clipper.mesh.facade import MeshEvent
+from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry
 from clipper.store import KeyChange, Mirror
 
 EVENTS_MAX: Final = 10_000  # waiting for one watcher
 POLL_S: Final = 0.1  # between checks whether a watch shall end
 RecordKind = Literal["model", "vmodel", "instance"]
+_Mirror = Mirror[MeshModel] | Mirror[VModel] | Mirror[Instance]
+_Change = KeyChange[MeshModel] | KeyChange[VModel] | KeyChange[Instance]
 
 
 class EventFeed:
@@ -28,13 +31,13 @@ class EventFeed:
     def start(self, call: Callable[..., None]) -> None:
         """Subscribe to the registry. call: runs a function with arguments on one thread."""
 
-        def subscribe(kind: RecordKind, mirror: Mirror[object]) -> None:
+        def subscribe(kind: RecordKind, mirror: _Mirror) -> None:
             mirror.on_change(lambda changes: call(self._publish, kind, changes))
 
         for kind, mirror in self._mirrors():
             subscribe(kind, mirror)
 
-    def _mirrors(self) -> tuple[tuple[RecordKind, Mirror[Any]], ...]:
+    def _mirrors(self) -> tuple[tuple[RecordKind, _Mirror], ...]:
         registry = self._registry
         return (
             ("model", registry.models),
@@ -42,7 +45,7 @@ class EventFeed:
             ("instance", registry.instances),
         )
 
-    def _publish(self, kind: RecordKind, changes: list[KeyChange[object]]) -> None:
+    def _publish(self, kind: RecordKind, changes: Sequence[_Change]) -> None:
         for watcher in tuple(self._watchers):
             for change in changes:
                 watcher(event_of(kind, change))
@@ -83,7 +86,7 @@ class EventFeed:
             self._watchers.discard(on_event)
 
 
-def event_of(kind: RecordKind, change: KeyChange[Any]) -> MeshEvent:
+def event_of(kind: RecordKind, change: _Change) -> MeshEvent:
     """Return the event of a change."""
     record = change.new
     if record is None:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions.usage import UsageCounter
@@ -287,7 +286,7 @@ class JoinedNode:
 
     # -- statistics
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return counters and gauges."""
         loader, registry, record = self.loader, self.registry, self.registration.record()
         return {

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from clipper.serving.models.containers import Seat
 from clipper.serving.models.running_models import settle_input, settle_output
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication
-from clipper.types import Batching, InputType, Model
+from clipper.types import Batching, InputType, Model, UserValue
 
 MESH_VERSION: Final = 1  # of each mesh model, where a version is needed
 ANY: Final = InputType.parse("any")
@@ -93,7 +93,7 @@ class Route:
         self.resolved, self.cold = make(
             record, lambda: ended[0] if (route := ref()) is None else route.reason()
         )
-        self.core: Any = self.resolved.cores[record.id]
+        self.core = self.resolved.cores[record.id]
 
     def reason(self) -> str:
         """Return why a query was not answered; empty if a copy served the model."""
@@ -157,7 +157,7 @@ class MeshModelHandle:
         self._route = route
         self.name = route.id
 
-    def predict(self, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
+    def predict(self, x: UserValue, slo_ms: float | None = None, salt: int = 0) -> Future:
         """Return the future of the model's output for one input.
 
         slo_ms: one second by default, and the time of a load if it has to be loaded. InvalidInput,
@@ -166,23 +166,20 @@ class MeshModelHandle:
         self._route.touch()
         if slo_ms is None and not self._route.served:
             slo_ms = self._route.current_application().slo_us / 1000
-        future: Future = self._route.core.predict(x, slo_ms, salt)
-        return future
+        return self._route.core.predict(x, slo_ms, salt)
 
-    def predict_many(self, rows: object, slo_ms: float = 60_000, salt: int = 0) -> Future:
+    def predict_many(self, rows: UserValue, slo_ms: float = 60_000, salt: int = 0) -> Future:
         """Return the future of the outputs for an array or a list of inputs."""
         self._route.touch()
-        future: Future = self._route.core.predict_many(rows, slo_ms, salt)
-        return future
+        return self._route.core.predict_many(rows, slo_ms, salt)
 
     def put(self, x: object, output: object, salt: int = 0) -> None:
         """Store an output in the cache."""
         self._route.core.put(x, output, salt)
 
-    def cached(self, x: object, salt: int = 0) -> tuple[bool, Any]:
+    def cached(self, x: object, salt: int = 0) -> tuple[bool, UserValue]:
         """Return whether the cache has the output of an input, and the output."""
-        found: tuple[bool, Any] = self._route.core.cached(x, salt)
-        return found
+        return self._route.core.cached(x, salt)
 
 
 class ModelRouter:

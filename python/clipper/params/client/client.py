@@ -14,7 +14,6 @@ from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable, Unk
 from clipper.params.partition import shard_of_name
 from clipper.params.tables import TableSpec
 from clipper_container.params.connection import (
-    Buffer,
     Fill,
     RequestPart,
     ShardConnection,
@@ -45,6 +44,7 @@ from clipper_container.params.rows import (
     split_by_shard,
 )
 from clipper_container.params.shard_set import ShardSet, numbered
+from clipper_container.wire.frames import BytesLike
 from clipper_core.params.row_parts import put_rows, split_parts
 from clipper_core.runtime.spin import Receiver
 
@@ -540,7 +540,7 @@ class Client:
     ) -> Pending[StepResult]:
         """Push a step to asynchronous shards: to each its part, in one message."""
         parts: list[list[RequestPart]] = [[] for _ in dense]
-        buffers: list[list[Buffer]] = [[] for _ in dense]
+        buffers: list[list[BytesLike]] = [[] for _ in dense]
         sizes = [0] * len(dense)  # bytes of the buffers
         names, given = list(tables), list(tables.values())
         for shard, numbers, counts, ids, places in self._split([ids for ids, _ in given]):

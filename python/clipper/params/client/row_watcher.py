@@ -13,13 +13,13 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from clipper.errors import ClipperError, UnknownTable
 from clipper.params.client.client import Client
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
+from clipper.types import UserValue
 from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper_container.params.frames import MessageKind, refusal, unpacked
 
@@ -43,7 +43,7 @@ class WatchedPredictions:
     def __init__(
         self,
         watching: "RowWatcher",
-        reads: Callable[[Any], Mapping[str, Ids] | None],
+        reads: Callable[[UserValue], Mapping[str, Ids] | None],
         tolerance: float,
         made_max: int,
         forget: Callable[[Key, int], object],
@@ -71,7 +71,7 @@ class WatchedPredictions:
         self.uncached += 1
         return next(generations)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return statistics.
 
         predictions, rows: number that are followed. forgotten: dropped predictions by reason.
@@ -121,7 +121,7 @@ class RowWatcher:
 
     def watched(
         self,
-        reads: Callable[[Any], Mapping[str, Ids] | None],
+        reads: Callable[[UserValue], Mapping[str, Ids] | None],
         tolerance: float,
         made_max: int,
         forget: Callable[[Key, int], object],

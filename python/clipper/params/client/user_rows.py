@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class UserRows:
                 error,
             )
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return counts of queries: `pulled` with a row, `away` and `unusable` without one.
 
         away: the shard did not answer. unusable: no policy can use the row.

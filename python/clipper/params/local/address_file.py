@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -26,10 +26,24 @@ UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # never resolves, so clients retry
 FRESH_S = 0.2  # age at which the cached addresses are read again
 
 
-def read_address_file(folder: Path) -> dict[str, Any]:
+class ShardAddresses(TypedDict, total=False):
+    """The contents of shards.json. pid: of the supervisor. grpc: addresses, if
+    they serve gRPC. engine: `ray` or `kubernetes`, if it
+    runs the shards.
+    """
+
+    addresses: list[str]
+    token: str
+    pid: int
+    grpc: list[str]
+    engine: str
+    settings: dict[str, Any]
+
+
+def read_address_file(folder: Path) -> ShardAddresses:
     """Return the contents of shards.json; {} if there is none. Raises InvalidInput."""
     try:
-        content: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
+        content: ShardAddresses = json.loads((folder / SHARDS_FILE).read_text())
         return content
     except FileNotFoundError:
         return {}
@@ -37,7 +51,7 @@ def read_address_file(folder: Path) -> dict[str, Any]:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
 
 
-def write_address_file(folder: Path, content: dict[str, Any]) -> None:
+def write_address_file(folder: Path, content: ShardAddresses) -> None:
     """Replace shards.json. Raises OSError."""
     write_atomically(folder / SHARDS_FILE, json.dumps(content, indent=1).encode())
     os.chmod(folder / SHARDS_FILE, 0o600)

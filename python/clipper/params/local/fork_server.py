@@ -22,7 +22,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -85,7 +84,7 @@ class ForkServer:
                 data = self._connection.recv(REQUEST_BYTES_MAX)
                 if not data:
                     return 0
-                code = self._fork(json.loads(data))
+                code = self._fork(**json.loads(data))
                 if code is not None:
                     return code
 
@@ -93,7 +92,7 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             socket.send_fds(self._connection, [json.dumps(message).encode()], fds)
 
-    def _fork(self, requested: Any) -> int | None:
+    def _fork(self, number: int, folder: str) -> int | None:
         """Fork a shard. The child waits until the supervisor knows it, so that none runs unknown.
 
         Returns the child's exit code in the child, else None.
@@ -104,21 +103,21 @@ class ForkServer:
         except OSError as error:
             os.close(waits)
             os.close(goes)
-            self._send([], number=requested["number"], error=str(error))
+            self._send([], number=number, error=str(error))
             return None
         if pid == 0:
             os.close(goes)
-            return self._become(requested, waits)
+            return self._become(number, folder, waits)
         os.close(waits)
         fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
         self._children[fd] = pid
-        self._send([fd], number=requested["number"], pid=pid)
+        self._send([fd], number=number, pid=pid)
         with contextlib.suppress(BrokenPipeError):
             os.write(goes, b".")
         os.close(goes)
         return None
 
-    def _become(self, requested: Any, waits: int) -> int:
+    def _become(self, number: int, folder: str, waits: int) -> int:
         os.setsid()
         self._connection.close()
         for fd in self._children:
@@ -128,8 +127,8 @@ class ForkServer:
         if not known:
             return EXIT_FAILED
         return run_shard(
-            Path(requested["folder"]),
-            int(requested["number"]),
+            Path(folder),
+            number,
             watched(self._supervisor_fd, self._beside),
         )
 

@@ -35,7 +35,12 @@ from clipper.errors import (
     ShardAway,
     StateLost,
 )
-from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, write_address_file
+from clipper.params.local.address_file import (
+    UNKNOWN_ADDRESS,
+    ShardAddresses,
+    running_shards,
+    write_address_file,
+)
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
 from clipper.params.shard.disk_log import check_other_sizes, log_files
@@ -84,7 +89,7 @@ def supervisor_of(folder: Path) -> int:
 
 def snapshot_all(
     addresses: list[str], token: str, folder: Path, *, whole: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Take a snapshot of all shards under one number.
 
     Raises ShardAway, and the error of the first shard that fails.
@@ -251,7 +256,7 @@ class LocalSet:
         public = msgspec.to_builtins(
             msgspec.structs.replace(settings, token="", folder=str(self.folder))
         )
-        content = {
+        content: ShardAddresses = {
             "addresses": addresses,
             "token": token,
             "pid": os.getpid(),

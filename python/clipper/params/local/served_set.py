@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ from clipper.params.local.address_file import read_address_file
 from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
+from clipper.types import UserValue
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ PATIENCE_S = 60.0  # for a set that starts or recovers
 TABLES_ENV = "CLIPPER_TABLES"  # environment of a container: the folder
 DECLARED_ENV = "CLIPPER_TABLES_DECLARED"  # the tables that deploy() declared, as JSON
 CARRIED = "/run/secrets/clipper_tables"  # mounted into a container that cannot see the folder
-Tables = Mapping[str, Mapping[str, Any]]
+Tables = Mapping[str, Mapping[str, UserValue]]
 
 
 class ServedSet:
@@ -179,7 +180,7 @@ class ServedSet:
         except InvalidInput:
             return ()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Return statistics: folder; own: the set ends with this server; restarts of shards since
         the start."""
         own = self._own

@@ -8,8 +8,8 @@ be brought up to date if its position is not above the one at which the next epo
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class History(NamedTuple):
     epochs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def decode(cls, value: Any) -> "History":
+    def decode(cls, value: Sequence[Sequence[int]] | None) -> "History":
         """Return the history that a message holds; an empty one for None."""
         return cls(tuple((int(epoch), int(start)) for epoch, start in value or ()))
 

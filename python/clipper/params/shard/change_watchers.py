@@ -8,7 +8,6 @@ that it has missed changes. Pushes do not wait for watchers, and nothing is kept
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class ChangeWatchers:
         self,
         core: ShardLoop,
         parameters: Callable[[], Parameters],
-        answer: Callable[[Any, bytes], None],
+        answer: Callable[..., None],
     ) -> None:
         self._core, self._parameters, self._answer = core, parameters, answer
         self._on = False

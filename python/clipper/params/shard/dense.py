@@ -127,7 +127,7 @@ class Dense:
             for v in map(self.variables.__getitem__, numbers)
         ]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the optimizer and its settings, as `receive` takes them."""
         return {
             "initialized": self.initialized,

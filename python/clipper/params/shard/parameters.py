@@ -6,7 +6,7 @@ that is taken twice does no harm. Snapshots, first copies, later changes and rec
 pieces.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -248,7 +248,13 @@ class Parameters:
 
     # -- in
 
-    def take(self, piece: Piece, shard: int = 0, shards: int = 1, mine: Any = None) -> None:
+    def take(
+        self,
+        piece: Piece,
+        shard: int = 0,
+        shards: int = 1,
+        mine: Callable[[str, int], int] | None = None,
+    ) -> None:
         """Write a piece of another copy.
 
         mine: a function (name, shards) -> shard; then only the part of `shard` of `shards` is
@@ -266,7 +272,7 @@ class Parameters:
             self.gathered = list(piece.get("gathered", ())) if mine is None else []
         for part in piece.get("rows", ()):
             self._take_rows(part, shard, shards)
-        variables: Iterable[Mapping[str, Any]] = piece.get("variables", ())
+        variables: Iterable[Piece] = piece.get("variables", ())
         self.dense.write(
             v for v in variables if mine is None or mine(str(v["name"]), shards) == shard
         )
@@ -320,7 +326,7 @@ class Parameters:
         place = by_number.get(number)
         return None if place is None or not self.specs[place].name else self.tables[place]
 
-    def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
+    def _take_rows(self, part: Piece, shard: int, shards: int) -> None:
         table, ids = self._table_of(int(part["table"])), part["ids"]
         if table is None:
             return  # it was dropped

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.change_log import History, ids_in, union
-from clipper.params.shard.parameters import Ids, Parameters, Piece
+from clipper.params.shard.parameters import Cursor, Ids, Parameters, Piece
 from clipper.params.shard.replication import Origin
 from clipper_container.params.connection import ShardConnection, call_once
 
@@ -380,7 +380,7 @@ def _difference(base: Source, source: Source, epoch: int) -> Recovered:
 def _walk(shard: int, connection: ShardConnection, message: Piece) -> Callable[[], Iterable[Piece]]:
     def read() -> Iterable[Piece]:
         yield {**message["shape"], "seen": message["seen"], "version": message["version"]}
-        cursor: Any = [0, 0]
+        cursor: Cursor | None = [0, 0]
         while cursor is not None:
             piece = call_once(connection, "get_replica", shard=shard, cursor=cursor)[1]
             cursor = piece["next"]

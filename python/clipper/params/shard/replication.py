@@ -40,7 +40,7 @@ import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
 from clipper.params.shard.change_log import SLOT, ChangeLog, History, PrimaryLog, ids_in, union
-from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
+from clipper.params.shard.parameters import DENSE, Cursor, Ids, Parameters, Piece
 from clipper.version import VERSION
 from clipper_container.params.connection import ShardConnection, call_once
 from clipper_container.params.frames import Head, packed
@@ -108,7 +108,7 @@ class FollowerState:
         self.serial = 0
         self.position = 0
         self.acknowledged = 0
-        self.waiting_call: tuple[Any, float] | None = None
+        self.waiting_call: tuple[object, float] | None = None
         self._last: bytes | None = None
         self._backlog: list[dict[int, Ids] | Piece] = []
         self._rest: Piece = {}  # sent with the last piece of the backlog
@@ -809,7 +809,7 @@ class ReplicaFollower:
         self._serial = -1  # if this copy is interrupted, the next one starts from scratch
         with self._lock:
             self._making = fresh
-        cursor: Any = [0, 0]
+        cursor: Cursor | None = [0, 0]
         while cursor is not None and not self._stop.is_set():
             _, part = self._ask("walk", shard=self.shard, cursor=cursor)
             self._apply(fresh, head.epoch, part)

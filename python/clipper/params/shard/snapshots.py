@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from clipper.params.shard.replication import pushes_paused
 from clipper_container.params.connection import ShardConnection, call_once
 from clipper_container.params.frames import packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop, each_once
+
+if TYPE_CHECKING:
+    from clipper.params.shard.shard import Shard
 
 log = logging.getLogger("clipper.params")
 FORMAT = 1
@@ -382,7 +385,7 @@ class Snapshots:
     Shard 0 keeps the schedule of the set: it asks all other shards, then itself.
     """
 
-    def __init__(self, config: Any, shard: Any) -> None:
+    def __init__(self, config: Any, shard: "Shard") -> None:
         self._config, self._shard, self.root = config, shard, config.folder.parent / "snapshots"
         settings = config.settings
         self.log = (

@@ -13,7 +13,6 @@ then it is closed without that push.
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from clipper.params.shard.replication import pushes_paused
 from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 
-NOTHING: Any = []
+NOTHING: list[int] = []
 GATHERED_MAX = 4096  # accepted pushes beyond those of the open steps
 
 
@@ -163,7 +162,7 @@ class SyncTraining:
 
     def _apply_parts(self, parts: list[Piece], count: int, version: int) -> int:
         scale = float(np.mean([part["scale"] for part in parts]))
-        sums: dict[int, Any] = {}
+        sums: dict[int, np.ndarray] = {}
         for part in parts:
             for number, gradient in part["variables"].items():
                 sums[number] = sums.get(number, 0) + gradient / np.float32(count)

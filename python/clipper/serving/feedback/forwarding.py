@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -35,6 +35,7 @@ from clipper.errors import (
 from clipper.serving.feedback.journal_records import packed, unpacked
 from clipper.serving.feedback.presence import LEASE_S, NODES, Presence
 from clipper.store.store import Compare, Delete, Get, Put, Record, Store, Watch
+from clipper.types import UserValue
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "feedback/to/"
@@ -53,7 +54,7 @@ class ForwardedFeedback(msgspec.Struct, array_like=True):
 
     application: str
     ids: list[str]
-    labels: list[Any]
+    labels: list[UserValue]
     score: float | None = None
     weight: float = 1.0
     alone: bool = False

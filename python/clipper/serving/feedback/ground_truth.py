@@ -1,10 +1,9 @@
 """Checked values of feedback: its label, score, weight and user."""
 
 from collections.abc import Iterable, Sequence, Sized
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clipper.errors import InvalidInput
 from clipper.selection import Truth
@@ -12,6 +11,7 @@ from clipper.selection.batch_learning import Column, column_of
 from clipper.selection.policy import is_number
 from clipper.serving.feedback.states import check_user
 from clipper.store.journal import RECORD_BYTES_MAX
+from clipper.types import UserValue
 from clipper_core.learning.label_feedback import is_plain
 
 LABEL_BYTES_MAX: Final = (
@@ -52,7 +52,7 @@ def truth_of(label: object, correct: bool | None, score: float | None) -> Truth:
     return Truth(score=float(score))
 
 
-def plain_label(label: object) -> Any:
+def plain_label(label: object) -> UserValue:
     """Return a label as the models give it: a Python scalar, str, bytes, or a finite array. Raises
     InvalidInput."""
     if isinstance(label, np.generic):
@@ -109,7 +109,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-def label_column(labels: Sequence[object] | NDArray[Any]) -> Column:
+def label_column(labels: Sequence[object] | np.ndarray) -> Column:
     """Return labels of many rows, each as `plain_label` has it, as an array where they are numbers
     of one kind."""
     if isinstance(labels, np.ndarray) and labels.ndim == 1:
@@ -158,7 +158,7 @@ def user_of(user: str | None) -> str | None:
 # -- labels and outputs of different kinds
 
 
-def fitted_label(label: Any, outputs: Iterable[Any]) -> Any:
+def fitted_label(label: UserValue, outputs: Iterable[UserValue]) -> UserValue:
     """Return a label in the kind of what the models said, so that equal values are equal: 3.0 is 3
     where they give whole numbers, and 3 is 3.0 where they give floats. Raises InvalidInput for a
     number that can be no label of theirs.

@@ -6,7 +6,7 @@ Both end with the time of the feedback, which no state depends on.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from clipper.clock import wall_time_us
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.store.journal import RECORD_BYTES_MAX
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.label_feedback import record_of
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class _Record(msgspec.Struct, array_like=True):
     user: str
     asked: tuple[int, ...]
     probabilities: tuple[float, ...]
-    predictions: tuple[tuple[int, Any, float | None], ...]
-    label: Any
+    predictions: tuple[tuple[int, UserValue, float | None], ...]
+    label: UserValue
     score: float | None
-    answer: Any
+    answer: UserValue
     weight: float
     features: tuple[float, ...] = ()
     time_us: int = 0  # Unix time; 0 in records of older servers
@@ -47,12 +47,12 @@ class _RowsRecord(msgspec.Struct, array_like=True):
     policy: str
     models: tuple[str, ...]
     user: str
-    outputs: tuple[Any, ...]
-    heard: tuple[Any, ...]
-    confidence: tuple[Any, ...]
-    labels: Any
-    asked: Any
-    p: Any
+    outputs: tuple[UserValue, ...]
+    heard: tuple[UserValue, ...]
+    confidence: tuple[UserValue, ...]
+    labels: UserValue
+    asked: UserValue
+    p: UserValue
     time_us: int = 0
 
 
@@ -223,7 +223,7 @@ class _Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
-def packed(value: object) -> Any:
+def packed(value: object) -> UserValue:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -232,7 +232,7 @@ def packed(value: object) -> Any:
     raise TypeError(f"no feedback record holds a {type(value).__name__}")
 
 
-def unpacked(code: int, data: memoryview) -> Any:
+def unpacked(code: int, data: memoryview) -> UserValue:
     if code != NDARRAY:
         raise ValueError(f"extension {code}")
     array = msgspec.msgpack.decode(data, type=_Array)

@@ -3,7 +3,6 @@ acknowledged."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +30,7 @@ from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, received_of, seen_of
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
-from clipper.types import Answer, Answers, VersionedModel
+from clipper.types import Answer, Answers, UserValue, VersionedModel
 from clipper_core.engine.model import predict_all
 from clipper_core.learning.label_feedback import Joined, alike, learn_label, learn_labels
 from clipper_core.runtime.status import Status
@@ -301,7 +300,7 @@ def _id_of(prediction: str | Answer) -> str:
 # -- lists of answers
 
 
-def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Any]:
+def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[UserValue]:
     """Learn labels by context, in the order of each; return them as they were learned. What is
     refused may be sent again."""
     if not found:
@@ -310,7 +309,7 @@ def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Any
     for i, joined in enumerate(found):
         groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
-    feedback: list[tuple[Learner, list[Joined], Sequence[Any], ObservationRows | None]] = []
+    feedback: list[tuple[Learner, list[Joined], Sequence[UserValue], ObservationRows | None]] = []
     try:
         labels = [
             (

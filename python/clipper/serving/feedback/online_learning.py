@@ -20,13 +20,13 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from clipper.errors import ClipperError
 from clipper.selection import Observation
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.wire.codec import encode_feedback
@@ -36,7 +36,7 @@ FRAME_ROWS_MAX = 64  # of one call of correct(), while which the container predi
 _FRAME_BYTES = 1 << 20
 _ENTRY_BYTES = 200  # what keeping an input costs beside its bytes
 
-FeedbackUpdate = tuple[Any, Any, int]  # input, label, session
+FeedbackUpdate = tuple[UserValue, UserValue, int]  # input, label, session
 
 
 class HelloCapabilities(Protocol):
@@ -77,7 +77,7 @@ class OnlineLearning:
         self._sessions: dict[tuple[Engine, int], VersionedModel] = {}
         self._session_models: frozenset[VersionedModel] = frozenset()
         self._guard = threading.Lock()
-        self._stored: OrderedDict[int, tuple[Any, int, int]] = (
+        self._stored: OrderedDict[int, tuple[UserValue, int, int]] = (
             OrderedDict()
         )  # by the future's id: input, session, bytes
         self._stored_bytes = 0
@@ -235,7 +235,7 @@ def session_of(user: str) -> int:
     )
 
 
-def _copied(x: object) -> tuple[Any, int]:
+def _copied(x: object) -> tuple[UserValue, int]:
     """An input that its owner may change behind our back, and the bytes it takes."""
     if isinstance(x, str):
         return x, len(x)
@@ -269,13 +269,13 @@ def _frames(
         yield frame
 
 
-def _kind(label: object) -> Any:
+def _kind(label: object) -> UserValue:
     if isinstance(label, np.ndarray):
         return label.dtype, label.shape
     return "number" if isinstance(label, bool | int | float) else type(label)
 
 
-def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
+def _inputs(core: CoreModel, inputs: Sequence[UserValue]) -> UserValue:
     """Rows as the model takes them."""
     if core.tensors is not None:
         records = core.tensors.pack_many(inputs)
@@ -287,7 +287,7 @@ def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
     return np.stack([np.asarray(x, core.dtype) for x in inputs])
 
 
-def _labels(labels: Sequence[object]) -> Any:
+def _labels(labels: Sequence[object]) -> UserValue:
     if isinstance(labels[0], str | bytes):
         return list(labels)
     found = np.asarray(labels)

@@ -30,7 +30,7 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -43,7 +43,7 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
-from clipper.selection.policy import Predictions
+from clipper.selection.policy import Predictions, State
 from clipper.selection.stateless_policy import learns
 from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
@@ -159,7 +159,7 @@ class Learner:
             else tuple([place[model] for model in models if model in place])
         )
 
-    def state(self, user: str | None) -> Any:
+    def state(self, user: str | None) -> State:
         """The context's state, made at first use."""
         if not user or not self.learns:
             return self.shared.state
@@ -422,7 +422,7 @@ class States:
         self.journal.skip_to(own)
         return Held(state, state, record.revision, stored.applied, own=own)
 
-    def _related(self, learner: Learner, user: str) -> Any:
+    def _related(self, learner: Learner, user: str) -> State:
         """Return the state of the set of models of the same application and policy that has most in
         common with this one."""
         others = [

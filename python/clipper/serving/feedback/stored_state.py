@@ -3,11 +3,11 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from clipper.selection import Policy
+from clipper.selection.policy import State
 from clipper.types import VersionedModel
 
 PREFIX = "selection/"  # of the keys of all states
@@ -36,14 +36,14 @@ class Held:
     began while the store did not answer.
     """
 
-    state: Any
-    base: Any
+    state: State
+    base: State
     revision: int
     applied: dict[str, int]
     since: int = 0
     touched: bool = True
-    prior: Any = None
-    doubts: dict[int, Any] = field(default_factory=dict)
+    prior: State = None
+    doubts: dict[int, State] = field(default_factory=dict)
     own: int = 0
 
 

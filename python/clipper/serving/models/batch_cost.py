@@ -3,16 +3,15 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.serving.models.given_functions import Function, function_named, name_of
-from clipper.types import Batching, InputType, cost_problem
+from clipper.types import Batching, InputType, UserValue, cost_problem
 
-Given = str | Mapping[str, Any] | Batching | None  # as `deploy(batching=)` takes it
+Given = str | Mapping[str, UserValue] | Batching | None  # as `deploy(batching=)` takes it
 _log = logging.getLogger(__name__)
 _BUILT_IN = ("bytes", "length")
 _PARTS = 1000  # the core counts a function's costs in thousandths

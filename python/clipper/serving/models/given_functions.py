@@ -7,11 +7,11 @@ process only: its name cannot be imported after a restart.
 import secrets
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from clipper.errors import InvalidInput
+from clipper.types import UserValue
 
-Function = Callable[[Any], Any]
+Function = Callable[..., UserValue]
 _given: dict[str, Function] = {}
 
 

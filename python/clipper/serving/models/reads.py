@@ -6,19 +6,19 @@ Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a functi
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput
 from clipper.serving.models.given_functions import function_named, name_of
-from clipper.types import InputType, Model
+from clipper.types import InputType, Model, UserValue
 
 Ids = npt.NDArray[np.int64]
 IDS_MAX = 1024  # of one input
 Declared = dict[str, tuple[int, ...]] | str
-Reads = Callable[[Any], dict[str, Ids] | None]
+Reads = Callable[[UserValue], dict[str, Ids] | None]
 
 
 class Watches(Protocol):
@@ -121,7 +121,7 @@ def _by_columns(columns: Mapping[str, npt.NDArray[np.intp]], x: object) -> dict[
     return found
 
 
-def _by_function(function: Callable[[Any], Any], x: Any) -> dict[str, Ids] | None:
+def _by_function(function: Callable[..., UserValue], x: UserValue) -> dict[str, Ids] | None:
     try:
         found = {
             str(table): as_ids(np.atleast_1d(np.asarray(ids))) for table, ids in function(x).items()
@@ -131,7 +131,7 @@ def _by_function(function: Callable[[Any], Any], x: Any) -> dict[str, Ids] | Non
     return found if sum(ids.size for ids in found.values()) <= IDS_MAX else None
 
 
-def as_ids(values: npt.NDArray[Any]) -> Ids:
+def as_ids(values: np.ndarray) -> Ids:
     """Raises ValueError for what is no whole number."""
     if values.dtype.kind in "iu":
         return (

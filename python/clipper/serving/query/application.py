@@ -1,7 +1,6 @@
 """ApplicationHandle: the user's handle of an application."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -12,7 +11,7 @@ from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
 from clipper.serving.feedback.observe import Counted, learn_label_of, observe, observe_many
 from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import Answer, Answers
+from clipper.types import Answer, Answers, UserValue
 from clipper_core.results.future import Future
 
 ID_CHARS_MAX = 512  # of a request's own id
@@ -32,11 +31,11 @@ class ApplicationHandle:
 
     def predict(
         self,
-        x: Any,
+        x: UserValue,
         user: str | None = None,
         slo_ms: float | None = None,
         salt: int = 0,
-        context: Any = None,
+        context: UserValue = None,
         id: str = "",
         outputs: Sequence[str] = (),
     ) -> Future:

@@ -6,15 +6,13 @@ array as for an answer. A policy that learns nothing and asks one model combines
 Python object a row. Every other combination goes row by row through `policy.combine`.
 """
 
-from typing import Any
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from clipper.errors import ForkedProcess, PolicyFailed
 from clipper.selection import Plan, Prediction
-from clipper.selection.policy import NO_ANSWER
+from clipper.selection.policy import NO_ANSWER, State
 from clipper.selection.stateless_policy import StatelessPolicy
 from clipper.serving.feedback.ground_truth import user_of
 from clipper.serving.feedback.window import JoinedRows
@@ -35,7 +33,7 @@ from clipper.serving.query.processor import (
     too_unsure,
     why_of,
 )
-from clipper.types import Answers, VersionedModel
+from clipper.types import Answers, UserValue, VersionedModel
 from clipper_core.engine.model import predict_rows
 from clipper_core.results.future import Future
 from clipper_core.runtime.status import Status
@@ -48,7 +46,7 @@ class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
 
     resolved: ResolvedApplication
     plan: Plan
-    state: Any  # the policy's, by which it selected
+    state: State  # the policy's, by which it selected
     user: str = ""
     outputs: tuple[str, ...] = ()  # of named outputs only these; empty: all
 
@@ -60,7 +58,7 @@ class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
 
 def predict_array(
     resolved: ResolvedApplication,
-    inputs: Any,
+    inputs: UserValue,
     user: str | None,
     slo_us: int,
     salt: int,
@@ -137,7 +135,7 @@ def finish_array(future: Future) -> Answers:
     )
 
 
-Combination = tuple[Any, NDArray[np.float64], dict[str, int], NDArray[np.bool_]]
+Combination = tuple[UserValue, NDArray[np.float64], dict[str, int], NDArray[np.bool_]]
 
 
 def _alone(
@@ -188,7 +186,7 @@ def _whys(
     return reasons
 
 
-def _unusable(outputs: Any) -> NDArray[np.bool_]:
+def _unusable(outputs: UserValue) -> NDArray[np.bool_]:
     """Rows that hold NaN or an infinity."""
     if isinstance(outputs, dict):
         return np.asarray(np.any([*map(_unusable, outputs.values())], axis=0))
@@ -202,7 +200,7 @@ def _unusable(outputs: Any) -> NDArray[np.bool_]:
     )
 
 
-def _with_default(outputs: Any, is_default: NDArray[np.bool_], default: Any) -> object:
+def _with_default(outputs: UserValue, is_default: NDArray[np.bool_], default: UserValue) -> object:
     """The application's default in the rows that need it; a list when it does not fit among the
     others."""
     if not is_default.any():

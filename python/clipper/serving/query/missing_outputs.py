@@ -9,7 +9,6 @@ their average value").
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.selection import Combined, Policy, Prediction
 from clipper.selection.policy import is_number, is_usable
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 
 MISSING = ("mean", "skip")
 # predictions; older ones fade, so that the mean follows a model that is fed other inputs
@@ -42,9 +41,9 @@ class Means:
     __slots__ = ("_of",)
 
     def __init__(self) -> None:
-        self._of: dict[VersionedModel, tuple[int, Any]] = {}
+        self._of: dict[VersionedModel, tuple[int, UserValue]] = {}
 
-    def add(self, model: VersionedModel, output: Any) -> None:
+    def add(self, model: VersionedModel, output: UserValue) -> None:
         """Numbers are averaged; of anything else there is no mean."""
         if type(output) is not float and not is_number(output):
             return
@@ -61,7 +60,7 @@ class Means:
         n = min(n + 1, _MEMORY)
         self._of[model] = n, mean * ((n - 1) / n) + output / n
 
-    def of(self, model: VersionedModel) -> Any:
+    def of(self, model: VersionedModel) -> UserValue:
         """None when nothing is known."""
         return self._of.get(model, (0, None))[1]
 
@@ -100,7 +99,7 @@ def combine(
     )
 
 
-def _fits(mean: Any, output: Any) -> bool:
+def _fits(mean: UserValue, output: UserValue) -> bool:
     return mean is not None and np.shape(mean) == np.shape(output) and is_usable(mean)
 
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -25,7 +25,7 @@ from clipper.selection import (
     features_of,
     state_in_context,
 )
-from clipper.selection.policy import NO_ANSWER, sound_confidence
+from clipper.selection.policy import NO_ANSWER, State, sound_confidence
 from clipper.serving.feedback.answer_records import AnswerRecords
 from clipper.serving.feedback.ground_truth import user_of
 from clipper.serving.feedback.online_learning import OnlineLearning
@@ -39,7 +39,7 @@ from clipper.serving.query.stats import ApplicationStats
 from clipper.serving.rollout.decoys import Decoy
 from clipper.serving.rollout.roles import RoleAssignment
 from clipper.serving.rollout.traffic_split import SideStats, TrafficSplit
-from clipper.types import Answer, Model, VersionedModel
+from clipper.types import Answer, Model, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_all
 from clipper_core.results.future import Future
@@ -47,7 +47,6 @@ from clipper_core.runtime.status import Status
 
 if TYPE_CHECKING:
     from clipper.serving.query.speculation import EnsembleCall, Speculation
-
 
 _log = logging.getLogger(__name__)
 DEFAULTS_LOGGED_MAX: Final = 20  # lines a second
@@ -65,7 +64,7 @@ class UserContext(Protocol):
     """Interface of a source of user vectors: params.contexts.UserRows."""
 
     def __call__(self, user: str) -> tuple[float, ...] | None: ...
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, object]: ...
 
 
 class Link(Protocol):
@@ -114,7 +113,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
     policy: Policy
     learner: Learner  # what the policy has learned, per context
     slo_us: int
-    default: Any = None
+    default: UserValue = None
     output_name: str = ""  # of named outputs the one that the policy combines; empty: all
     confidence_min: float = 0.0  # a less sure answer is replaced by the default
     node: str = ""  # prefix of prediction ids
@@ -132,7 +131,7 @@ class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
         split = self.rollout.split
         return self.cores if split is None else split.cores
 
-    def context_of(self, user: str | None, context: object) -> Any:
+    def context_of(self, user: str | None, context: object) -> UserValue:
         """Return the context of a query: its own, else the row of its user."""
         return self.rows(user) if context is None and user and self.rows is not None else context
 
@@ -148,7 +147,7 @@ class QueryContext(msgspec.Struct, frozen=True, eq=False):
 
     resolved: ResolvedApplication
     plan: Plan
-    state: Any
+    state: State
     user: str = ""
     late: Sequence[
         tuple[VersionedModel, Future]
@@ -178,7 +177,7 @@ def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplicat
 
 def plan_for(
     resolved: ResolvedApplication, user: str | None, context: object = None
-) -> tuple[Any, Plan]:
+) -> tuple[State, Plan]:
     """Return the user's policy state, and the models that the policy selects by it.
 
     Raises UnknownModel when no model is linked; InvalidInput for a context that the policy cannot
@@ -230,11 +229,11 @@ def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
 
 def predict(
     resolved: ResolvedApplication,
-    x: Any,
+    x: UserValue,
     user: str | None,
     slo_us: int,
     salt: int,
-    context: Any = None,
+    context: UserValue = None,
     id: str = "",
     outputs: tuple[str, ...] = (),
 ) -> Future:

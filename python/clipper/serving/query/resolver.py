@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -48,7 +48,14 @@ from clipper.serving.rollout.traffic_split import (
     StageStats,
     TrafficSplit,
 )
-from clipper.types import Application, InputType, Model, PredictionRequest, VersionedModel
+from clipper.types import (
+    Application,
+    InputType,
+    Model,
+    PredictionRequest,
+    UserValue,
+    VersionedModel,
+)
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.runtime.histogram import Snapshot
 
@@ -96,7 +103,7 @@ class ApplicationResolver:
         self._tallies: dict[str, ApplicationCounters] = {}
         self._node = learning.node
         self._by_name: dict[str, ResolvedApplication] = {}
-        self._candidates: dict[tuple[Any, ...], ResolvedApplication] = {}
+        self._candidates: dict[tuple[object, ...], ResolvedApplication] = {}
         self._refused: dict[
             VersionedModel, Snapshot
         ] = {}  # floors of guaranteed times: their latencies then
@@ -124,7 +131,7 @@ class ApplicationResolver:
             return self.application(request.application)
         return self._of_candidates(request)
 
-    def check(self, name: str, settings: Mapping[str, Any], *, measured: bool = True) -> None:
+    def check(self, name: str, settings: Mapping[str, UserValue], *, measured: bool = True) -> None:
         """Check that an application with these settings has a policy and a decider that fit its
         models, its input and its SLO.
 
@@ -229,7 +236,7 @@ class ApplicationResolver:
         split = TrafficSplit(new, stage, {**before.cores, **new.cores}, next_uniform)
         return _with_rollout(before, stats=before_stats, side=stage.before, split=split)
 
-    def stats(self) -> dict[str, dict[str, Any]]:
+    def stats(self) -> dict[str, dict[str, object]]:
         """Return statistics by application: docs/monitoring.md."""
         return {
             name: self._stats_of(resolved, resolved.rollout.stats)
@@ -237,7 +244,7 @@ class ApplicationResolver:
             if resolved.rollout.stats is not None
         }
 
-    def slowest(self) -> dict[str, list[dict[str, Any]]]:
+    def slowest(self) -> dict[str, list[dict[str, object]]]:
         """Return the slowest queries since the last call, by application."""
         return {
             name: found

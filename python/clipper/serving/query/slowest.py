@@ -9,7 +9,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from clipper.clock import wall_time_us
 from clipper.types import VersionedModel
@@ -27,7 +27,7 @@ class Slowest:
 
     def __init__(self) -> None:
         self.bar_us = -1
-        self._heap: list[tuple[int, int, dict[str, Any]]] = []
+        self._heap: list[tuple[int, int, dict[str, object]]] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
@@ -68,7 +68,7 @@ class Slowest:
             if len(self._heap) == SLOWEST_QUERIES_MAX:
                 self.bar_us = self._heap[0][0]
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[dict[str, object]]:
         """Return the slowest queries since the last call, the slowest first."""
         with self._lock:
             found, self._heap, self.bar_us = self._heap, [], -1

@@ -8,7 +8,7 @@ out (clipper_core.results.decider), and a decider of the user's own runs on thre
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ from clipper.selection.decided_answer import (
     rank_models,
     vote_weights,
 )
+from clipper.selection.policy import State
 from clipper.selection.user_defined import UserCodeFailures
 from clipper.serving.query.decider_threads import OWN_STEP, DeciderThreads, Listener
 from clipper.serving.query.processor import (
@@ -39,7 +40,7 @@ from clipper.serving.query.processor import (
     why_of,
 )
 from clipper.serving.query.qualifiers import prediction_of
-from clipper.types import Answer, VersionedModel
+from clipper.types import Answer, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule
@@ -80,7 +81,7 @@ class _Order(msgspec.Struct, frozen=True, eq=False):
     the policy and one choice by it.
     """
 
-    state: Any
+    state: State
     chosen: tuple[VersionedModel, ...]
     models: tuple[VersionedModel, ...]
     cores: tuple[CoreModel, ...]
@@ -225,7 +226,7 @@ class LateTask:
         """Return how the task ended."""
         return self._future.status(self._i)
 
-    def output(self, _: int = 0) -> Any:
+    def output(self, _: int = 0) -> UserValue:
         """Return its output."""
         return self._future.output(self._i)
 
@@ -265,13 +266,13 @@ class Speculation:
         self.policy = policy
         self.links, self._cores = tuple(links), dict(cores)
         self.decider_threads = decider_threads
-        self._deciders: dict[tuple[Any, ...], Decider] = {}
+        self._deciders: dict[tuple[object, ...], Decider] = {}
         self._last: _Order | None = None
         self._hedge = (0.0, 0)  # until when it is good, and the time in us
         self.failures = UserCodeFailures(f"decider {self.schedule.own!r}")
         self.steps = self.schedule.steps
         own = getattr(policy, "decide", None)
-        self.own: Any = None
+        self.own: UserValue = None
         if self.schedule.own:
             self.own = lambda _, view: user_defined_decider(self.schedule.own).decide(view)
         elif self.schedule.waits_for_all and callable(own):

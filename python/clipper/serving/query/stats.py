@@ -26,9 +26,9 @@ from clipper.selection.policy import Predictions, agrees, is_number, is_usable, 
 from clipper.serving.query.missing_outputs import Means
 from clipper.serving.query.slowest import Slowest
 from clipper.serving.rollout.observers import Late, Watch, Watched
-from clipper.serving.rollout.roles import PRIMARY, RoleAssignment
+from clipper.serving.rollout.roles import PRIMARY, Role, RoleAssignment
 from clipper.serving.rollout.sketch import Bucket
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.learning.label_feedback import LabelCounts, Mean
 from clipper_core.results.future import Future
@@ -257,10 +257,10 @@ class ApplicationCounters:
         }
 
     def _stats_of(
-        self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Any]
+        self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Role]
     ) -> dict[str, Any]:
         role = roles.get(model, PRIMARY)
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "role": role.kind,
             "used": counts.used.value,
             "wins": counts.wins.value,
@@ -424,7 +424,7 @@ def _kind_of(
     return "not_finite" if arrived else future.status(0).name.lower()
 
 
-def closeness(one: Any, other: Any) -> float:
+def closeness(one: UserValue, other: UserValue) -> float:
     """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d
     their distance: the same in any unit."""
     if not (is_usable(one) and is_usable(other)):

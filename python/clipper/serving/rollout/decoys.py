@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from clipper.errors import StoreError
 from clipper.serving.feedback.journal_records import packed, unpacked
 from clipper.serving.rollout.roles import Role
 from clipper.serving.rollout.sketch import Bucket
+from clipper.types import UserValue
 
 _log = logging.getLogger(__name__)
 _HEAD = struct.Struct("<II")  # bytes of the record, their CRC-32
@@ -42,9 +43,9 @@ class Recorded(msgspec.Struct, frozen=True, eq=False):
 
     id: str
     time_us: int
-    input: Any
+    input: UserValue
     user: str = ""
-    answer: Any = None
+    answer: UserValue = None
     answered: bool = False
     is_default: bool = False
     request_id: str = ""
@@ -54,17 +55,17 @@ class _Saw(msgspec.Struct, array_like=True, tag="saw"):
     id: str
     time_us: int
     user: str
-    input: Any
+    input: UserValue
     request_id: str = ""
 
 
 class _Reply(msgspec.Struct, array_like=True, tag="said"):
     id: str
-    output: Any
+    output: UserValue
     is_default: bool
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
@@ -120,7 +121,7 @@ class Segments:
     def __init__(self, folder: Path, bytes_max: int, ring: "Recorder") -> None:
         self.folder, self.bytes_max = folder, bytes_max
         self._ring = ring
-        self._file: Any = None
+        self._file: BinaryIO | None = None
         self._used = 0
         self.written = self.dropped = self.over_budget = 0
 
@@ -142,7 +143,7 @@ class Segments:
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
             if self._file is None or self._used + len(record) > self.bytes_max // _SEGMENTS:
-                self._next_segment()
+                self._file = self._next_segment()
             self._file.write(record)
             self._used += len(record)
             self.written += 1
@@ -151,15 +152,15 @@ class Segments:
                 _log.warning("a decoy cannot write to %s: %s", self.folder, error)
             self.dropped += 1
 
-    def _next_segment(self) -> None:
+    def _next_segment(self) -> BinaryIO:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
         there = segments_of(self.folder)
         number = int(there[-1].stem) + 1 if there else 1
         for old in there[: max(0, len(there) - _SEGMENTS + 1)]:
             old.unlink(missing_ok=True)
-        self._file = open(self.folder / f"{number:012}.records", "xb", buffering=0)  # noqa: SIM115  # until the next
         self._used = 0
+        return open(self.folder / f"{number:012}.records", "xb", buffering=0)  # until the next
 
     def close(self) -> None:
         """Close the file."""

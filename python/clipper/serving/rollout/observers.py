@@ -11,7 +11,6 @@ seconds.
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from clipper.selection import Prediction
 from clipper.selection.policy import agrees, is_number, is_usable
 from clipper.serving.rollout.roles import PRIMARY, Role
 from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles, size_of
-from clipper.types import VersionedModel
+from clipper.types import UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_all
 from clipper_core.results.future import Future
@@ -146,7 +145,7 @@ class _Compared:
         self.n = self.same = 0
         self.away = Quantiles()
 
-    def add(self, output: Any, standard: Any) -> None:
+    def add(self, output: UserValue, standard: UserValue) -> None:
         """Labels by equality; numbers by how far `output` lies above `standard`, arrays by their
         distance."""
         if not (is_usable(output) and is_usable(standard)):
@@ -162,7 +161,7 @@ class _Compared:
             self.same += agrees(output, standard)
         self.n += 1
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         share = {"agreement": self.same / self.n} if self.n else {}
         return {
             "n": self.n,
@@ -187,7 +186,7 @@ class Watched:
         self.rests_until_s = 0.0
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending: deque[tuple[Mapping[VersionedModel, Prediction], Any, Late]] = deque()
+        self._pending: deque[tuple[Mapping[VersionedModel, Prediction], UserValue, Late]] = deque()
         self._canaries: dict[VersionedModel, _Canary] = {}
         self._beside: dict[VersionedModel, _Compared] = {}
         self.unlooked = 0
@@ -260,13 +259,13 @@ class Watched:
             found = standard.others.get(model) if standard is not None else None
             return (found.n, found.same) if found is not None else (0, 0)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """`observers`: beside the answer; `canaries`: their drift, and the others against them."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:  # a few at a time: answers are made meanwhile
                 self._compare_with(16)
         with self._lock:
-            found: dict[str, Any] = {}
+            found: dict[str, object] = {}
             if self._beside:
                 found["observers"] = {
                     str(model): one.stats() for model, one in sorted(self._beside.items())

@@ -18,14 +18,13 @@ policy's choice stays as random as it was, and a replay chooses alike. Source: D
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import Plan, Policy, Query
 from clipper.selection.setting_syntax import parse_settings
-from clipper.types import VersionedModel, check_name
+from clipper.types import UserValue, VersionedModel, check_name
 
 _BUDGET = ("share", "rate_max")
 _SETTINGS: dict[str, tuple[str, ...]] = {
@@ -86,7 +85,7 @@ def role_named(text: str, whose: str) -> Role:
     return Role(kind, **settings)
 
 
-def _check_setting(kind: str, whose: str, setting: str, value: Any) -> None:
+def _check_setting(kind: str, whose: str, setting: str, value: UserValue) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if setting == "share" and not (
         number and 0 < value <= 1 and (kind != "challenger" or value < 1)

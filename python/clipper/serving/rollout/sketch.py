@@ -12,12 +12,12 @@ beside the value that chance alone exceeds once in a hundred.
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from clipper.selection.policy import is_number
 from clipper.selection.votes import label_key
+from clipper.types import UserValue
 
 _GAMMA = 1.04
 _LOG = math.log(_GAMMA)
@@ -89,8 +89,8 @@ class Drift:
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
-        self._first: list[Any] = []
-        self._last: deque[Any] = deque(maxlen=window)
+        self._first: list[UserValue] = []
+        self._last: deque[UserValue] = deque(maxlen=window)
         self._numbers: bool | None = None
 
     def add(self, output: object) -> None:
@@ -106,10 +106,10 @@ class Drift:
         else:
             self._last.append(score)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """psi, and ks with its bound for numbers; they are missing until something came after the
         first window."""
-        seen: dict[str, Any] = {"first": len(self._first), "latest": len(self._last)}
+        seen: dict[str, object] = {"first": len(self._first), "latest": len(self._last)}
         if not self._last:
             return seen
         first, last = self._first, list(self._last)
@@ -132,7 +132,7 @@ class Drift:
         return len(self._last) == self._window
 
 
-def size_of(number: Any) -> float:
+def size_of(number: UserValue) -> float:
     """A number itself; of an array its norm."""
     if not isinstance(number, np.ndarray):
         return float(number)
@@ -140,7 +140,7 @@ def size_of(number: Any) -> float:
         return float(np.linalg.norm(number))
 
 
-def ks_distance(some: "np.ndarray[Any, Any]", others: "np.ndarray[Any, Any]") -> float:
+def ks_distance(some: "np.ndarray", others: "np.ndarray") -> float:
     """The largest difference of the two shares of numbers up to x; both sorted."""
     at = np.concatenate([some, others])
     below = [np.searchsorted(each, at, side="right") / len(each) for each in (some, others)]
@@ -157,9 +157,7 @@ def _by_label(first: Sequence[object], last: Sequence[object]) -> tuple[list[int
     return counts[0], counts[1]
 
 
-def _by_decile(
-    before: "np.ndarray[Any, Any]", now: "np.ndarray[Any, Any]"
-) -> tuple[list[int], list[int]]:
+def _by_decile(before: "np.ndarray", now: "np.ndarray") -> tuple[list[int], list[int]]:
     edges = np.unique(np.quantile(before, np.arange(1, 10) / 10))
     counts = [
         np.bincount(np.searchsorted(edges, each, side="left"), minlength=len(edges) + 1)

@@ -9,7 +9,7 @@ at random.
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,8 +21,13 @@ from clipper.selection.policy import Predictions, loss
 from clipper.serving.feedback.states import FeedbackObserver
 from clipper.serving.rollout.guards import Counts, Figures, guards_in
 from clipper.types import VersionedModel
+from clipper_core.engine.model import Model as CoreModel
 from clipper_core.learning.label_feedback import LabelCounts
 from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+if TYPE_CHECKING:
+    from clipper.serving.query.processor import ResolvedApplication
+
 
 COMPARED_S_MAX = (
     100.0  # of the new version's queries, so many a second are asked of the one before, too
@@ -71,7 +76,7 @@ class SideStats:
         self._histogram.record(latency_us)
         self._answers.add()
 
-    def count_rows(self, latencies_us: Any, is_default: Any) -> None:
+    def count_rows(self, latencies_us: np.ndarray, is_default: np.ndarray) -> None:
         """Count the answers of an array."""
         for latency_us, default in zip(latencies_us.tolist(), is_default.tolist(), strict=True):
             self.count(latency_us, default)
@@ -192,9 +197,9 @@ class TrafficSplit:
 
     def __init__(
         self,
-        new: Any,
+        new: "ResolvedApplication",
         stage: StageStats,
-        cores: dict[VersionedModel, Any],
+        cores: dict[VersionedModel, CoreModel],
         draw: Callable[[], float],
     ) -> None:
         rollout = stage.of

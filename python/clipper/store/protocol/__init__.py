@@ -7,9 +7,10 @@ fails while it has not been.
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message as Message
 
 FOLDER = Path(__file__).parent
 COMPILED = FOLDER / "etcd.binpb"
@@ -17,7 +18,7 @@ _PACKAGE = "etcdserverpb"
 
 
 @functools.cache
-def pool() -> Any:
+def pool() -> descriptor_pool.DescriptorPool:
     """Return the descriptor pool with etcd's messages."""
     files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
     found = descriptor_pool.DescriptorPool()
@@ -27,16 +28,21 @@ def pool() -> Any:
 
 
 @functools.cache
-def message(name: str) -> Any:
+def message(name: str) -> type[Message]:
     """The class of a message, as `RangeRequest`."""
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    return cast(
+        "type[Message]",
+        message_factory.GetMessageClass(pool().FindMessageTypeByName(f"{_PACKAGE}.{name}")),
+    )
 
 
 @functools.cache
-def method(name: str) -> tuple[str, Any, Any]:
+def method(name: str) -> tuple[str, type[Message], type[Message]]:
     """(path, class of requests, class of responses) of a method, as `KV.Range`."""
     service, _, short = name.partition(".")
     found = pool().FindServiceByName(f"{_PACKAGE}.{service}").FindMethodByName(short)
-    return f"/{_PACKAGE}.{service}/{short}", *(
-        message(type.name) for type in (found.input_type, found.output_type)
+    return (
+        f"/{_PACKAGE}.{service}/{short}",
+        message(found.input_type.name),
+        message(found.output_type.name),
     )

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from clipper_container.adapters.oip.tensors import (
     request,
     signature_of,
 )
-from clipper_container.model import Model
+from clipper_container.model import Model, UserValue
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
 _LIVE_S: Final = 10.0
@@ -299,7 +299,7 @@ class OipModel(Model):
         self._loads = 0
         self._request = self._rows if runtime.type == "tfserving" else self._tensors
 
-    def predict_batch(self, inputs: object) -> Any:
+    def predict_batch(self, inputs: object) -> UserValue:
         """Send an infer request. Raises: ServerFailed."""
         loads = self._loads
         reply, outputs = self._request(inputs)
@@ -326,14 +326,14 @@ class OipModel(Model):
         except Unreachable as error:
             raise ServerFailed(str(error)) from None
 
-    def _tensors(self, inputs: Any) -> tuple[HttpReply, Callable[[HttpReply], Any]]:
+    def _tensors(self, inputs: UserValue) -> tuple[HttpReply, Callable[[HttpReply], UserValue]]:
         body, headers = request(self._signature, inputs, self._runtime.binary)
         reply = self._send(f"/v2/models/{self._artifact.model}/infer", body, headers)
         return reply, lambda response: outputs_of(
             self._signature, response.body, response.headers.get(HEAD_SIZE.lower(), ""), len(inputs)
         )
 
-    def _rows(self, inputs: Any) -> tuple[HttpReply, Callable[[HttpReply], Any]]:
+    def _rows(self, inputs: UserValue) -> tuple[HttpReply, Callable[[HttpReply], UserValue]]:
         """Send a batch in TensorFlow Serving's format."""
         rows = (
             inputs.tolist() if isinstance(inputs, np.ndarray) else [_plain(row) for row in inputs]
@@ -344,13 +344,13 @@ class OipModel(Model):
         ), lambda response: _predictions(response, len(rows))
 
 
-def _plain(row: Any) -> Any:
+def _plain(row: UserValue) -> object:
     if isinstance(row, np.ndarray):
         return row.tolist()
     return row if isinstance(row, str) else bytes(row).decode()
 
 
-def _predictions(reply: HttpReply, rows: int) -> Any:
+def _predictions(reply: HttpReply, rows: int) -> UserValue:
     found = reply.json().get("predictions")
     if not isinstance(found, list) or len(found) != rows:
         raise BadTensor(f"the server's answer holds no predictions of {rows} rows")

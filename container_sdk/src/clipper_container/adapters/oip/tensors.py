@@ -9,9 +9,10 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from clipper_container.model import UserValue
 
 BINARY = "binary_tensor_data"
 HEAD_SIZE = "Inference-Header-Content-Length"
@@ -53,7 +54,7 @@ class Signature:
     output_type: str = "any"
 
 
-def signature_of(metadata: Any) -> Signature:
+def signature_of(metadata: Mapping[str, UserValue]) -> Signature:
     """Convert the metadata of `GET /v2/models/NAME`. Raises: BadTensor for a model with several
     inputs.
     """
@@ -84,7 +85,7 @@ def signature_of(metadata: Any) -> Signature:
     )
 
 
-def _type_of(tensor: Mapping[str, Any]) -> tuple[str, tuple[int, ...] | None, int]:
+def _type_of(tensor: Mapping[str, UserValue]) -> tuple[str, tuple[int, ...] | None, int]:
     """Return the type of a row, its shape, and the most rows of a batch."""
     dims = tensor.get("shape") or []
     if not dims or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
@@ -107,8 +108,8 @@ def request(signature: Signature, rows: object, binary: bool) -> tuple[bytes, di
     not a tensor.
     """
     datatype, shape, values = _tensor(signature, rows)
-    tensor: dict[str, Any] = {"name": signature.name, "shape": shape, "datatype": datatype}
-    head: dict[str, Any] = {"inputs": [tensor]}
+    tensor: dict[str, object] = {"name": signature.name, "shape": shape, "datatype": datatype}
+    head: dict[str, object] = {"inputs": [tensor]}
     if not binary:
         tensor["data"] = (
             [_text(value) for value in values]
@@ -123,7 +124,7 @@ def request(signature: Signature, rows: object, binary: bool) -> tuple[bytes, di
     return text + data, {HEAD_SIZE: str(len(text)), "Content-Type": "application/octet-stream"}
 
 
-def _tensor(signature: Signature, rows: object) -> tuple[str, list[int], Any]:
+def _tensor(signature: Signature, rows: object) -> tuple[str, list[int], UserValue]:
     if isinstance(rows, list) and rows and isinstance(rows[0], str | bytes | memoryview):
         return "BYTES", [len(rows), *(signature.shape or ())], rows
     try:
@@ -144,16 +145,18 @@ def _tensor(signature: Signature, rows: object) -> tuple[str, list[int], Any]:
     )
 
 
-def _text(value: Any) -> str:
+def _text(value: str | bytes | memoryview) -> str:
     return value if isinstance(value, str) else bytes(value).decode()
 
 
-def _with_length(value: Any) -> bytes:
+def _with_length(value: str | bytes | memoryview) -> bytes:
     data = value.encode() if isinstance(value, str) else bytes(value)
     return struct.pack("<I", len(data)) + data
 
 
-def outputs_of(signature: Signature, body: bytes, head_size: str, rows: int) -> Any:
+def outputs_of(
+    signature: Signature, body: bytes, head_size: str, rows: int
+) -> list[str] | np.ndarray:
     """Return the wanted output of an infer response: one element per row. Raises: BadTensor."""
     size = int(head_size) if head_size.isdecimal() else len(body)
     try:
@@ -172,10 +175,10 @@ def outputs_of(signature: Signature, body: bytes, head_size: str, rows: int) -> 
         ) from None
 
 
-def _values(tensor: Mapping[str, Any], data: memoryview, rows: int) -> Any:
+def _values(tensor: Mapping[str, UserValue], data: memoryview, rows: int) -> list[str] | np.ndarray:
     shape = [int(dim) for dim in tensor["shape"]]
     if tensor["datatype"] == "BYTES":
-        values: Any = _strings(data) if "data" not in tensor else _flat(tensor["data"])
+        values = _strings(data) if "data" not in tensor else _flat(tensor["data"])
         if len(values) != rows:
             raise BadTensor(f"the server answers {len(values)} strings to {rows} rows")
         return values
