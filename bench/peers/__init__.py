@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -23,6 +24,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2] / ".venv" / "peers"
 _STARTS_WITHIN_S = 90.0
+V2 = '{"inputs": [{"name": "x", "shape": [1, {width}], "datatype": "FP64", "data": %s}]}'
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Peer:
     """A server that others wrote.
 
     requirements: of its environment. path, body: of a query, with the input for %s. environment:
-    variables of its process.
+    variables of its process. numpy: the version that it works with.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Peer:
     path: str = "/{model}"
     body: str = '{"input": %s}'
     environment: tuple[tuple[str, str], ...] = ()
+    numpy: str = "numpy>=2"
 
     @property
     def python(self) -> Path:
@@ -53,7 +56,7 @@ class Peer:
         subprocess.run([sys.executable, "-m", "venv", str(HOME / self.name)], check=True)
         pip = [str(self.python), "-m", "pip", "install", "-q"]
         pip += ["--disable-pip-version-check", "--no-compile"]
-        subprocess.run([*pip, *self.requirements, "scikit-learn>=1.4", "numpy>=2"], check=True)
+        subprocess.run([*pip, *self.requirements, "scikit-learn>=1.4", self.numpy], check=True)
         (HOME / self.name / ".installed").touch()
 
 
@@ -73,12 +76,20 @@ PEERS = {
                 ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),
             ),
         ),
+        Peer("mlserver", ("mlserver>=1.6",), path="/v2/models/{model}/infer", body=V2),
         Peer(
-            "mlserver",
-            ("mlserver>=1.6",),
+            "triton",
+            ("nvidia-pytriton>=0.5",),
             path="/v2/models/{model}/infer",
-            body='{"inputs": [{"name": "x", "shape": [1, {width}], "datatype": "FP64", "data": '
-            "%s}]}",
+            body=V2,
+            environment=(("LD_LIBRARY_PATH", str(sysconfig.get_config_var("LIBDIR"))),),
+            numpy="numpy<2",
+        ),
+        Peer(
+            "kserve",
+            ("kserve>=0.14",),
+            path="/v1/models/{model}:predict",
+            body='{"instances": [%s]}',
         ),
     )
 }
