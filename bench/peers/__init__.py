@@ -143,11 +143,16 @@ class Served:
         return int((self._folder / "linear.pid").read_text())
 
     def close(self) -> None:
+        """End all processes, also those that left the session, such as Ray's proxy."""
+        everyone = processes(self.pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
+        for pid in everyone:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         self._log.close()
 
 

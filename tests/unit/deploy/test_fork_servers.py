@@ -235,6 +235,12 @@ def test_an_import_that_starts_a_thread_makes_a_plain_start(deployer, events, sp
     assert start(deployer) == "forked", "the fork server of the next start does not import it"
 
 
+def test_arrow_starts_no_thread_in_a_fork_server(deployer, events, spec):
+    pytest.importorskip("pyarrow")  # pandas imports it, and scikit-learn imports pandas
+    deployer.start(spec("import pyarrow\ndef predict(x): return x\n"))
+    assert events.next(EventKind.STARTED).detail == "forked"
+
+
 def test_an_import_that_fails_makes_a_plain_start(deployer, events, spec, packages):
     env = packages(broken="raise OSError('no licence')")
     deployer.start(spec("import broken\ndef predict(x): return x\n", env=env))

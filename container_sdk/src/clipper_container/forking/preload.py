@@ -17,6 +17,8 @@ NOT_BEFORE_A_FORK = {  # top-level module -> why a replica imports it by itself
     "onnxruntime": "it starts a thread when it is imported",
     "tensorflow": "it must not be forked",
 }
+# jemalloc of pyarrow, which pandas and scikit-learn import, starts a thread unless this is set
+_NO_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -36,6 +38,7 @@ class Imports:
     """
 
     def __init__(self) -> None:
+        os.environ.setdefault(*_NO_THREAD)
         self._places = installed_places()
         self._files: dict[str, int] = {}  # of every module -> time of its last change, in ns
         self._names: set[str] = set()
