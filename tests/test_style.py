@@ -12,10 +12,10 @@ from tests.style import PRODUCT, classes, files, findings, inheritance
 
 # Rule -> how many places of the product may break it. Lower a limit when you mend some.
 LIMITS = {
-    "no docstring": 87,
+    "no docstring": 0,
     "weak beginning": 0,
-    "coined word": 10,
-    "coined name": 14,
+    "coined word": 0,
+    "coined name": 0,
     "Any": 145,
     "large class": 0,
 }

@@ -133,14 +133,14 @@ def learned(name: str, k: int) -> tuple[Any, Any, list[VersionedModel], Any]:
     numbers = name == "ridge"
     for t in range(200):
         plan = policy.select(state, Query(uniform=float(rng.random())), models)
-        heard = {
+        arrived = {
             m: Prediction(float(rng.random()) if numbers else int(rng.integers(3)))
             for m in plan.models
         }
         state = policy.observe(
-            state, Observation(plan, heard, Truth(0.5 if numbers else t % 3), None)
+            state, Observation(plan, arrived, Truth(0.5 if numbers else t % 3), None)
         )
-    return policy, state, models, heard
+    return policy, state, models, arrived
 
 
 @pytest.mark.parametrize("k", MODELS)
@@ -161,8 +161,8 @@ def test_whole_select_and_combine(benchmark: Any, name: str, k: int) -> None:
 
 @pytest.mark.parametrize("name", WHOLE[1:])
 def test_whole_observe(benchmark: Any, name: str) -> None:
-    policy, state, models, heard = learned(name, 5)
+    policy, state, models, arrived = learned(name, 5)
     plan = policy.select(state, Query(uniform=0.7), models)
-    heard = {model: Prediction(0.5 if name == "ridge" else 1) for model in plan.models}
-    seen = Observation(plan, heard, Truth(0.4 if name == "ridge" else 1), 1)
+    arrived = {model: Prediction(0.5 if name == "ridge" else 1) for model in plan.models}
+    seen = Observation(plan, arrived, Truth(0.4 if name == "ridge" else 1), 1)
     measure(benchmark, lambda: policy.observe(state, seen), "whole: observe, 5 models")

@@ -28,7 +28,7 @@ class Refused(Exception):
 class Node:
     """Starts a host and talks to it. Threads: any may ask."""
 
-    said: str  # all that the process printed; set by a test's fixture, like the folder
+    printed: str  # all that the process printed; set by a test's fixture, like the folder
     folder: Path
 
     def __init__(
@@ -137,7 +137,7 @@ class Node:
     def close(self) -> str:
         """End it as a node ends; -> what the host has written to stderr."""
         self._sock.shutdown(socket.SHUT_RDWR)
-        _, said = self.process.communicate(timeout=PATIENCE_S)
+        _, printed = self.process.communicate(timeout=PATIENCE_S)
         self._reader.join()
         self._sock.close()
-        return said
+        return printed

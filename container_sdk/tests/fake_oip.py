@@ -18,15 +18,15 @@ DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 
 
 class FakeServer:
-    """Use it in a `with` block. asked: (method, path) of each request.  failing: what is answered
-    at a path instead. slow_s: before each answer to an infer request.  gathering: where those wait
-    that ask a model which is not there.
+    """Use it in a `with` block. requests: (method, path) of each request.  failing: (status, body)
+    of a path instead of its answer. slow_s: before each answer to an infer request.  gathering: a
+    barrier where requests for a model that is not loaded wait.
     """
 
     def __init__(self, type: str, folder: Path, binary: bool = False) -> None:
         self.type, self.folder, self.binary = type, folder, binary
         self.models: dict[str, dict[str, Any]] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.failing: dict[str, tuple[int, bytes]] = {}  # path -> what it answers
         self.slow_s = 0.0
         self.gathering: threading.Barrier | None = None
@@ -48,7 +48,7 @@ class FakeServer:
 
             def _answer(self, method: str) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                fake.asked.append((method, self.path))
+                fake.requests.append((method, self.path))
                 try:
                     status, data, headers = fake.answer(method, self.path, body, self.headers)
                 except Exception as error:

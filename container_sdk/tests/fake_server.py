@@ -85,9 +85,9 @@ class Frame:
             found["confidence"] = np.frombuffer(take(4 * self.rows), "<f4")
         if self.flags & QUALIFIERS:
             sizes = np.frombuffer(take(4 * self.rows), "<u4").tolist()
-            said = take(sum(sizes))
+            beside = take(sum(sizes))
             found["qualifiers"] = [
-                said[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)
+                beside[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)
             ]
         if self.flags & ROW_STATUS:
             found["status"] = list(take(self.rows))
@@ -137,7 +137,7 @@ def variable(rows: list[Any], dtype: int, id: int = 1) -> bytes:
 class Peer:
     """The server's end of one connection."""
 
-    said: dict[str, Any]  # the HELLO; set by a test's fixture, like those below
+    greeting: dict[str, Any]  # the HELLO; set by a test's fixture, like those below
     server: Server
     process: subprocess.Popen[str]
 

@@ -93,9 +93,9 @@ def test_without_a_server_that_has_tables_it_does_not_load(monkeypatch):
 
 
 def test_a_declaration_that_says_nothing(place, monkeypatch):
-    for said in ({"users": 4}, {"users": {}}, {"users": {"optimizer": "sgd"}}):
+    for wrong in ({"users": 4}, {"users": {}}, {"users": {"optimizer": "sgd"}}):
         model = as_model(Learns)
-        model.tables = said
+        model.tables = wrong
         with pytest.raises(LoadError, match=r"a mapping with .dim. is needed"):
             give_tables(model)
     monkeypatch.setenv(DECLARED_ENV, "{")

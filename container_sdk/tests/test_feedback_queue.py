@@ -67,7 +67,7 @@ def serving(tmp_path, code, target, *options, **welcome):
     process = fake.start(target, server.address, *options, cwd=code)
     try:
         peer = server.accept()
-        peer.said = peer.welcome(**{"accuracy": True, "heartbeat_ms": 50, **welcome})
+        peer.greeting = peer.welcome(**{"accuracy": True, "heartbeat_ms": 50, **welcome})
         peer.process = process
         yield peer
     finally:
@@ -94,7 +94,7 @@ def feedback(inputs, labels, sessions=None):
     return fake.frame(FEEDBACK, inside + rows(np.array(labels, "i8"), fake.REPLY))
 
 
-def said(frame):
+def counts_of(frame):
     counts = struct.unpack("<QQ", frame.payload[:16])
     return (
         *counts,
@@ -112,25 +112,25 @@ def ends(peer):
     return False
 
 
-def next_said(peer):
+def next_counts(peer):
     frame = peer.frame()
     assert frame.kind == ACCURACY
-    return said(frame)
+    return counts_of(frame)
 
 
 def test_feedback_is_taken_when_no_batch_waits(tmp_path, code):
     """Two frames of feedback and a batch come in one piece: the batch is answered by the model as
     it was."""
     with serving(tmp_path, code, "models:Pupil") as peer:
-        assert (peer.said["corrects"], peer.said["sessions"]) == (True, False)
-        assert next_said(peer) == (0, 0, 0.0)
+        assert (peer.greeting["corrects"], peer.greeting["sessions"]) == (True, False)
+        assert next_counts(peer) == (0, 0, 0.0)
         batch = fake.fixed(np.ones((1, 1)), id=1)
         peer.sock.sendall(feedback([1, 2], [10, 20]) + feedback([3], [30], [7]) + batch)
         frames = [peer.frame()]
         while frames[-1].kind == ACCURACY:
             frames.append(peer.frame())
         assert frames[-1].parts()["rows"] == ["0 []"]
-        while next_said(peer) != (3, 0, 3 / 8):
+        while next_counts(peer) != (3, 0, 3 / 8):
             pass
         peer.sock.sendall(fake.fixed(np.ones((1, 1)), id=2))
         assert peer.frame().parts()["rows"] == ["3 [(1.0, 10, 0), (2.0, 20, 0), (3.0, 30, 7)]"]
@@ -138,16 +138,16 @@ def test_feedback_is_taken_when_no_batch_waits(tmp_path, code):
 
 def test_what_correct_raises_is_said_and_counted_and_harms_nothing(tmp_path, code):
     with serving(tmp_path, code, "models:Pupil") as peer:
-        assert next_said(peer) == (0, 0, 0.0)
+        assert next_counts(peer) == (0, 0, 0.0)
         peer.sock.sendall(feedback([1, 1], [-1, 5]) + feedback([4], [40]))
-        while next_said(peer) != (1, 2, 1 / 8):
+        while next_counts(peer) != (1, 2, 1 / 8):
             pass
         assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == ["1 [(4.0, 40, 0)]"]
         peer.process.kill()
-        told = peer.process.communicate()[0]
-    assert "model 'svm': correct() failed on 2 rows:" in told
-    assert "KeyError: 'no such label'" in told
-    assert 'models.py", line' in told
+        printed = peer.process.communicate()[0]
+    assert "model 'svm': correct() failed on 2 rows:" in printed
+    assert "KeyError: 'no such label'" in printed
+    assert 'models.py", line' in printed
 
 
 def test_a_server_that_knows_no_accuracy_hears_of_none(tmp_path, code):
@@ -159,9 +159,9 @@ def test_a_server_that_knows_no_accuracy_hears_of_none(tmp_path, code):
 
 def test_an_object_that_is_no_model_of_ours_may_learn_too(tmp_path, code):
     with serving(tmp_path, code, "models:Borrowed") as peer:
-        assert peer.said["corrects"]
+        assert peer.greeting["corrects"]
         peer.sock.sendall(feedback([1], [1]))
-        assert next_said(peer) == (0, 1, None)
+        assert next_counts(peer) == (0, 1, None)
 
 
 @pytest.mark.parametrize("flood", [b"", feedback([1], [1])[:-8] + bytes(8)])
@@ -175,7 +175,7 @@ def test_feedback_for_a_model_that_does_not_learn_or_that_is_none_closes(tmp_pat
 
 def test_sessions_of_the_rows(tmp_path, code):
     with serving(tmp_path, code, "models:Guest") as peer:
-        assert (peer.said["corrects"], peer.said["sessions"]) == (False, True)
+        assert (peer.greeting["corrects"], peer.greeting["sessions"]) == (False, True)
         numbers = [session_of("u1"), 0, 2**63]
         peer.sock.sendall(rows(np.arange(3.0).reshape(3, 1), sessions=numbers, id=3))
         assert peer.frame().parts()["rows"].tolist() == [numbers[0], 1, 2**63 + 2]
@@ -193,7 +193,7 @@ def test_a_function_row_by_row_with_sessions(tmp_path, code):
 
 
 class Counting(Model):
-    said: object = None
+    result: object = None
 
     def predict_batch(self, inputs):
         return inputs
@@ -202,9 +202,9 @@ class Counting(Model):
         self.last = labels.tolist()
 
     def accuracy(self):
-        if isinstance(self.said, Exception):
-            raise self.said
-        return self.said
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 
 def payload(label):
@@ -229,11 +229,11 @@ def test_an_accuracy_that_is_none_is_not_sent(wrong, capsys):
     model = Counting()
     lessons = FeedbackQueue(model, "m", 1 << 20, 0.0)
     assert lessons.changed_accuracy() == []
-    model.said = 0.5
+    model.result = 0.5
     lessons.add(payload(1))
     lessons.run_one()
     assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (2, 0, 0.5)
-    model.said = wrong
+    model.result = wrong
     lessons.add(payload(1))
     lessons.run_one()
     assert struct.unpack("<QQd", lessons.changed_accuracy()[1]) == (4, 0, 0.5), (

@@ -106,8 +106,8 @@ def test_too_little_memory_splits_the_batch_lowers_the_largest_size_and_loses_no
         outputs = model.predict_batch(rows(20))
         np.testing.assert_allclose(outputs, rows(20).sum(axis=1), rtol=1e-6)
     assert max(module.sizes) == 6, "not tried again, and no lower than needed"
-    said = capsys.readouterr().err
-    assert "out of memory with 10 rows; batches have at most 8 rows" in said
+    printed = capsys.readouterr().err
+    assert "out of memory with 10 rows; batches have at most 8 rows" in printed
 
 
 def test_too_little_memory_at_the_start_leaves_the_sizes_that_fit() -> None:

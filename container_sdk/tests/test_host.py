@@ -61,8 +61,8 @@ def hosting(folder: Path, *options: str, cwd: Path | None = None) -> Iterator[No
     try:
         yield node
     finally:
-        node.said = node.close()
-        assert node.process.returncode == 0, node.said
+        node.printed = node.close()
+        assert node.process.returncode == 0, node.printed
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def load(node: Node, model: str, path: str, **more: Any) -> dict[str, Any]:
 def serve(node: Node, server: fake.Server, model: str, **welcome: Any) -> fake.Peer:
     n = node.begin("serve", model=model, address=server.address, token="theirs", replica=3)
     peer = server.accept()
-    peer.said = peer.welcome(**welcome)
+    peer.greeting = peer.welcome(**welcome)
     assert node.end(n) == {}
     return peer
 
@@ -154,7 +154,7 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
     assert node.ask("size", model="a") == {"size_bytes": loaded["size_bytes"]}
     assert node.ask("status")["resident"] == [["a", loaded["size_bytes"]]]
     peer = serve(node, listener, "a", quiet=True)
-    said = {
+    expected = {
         "name": "a",
         "version": 1,
         "replica": 3,
@@ -163,7 +163,7 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
         "batch_max": 8,
         "sessions": True,
     }
-    assert {**peer.said, **said, "quiet": True} == peer.said
+    assert {**peer.greeting, **expected, "quiet": True} == peer.greeting
     assert answer(peer) == [10.0, 30.0]
     n = node.begin("unload", model="a")
     assert peer.frame().kind == fake.GOODBYE
@@ -474,7 +474,7 @@ def test_a_node_that_talks_nonsense_is_left(tmp_path: Path, raw: bytes) -> None:
     with hosting(tmp_path) as node:
         node.send(raw)
         assert node.process.wait(10) == 0
-    assert "clipper-container host:" in node.said
+    assert "clipper-container host:" in node.printed
 
 
 def test_it_ends_with_its_node_and_says_goodbye(code: Path, listener: fake.Server) -> None:

@@ -119,7 +119,7 @@ def test_a_server_that_lost_its_models_gets_them_again_once(
     runtime = runtime_of(triton)
     model = runtime.load(artifact_of(tmp_path, "triton")).model
     triton.models.clear()
-    triton.asked.clear()
+    triton.requests.clear()
     triton.gathering = threading.Barrier(8)  # all find it gone
     with_trouble: list[BaseException] = []
 
@@ -135,7 +135,7 @@ def test_a_server_that_lost_its_models_gets_them_again_once(
     for thread in threads:
         thread.join()
     assert not with_trouble
-    assert sum(path.endswith("/load") for _, path in triton.asked) == 1
+    assert sum(path.endswith("/load") for _, path in triton.requests) == 1
     runtime.server.close()
 
 
@@ -151,8 +151,8 @@ def test_types_are_those_that_the_server_tells(triton: FakeServer, tmp_path: Pat
     found = model.predict_batch(ROWS)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, ROWS.sum(axis=1) * 2)
-    told = runtime.load(Artifact("m2", "triton", str(tmp_path / "m1.json"), "", "f32[*]", "f64"))
-    assert (told.model.input, told.model.output) == ("f32[*]", "f64")
+    loaded = runtime.load(Artifact("m2", "triton", str(tmp_path / "m1.json"), "", "f32[*]", "f64"))
+    assert (loaded.model.input, loaded.model.output) == ("f32[*]", "f64")
     many = artifact_of(tmp_path, "triton", "m3", inputs=[tensor("a", [-1]), tensor("b", [-1])])
     with pytest.raises(ArtifactError, match=r"2 \(a, b\); concatenate them"):
         runtime.load(many)

@@ -291,7 +291,7 @@ def test_estimators_send_labels_and_confidence():
 # -- qualifiers
 
 
-def said(rows):
+def qualifiers_of(rows):
     """What was said beside each row, over the wire and back."""
     header, pieces = encode_rows(Kind.REPLY, rows)
     opened = open_rows(header, np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8))
@@ -313,7 +313,7 @@ maps = st.dictionaries(texts, plain, max_size=4)
 def test_qualifiers_come_back(qualifiers, sure):
     confidence = [0.5] * len(qualifiers) if sure else None
     rows = to_rows(Scored(["x"] * len(qualifiers), confidence, qualifiers), len(qualifiers), "m")
-    assert said(rows) == ([each or {} for each in qualifiers] if any(qualifiers) else None)
+    assert qualifiers_of(rows) == ([each or {} for each in qualifiers] if any(qualifiers) else None)
     assert (rows.confidence is not None) == sure
     assert back(rows) == ["x"] * len(qualifiers)
 
@@ -324,7 +324,7 @@ def test_numbers_of_numpy_are_numbers():
         1,
         "m",
     )
-    assert said(rows) == [{"a": 0.5, "b": 3, "c": True}]
+    assert qualifiers_of(rows) == [{"a": 0.5, "b": 3, "c": True}]
 
 
 @pytest.mark.parametrize(
@@ -355,13 +355,13 @@ def test_qualifiers_stay_with_their_rows_whatever_way_a_batch_takes():
     inputs = np.array([1.0, -1.0, 0.0, 2.0])
     rows, _ = Evaluator(FunctionModel(picky), "m", retry_singly=True).run(inputs, 4)
     assert rows.status.tolist() == [0, 1, 0, 0]
-    assert said(rows) == [{"x": 1.0}, {}, {}, {"x": 2.0}]
+    assert qualifiers_of(rows) == [{"x": 1.0}, {}, {}, {"x": 2.0}]
     rows, _ = Evaluator(FunctionModel(picky), "m", pad=4).run(inputs[2:], 2)
-    assert said(rows) == [{}, {"x": 2.0}]
+    assert qualifiers_of(rows) == [{}, {"x": 2.0}]
 
     def single(row):
         return Scored(row, 0.5, {"x": float(row)}) if row else float(row)
 
     rows, _ = Evaluator(FunctionModel(single), "m", row_by_row=True).run(inputs[2:], 2)
-    assert said(rows) == [{}, {"x": 2.0}]
+    assert qualifiers_of(rows) == [{}, {"x": 2.0}]
     assert rows.confidence.tolist() == [0.0, 0.5]

@@ -25,7 +25,7 @@ def run(source: str) -> str:
 def test_threads_and_children_get_their_priority_back() -> None:
     """What a model starts while it loads, pools of threads and worker processes, would stay slow
     for ever."""
-    said = run("""
+    printed = run("""
         def seen(task):
             with open(f"/proc/{task or 'self'}/sched") as file:  # the slice: since Linux 6.12
                 slice = [line.split(":")[1].strip() for line in file if "se.slice" in line]
@@ -46,13 +46,13 @@ def test_threads_and_children_get_their_priority_back() -> None:
         child.kill()
         print("restored")
         """)
-    assert said == "restored\n"
+    assert printed == "restored\n"
 
 
 def test_a_policy_that_somebody_chose_is_left_alone() -> None:
-    said = run("""
+    printed = run("""
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         lower()()
         print(os.sched_getscheduler(0) == os.SCHED_IDLE)
         """)
-    assert said == "True\n"
+    assert printed == "True\n"

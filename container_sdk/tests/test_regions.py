@@ -35,7 +35,8 @@ def total(inputs):
     return inputs.sum(axis=1)
 
 def facts(inputs):
-    return [repr((inputs.shape, inputs.flags.writeable, inputs.flags.owndata, inputs.flags.aligned))] * len(inputs)
+    return [repr((inputs.shape, inputs.flags.writeable, inputs.flags.owndata,
+    inputs.flags.aligned))] * len(inputs)
 
 def same(inputs):
     return inputs
@@ -43,7 +44,7 @@ def same(inputs):
 def keeper(inputs):
     kept.append(inputs)
     return np.array([sum(float(x.sum()) for x in kept)] * len(inputs))
-"""  # noqa: E501
+"""
 
 
 class Memory:
@@ -335,7 +336,7 @@ def code(tmp_path_factory):
 def sharing(tmp_path, code, target, memory, **options):
     memory.put(0, values(0, ROWS))
     with serving(tmp_path, code, target, welcome={"shared": True}, **options) as peer:
-        assert peer.said["shared"] is True
+        assert peer.greeting["shared"] is True
         socket.send_fds(peer.sock, [memory.region_frame()], [memory.fd])
         yield peer
 
@@ -426,7 +427,7 @@ def test_a_container_lets_go_of_the_memory_of_a_lost_connection(tmp_path, code, 
 
 def test_over_tcp_nothing_is_asked_for(tmp_path, code):
     with serving(tmp_path, code, "models:total", tcp=True) as peer:
-        assert peer.said["shared"] is False
+        assert peer.greeting["shared"] is False
 
 
 def test_the_page_and_the_code_agree() -> None:

@@ -89,7 +89,7 @@ def serving(tmp_path, code, target, *options, welcome=None, tcp=False, **env):
     process = fake.start(target, server.address, *options, cwd=code, **env)
     try:
         peer = server.accept()
-        peer.said = peer.welcome(**(welcome or {}))
+        peer.greeting = peer.welcome(**(welcome or {}))
         peer.server, peer.process = server, process
         yield peer
     finally:
@@ -102,10 +102,10 @@ def serving(tmp_path, code, target, *options, welcome=None, tcp=False, **env):
 def test_hello_says_who_it_is(tmp_path, code):
     options = ("--version", "3", "--replica", "2", "--token-env", "SECRET", "--warmup", "off")
     with serving(tmp_path, code, "models:Kept", *options, SECRET="hush") as peer:
-        said = peer.said
-    assert said.pop("sdk").startswith("python/")
-    assert said.pop("pid") == peer.process.pid
-    assert said == {
+        greeting = peer.greeting
+    assert greeting.pop("sdk").startswith("python/")
+    assert greeting.pop("pid") == peer.process.pid
+    assert greeting == {
         "name": "svm",
         "version": 3,
         "replica": 2,
@@ -221,9 +221,9 @@ def test_over_tcp(tmp_path, code):
 
 def test_an_address_of_no_kind_is_told_at_once(tmp_path, code):
     process = fake.start("models:same", "localhost:7000", cwd=code)
-    said, _ = process.communicate()
+    printed, _ = process.communicate()
     assert process.returncode == 2
-    assert "unix:/path or tcp:host:port" in said
+    assert "unix:/path or tcp:host:port" in printed
 
 
 def test_a_kept_input_is_never_overwritten(tmp_path, code):
@@ -402,31 +402,31 @@ def test_a_refused_container_says_why_and_ends(tmp_path, code):
     peer = server.accept()
     peer.hello()
     peer.sock.sendall(fake.frame(fake.REFUSE, b"wrong token"))
-    said, _ = process.communicate()
+    printed, _ = process.communicate()
     assert process.returncode == 4
-    assert said.endswith("wrong token\n")
+    assert printed.endswith("wrong token\n")
     peer.close()
     server.close()
 
 
 def run(code, target, *options):
     process = fake.start(target, "unix:/nowhere", *options, cwd=code)
-    said, _ = process.communicate(timeout=10)
-    return process.returncode, said
+    printed, _ = process.communicate(timeout=10)
+    return process.returncode, printed
 
 
 def test_a_model_that_does_not_load_says_what_to_do(tmp_path, code):
-    status, said = run(code, "broken:predict")
+    status, printed = run(code, "broken:predict")
     assert status == 3
-    assert said.startswith(
+    assert printed.startswith(
         "model 'svm' failed to load: No module named 'nothing_like_it'. 'nothing_like_it' is not"
         " installed"
     )
-    assert "broken.py" in said
-    assert "clipper_container/" not in said
+    assert "broken.py" in printed
+    assert "clipper_container/" not in printed
     (code / "elsewhere").mkdir(exist_ok=True)
-    status, said = run(code, "models:absent")
-    assert (status, said.splitlines()[0]) == (
+    status, printed = run(code, "models:absent")
+    assert (status, printed.splitlines()[0]) == (
         3,
         "model 'svm' failed to load: module 'models' has no attribute 'absent'",
     )
@@ -435,10 +435,10 @@ def test_a_model_that_does_not_load_says_what_to_do(tmp_path, code):
 def test_a_packed_file_is_checked_before_it_is_opened(tmp_path, code):
     path = tmp_path / "evil.pkl"
     path.write_bytes(b"CLIPPER-MODEL {}\ncos\nsystem\n(S'echo pwned'\ntR.")
-    status, said = run(code, str(path), "--sha256", hashlib.sha256(b"other").hexdigest())
+    status, printed = run(code, str(path), "--sha256", hashlib.sha256(b"other").hexdigest())
     assert status == 3
-    assert "is not the file that was deployed" in said.splitlines()[0]
-    assert "pwned" not in said.splitlines()
+    assert "is not the file that was deployed" in printed.splitlines()[0]
+    assert "pwned" not in printed.splitlines()
     path.write_bytes(b"\x80\x05.")
     assert "is not a pickle, or damaged" in run(code, str(path))[1]
 
@@ -494,7 +494,7 @@ def test_version_1_batches(tmp_path, code):
     with serving(
         tmp_path, code, "sums:predict", "--protocol", "1", welcome={"heartbeat_ms": 20}
     ) as peer:
-        assert peer.said["protocol"] == 1
+        assert peer.greeting["protocol"] == 1
         numbers = np.arange(6).reshape(2, 3)
         for kind, name in ((1, "<i4"), (2, "<f8"), (3, "u1")):
             peer.sock.sendall(v1(kind, numbers, name))

@@ -104,8 +104,10 @@ def test_a_frame_means_what_it_says(vector):
     for part in ("confidence", "status", "sessions"):
         got = getattr(content, part)
         assert (None if got is None else got.tolist()) == meaning.get(part)
-    said = content.qualifiers
-    assert (None if said is None else [each.hex() for each in said]) == meaning.get("qualifiers")
+    qualifiers = content.qualifiers
+    assert (None if qualifiers is None else [each.hex() for each in qualifiers]) == meaning.get(
+        "qualifiers"
+    )
     assert content.text == meaning.get("text", "")
     if not header.flags & Flag.COMPRESSED:
         checked = bool(header.flags & Flag.CHECKED)

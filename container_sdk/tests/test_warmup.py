@@ -14,8 +14,8 @@ from clipper_container.worker.evaluation import Evaluator
 from clipper_container.worker.warmup import OFF, ROWS_MAX, TIMINGS_MAX, WarmUp, warm_up
 
 
-def run(function: Any, input: str, said: str = "", batch_max: int = 0, **options: Any) -> WarmUp:
-    return warm_up(Evaluator(FunctionModel(function), "m", **options), input, said, batch_max)
+def run(function: Any, input: str, output: str = "", batch_max: int = 0, **options: Any) -> WarmUp:
+    return warm_up(Evaluator(FunctionModel(function), "m", **options), input, output, batch_max)
 
 
 def test_batches_double_up_to_the_bound_and_each_but_the_first_is_told() -> None:
@@ -125,7 +125,7 @@ def test_made_up_rows_are_not_given_to_a_model_with_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "output"),
     [
         (lambda rows: 1 / 0, ""),
         (lambda rows: [1], "[[1.0],[2.0]]"),
@@ -135,9 +135,9 @@ def test_made_up_rows_are_not_given_to_a_model_with_tables() -> None:
     ],
 )
 def test_a_warm_up_that_fails_is_a_warning(
-    function: Any, said: str, capsys: pytest.CaptureFixture[str]
+    function: Any, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(function, "f64[1]", said).output == ""
+    assert run(function, "f64[1]", output).output == ""
     text = capsys.readouterr().err
     assert "model 'm'" in text
     assert "warm" in text

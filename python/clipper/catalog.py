@@ -118,6 +118,7 @@ class Catalog:
     # -- reading
 
     def models(self) -> list[Model]:
+        """Return all models that are not retired, by name and version."""
         return self.view.models()
 
     def versions(self, name: str) -> list[Model]:
@@ -127,6 +128,7 @@ class Catalog:
         return [model for model in self.view.versions[latest.name] if not model.retired_us]
 
     def latest(self, name: str) -> Model:
+        """Return the latest version of a model. Raises UnknownModel."""
         return self.view.model(VersionedModel(name))
 
     def linked(self, view: View, link: VersionedModel | str) -> Model:
@@ -143,9 +145,11 @@ class Catalog:
         return view.model(wanted)
 
     def applications(self) -> list[Application]:
+        """Return all applications, sorted by name."""
         return [self.view.applications[name] for name in sorted(self.view.applications)]
 
     def application(self, name: str) -> Application:
+        """Return an application by its name. Raises UnknownApplication."""
         return self.view.application(name)
 
     # -- models
@@ -250,7 +254,7 @@ class Catalog:
 
     def retire_model(self, model: VersionedModel | str, *, force: bool = False) -> Model:
         """Take a version (the latest, when none is named) out of service for good. StillLinked when
-        an application would be left asking what is not there, or what takes other inputs; `force`
+        an application would query a model that is gone, or one that takes other inputs; `force`
         removes such links.
         """
 
@@ -401,7 +405,7 @@ class Catalog:
 
         return self._change("remove", change)
 
-    def begin_rollout(
+    def start_rollout(
         self,
         application: str,
         model: VersionedModel | str,
@@ -459,8 +463,8 @@ class Catalog:
         self, verb: str, application: str, move: Callable[[Rollout], Rollout]
     ) -> Rollout:
         """Write what `move` makes of the rollout under way; a stage of another number begins now,
-        and one that is promoted makes its version what the application asks. Unknown when none is
-        under way; what `move` raises.
+        and one that is promoted makes its version the one that the application queries. Unknown
+        when none is under way; what `move` raises.
         """
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
@@ -534,8 +538,8 @@ class Catalog:
     def _change(
         self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]
     ) -> _T:
-        """Write what `change(view, keys)` asks for, and its entry of the history, unless somebody
-        wrote since; then ask it again."""
+        """Write the result of `change(view, keys)`, and its entry of the history. If another writer
+        was first, call `change` again."""
         for _ in range(_TRIES):
             records, revision = self._store.range(PREFIX)
             known = {record.key: record for record in records}

@@ -16,6 +16,7 @@ REPLICAS_MAX: Final = 1024
 
 
 def put_promoted(view: View, id_: VersionedModel, upto: int = 0) -> Put:
+    """Return the write that promotes a version. upto: the highest version known elsewhere."""
     version = id_.version or 0
     highest = max(model.version for model in view.versions[id_.name])
     return Put(promoted_key(id_.name), encode(Promoted(version, max(highest, upto))))
@@ -70,6 +71,7 @@ def linking_only(app: Application, wanted: VersionedModel) -> Application:
 
 
 def check_replicas(name: str, replicas: int) -> None:
+    """Raise InvalidInput if the number of replicas is not in the range."""
     if (
         isinstance(replicas, bool)
         or not isinstance(replicas, int)
@@ -81,8 +83,8 @@ def check_replicas(name: str, replicas: int) -> None:
 
 
 def broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedModel]:
-    """The application's links that would have nothing to ask any more, or something that takes
-    other inputs."""
+    """Return the application's links that would have no model any more, or one that takes other
+    inputs."""
     app, latest = view.applications[name], VersionedModel(model.name)
     left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
     next_one = view.latest_of(model.name, [other.version for other in left]) if left else 0
@@ -93,6 +95,7 @@ def broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedMode
 
 
 def check_settings(app: Application) -> None:
+    """Raise InvalidInput if a setting of an application is not in its range."""
     if not (_is_number(app.slo_ms) and 0 < app.slo_ms < math.inf):
         raise InvalidInput(
             f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed."
@@ -117,6 +120,7 @@ def _is_number(value: object) -> bool:
 
 
 def check_types(app: Application, model: Model) -> None:
+    """Raise TypeConflict if a model's input or output type does not fit an application."""
     if not app.input.agrees_with(model.input):
         raise TypeConflict(
             f"model '{model.id}' has the input {model.input}, application {app.name!r} has"

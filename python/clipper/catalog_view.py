@@ -36,6 +36,8 @@ class Promoted(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.pro
 
 
 class Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/1"):
+    """The wanted number of replicas of a version, as it is stored."""
+
     replicas: int
     retired_us: int = 0
     replicas_max: int = 0
@@ -68,6 +70,7 @@ class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.roll
 
     @property
     def is_open(self) -> bool:
+        """Return whether the rollout is running or paused."""
         return self.state in ("running", "paused")
 
     @property
@@ -111,13 +114,14 @@ class View(msgspec.Struct, frozen=True):
         raise UnknownVersion.named(str(wanted), [str(model.id) for model in serving])
 
     def application(self, name: str) -> Application:
+        """Return an application by its name. Raises UnknownApplication."""
         try:
             return self.applications[name]
         except KeyError:
             raise UnknownApplication.named(str(name), self.applications) from None
 
     def linking(self, model: Model) -> list[Application]:
-        """The applications that ask this version, be it as the latest."""
+        """Return the applications that query this version, also as the latest."""
         return [
             app
             for app in self.applications.values()
@@ -136,7 +140,7 @@ class View(msgspec.Struct, frozen=True):
         )
 
     def latest_of(self, name: str, serving: Collection[int]) -> int:
-        """Which of these versions a link without a version asks."""
+        """Return the version, of these, that a link without a version refers to."""
         promoted = self.promoted.get(name)
         if promoted is None or max(serving) > promoted.upto:
             return max(serving)
@@ -149,6 +153,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def encode(record: Model | Application | Scale | Promoted | Rollout) -> bytes:
+    """Return a record as JSON. Raises InvalidInput for a value that JSON cannot hold."""
     if isinstance(record, Application):
         record = msgspec.structs.replace(record, default=_wrap(record.default))
     try:
@@ -160,6 +165,7 @@ def encode(record: Model | Application | Scale | Promoted | Rollout) -> bytes:
 
 
 def put_scale(model: Model) -> Put:
+    """Return the write of a model's number of replicas."""
     return Put(
         scale_key(model.id), encode(Scale(model.replicas, model.retired_us, model.replicas_max))
     )
@@ -196,6 +202,8 @@ def application_in(value: bytes) -> Application:
 
 
 def view_of(records: Sequence[Record], revision: int) -> View:
+    """Return the view of all records of the catalog, at a revision of the store."""
+
     models: dict[VersionedModel, Model] = {}
     scales: dict[str, Scale] = {}
     apps: dict[str, Application] = {}
@@ -228,7 +236,7 @@ def view_of(records: Sequence[Record], revision: int) -> View:
     versions: dict[str, tuple[Model, ...]] = {}
     for id_, model in sorted(models.items()):
         scale = scales.get(scale_key(id_))
-        if scale is None:  # it may be retired: who cannot tell must not serve it
+        if scale is None:  # it may be retired: if this is not known, it must not be served
             unreadable.setdefault(scale_key(id_), "the record is missing")
             continue
         scaled = msgspec.structs.replace(
@@ -255,22 +263,27 @@ def _same_key(key: str, expected: str) -> None:
 
 
 def model_key(id_: VersionedModel) -> str:
+    """Return the store's key of a model version."""
     return f"{PREFIX}model/{id_.name}/{id_.version}"
 
 
 def scale_key(id_: VersionedModel) -> str:
+    """Return the store's key of a version's number of replicas."""
     return f"{PREFIX}scale/{id_.name}/{id_.version}"
 
 
 def promoted_key(name: str) -> str:
+    """Return the store's key of a model's promoted version."""
     return f"{PREFIX}promoted/{name}"
 
 
 def app_key(name: str) -> str:
+    """Return the store's key of an application."""
     return f"{PREFIX}application/{name}"
 
 
 def rollout_key(application: str) -> str:
+    """Return the store's key of an application's rollout."""
     return f"{PREFIX}rollout/{application}"
 
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """A clock for durations and deadlines."""
+
     def now_us(self) -> int:
         """Microseconds of a clock that never goes back; only differences mean something."""
         ...
@@ -19,6 +21,7 @@ class SystemClock:
     __slots__ = ()
 
     def now_us(self) -> int:
+        """Return CLOCK_MONOTONIC in microseconds."""
         return time.monotonic_ns() // 1000
 
 

@@ -363,7 +363,7 @@ def _keys(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 @functools.cache
 def _typed(kind: type[msgspec.Struct], key: str) -> tuple[object, Meta]:
-    """The plain type of a key, and what is said about it."""
+    """Return the plain type of a key, and its description."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
     given = [

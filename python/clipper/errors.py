@@ -77,7 +77,7 @@ class UnknownPrediction(Unknown):
 
 
 class StillLinked(ClipperError):
-    """A model that an application still asks cannot be retired."""
+    """A model that an application still queries cannot be retired."""
 
     rest_status = 409
     grpc_code = "FAILED_PRECONDITION"

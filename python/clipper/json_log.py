@@ -17,6 +17,8 @@ class JsonLines(logging.Formatter):
     """Threads: any."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return a log record as one line of JSON."""
+
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),

@@ -38,6 +38,7 @@ class StateDir:
         self.environments = (place or self.run) / "environments"
 
     def close(self) -> None:
+        """Remove the run folder and release the locks. Idempotent."""
         shutil.rmtree(self.run, ignore_errors=True)
         if self._alive >= 0:
             os.close(self._alive)

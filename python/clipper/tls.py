@@ -1,7 +1,7 @@
 """TLS: contexts made from PEM files, and made anew when the files change. Nothing here opens a
 socket.
 
-A listener asks for `context` at each connection, so that what a new certificate changes is new
+A listener reads `context` at each connection, so that what a new certificate changes is new
 connections; those that are open keep theirs. TLS 1.2 is the least.
 """
 
@@ -32,7 +32,7 @@ class Certificate:
     """A listener's own. Threads: any.
 
     context: for new connections.  pem: what it was made of.  ends_s: when the certificate does, in
-    seconds since the epoch; 0 when that cannot be told.  where: the section and beginning of the
+    seconds since the epoch; 0 when that is unknown.  where: the section and beginning of the
     settings' names, as `http.tls`.
     """
 

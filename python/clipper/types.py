@@ -74,6 +74,7 @@ class VersionedModel(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
     @classmethod
     def parse(cls, text: "str | VersionedModel") -> "VersionedModel":
+        """Return the model of a text such as 'svm' or 'svm:3'. Raises ValueError."""
         if isinstance(text, VersionedModel):
             return text
         if not isinstance(text, str):
@@ -291,7 +292,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
     output: the combined output, or the application's default. confidence: 0 to 1; calibrated, if
     the policy learns. agreement: how far the models agree, 0 to 1. is_default: no model answered
-    in time, or not with enough confidence; `reason` says why. models: those whose predictions
+    in time, or not with enough confidence; `reason` is the cause. models: those whose predictions
     were used. missing: queried, without an answer in time; models that were no longer needed are
     not missing. decided_by: the step of the decider that decided, such as `majority` or
     `floor(fast)`; empty without any prediction. set: labels, the answer first, or (low, high),
@@ -353,7 +354,7 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def models(self) -> tuple[VersionedModel, ...]:
-        """The models that were asked."""
+        """The models that were queried."""
         return tuple(self.statuses)
 
     @property
@@ -509,16 +510,16 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     """A model version: fixed once registered, but for `replicas`, `replicas_max` and `retired_us`,
     which the catalog keeps apart.
 
-    replicas: how many run; with replicas_max, at least so many, and up to that as the load asks
-    for. 0: never more. target: what the container runs, `module:function` or the file it is packed
-    in.  sha256: of that file. similar: near inputs share predictions; None: only equal ones.
+    replicas: how many run; with replicas_max, at least so many, and up to that as the load
+    requires. 0: never more. target: what the container runs, `module:function` or the file it is
+    packed in.  sha256: of that file. similar: near inputs share predictions; None: only equal ones.
     finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a
     time.  code: folders its container needs on sys.path. requirements: lines for pip: its
     containers run in an environment of its own, with these; none: in the server's. python: of that
     environment, "3.11" or the path of an interpreter; empty: the server's. deployer: "process" (or
     empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all",
     a number, or ids as "0,2") of each container. tables: of parameters that it uses, by name:
-    {"factors": {"dim": 8}}; what else is said of one is docs/params.md's. reads: rows that a
+    {"factors": {"dim": 8}}; for its other settings see docs/params.md. reads: rows that a
     prediction is made of: columns of the input by table, or `module:function`; tolerance: how far
     these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
     containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
@@ -560,12 +561,13 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
 
     @property
     def id(self) -> VersionedModel:
+        """Return the name and version."""
         return VersionedModel(self.name, self.version)
 
 
 class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.application/1"):
-    """A named question: its input type, the models asked, the time they have, and the answer when
-    nobody is heard.
+    """A named query: its input type, its models, their time, and the answer if no prediction
+    arrives.
 
     models: a link without a version follows the latest.  default: a number, str, bytes, (nested)
     list, or None. confidence_min: a less sure answer is replaced by the default.  roles: of models
@@ -594,4 +596,5 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
 
     @property
     def slo_us(self) -> int:
+        """Return the SLO in microseconds, rounded up."""
         return math.ceil(self.slo_ms * 1000)

@@ -148,15 +148,15 @@ def test_rows_are_never_changed_in_place(rule, fresh):
 @every_choice
 def test_the_better_model_is_asked_more(rule, fresh):
     draw = random.Random(7)
-    rows, asked = start(fresh, 2), [0, 0]
+    rows, queried = start(fresh, 2), [0, 0]
     for t in range(4000):
         i, p = rule.choose(rows, t, draw.random())
         assert 0 < p <= 1
         losses = [math.nan, math.nan]
         losses[i] = float(draw.random() < (0.6, 0.2)[i])
         rows = rule.learn(rows, t, losses, i, p)
-        asked[i] += 1
-    assert asked[1] > 2 * asked[0]
+        queried[i] += 1
+    assert queried[1] > 2 * queried[0]
 
 
 @pytest.mark.parametrize("name", ["exp3", "greedy", "squarecb", "tsallis"])

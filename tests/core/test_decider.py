@@ -18,8 +18,8 @@ NEVER = math.inf
 SLO_US = 1_000
 VOTING = (Rule.QUORUM, Rule.WEIGHTED)
 PICKING_FIRST = (Rule.FIRST, Rule.TIED, Rule.HEDGED, Rule.CASCADE)
-UNASKED, OUTSTANDING, ARRIVED, FAILED = (
-    VoteState.UNASKED,
+UNSUBMITTED, OUTSTANDING, ARRIVED, FAILED = (
+    VoteState.UNSUBMITTED,
     VoteState.OUTSTANDING,
     VoteState.ARRIVED,
     VoteState.FAILED,
@@ -40,12 +40,14 @@ class Twin:
         over = elapsed >= slo
         come = {i for i, vote in enumerate(votes) if comes(vote, slo)}
         due = {
-            i for i, vote in enumerate(votes) if vote.state == UNASKED and start_of(vote) <= elapsed
+            i
+            for i, vote in enumerate(votes)
+            if vote.state == UNSUBMITTED and start_of(vote) <= elapsed
         }
         planned = [
             start_of(vote)
             for vote in votes
-            if vote.state == UNASKED and elapsed < start_of(vote) < NEVER
+            if vote.state == UNSUBMITTED and elapsed < start_of(vote) < NEVER
         ]
         now = next((s for s, end in enumerate(ends[:-1]) if elapsed < end), len(ends) - 1)
         for s in range(now, len(self.steps)):
@@ -55,13 +57,15 @@ class Twin:
                 return (found[0], s, bits(found[1]), None, found[2])
             if come and not over:
                 if due:
-                    return ("ask", s, bits(due), None, None)
+                    return ("submit", s, bits(due), None, None)
                 until = min([ends[s], *planned])
                 return ("wait", s, 0, None if until == NEVER else until, None)
         used, winner = self.leftover(self.steps[-1], votes, slo)
         return ("answer", len(self.steps) - 1, bits(used), None, winner)
 
-    def step(self, step: Step, votes: Sequence[Vote], slo: float, last: bool, may_ask: bool) -> Any:
+    def step(
+        self, step: Step, votes: Sequence[Vote], slo: float, last: bool, may_submit: bool
+    ) -> Any:
         looked = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
         arrived = [i for i in looked if votes[i].state == ARRIVED]
         coming = [i for i in looked if comes(votes[i], slo)]
@@ -91,15 +95,15 @@ class Twin:
         if step.rule == Rule.FLOOR:
             if step.which in arrived:
                 return ("answer", [step.which], step.which)
-            ask = may_ask and step.which < len(votes) and votes[step.which].state == UNASKED
-            return ("ask", [step.which], None) if ask else None
+            ask = may_submit and step.which < len(votes) and votes[step.which].state == UNSUBMITTED
+            return ("submit", [step.which], None) if ask else None
         if sure:
             first = sure[0] if step.rule == Rule.ROW else min(sure, key=lambda i: votes[i].order)
             return ("answer", [first], first)
         asked = any(votes[i].state == OUTSTANDING for i in looked)
-        left = [i for i in looked if votes[i].state == UNASKED]
-        if step.rule in (Rule.CASCADE, Rule.HEDGED) and may_ask and not asked and left:
-            return ("ask", left[:1], None)
+        left = [i for i in looked if votes[i].state == UNSUBMITTED]
+        if step.rule in (Rule.CASCADE, Rule.HEDGED) and may_submit and not asked and left:
+            return ("submit", left[:1], None)
         return None
 
     def vote(
@@ -112,7 +116,7 @@ class Twin:
         last: bool,
     ) -> Any:
         weight = (lambda i: votes[i].weight) if step.rule == Rule.WEIGHTED else (lambda i: 1.0)
-        total = sum(weight(i) for i in looked if votes[i].state != UNASKED or i in coming)
+        total = sum(weight(i) for i in looked if votes[i].state != UNSUBMITTED or i in coming)
         if not arrived:
             return None
         winner, heavy = plurality(votes, arrived, weight)
@@ -187,7 +191,7 @@ def start_of(vote: Vote) -> float:
 
 
 def comes(vote: Vote, slo: float) -> bool:
-    return vote.state == OUTSTANDING or (vote.state == UNASKED and start_of(vote) < slo)
+    return vote.state == OUTSTANDING or (vote.state == UNSUBMITTED and start_of(vote) < slo)
 
 
 def confidence(vote: Vote) -> float:
@@ -477,9 +481,9 @@ def test_when_nothing_is_on_its_way_the_remaining_steps_do_not_wait() -> None:
 
 def test_a_cascade_asks_for_the_next_only_while_time_remains() -> None:
     decider = Decider([Step(Rule.CASCADE, confidence_min=0.8)])
-    later = Vote(UNASKED, start_us=None)
-    assert decider.decide([later, later], 0, 100)[:3] == ("ask", 0, 0b01)
-    assert decider.decide([arrived("a", confidence=0.5), later], 10, 100)[:3] == ("ask", 0, 0b10)
+    later = Vote(UNSUBMITTED, start_us=None)
+    assert decider.decide([later, later], 0, 100)[:3] == ("submit", 0, 0b01)
+    assert decider.decide([arrived("a", confidence=0.5), later], 10, 100)[:3] == ("submit", 0, 0b10)
     assert decider.decide([arrived("a", confidence=0.8), later], 10, 100)[:3] == ("answer", 0, 0b01)
     assert decider.decide([arrived("a", confidence=0.5), later], 100, 100)[:3] == (
         "answer",
@@ -493,16 +497,20 @@ def test_a_cascade_asks_for_the_next_only_while_time_remains() -> None:
 
 def test_a_hedge_is_asked_in_time_or_when_all_have_failed() -> None:
     decider = Decider([Step(Rule.HEDGED)])
-    hedge = Vote(UNASKED, start_us=30)
+    hedge = Vote(UNSUBMITTED, start_us=30)
     assert decider.decide([WAITING, hedge], 0, 100)[:4] == ("wait", 0, 0, 30)
-    assert decider.decide([WAITING, hedge], 30, 100)[:3] == ("ask", 0, 0b10)
-    assert decider.decide([Vote(FAILED), hedge], 5, 100)[:3] == ("ask", 0, 0b10)
+    assert decider.decide([WAITING, hedge], 30, 100)[:3] == ("submit", 0, 0b10)
+    assert decider.decide([Vote(FAILED), hedge], 5, 100)[:3] == ("submit", 0, 0b10)
     assert decider.decide([arrived(1), hedge], 5, 100)[:3] == ("answer", 0, 0b01)
 
 
 def test_a_floor_that_was_not_asked_is_asked() -> None:
     decider = Decider([Step(Rule.FIRST, 50, accept=0b01), Step(Rule.FLOOR, which=1)])
-    assert decider.decide([WAITING, Vote(UNASKED, start_us=None)], 50, 100)[:3] == ("ask", 1, 0b10)
+    assert decider.decide([WAITING, Vote(UNSUBMITTED, start_us=None)], 50, 100)[:3] == (
+        "submit",
+        1,
+        0b10,
+    )
 
 
 def test_close_numbers_are_taken_for_all_only_where_that_was_said() -> None:

@@ -401,7 +401,7 @@ def test_votes_of_many_kinds(world: World) -> None:
         ({"starts_us": (0, 0, 0)}, "3 starts_us for 2 models"),
         ({"weights": (1.0, -1.0)}, "weights are numbers from 0 on"),
         ({"weights": (1.0, math.nan)}, "weights are numbers from 0 on"),
-        ({"starts_us": (0, -2)}, "only when the decider asks"),
+        ({"starts_us": (0, -2)}, "when the decider submits it"),
     ],
 )
 def test_what_is_refused(world: World, options: dict[str, Any], why: str) -> None:
@@ -409,7 +409,7 @@ def test_what_is_refused(world: World, options: dict[str, Any], why: str) -> Non
     with pytest.raises(StatusError, match=why) as caught:
         predict_ensemble(models, ALL, 1.0, **options)
     assert caught.value.status == Status.BAD_INPUT
-    with pytest.raises(StatusError, match="hears 1 to 64 models, not 0"):
+    with pytest.raises(StatusError, match="takes 1 to 64 models, not 0"):
         predict_ensemble((), ALL, 1.0)
     with pytest.raises(StatusError, match="expected f64"):
         predict_ensemble((models[0], world.model("str")), ALL, 1.0 + 2j)

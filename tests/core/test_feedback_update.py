@@ -14,12 +14,12 @@ from clipper_core.runtime.status import StatusError
 K, N, BINS = 3, 500, 10
 
 
-class Said:
+class Predicted:
     def __init__(self, output, confidence=None):
         self.output, self.confidence = output, confidence
 
 
-def lesson(kind=RuleKind.HEDGE, **settings):
+def update_of(kind=RuleKind.HEDGE, **settings):
     rule = Rule(kind, **{"eta": 0.1, "share": 0.03, "floor": 1e-6, **settings})
     return FeedbackUpdate(rule, 0.998, lambda *state: state[:5], lambda label: 1)
 
@@ -41,36 +41,38 @@ def columns(seed):
 )
 def test_one_by_one_and_all_at_once(kind):
     """To the last bit; of the rule that chooses, with other models and other odds in every row."""
-    teach = lesson(kind)
-    values, heard, confidence, label, rng = columns(1)
+    update = update_of(kind)
+    values, arrived, confidence, label, rng = columns(1)
     alone = kind == RuleKind.EXP3
     chosen = rng.integers(0, K, N) if alone else np.full(N, K)
     p = rng.uniform(0.1, 1.0, N)
     mixed = kind == RuleKind.MIXTURE
     rows, sure = mixture.initial(K) if mixed else np.full((K, 1), 0.5), np.zeros((BINS, 2))
     bits, cells = (label & 63).astype(np.uint8), (values & 63).astype(np.uint8)
-    many = teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, bits, chosen, p, cells)
+    many = update.many(
+        rows, sure, 0.0, 0, values, arrived, confidence, label, bits, chosen, p, cells
+    )
     names = tuple("abc")
     state = (names, rows, 0.0, 0, sure)
     for i in range(N):
-        said = {
-            name: Said(
+        predictions = {
+            name: Predicted(
                 int(values[j, i]), None if math.isnan(confidence[j, i]) else confidence[j, i]
             )
             for j, name in enumerate(names)
-            if heard[j, i]
+            if arrived[j, i]
         }
-        asked = (names[chosen[i]],) if alone else names
-        found = teach.one(
+        queried = (names[chosen[i]],) if alone else names
+        found = update.one(
             names,
             state[1],
             state[4],
             state[2],
             state[3],
             None,
-            asked,
+            queried,
             (p[i],),
-            said,
+            predictions,
             int(label[i]),
             1.0,
         )
@@ -83,20 +85,20 @@ def test_one_by_one_and_all_at_once(kind):
 
 
 def test_nothing_is_changed_in_place():
-    teach = lesson()
+    update = update_of()
     rows, sure = np.zeros((K, 1)), np.zeros((BINS, 2))
-    values, heard, confidence, label, _ = columns(2)
-    teach.many(rows, sure, 0.0, 0, values, heard, confidence, label, label, [K], [1.0])
-    teach.graded(rows, 0.0, np.ones((K, 5)), [K], [1.0])
+    values, arrived, confidence, label, _ = columns(2)
+    update.many(rows, sure, 0.0, 0, values, arrived, confidence, label, label, [K], [1.0])
+    update.graded(rows, 0.0, np.ones((K, 5)), [K], [1.0])
     assert not rows.any()
     assert not sure.any()
 
 
 def test_rows_of_which_nobody_was_heard_do_not_count():
-    teach = lesson()
+    update = update_of()
     lost = np.full((K, 10), np.nan)
     lost[0, ::2] = 0.5
-    rows, seen = teach.graded(np.zeros((K, 1)), 7.0, lost, [K], [1.0])
+    rows, seen = update.graded(np.zeros((K, 1)), 7.0, lost, [K], [1.0])
     assert seen == 12.0
     assert np.isfinite(rows).all()
 
@@ -111,7 +113,7 @@ def test_rows_of_which_nobody_was_heard_do_not_count():
         {"sure": np.zeros((0, 2))},
         {"values": np.zeros((K, N - 1), int)},
         {"values": np.zeros((K + 1, N), int)},
-        {"heard": np.ones(N, bool)},
+        {"arrived": np.ones(N, bool)},
         {"confidence": np.zeros((N, K))},
         {"label": np.zeros(N + 1, int)},
         {"bits": np.zeros(3, int)},
@@ -121,14 +123,14 @@ def test_rows_of_which_nobody_was_heard_do_not_count():
     ],
 )
 def test_arrays_that_do_not_go_together_are_refused(wrong):
-    values, heard, confidence, label, _ = columns(3)
+    values, arrived, confidence, label, _ = columns(3)
     given = {
         "rows": np.zeros((K, 1)),
         "sure": np.zeros((BINS, 2)),
         "seen": 0.0,
         "labels": 0,
         "values": values,
-        "heard": heard,
+        "arrived": arrived,
         "confidence": confidence,
         "label": label,
         "bits": label,
@@ -136,6 +138,6 @@ def test_arrays_that_do_not_go_together_are_refused(wrong):
         "p": [1.0],
     }
     with pytest.raises(StatusError, match="must be"):
-        lesson().many(**{**given, **wrong})
+        update_of().many(**{**given, **wrong})
     with pytest.raises(StatusError, match="losses must be"):
-        lesson().graded(np.zeros((K, 1)), 0.0, np.zeros((K + 1, N)), [K], [1.0])
+        update_of().graded(np.zeros((K, 1)), 0.0, np.zeros((K + 1, N)), [K], [1.0])

@@ -48,8 +48,8 @@ def test_draws_of_lints_have_the_posterior_as_their_distribution():
     rule = bandit(sampled=True)
     rows = start(rule, 1, 2)
     rows = rule.learn(rows, [1.0], [0.5, math.nan], 0, 1e9)
-    asked = np.mean([rule.choose(rows, [1.0], (u + 0.5) / 20_000) for u in range(20_000)])
-    assert asked == pytest.approx(0.3085, abs=0.01)
+    queried = np.mean([rule.choose(rows, [1.0], (u + 0.5) / 20_000) for u in range(20_000)])
+    assert queried == pytest.approx(0.3085, abs=0.01)
 
 
 def test_discounting_keeps_the_ridge():
@@ -163,15 +163,15 @@ def test_answers_are_the_weights_times_the_outputs():
     rows = np.zeros((5, 7))
     for row, label in zip(p, y, strict=True):
         rows = blend.learn(rows, row[None], [label])
-    asked = p[:7].copy()
-    asked[:, 2] = np.nan
-    answers, left, scatter = blend.blended(rows, asked)
+    queried = p[:7].copy()
+    queried[:, 2] = np.nan
+    answers, left, scatter = blend.blended(rows, queried)
     weights, expected_left = blend.weights(rows)
-    filled = blend.filled(rows, asked)
+    filled = blend.filled(rows, queried)
     assert np.allclose(answers, filled @ weights[:-1] + weights[-1])
     assert left == expected_left
     assert scatter == pytest.approx(np.std(filled, axis=1).mean())
-    assert np.isnan(asked[:, 2]).all(), "what was given is as it was"
+    assert np.isnan(queried[:, 2]).all(), "what was given is as it was"
 
 
 def test_a_drift_is_followed():

@@ -322,7 +322,7 @@ def test_qualifiers_come_with_their_rows_and_from_the_cache(
     again = [model.predict(value, 100) for value in (1.0, 2.0, 3.0)]
     for i, future in enumerate(futures):
         for each in (future, again[i]):
-            heard = each.heard()
+            heard = each.prediction()
             np.testing.assert_array_equal(heard[0], outputs[i])
             assert heard[1] == (None if confidence is None else confidence[i])
             assert heard[2:] == ((SAID[i],) if SAID[i] else ())
@@ -338,7 +338,7 @@ def test_qualifiers_beside_rows_that_failed(world: World) -> None:
             container, np.zeros(3), qualifiers=[b"a", b"bb", b"ccc"], status=[0, 1, 0], text="no"
         )
     )
-    assert [future.heard() for future in futures] == [
+    assert [future.prediction() for future in futures] == [
         (0.0, None, b"a"),
         (None, None),
         (0.0, None, b"ccc"),
@@ -353,7 +353,7 @@ def test_qualifiers_beside_an_array_lose_nothing(world: World) -> None:
     container.read()
     container.reply(qualifiers=[b"x"] * 5)
     assert future.result().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert future.heard(3) == (3.0, None, b"x")
+    assert future.prediction(3) == (3.0, None, b"x")
 
 
 def test_qualifiers_too_large_end_the_rows_and_not_the_connection(world: World) -> None:

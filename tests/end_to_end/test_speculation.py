@@ -155,7 +155,7 @@ def test_a_guaranteed_time_must_be_measured(
     server: Any, one: Any, slow: Any, app: Any, gate: Path
 ) -> None:
     with pytest.raises(
-        InvalidInput, match=rf"{slow.name} has made 0 predictions of the 100.*ask server.model"
+        InvalidInput, match=rf"{slow.name} has made 0 predictions of the 100.*run server.model"
     ):
         app(slow, one, slo_ms=300, default=-1, decider=f"guaranteed_time(floor={slow.name})")
     with pytest.raises(InvalidInput, match=r"'onex'.*does not link - did you mean 'one'"):

@@ -281,8 +281,8 @@ def test_qualifiers_come_back_with_the_answer(poor: Any, one: Any, app: Any) -> 
     assert handle.predict(row(-1)).result(PATIENCE_S).qualifiers == {}
     bare = poor.predict(row(3))
     assert bare.result(PATIENCE_S) == 1
-    assert bare.heard()[:2] == (1, None)
-    assert len(bare.heard()) == 3
+    assert bare.prediction()[:2] == (1, None)
+    assert len(bare.prediction()) == 3
     many = handle.predict_many(np.array([row(i) for i in range(5)])).result(PATIENCE_S)
     assert len(many.outputs) == 5, "arrays carry no qualifiers, and lose no outputs by them"
 

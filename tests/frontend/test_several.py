@@ -127,7 +127,7 @@ def test_ids_of_headers(headers: Any, ids: Any) -> None:
         ([("mm-model-id-bin", b"\xff")], "mm-model-id-bin is no UTF-8"),
         ([("mm-model-id", "a,,b")], "mm-model-id: bad model name ''"),
         ([("mm-model-id", "A b")], "'A' is not allowed"),
-        ([("mm-model-id", ",".join("abcde" * 13))], f"up to {IDS_MAX} are asked at once"),
+        ([("mm-model-id", ",".join("abcde" * 13))], f"up to {IDS_MAX} are possible"),
     ],
 )
 def test_headers_that_name_no_models(headers: Any, why: str) -> None:

@@ -18,14 +18,14 @@ A, B, C, D = (VersionedModel(name, 1) for name in "abcd")
 
 
 def heard(
-    arrived: dict, policy: str = "ensemble", asked=(A, B, C), plan=None, state=None
+    arrived: dict, policy: str = "ensemble", queried=(A, B, C), plan=None, state=None
 ) -> DecisionInputs:
     chosen = create_policy(policy)
     predictions = {
         m: out if isinstance(out, Prediction) else Prediction(out) for m, out in arrived.items()
     }
-    state = chosen.init(asked) if state is None else state
-    return DecisionInputs(chosen, state, Plan(plan or tuple(asked)), asked, predictions)
+    state = chosen.init(queried) if state is None else state
+    return DecisionInputs(chosen, state, Plan(plan or tuple(queried)), queried, predictions)
 
 
 @pytest.mark.parametrize("rule", ["all", "majority", "quorum", "weighted"])

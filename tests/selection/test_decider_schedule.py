@@ -145,7 +145,7 @@ def test_one_of_your_own() -> None:
         ("table(0: any; 5: svm)", ["row 2 of the table no longer accepts any"]),
         (
             "table(0: svm >= .3; 5: svm >= .4)",
-            ["row 2 of the table asks for confidence 0.4, more than the 0.3"],
+            ["row 2 of the table needs confidence 0.4, more than the 0.3"],
         ),
         ("table(5: svm)", ["row 1 of the table begins at 5 ms", "Begin with 0"]),
         ("table(0: svm; 0: any)", ["row 2 of the table begins at 0 ms", "Times must increase"]),
@@ -167,7 +167,9 @@ def test_invalid_decider_is_refused_with_the_reason(text: object, parts: list[st
 @st.composite
 def steps(draw: st.DrawFn, last: bool, first: bool) -> DeciderStep:
     names = [
-        name for name, rule in RULES.items() if (last or not rule.last) and (first or not rule.asks)
+        name
+        for name, rule in RULES.items()
+        if (last or not rule.last) and (first or not rule.schedules)
     ]
     name = draw(st.sampled_from(names))
     fields = {setting: about.default for setting, about in RULES[name].settings.items()}

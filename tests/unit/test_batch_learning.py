@@ -71,7 +71,7 @@ def rows_of(
     themselves."""
     k = len(state.models)
     outputs = tuple(column_of([said(draw, kind) for _ in range(n)]) for _ in range(k))
-    heard = tuple(
+    arrived = tuple(
         None if draw.random() < 0.5 else np.array([draw.random() < 0.8 for _ in range(n)])
         for _ in range(k)
     )
@@ -85,10 +85,18 @@ def rows_of(
     ]
     labels = column_of([draw.choice(LABELS[kind]) for _ in range(n)])
     plans = [policy.select(state, Query(None, draw.random()), state.models) for _ in range(n)]
-    asked = [state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans]
+    queried = [
+        state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans
+    ]
     odds = [plan.probabilities[0] if plan.probabilities else 1.0 for plan in plans]
     return ObservationRows(
-        state.models, outputs, heard, tuple(sure), labels, np.array(asked, np.int32), np.array(odds)
+        state.models,
+        outputs,
+        arrived,
+        tuple(sure),
+        labels,
+        np.array(queried, np.int32),
+        np.array(odds),
     )
 
 
@@ -158,8 +166,10 @@ def test_contexts_are_learned_in_the_core(text: str) -> None:
         )
         plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
         plan = msgspec.structs.replace(plan, features=features)
-        heard = {model: Prediction(draw.randrange(70)) for model in plan.models}
-        seen = Observation(plan, heard, Truth(draw.choice([1, 5, 69])), None, draw.choice([1, 2.5]))
+        arrived = {model: Prediction(draw.randrange(70)) for model in plan.models}
+        seen = Observation(
+            plan, arrived, Truth(draw.choice([1, 5, 69])), None, draw.choice([1, 2.5])
+        )
         assert native is not None
         state, before = observe(policy, state, seen, native), state
         expected = policy.observe(expected, seen)
@@ -188,13 +198,13 @@ def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
 @every_policy
 def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
     policy = create_policy(text)
-    state, lesson = policy.init(MODELS[:3]), native_update_of(policy)
-    assert lesson is not None
+    state, native = policy.init(MODELS[:3]), native_update_of(policy)
+    assert native is not None
     plan = policy.select(state, Query(None, 0.5), MODELS[:3])
-    heard = {model: Prediction("x") for model in plan.models}
+    arrived = {model: Prediction("x") for model in plan.models}
 
-    def taught(models: Any, heard: Any, label: Any, weight: float = 1.0) -> Any:
-        return lesson.one(
+    def taught(models: Any, arrived: Any, label: Any, weight: float = 1.0) -> Any:
+        return native.one(
             state.models,
             state.rows,
             state.sure,
@@ -203,12 +213,12 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
             state.tracked,
             models,
             (),
-            heard,
+            arrived,
             label,
             weight,
         )
 
-    assert isinstance(taught(plan.models, heard, "x"), LearnedState)
+    assert isinstance(taught(plan.models, arrived, "x"), LearnedState)
     assert taught(plan.models, {}, "x") is False, "nobody was heard"
     for models, label, weight in (
         (plan.models, 1, 1.0),
@@ -217,7 +227,7 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
         (plan.models, "x", float("nan")),
         ((VersionedModel("z", 1),), "x", 1.0),
     ):
-        assert taught(models, heard, label, weight) is None
+        assert taught(models, arrived, label, weight) is None
     assert native_update_of(create_policy("ensemble")) is None
 
 
@@ -227,9 +237,9 @@ def test_the_weight_of_an_observation(text: str) -> None:
     state = expected = policy.init(MODELS[:3])
     for _ in range(50):
         plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
-        heard = {model: Prediction(draw.randrange(3)) for model in plan.models}
+        arrived = {model: Prediction(draw.randrange(3)) for model in plan.models}
         seen = Observation(
-            plan, heard, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0])
+            plan, arrived, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0])
         )
         state, expected = (
             observe(policy, state, seen, native_update_of(policy)),
@@ -247,14 +257,14 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
     alone = policy.select(state, Query(None, 0.5), MODELS[:2]).models != MODELS[:2]
     outputs = (np.zeros(n, np.int64), rng.integers(-(2**63), 2**63 - 1, n))
     for labels in (np.zeros(n, np.int64), np.ones(n, np.int64), rng.integers(0, 2, n)):
-        asked = rng.integers(0, 2, n).astype(np.int32) if alone else np.array([-1], np.int32)
+        queried = rng.integers(0, 2, n).astype(np.int32) if alone else np.array([-1], np.int32)
         rows = ObservationRows(
             MODELS[:2],
             outputs,
             (None, None),
             (np.full(n, np.nan), None),
             labels,
-            asked,
+            queried,
             np.array([1e-300]),
         )
         state = observe_rows(policy, state, rows)
@@ -272,11 +282,11 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
 def test_a_label_of_another_shape_or_out_of_all_bounds(text: str, label: Any) -> None:
     policy = create_policy(text)
     state = policy.init(MODELS[:2])
-    heard = {MODELS[0]: Prediction(np.array([-1e308, 1.0, 1.0])), MODELS[1]: Prediction(-1e308)}
+    arrived = {MODELS[0]: Prediction(np.array([-1e308, 1.0, 1.0])), MODELS[1]: Prediction(-1e308)}
     for _ in range(10):
         plan = policy.select(state, Query(None, 0.1), MODELS[:2])
         state = observe(
-            policy, state, Observation(plan, heard, Truth(label)), native_update_of(policy)
+            policy, state, Observation(plan, arrived, Truth(label)), native_update_of(policy)
         )
     assert np.isfinite(state.rows).all()
     assert state.seen == 10

@@ -66,15 +66,15 @@ def test_each_query_asks_the_model_that_is_good_at_it(policy):
 @every_policy
 def test_without_features_it_is_a_bandit(policy):
     draw, state = random.Random(2), policy.init([A, B])
-    asked = []
+    queried = []
     for _ in range(1000):
         plan = policy.select(state, Query(None, draw.random()), [A, B])
-        asked.append(plan.models[0])
+        queried.append(plan.models[0])
         state = policy.observe(
             state,
             told((), plan.models[0], int(draw.random() < (0.2 if plan.models[0] == A else 0.8))),
         )
-    assert asked[200:].count(B) > 700
+    assert queried[200:].count(B) > 700
     assert policy.rank_models_desc(state, None) == (B, A)
     assert features_in(state.rows) == 0
 

@@ -41,12 +41,12 @@ def taught(
 ) -> tuple[LearnedState, float]:
     """The state after n queries with feedback, and the share of the last hundred answers that came
     from model a."""
-    lesson, from_a = native_update_of(policy), []
+    native, from_a = native_update_of(policy), []
     for _ in range(n):
         plan = policy.select(state, Query(None, draw.random(), (1.0,)), (A, B))
-        heard = {model: Prediction(int(draw.random() < right[model])) for model in plan.models}
+        arrived = {model: Prediction(int(draw.random() < right[model])) for model in plan.models}
         from_a.append(plan.models == (A,))
-        state = observe(policy, state, Observation(plan, heard, Truth(1), None), lesson)
+        state = observe(policy, state, Observation(plan, arrived, Truth(1), None), native)
     return state, sum(from_a[-100:]) / 100
 
 
@@ -68,22 +68,22 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
     models = tuple(VersionedModel(f"m{i}", 1) for i in range(50))
     policy = create_policy("stacking(rate=1.0)")
     assert isinstance(policy, LearningPolicy)
-    fresh, lesson = policy.init(models), native_update_of(policy) if in_the_core else None
+    fresh, native = policy.init(models), native_update_of(policy) if in_the_core else None
     state = LearnedState(
         models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure
     )  # as large as they become
     for turn in range(12):
-        heard = {model: Prediction(turn % 3 if i % 10 else 7) for i, model in enumerate(models)}
+        arrived = {model: Prediction(turn % 3 if i % 10 else 7) for i, model in enumerate(models)}
         state = observe(
-            policy, state, Observation(Plan(models), heard, Truth(turn % 3), None, weight), lesson
+            policy, state, Observation(Plan(models), arrived, Truth(turn % 3), None, weight), native
         )
         assert is_finite(state)
-    found = policy.combine(state, heard, ())
+    found = policy.combine(state, arrived, ())
     assert found.output == 2
     assert math.isfinite(found.confidence)
     assert 0 <= found.confidence <= 1
     covering = create_policy("stacking(rate=1.0, coverage=0.9)")
-    assert 2 in covering.combine(state, heard, ()).set
+    assert 2 in covering.combine(state, arrived, ()).set
     assert np.array_equal(policy.decode(policy.encode(state)).rows, state.rows)
 
 
@@ -111,5 +111,5 @@ def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
         assert np.array_equal(healed.rows[1], state.rows[1]), (
             "the other model keeps what it has learned"
         )
-    heard = {A: Prediction(1), B: Prediction(1)}
-    assert math.isfinite(policy.combine(healed, heard, ()).confidence)
+    arrived = {A: Prediction(1), B: Prediction(1)}
+    assert math.isfinite(policy.combine(healed, arrived, ()).confidence)

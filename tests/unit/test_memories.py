@@ -80,8 +80,8 @@ def test_it_leaves_a_model_that_fails_and_returns_to_it() -> None:
 def test_without_feedback_it_asks_all_alike() -> None:
     """So feedback that is late cannot make it settle on a model."""
     state = POLICY.init(MODELS)
-    asked = [POLICY.select(state, Query(uniform=u / 300), MODELS).models[0] for u in range(300)]
-    assert {asked.count(model) for model in MODELS} <= {99, 100, 101}
+    queried = [POLICY.select(state, Query(uniform=u / 300), MODELS).models[0] for u in range(300)]
+    assert {queried.count(model) for model in MODELS} <= {99, 100, 101}
 
 
 def test_a_new_model_is_tried() -> None:

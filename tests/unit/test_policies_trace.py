@@ -191,17 +191,17 @@ def batches() -> Iterator[tuple[str, ObservationRows]]:
     rng = np.random.default_rng(7)
     right = rng.integers(0, 4, n)
     of_models = [np.where(rng.random(n) < share, right, right + 1) for share in (0.9, 0.6, 0.3)]
-    heard = rng.random(n) < 0.8
+    exists = rng.random(n) < 0.8
     sure = np.where(rng.random(n) < 0.5, rng.random(n), math.nan)
     everyone, certain = np.array([-1], np.int32), np.ones(1)
-    asked = rng.integers(0, 3, n).astype(np.int32)
+    queried = rng.integers(0, 3, n).astype(np.int32)
     for says in (int, float, str):
         columns = [one.astype(float) / 3 if says is float else one for one in (right, *of_models)]
         if says is str:
             columns = [np.array([f"l{k}" for k in one], object) for one in columns]
         truth, *outputs = columns
-        for some, confidence in ((None, None), (heard, sure)):
-            for places, p in ((everyone, certain), (asked, rng.random(n) / 2 + 0.5)):
+        for some, confidence in ((None, None), (exists, sure)):
+            for places, p in ((everyone, certain), (queried, rng.random(n) / 2 + 0.5)):
                 rows = ObservationRows(
                     (A, B, C),
                     tuple(outputs),

@@ -129,8 +129,8 @@ def test_shares_are_kept() -> None:
     policy = create_policy("ab(shares={'a': 0.9, 'b:1': 0.1})")
     state = policy.init([A, B, C])
     plans = [policy.select(state, Query(uniform=(i + 0.5) / 1000), [C, A, B]) for i in range(1000)]
-    asked = [plan.models[0] for plan in plans]
-    assert (asked.count(A), asked.count(B), asked.count(C)) == (900, 100, 0)
+    queried = [plan.models[0] for plan in plans]
+    assert (queried.count(A), queried.count(B), queried.count(C)) == (900, 100, 0)
     assert {plan.probability(plan.models[0]) for plan in plans} == {0.9, 0.1}
     assert policy.select(state, Query(uniform=0.9), [C, VersionedModel("b", 2)]).probabilities == (
         0.5,
@@ -188,8 +188,8 @@ def test_portions_add_up_and_go_to_who_is_right(policy: Policy) -> None:
         plan = policy.select(state, Query(None, (i * 0.37) % 1), (A, B, C))
         right: float = (i * 0.37) % 1 if policy.name == "ridge" else 1  # it blends numbers
         wrong = (i * 0.61) % 1 if policy.name == "ridge" else 2
-        heard = {model: Prediction(right if model == B else wrong) for model in plan.models}
-        state = policy.observe(state, Observation(plan, heard, Truth(right)))
+        arrived = {model: Prediction(right if model == B else wrong) for model in plan.models}
+        state = policy.observe(state, Observation(plan, arrived, Truth(right)))
     found = portions(state)
     assert sum(found.values()) == pytest.approx(1)
     assert set(found) == {A, B, C}

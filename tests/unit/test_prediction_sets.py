@@ -49,12 +49,12 @@ def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
     state, held, sizes = policy.init(candidates), np.empty(N), np.empty(N)
     for t, (label, said) in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):
         plan = policy.select(state, Query(uniform=float(chance[t])), candidates)
-        heard = {model: Prediction(said[candidates.index(model)]) for model in plan.models}
-        answer = policy.combine(state, heard, ())
+        arrived = {model: Prediction(said[candidates.index(model)]) for model in plan.models}
+        answer = policy.combine(state, arrived, ())
         assert answer.set[0] == answer.output
         assert len(set(answer.set)) == len(answer.set)
         held[t], sizes[t] = label in answer.set, len(answer.set)
-        state = policy.observe(state, Observation(plan, heard, Truth(label), answer.output))
+        state = policy.observe(state, Observation(plan, arrived, Truth(label), answer.output))
     worst, best = coverage(held)
     assert worst >= 0.89
     assert best <= 0.91
@@ -76,15 +76,15 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
         truth = 50 + 5 * rng.standard_normal(max(elements, 1))
         outputs = truth + scale * rng.standard_t(4, (3, max(elements, 1)))
         label = truth if elements else float(truth[0])
-        heard = {
+        arrived = {
             m: Prediction(outputs[i] if elements else float(outputs[i, 0]))
             for i, m in enumerate(candidates)
         }
-        answer = policy.combine(state, heard, ())
+        answer = policy.combine(state, arrived, ())
         if answer.set:
             low, high = answer.set
             held[t] = bool(np.all(low <= label) and np.all(label <= high))
-        state = policy.observe(state, Observation(plan, heard, Truth(label), answer.output))
+        state = policy.observe(state, Observation(plan, arrived, Truth(label), answer.output))
     worst, best = coverage(held)
     assert worst >= 0.89
     assert best <= 0.91
@@ -99,13 +99,13 @@ def test_a_set_is_given_only_where_it_is_asked_for():
         0.9,
         None,
     ), "one policy object does not change another"
-    state, heard = policy.init(models(2)), {model: Prediction(1) for model in models(2)}
-    assert policy.combine(state, heard, ()).set == ()
+    state, arrived = policy.init(models(2)), {model: Prediction(1) for model in models(2)}
+    assert policy.combine(state, arrived, ()).set == ()
     assert (
-        policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked
+        policy.observe(state, Observation(Plan(tuple(arrived)), arrived, Truth(1))).tracked
         is prediction_sets.INITIAL
     )
-    assert with_sets.combine(state, heard, ()).set == (1,)
+    assert with_sets.combine(state, arrived, ()).set == (1,)
     assert with_sets.combine(state, {}, models(2)).set == ()
     numbers = {model: Prediction(1.0) for model in models(2)}
     assert with_sets.combine(state, numbers, ()).set == (), "no number was ever heard of"

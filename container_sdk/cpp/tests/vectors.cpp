@@ -219,7 +219,7 @@ static std::string read_v2(const std::uint8_t* frame, std::size_t size) {
   if (header.payload_bytes != size - HEADER_BYTES) throw BadFrame("the frame has another length");
   const std::uint8_t* payload = frame + HEADER_BYTES;
   const std::string_view text(reinterpret_cast<const char*>(payload), header.payload_bytes);
-  std::string said = "{\"kind\": " + quoted(name_of(header.kind)) + ", \"dtype\": " +
+  std::string shown = "{\"kind\": " + quoted(name_of(header.kind)) + ", \"dtype\": " +
                      quoted(name_of(header.dtype)) + ", \"flags\": " + std::to_string(header.flags) +
                      ", \"rows\": " + std::to_string(header.rows) +
                      ", \"id\": " + std::to_string(header.id) +
@@ -231,30 +231,30 @@ static std::string read_v2(const std::uint8_t* frame, std::size_t size) {
   if (header.flags & SHARED) {
     std::vector<Run> runs;
     open_runs(header, payload, runs);
-    said += ", \"runs\": " + list(runs.size(), [&](std::uint64_t i) {
+    shown += ", \"runs\": " + list(runs.size(), [&](std::uint64_t i) {
               return "[" + std::to_string(runs[i].region) + "," + std::to_string(runs[i].first) + "," +
                      std::to_string(runs[i].rows) + "]";
             });
   } else if (header.kind == Kind::PREDICT || header.kind == Kind::REPLY) {
     Rows rows;
     open_rows(header, payload, rows);
-    said += described(rows);
+    shown += described(rows);
     encoded = again(header, rows);
   } else if (header.kind == Kind::REGION) {
     const RegionInfo region = open_region(header, payload);
-    said += ", \"region\": " + std::to_string(region.number) +
+    shown += ", \"region\": " + std::to_string(region.number) +
             ", \"region_rows\": " + std::to_string(region.rows) +
             ", \"row_bytes\": " + std::to_string(region.row_bytes);
   } else if (header.kind == Kind::ACCURACY) {
-    const Accuracy told = open_accuracy(header, payload);
-    said += ", \"learned\": " + std::to_string(told.learned) +
-            ", \"failed\": " + std::to_string(told.failed) + ", \"accuracy\": " +
-            (told.accuracy < 0 ? "null" : number<double>(
-                reinterpret_cast<const std::uint8_t*>(&told.accuracy), 0));
-    encoded = hex(control_frame(header.kind, pack_accuracy(told), header.id, checked));
+    const Accuracy report = open_accuracy(header, payload);
+    shown += ", \"learned\": " + std::to_string(report.learned) +
+            ", \"failed\": " + std::to_string(report.failed) + ", \"accuracy\": " +
+            (report.accuracy < 0 ? "null" : number<double>(
+                reinterpret_cast<const std::uint8_t*>(&report.accuracy), 0));
+    encoded = hex(control_frame(header.kind, pack_accuracy(report), header.id, checked));
   } else if (header.kind == Kind::FEEDBACK) {
     const Feedback feedback = open_feedback(header, payload);
-    said += ", \"inputs\": " + values(feedback.inputs) + ", \"labels\": " + values(feedback.labels) +
+    shown += ", \"inputs\": " + values(feedback.inputs) + ", \"labels\": " + values(feedback.labels) +
             ", \"sessions\": " + sessions(feedback.inputs);
   } else {
     check_payload(header, payload);
@@ -269,11 +269,11 @@ static std::string read_v2(const std::uint8_t* frame, std::size_t size) {
       encoded = hex(control_frame(header.kind, writer.bytes(), header.id, checked));
       if (header.kind == Kind::WELCOME) Welcome::read(map);
     } else {
-      said += ", \"text\": " + quoted(text);
+      shown += ", \"text\": " + quoted(text);
       encoded = hex(control_frame(header.kind, text, header.id, checked));
     }
   }
-  return said + (encoded.empty() ? "" : ", \"again\": \"" + encoded + "\"") + "}";
+  return shown + (encoded.empty() ? "" : ", \"again\": \"" + encoded + "\"") + "}";
 }
 
 static std::string read_v1(const std::uint8_t* frame, std::size_t size) {
@@ -292,10 +292,10 @@ static std::string read_record(const std::string& json, const std::uint8_t* byte
   const auto copy = exactly(bytes, size);
   const Record record(schema, {reinterpret_cast<const char*>(copy.get()), size});
   RecordWriter writer(schema);
-  std::string said;
+  std::string shown;
   for (const TensorSpec& spec : schema.specs()) {
     const auto shape = record.shape(spec.name);
-    said += (said.empty() ? "{\"values\": {" : ", ") + quoted(spec.name) + ": ";
+    shown += (shown.empty() ? "{\"values\": {" : ", ") + quoted(spec.name) + ": ";
     std::uint64_t at = 0;
     std::vector<std::string_view> texts;
     if (spec.is_text()) {
@@ -313,9 +313,9 @@ static std::string read_record(const std::string& json, const std::uint8_t* byte
       }
       return list(shape[depth], [&](std::uint64_t) { return nest(depth + 1); });
     };
-    said += nest(0);
+    shown += nest(0);
   }
-  return said + "}, \"again\": \"" + hex(writer.bytes()) + "\"}";
+  return shown + "}, \"again\": \"" + hex(writer.bytes()) + "\"}";
 }
 
 int main() {

@@ -30,6 +30,7 @@ class ClipperError(Exception):
 
     @property
     def message(self) -> str:
+        """Return the message without the hint."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -157,8 +158,8 @@ class OutOfMemory(ClipperError, MemoryError):
 
 
 class ShardAway(ClipperError, ConnectionError):
-    """A shard of the parameter server does not answer, or recovers: what was asked of it may be
-    asked again.
+    """A shard of the parameter server does not answer, or recovers: the request may be
+    repeated.
 
     sequence: of a push, to send the same push again; shards that have applied it do not apply it
     twice. 0: it was no push.
@@ -200,8 +201,8 @@ class StalePush(ClipperError):
 
 
 class StateLost(ClipperError):
-    """A shard of the parameter server came back without its rows and variables, and waits to be
-    told to begin anew."""
+    """A shard of the parameter server came back without its rows and variables, and waits for
+    `begin_anew`."""
 
     rest_status = 503
     grpc_code = "FAILED_PRECONDITION"

@@ -287,13 +287,13 @@ def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[text]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task, rate = bar.add_task("", total=plan.seconds, said=""), 0.0
+        task, rate = bar.add_task("", total=plan.seconds, text=""), 0.0
 
-        def tell(measured: "Measurement", elapsed_s: float) -> None:
+        def show(measured: "Measurement", elapsed_s: float) -> None:
             nonlocal task, rate
             if measured.rate != rate:
                 rate = measured.rate
@@ -303,10 +303,10 @@ def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
             bar.update(
                 task,
                 completed=min(elapsed_s, plan.seconds),
-                said=f"{sent} sent, {waiting} under way",
+                text=f"{sent} sent, {waiting} under way",
             )
 
-        yield tell
+        yield show
 
 
 def _report(steps: "list[Measurement]", plan: "RunPlan", where: str, verdict: str) -> str:

@@ -54,7 +54,7 @@ def evaluate(
     """Estimate the accuracy that other policies would have had for APPLICATION.
 
     Reads the feedback in the journal of a server's state folder; the server may run. The running
-    policy must have chosen at random (exp3, squarecb, ab, ...) or asked all models (ensemble,
+    policy must have chosen at random (exp3, squarecb, ab, ...) or queried all models (ensemble,
     stacking, ...). DR: doubly robust; SNIPS and IPS: inverse propensity scoring, with and without
     normalization; each with a 95 % interval. A small EFFECTIVE beside QUERIES means that the log
     rarely has what the policy would choose.

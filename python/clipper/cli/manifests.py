@@ -243,7 +243,7 @@ def kubernetes(
 ) -> None:
     """Write FOLDER with a base for Kustomize: the servers, a Deployment for each model, the images
     they are built from. With --mesh: a Deployment of nodes, their Service, disruption budget,
-    network policy and autoscaler; no server is asked. With --shards: a StatefulSet of shards, with
+    network policy and autoscaler; no server is needed. With --shards: a StatefulSet of shards, with
     what [params] of --from says.
 
     \b

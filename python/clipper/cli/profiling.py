@@ -221,10 +221,10 @@ def _progress() -> "Iterator[OnProgress]":
     ) as bar:
         task = bar.add_task("starting the container", total=None)
 
-        def tell(batch: int, turn: int, of: int) -> None:
+        def show(batch: int, turn: int, of: int) -> None:
             bar.update(task, description=f"batches of {batch}", completed=turn, total=of)
 
-        yield tell
+        yield show
 
 
 def _rows(points: "list[Point]") -> list[list[str]]:

@@ -101,12 +101,12 @@ def _existing(state: str) -> Store:
 def _follow(source: Store, target: Store, revision: int, prefix: str) -> None:
     click.echo("copying changes; Ctrl-C ends it", err=True)
 
-    def say(count: int) -> bool:
+    def show(count: int) -> bool:
         if count:
             click.echo(f"copied {count} changes", err=True)
         return True
 
     try:
-        copying.follow(source, target, revision, prefix, on_change=say)
+        copying.follow(source, target, revision, prefix, on_change=show)
     except KeyboardInterrupt:
         click.echo("ended", err=True)

@@ -119,7 +119,7 @@ def spec_of(
 
 
 def threads_of(model: Model, threads: int) -> int:
-    """Return the threads of each container of a model: as asked, else as its `cpus` say, else an
+    """Return the threads of each container of a model: `threads`, else by its `cpus`, else an
     equal share of the cores that this process may use."""
     return threads or int(model.cpus) or max(1, cores() // max(1, model.replicas))
 

@@ -197,11 +197,11 @@ class DockerDeployer:
     def _live(self, replica: _Replica) -> None:
         write = self._writer(replica)
 
-        def say(line: str) -> None:
+        def log_line(line: str) -> None:
             write(line)
             self._table.emit(replica, EventKind.BUILDING, 0, line)
 
-        image = self._daemon.image(replica.spec, say, replica.handle.stopping.is_set)
+        image = self._daemon.image(replica.spec, log_line, replica.handle.stopping.is_set)
         while self._one_life(replica, image):
             pass
         if replica.state is not ReplicaState.FAILED:

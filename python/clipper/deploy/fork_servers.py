@@ -50,9 +50,9 @@ Watch = Callable[[int, Callable[[], object]], None]
 
 @dataclass(frozen=True, slots=True)
 class ForkedStart:
-    """A replica that a fork server is asked for.
+    """A replica that is requested from a fork server.
 
-    output: descriptor for its output. control: its end of the socket by which it is told what to
+    output: descriptor for its output. control: its end of the socket by which it gets what to
     run. started: called with its process id and pidfd, which the callee closes. refused: called
     with the reason instead. ended: called with the exit code, None if the fork server ended first.
     """
@@ -131,7 +131,7 @@ class ForkServers:
         return ""
 
     def give_up(self, start: ForkedStart) -> None:
-        """Forget a replica that a fork server was asked for, and use that fork server no more."""
+        """Forget a replica that was requested, and use its fork server no more."""
         for one in [*self._all.values(), *self._retiring]:
             for number, (requested, _, _) in [*one.requests.items()]:
                 if requested is start:
@@ -141,7 +141,7 @@ class ForkServers:
                         one.process.kill()
 
     def forget(self, start: ForkedStart) -> None:
-        """Forget a replica that was asked for and is stopped before it starts."""
+        """Forget a replica that was requested and is stopped before it starts."""
         for one in [*self._all.values(), *self._retiring]:
             one.requests = {n: each for n, each in one.requests.items() if each[0] is not start}
 
@@ -406,7 +406,7 @@ def _packets(names: Sequence[str]) -> list[Sequence[str]]:
 
 
 def request(arguments: Sequence[str], environment: Mapping[str, str], title: str) -> bytes:
-    """Return what a forked replica is told."""
+    """Return the message that starts a forked replica."""
     message = {
         "arguments": [*arguments],
         "environment": {**environment},

@@ -67,7 +67,7 @@ class _Child:
     pid_fd: int = -1
     log_fd: int = -1
     reports: socket.socket | None = None  # what it reports while it starts
-    requested: ForkedStart | None = None  # a fork server is asked for it
+    requested: ForkedStart | None = None  # requested from a fork server
     gone: bool = False  # a forked process that has ended; its exit code is to come
     lost: bool = False  # its fork server has ended, and so it ends
     due_s: float | None = None  # of the next start (BACKOFF), of SIGKILL (stopping), of an answer
@@ -387,7 +387,7 @@ class ProcessDeployer:
         return [*words, "--report-fd", str(report_fd)]
 
     def _forked(self, replica: _Replica, report: bytes, pid: int, pid_fd: int) -> None:
-        """A fork server has forked the process, which waits to be told what to run."""
+        """A fork server has forked the process, which waits for what to run."""
         handle = replica.handle
         self._close_request(replica)
         if handle.reports is not None:

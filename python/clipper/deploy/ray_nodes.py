@@ -29,7 +29,7 @@ _PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
 _STEADY_S: Final = 30.0  # after which an end is the first one again
 _CHECK_S: Final = 0.1
 _KILL_S: Final = 5.0
-_CALLS: Final = 4  # of one actor at once: it is asked how it does while it stops
+_CALLS: Final = 4  # of one actor at once: its state is read while it stops
 _EVENT_KINDS: Final[dict[str, Literal["http", "grpc", "admin"]]] = {
     "queries come in at": "http",
     "queries come in over gRPC at": "grpc",

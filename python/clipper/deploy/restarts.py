@@ -74,7 +74,7 @@ class StartLimit(Generic[_Name]):
     it wait in order. Threads: one at a time.
 
     at_once: 0 for one fewer than the cores that this process may use, at least one. A container
-    that has not told the end of its start after `START_S` counts no more, since many only wait.
+    that has not reported the end of its start after `START_S` counts no more, since many only wait.
     """
 
     def __init__(self, at_once: int = 0) -> None:

@@ -67,10 +67,10 @@ def connect(
     user on this host, that of `state` if there are several). token: http.token of the server (None:
     CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
 
-    Of https: ca: a PEM file of who signed the server's certificate (None: CLIPPER_CA, else whom
-    this host trusts); cert: the PEM files of one's own certificate and its key, for one that asks
-    for it (None: CLIPPER_CERT, CLIPPER_KEY). Raises NoServer when there is none here, or it is not
-    clear which; InvalidInput for a URL that cannot be; ConfigError for a file that is none.
+    For https: ca: a PEM file of the CA of the server's certificate (None: CLIPPER_CA, else the CAs
+    of this host); cert: the PEM files of a client certificate and its key, for a server that
+    requires them (None: CLIPPER_CERT, CLIPPER_KEY). Raises NoServer when there is none here, or it
+    is not clear which; InvalidInput for a URL that cannot be; ConfigError for a file that is none.
     """
     ca = os.environ.get(_CA, "") if ca is None else ca
     cert = (os.environ.get(_CERT, ""), os.environ.get(_KEY, "")) if cert is None else cert
@@ -331,8 +331,8 @@ class Client:
     def scale(
         self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False
     ) -> ChangeResult:
-        """Run so many containers of a version, or within (least, most) as many as the load asks
-        for."""
+        """Run so many containers of a version, or within (least, most) as many as the load
+        requires."""
         return self._change(
             f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas}
         )
@@ -452,7 +452,7 @@ class Client:
         path = "/admin/import" + ("?dry_run=true" if dry_run else "")
         return cast(ChangeResult, self._object("POST", path, body=state))
 
-    # -- asking
+    # -- queries
 
     def predict(self, application: str, input: object, **settings: object) -> Answer:
         """One query, answered by its deadline; settings: user, context, slo_ms, salt."""

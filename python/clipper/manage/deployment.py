@@ -206,7 +206,7 @@ class Deployment:
             self._fail(id_, str(error))
 
     def _count(self, model: Model) -> int:
-        """Replicas that a version should have: a fixed number, or as many as the load asks for."""
+        """Return the replicas that a version should have: a fixed number, or by its load."""
         least, most = model.replicas, model.replicas_max
         return min(max(self._scaling.wanted(model.id, least), least), most) if most else least
 
@@ -274,7 +274,7 @@ class Deployment:
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
         """Start or stop containers until `replicas` of a version run, or within these bounds as
-        many as the load asks for."""
+        many as the load requires."""
         least, most = replica_bounds(str(name), replicas, self.config.limits.replicas_max)
         with self._changing:
             model = self.catalog.view.model(name)
@@ -384,8 +384,8 @@ class Deployment:
         return models
 
     def _output_of(self, model: Model) -> str:
-        """The type of its output, as registered, or as the warm-up of a container told; else
-        "any"."""
+        """Return the type of its output, as registered, or as the warm-up of a container reported;
+        else "any"."""
         if (core := self._running.get(model.id)) is not None and core.core.outputs is not None:
             return str(core.core.outputs)
         types = (replica.hello.gives for replica in self.containers.of(model.id))
@@ -651,7 +651,7 @@ class Deployment:
         except KeyError:  # it was not started yet
             return "none"
 
-    # -- replicas come, go and are asked for
+    # -- replicas come, go and are requested
 
     def _checks(self) -> dict[VersionedModel, Reading]:
         """What `Scaling` is shown: nothing, while no query has come and no container has a batch.

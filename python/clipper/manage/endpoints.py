@@ -27,15 +27,23 @@ class EndpointHost(Server, Protocol):
     """The server's methods that its endpoints need."""
 
     @property
-    def address(self) -> str: ...
+    def address(self) -> str:
+        """Return the address for containers."""
+        ...
+
     @property
-    def admin_address(self) -> str: ...
+    def admin_address(self) -> str:
+        """Return the address for management."""
+        ...
+
     @property
-    def manage(self) -> Operations: ...
+    def manage(self) -> Operations:
+        """Return the operations of management."""
+        ...
 
 
 class Endpoints:
-    """The frontends that the configuration asks for; none until start().
+    """The frontends of the configuration; none until start().
 
     closed: returns whether the server is closing. run_folder: the private folder of this process.
     ends_by_signal: whether SIGTERM ends the process in good order.

@@ -1,4 +1,5 @@
-"""Follows the catalog: a server runs what any of the servers that share its store was told to."""
+"""Follows the catalog: a server runs the models that any server with the same store has
+deployed."""
 
 import logging
 import threading

@@ -22,14 +22,18 @@ _AT = "/v1/mesh"
 _T = TypeVar("_T")
 
 
-class Asks(Protocol):
+class RequestClient(Protocol):
     """Interface of manage.client.Client that this module needs."""
 
     def ask(
         self, method: str, path: str, members: dict[str, object] | None = None
-    ) -> dict[str, Any]: ...
+    ) -> dict[str, Any]:
+        """Send a request to the server and return the JSON object of its reply."""
+        ...
 
-    def events(self, path: str) -> Any: ...
+    def events(self, path: str) -> Any:
+        """Yield the server-sent events of a path."""
+        ...
 
 
 class MeshClient:
@@ -37,7 +41,7 @@ class MeshClient:
     server's host. With `dry_run` a change is checked, and nothing is written; what it returns, or
     raises, is what it would."""
 
-    def __init__(self, client: Asks) -> None:
+    def __init__(self, client: RequestClient) -> None:
         self._client = client
 
     @property

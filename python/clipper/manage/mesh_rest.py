@@ -1,10 +1,10 @@
 """The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes.
 docs/mesh.md is for users.
 
-A change is entered in the history as made by who asks (`Clipper-Actor`, or whose token it is);
-`?dry_run=true` rehearses it: it is checked, answered as it would be, and not written. Whoever waits
-for a load (`sync`) holds one of the listener's few worker threads: two may, further ones are told
-to come again.
+The history records who made a change (`Clipper-Actor`, or the owner of the token);
+`?dry_run=true` rehearses it: it is checked, answered as it would be, and not written. A request
+that waits for a load (`sync`) holds one of the listener's few worker threads: two may wait, further
+ones get an error to try again.
 """
 
 import contextlib
@@ -207,7 +207,8 @@ class MeshManagement:
 
 @contextlib.contextmanager
 def _changing(request: HttpRequest, **takes: object) -> Iterator[dict[str, Any]]:
-    """A change by who asks, or its rehearsal. Gives the parameters of the query."""
+    """Make a change in the name of the client, or rehearse it. Yields the parameters of the
+    query."""
     query = read_query(request, {"dry_run": bool, **takes})
     with audit_context(actor_of(request), "", dry=query.get("dry_run", False)):
         yield query

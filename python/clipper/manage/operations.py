@@ -65,18 +65,44 @@ class Server(TableServer, Protocol):
     catalog: Catalog
 
     @property
-    def deploy(self) -> Callable[..., CoreModel]: ...
-    def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None: ...
-    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
-    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
+    def deploy(self) -> Callable[..., CoreModel]:
+        """Return the function that deploys a version."""
+        ...
+
+    def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
+        """Set the number of replicas of a version."""
+        ...
+
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
+        """Take a version out of service. force: also one that applications link."""
+        ...
+
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
+        """Return the last lines of a replica's log."""
+        ...
+
     @property
-    def app(self) -> Callable[..., ApplicationHandle]: ...
-    def stats(self) -> dict[str, Any]: ...
-    def stages(self, name: str) -> dict[VersionedModel, Stage]: ...
+    def app(self) -> Callable[..., ApplicationHandle]:
+        """Return the function that returns a handle of an application."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return the stats of the server."""
+        ...
+
+    def stages(self, name: str) -> dict[VersionedModel, Stage]:
+        """Return the durations of the stages of queries, by version."""
+        ...
+
     @property
-    def http_address(self) -> str: ...
+    def http_address(self) -> str:
+        """Return the address of the HTTP frontend; empty without one."""
+        ...
+
     @property
-    def grpc_address(self) -> str: ...
+    def grpc_address(self) -> str:
+        """Return the address of the gRPC frontend; empty without one."""
+        ...
 
 
 class Change(msgspec.Struct):
@@ -422,8 +448,8 @@ class Operations:
         return change
 
     def scale(self, model: str, replicas: int | tuple[int, int]) -> Change:
-        """Run so many containers of a version, or within (least, most) as many as the load asks
-        for."""
+        """Run so many containers of a version, or within (least, most) as many as the load
+        requires."""
         with self._doing("scale") as change:
             id_ = self._server.catalog.view.model(model).id
             if self.dry_run:
@@ -552,7 +578,7 @@ class Operations:
         guarded, rate = checked_guard(guard), checked_rate(error_rate)
         with self._linking, self._doing("rollout") as change:
             self._rolling.check(catalog.view.model(parsed(model)).id)
-            new = catalog.begin_rollout(
+            new = catalog.start_rollout(
                 application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate
             )
         grows = " -> ".join(f"{share:.4g}" for share in shares)

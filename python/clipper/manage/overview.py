@@ -1,4 +1,4 @@
-"""Running models as a person asks for them: `ps`, and the lines of containers."""
+"""Running models for operators: `ps`, and the log lines of containers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,13 @@ class Server(Protocol):
 
     catalog: Catalog
 
-    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
-    def stats(self) -> dict[str, Any]: ...
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
+        """Return the last lines of a replica's log."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return the stats of the server."""
+        ...
 
 
 def processes(server: Server) -> list[dict[str, object]]:

@@ -1,9 +1,9 @@
 """Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may
 is frontend/auth/management.py's.
 
-What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query;
-`?dry_run=true` rehearses any change. `Clipper-Actor` says who asks, for the history: it is believed
-of whoever has the token that all share; a token of one's own says by itself whose it is.
+The arguments of a verb come as members of a JSON object, or, for a GET, as parameters of the query;
+`?dry_run=true` rehearses any change. `Clipper-Actor` names the client for the history: it is
+trusted with the shared token; a personal token names its owner itself.
 """
 
 import inspect
@@ -214,7 +214,7 @@ def _with_integers(value: object, type_: object) -> object:
 
 
 def _over_the_wire(type_: object) -> object:
-    """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
+    """Return a type as JSON has it: (least, most) and a number are distinguished by the value."""
     return (
         Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
     )

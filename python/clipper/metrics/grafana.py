@@ -1,6 +1,6 @@
 """The dashboard for Grafana, as JSON: `clipper export grafana`.
 
-Grafana asks for the Prometheus data source when the dashboard is imported.
+Grafana requests the Prometheus data source when the dashboard is imported.
 """
 
 from typing import Any, Final

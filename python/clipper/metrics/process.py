@@ -34,7 +34,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def proportional_bytes_lately(pid: int) -> int:
-    """Return `proportional_bytes` as it was within the last minute, for what asks often."""
+    """Return `proportional_bytes` as it was within the last minute, for frequent readers."""
     return _proportional_bytes(pid, int(time.monotonic() // 60))
 
 

@@ -104,8 +104,8 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
     forward(ids i64[...]) -> f32[..., dim]; with a combiner, of ids i64[..., bag]: f32[..., dim],
     the sum, mean, or sum over the square root of how many, of each bag. padding: an id that stands
     for nothing: its row is zeros, and learns nothing. While training, call `push` after the
-    backward pass (Worker does): gradients of an id asked several times are summed. Threads: as the
-    client's.
+    backward pass (Worker does): gradients of an id that is looked up several times are summed.
+    Threads: as the client's.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         return (self.spec,)
 
     def take_gradients(self) -> dict[str, RowGradients]:
-        """Return {table: (ids i64[n], each once; f32[n, dim])} of what was asked since the last
+        """Return {table: (ids i64[n], each once; f32[n, dim])} of the ids looked up since the last
         call; nothing if nothing has a gradient."""
         return self._rows.take_gradients(self.padding)
 
     def push(self, scale: float = 1.0) -> None:
-        """Push the gradients of what was asked since the last push to the shards."""
+        """Push the gradients of the ids looked up since the last push to the shards."""
         for table, found in self.take_gradients().items():
             self._client.push(table, *found, scale=scale)
 
@@ -221,7 +221,7 @@ class EmbeddingCollection(nn.Module):  # type: ignore[misc]  # as Embedding
         }
 
     def take_gradients(self) -> dict[str, RowGradients]:
-        """Return {table: (ids i64[n], each once; f32[n, dim])} of what was asked since the last
+        """Return {table: (ids i64[n], each once; f32[n, dim])} of the ids looked up since the last
         call."""
         return self._rows.take_gradients()
 
@@ -268,8 +268,8 @@ class Worker:
         )
 
     def _restored(self, request: Callable[[], T]) -> T:
-        """What is asked of the shards; those that have lost all they had get the model as it is
-        here, and are asked again."""
+        """Send a request to the shards. Those that have lost their state get the model as it is
+        here, and the request again."""
         try:
             return request()
         except StateLost:

@@ -1,8 +1,8 @@
-"""Bandit policies: each query goes to one model, and the feedback says which model is best.
+"""Bandit policies: each query goes to one model, and the feedback shows which model is best.
 
 Use them where predictions are expensive and one per query is enough. They trade the best model so
 far against another one that may have become better. Start with `bandit`: in most measured worlds it
-has the lowest error of the policies that ask one model, and with `shadow` a lower one still.
+has the lowest error of the policies that query one model, and with `shadow` a lower one still.
 docs/selection.md has the table.
 
 T: observations, K: models. Losses lie in 0 to 1. Rows of the states are f64.
@@ -69,7 +69,7 @@ class Bandit(LearningPolicy):
 
     Use it when one prediction per query must do: it follows sudden and slow changes. Only n counts,
     not the queries, so late or rare feedback makes it explore longer. Do not use it if all models
-    can be asked: `mixture` is far more accurate.
+    can be queried: `mixture` is far more accurate.
 
     shadow: share of the queries for which the other models predict too, as observers.
 
@@ -189,7 +189,7 @@ class KlUcb(LearningPolicy):
     The bound is the largest accuracy whose Kullback-Leibler divergence from the observed one stays
     within the confidence level.
 
-    discount: of each model's record, per observation. Theory asks for
+    discount: of each model's record, per observation. In theory it is
     1 - sqrt(changes / observations) / 4; the default fits one change in 10 000 observations and
     remembers about 400. 1 forgets nothing, for losses that never change.
     shadow: share of the queries for which the other models predict too, as observers.

@@ -33,19 +33,19 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
 
     models: one per column.
     outputs: one column per model.
-    heard: per model bool (n,), where a prediction exists; None if all exist.
+    arrived: per model bool (n,), where a prediction exists; None if all exist.
     confidence: per model f64 (n,), NaN where the model reported none; None if it never did.
     labels: the column of right outputs.
-    asked: i32 (n,) or (1,), index of the only model that was asked; -1 if all were.
+    queried: i32 (n,) or (1,), index of the only model that was queried; -1 if all were.
     p: f64 (n,) or (1,), the probability of that choice.
     """
 
     models: tuple[VersionedModel, ...]
     outputs: tuple[Column, ...]
-    heard: tuple[NDArray[np.bool_] | None, ...]
+    arrived: tuple[NDArray[np.bool_] | None, ...]
     confidence: tuple[NDArray[np.float64] | None, ...]
     labels: Column
-    asked: NDArray[np.int32]
+    queried: NDArray[np.int32]
     p: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -56,10 +56,10 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
         return ObservationRows(
             self.models,
             tuple(_taken(column, places) for column in self.outputs),
-            tuple(None if column is None else column[places] for column in self.heard),
+            tuple(None if column is None else column[places] for column in self.arrived),
             tuple(None if column is None else column[places] for column in self.confidence),
             _taken(self.labels, places),
-            self.asked if len(self.asked) == 1 else self.asked[places],
+            self.queried if len(self.queried) == 1 else self.queried[places],
             self.p if len(self.p) == 1 else self.p[places],
         )
 
@@ -70,13 +70,13 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
             for j, model in enumerate(self.models)
             if self._exists(j, i)
         }
-        selected = int(self.asked[i if len(self.asked) > 1 else 0])
+        selected = int(self.queried[i if len(self.queried) > 1 else 0])
         p = float(self.p[i if len(self.p) > 1 else 0])
         plan = Plan(self.models) if selected < 0 else Plan((self.models[selected],), (p,))
         return Observation(plan, predictions, Truth(_plain(self.labels[i])))
 
     def _exists(self, j: int, i: int) -> bool:
-        column = self.heard[j]
+        column = self.arrived[j]
         return column is None or bool(column[i])
 
     def _confidence(self, j: int, i: int) -> float | None:
@@ -149,12 +149,12 @@ def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
     return (
         is_finite
         and state.models == rows.models
-        and not (queries_one and rows.asked.min(initial=0) < 0)
+        and not (queries_one and rows.queried.min(initial=0) < 0)
     )
 
 
 def _chosen(rows: ObservationRows) -> NDArray[np.uint32]:
-    return np.where(rows.asked < 0, len(rows.models), rows.asked).astype(np.uint32)
+    return np.where(rows.queried < 0, len(rows.models), rows.queried).astype(np.uint32)
 
 
 def _learn_votes(
@@ -170,7 +170,7 @@ def _learn_votes(
     exists = np.ones(shape, np.uint8)
     confidence = np.full(shape, np.nan)
     for j in range(shape[0]):
-        if (column := rows.heard[j]) is not None:
+        if (column := rows.arrived[j]) is not None:
             exists[j] = column
         if (reported := rows.confidence[j]) is not None:
             confidence[j] = reported
@@ -216,7 +216,7 @@ def _votes(
     codes: dict[object, int] = {}
     values = np.zeros((len(rows.models), len(rows)), np.int64)
     for j, column in enumerate(rows.outputs):
-        if (found := _coded(column, rows.heard[j], codes)) is None:
+        if (found := _coded(column, rows.arrived[j], codes)) is None:
             return None
         values[j] = found
     if (right := _coded(rows.labels, None, codes)) is None:
@@ -242,15 +242,15 @@ def _kinds(rows: ObservationRows) -> set[np.dtype | None]:
 
 
 def _coded(
-    column: Column, heard: NDArray[np.bool_] | None, codes: dict[object, int]
+    column: Column, arrived: NDArray[np.bool_] | None, codes: dict[object, int]
 ) -> NDArray[np.int64] | None:
     if isinstance(column, np.ndarray):
         if column.ndim != 1 or column.dtype.kind not in "biu":
             return None
         column = column.tolist()
-    if heard is not None:
+    if arrived is not None:
         column = [
-            value if exists else 0 for value, exists in zip(column, heard.tolist(), strict=True)
+            value if exists else 0 for value, exists in zip(column, arrived.tolist(), strict=True)
         ]
     kinds = set(map(type, column))
     if not kinds <= _PLAIN:
@@ -277,7 +277,7 @@ def _losses(rows: ObservationRows) -> NDArray[np.float64] | None:
 
 
 def _where_exists(rows: ObservationRows, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    for j, exists in enumerate(rows.heard):
+    for j, exists in enumerate(rows.arrived):
         if exists is not None:
             losses[j, ~exists] = np.nan
     return losses

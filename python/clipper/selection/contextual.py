@@ -23,7 +23,7 @@ from clipper_core.learning.linear import Context
 
 FEATURES_MAX = 32
 LARGEST = 1e6  # largest absolute value of a feature
-RIDGE = 1.0  # observations of size 1 along every axis that say 0
+RIDGE = 1.0  # observations of size 1 along every axis, with reward 0
 DRAWS = 64  # choices from which the shares of the models are estimated
 Features = tuple[float, ...]
 

@@ -3,7 +3,7 @@
 The output is that of the rule: the winner of the votes, the mean, or one model's output. Only
 predictions that had arrived at the decision enter. The confidence is calibrated if the policy
 learns and would have given the same answer; if it would have given another one, the confidence is
-at most 1 less the policy's. Without learning it is the share of the asked models that agree, or
+at most 1 less the policy's. Without learning it is the share of the queried models that agree, or
 the model's own confidence where one model answers alone.
 """
 
@@ -46,14 +46,14 @@ class DecisionInputs(msgspec.Struct, frozen=True, eq=False):
     """The state of a query at its decision.
 
     policy, state: of the application.  plan: the policy's.
-    asked: all models of the query, best first.
+    queried: all models of the query, best first.
     arrived: the predictions that had arrived.
     """
 
     policy: Policy
     state: State
     plan: Plan
-    asked: Sequence[VersionedModel]
+    queried: Sequence[VersionedModel]
     arrived: Mapping[VersionedModel, Prediction]
 
 
@@ -115,9 +115,9 @@ def _by_votes(rule: str, inputs: DecisionInputs) -> Combined:
     votes = _numbers(inputs) if rule == "mean" else usable(inputs.arrived)
     if not votes:
         return NO_ANSWER
-    equal = dict.fromkeys(inputs.asked, 1.0)
+    equal = dict.fromkeys(inputs.queried, 1.0)
     weights = (
-        vote_weights(inputs.policy, inputs.state, inputs.asked)
+        vote_weights(inputs.policy, inputs.state, inputs.queried)
         if rule in ("weighted", "mean")
         else equal
     )
@@ -132,11 +132,11 @@ def _by_median(inputs: DecisionInputs) -> Combined:
     votes = _numbers(inputs)
     if not votes:
         return NO_ANSWER
-    equal = dict.fromkeys(inputs.asked, 1.0)
+    equal = dict.fromkeys(inputs.queried, 1.0)
     numbers = [np.asarray(vote.output, np.float64) for vote in votes.values()]
     if len({number.shape for number in numbers}) > 1:
         return _by_votes("mean", inputs)
-    spread = combine(votes, equal, float(len(inputs.asked)))
+    spread = combine(votes, equal, float(len(inputs.queried)))
     middle = np.median(np.stack(numbers), axis=0)
     output = float(middle) if middle.ndim == 0 else middle
     return Combined(output, spread.confidence, tuple(votes), spread.agreement)
@@ -157,7 +157,7 @@ def _numbers(inputs: DecisionInputs) -> Votes:
 
 
 def _by_one(inputs: DecisionInputs, model: VersionedModel) -> Combined:
-    """Return one model's output; its agreement is the share of the asked models that agree."""
+    """Return one model's output; its agreement is the share of the queried models that agree."""
     prediction = inputs.arrived.get(model)
     if prediction is None or model not in usable({model: prediction}):
         return NO_ANSWER
@@ -165,7 +165,7 @@ def _by_one(inputs: DecisionInputs, model: VersionedModel) -> Combined:
 
     def alone() -> float:
         if _has_learned(inputs):
-            absent = [other for other in inputs.asked if other != model]
+            absent = [other for other in inputs.queried if other != model]
             return inputs.policy.combine(inputs.state, {model: prediction}, absent).confidence
         return (
             agreement if prediction.confidence is None else sound_confidence(prediction.confidence)
@@ -184,10 +184,10 @@ def _has_learned(inputs: DecisionInputs) -> bool:
 
 def _agreement(inputs: DecisionInputs, output: object) -> float:
     votes = usable(inputs.arrived)
-    equal = dict.fromkeys(inputs.asked, 1.0)
+    equal = dict.fromkeys(inputs.queried, 1.0)
     if is_number(output):
-        return combine(votes, equal, float(len(inputs.asked))).agreement
-    return label_weights(votes, equal).get(label_key(output), 0.0) / len(inputs.asked)
+        return combine(votes, equal, float(len(inputs.queried))).agreement
+    return label_weights(votes, equal).get(label_key(output), 0.0) / len(inputs.queried)
 
 
 def _confidence(inputs: DecisionInputs, output: object, raw: Callable[[], float]) -> float:

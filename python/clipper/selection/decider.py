@@ -1,4 +1,4 @@
-"""The interface of a user-defined decider, which says when a query is answered.
+"""The interface of a user-defined decider, which decides when a query is answered.
 
 class TwoOfThree:
     def decide(self, view: View) -> Wait | AnswerFrom:
@@ -62,7 +62,8 @@ class Decider(Protocol):
     def decide(self, view: View) -> Wait | AnswerFrom:
         """Decide on one query.
 
-        Called after each arrival and each failure and at the times it asks for, until it answers.
+        Called after each arrival and each failure and at the times that it returned, until it
+        answers.
         """
         ...
 

@@ -14,11 +14,11 @@ start. At the deadline the last step answers with what there is. The core execut
     best_quality(confidence=0.8)  the best ranked model with this confidence, once no better one
                                   is outstanding
     surest(confidence=0.8)        the model with the highest confidence
-    cascade(confidence=0.9)       ask in link order, cheap models first, until one is this sure
+    cascade(confidence=0.9)       query in link order, cheap models first, until one is this sure
     hedged(after_ms=5, budget=0.05)
-                                  ask the second model if the first is late, for at most this
+                                  query the second model if the first is late, for at most this
                                   share of the queries
-    tied                          ask all; the model whose container starts first cancels the rest
+    tied                          query all; the model whose container starts first cancels the rest
     mean(tolerance=0.1), median   numbers, once the outstanding ones cannot move the result further
     guaranteed_time(floor=fast)   the best that arrived by the deadline minus a margin; `fast` is
                                   measured to arrive by then
@@ -161,13 +161,13 @@ class _Setting(msgspec.Struct, frozen=True):
 class _Rule(msgspec.Struct, frozen=True):
     """A rule that a step may have.
 
-    first: the setting that may be given without its name.  asks: it says which models to ask and
-    when, so it must be the first step.  last: it must be the last step.
+    first: the setting that may be given without its name.  schedules: it decides which models to
+    query and when, so it must be the first step.  last: it must be the last step.
     """
 
     settings: dict[str, _Setting] = {}
     first: str = ""
-    asks: bool = False
+    schedules: bool = False
     last: bool = False
 
 
@@ -189,13 +189,13 @@ RULES: dict[str, _Rule] = {
     "weighted": _Rule(),
     "best_quality": _Rule({"confidence": _SHARE}, "confidence"),
     "surest": _Rule({"confidence": _SHARE}, "confidence"),
-    "cascade": _Rule({"confidence": _Setting(None, 0.0, 1.0)}, "confidence", asks=True),
+    "cascade": _Rule({"confidence": _Setting(None, 0.0, 1.0)}, "confidence", schedules=True),
     "hedged": _Rule(
         {"after_ms": _Setting(None, 0.0, 86_400_000), "budget": _Setting(0.05, 0.0, 1.0)},
         "after_ms",
-        asks=True,
+        schedules=True,
     ),
-    "tied": _Rule(asks=True),
+    "tied": _Rule(schedules=True),
     "mean": _NUMBERS,
     "median": _NUMBERS,
     "guaranteed_time": _Rule({"margin_ms": _Setting(1.0, 0.0, 60_000.0)}, "floor", last=True),
@@ -365,10 +365,10 @@ def _time(text: str, name: str, whole: str) -> float:
 def _check_order(steps: Sequence[DeciderStep], text: str) -> None:
     for i, step in enumerate(steps):
         rule, last = RULES[step.rule], i == len(steps) - 1
-        if rule.asks and i:
+        if rule.schedules and i:
             raise InvalidInput(
                 f"{step.rule} cannot be step {i + 1} of the decider {_short(text)}: "
-                "it says which models to ask, and they are asked already.",
+                "it decides which models to query, and they are queried already.",
                 hint=f"Put it first: {step} within 5 ms, else ...",
             )
         if rule.last and not last:
@@ -480,7 +480,7 @@ def _check_wider(number: int, before: _Row, row: _Row) -> None:
     if row[2] > before[2]:
         hint = "Each row must require the same confidence as the row before it, or less."
         reported = (
-            f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row"
+            f"{where} needs confidence {row[2]:g}, more than the {before[2]:g} of the row"
             " before it."
         )
         raise InvalidInput(reported, hint=hint)

@@ -22,7 +22,7 @@ class Ensemble(StatelessPolicy):
     """Ask all models; vote on labels with equal weights, average numbers.
 
     The confidence of a vote is the number of models that gave the winning label, divided by the
-    number asked, so a missing prediction lowers it. Numbers are averaged over those that arrived,
+    number queried, so a missing prediction lowers it. Numbers are averaged over those that arrived,
     unless the application imputes the missing ones first (serving/query/missing_outputs). A single
     model keeps its own confidence.
 

@@ -1,4 +1,4 @@
-"""Policies that ask all models and learn how much to trust each.
+"""Policies that query all models and learn how much to trust each.
 
 They are the most accurate, and every query costs a prediction of every model. Start with
 `stacking`: it learns one weight per model by logistic regression on the votes, keeps the diversity
@@ -56,7 +56,7 @@ Odds = Callable[[LearnedState, Votes, Weights], tuple[dict[object, float], float
 
 
 class WeightedVotes:
-    """Asks all models and combines their votes, or numbers, by the weights of a rule.
+    """Queries all models and combines their votes, or numbers, by the weights of a rule.
 
     rule: gives the weights.
     odds: label probabilities from the votes.

@@ -2,7 +2,7 @@
 
 A state is an immutable value: one row of f64 numbers per model, the number of observations, the
 labels seen, the calibration of the confidence, and the thresholds of the prediction sets. A policy
-(selection/learning_policy.py) holds three parts: `StateRows` says how the rows change when models
+(selection/learning_policy.py) holds three parts: `StateRows` changes the rows when models
 come and go, `Answering` chooses models and combines their predictions, and `Learn` updates the
 rows with an observation. Their columns belong to the rule (clipper_core.learning.bandit).
 """

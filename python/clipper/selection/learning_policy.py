@@ -202,7 +202,7 @@ class LearningPolicy(Policy):
     def observe(self, state: LearnedState, observation: Observation) -> LearnedState:
         """Return the state after one observation.
 
-        `state` itself is returned when the observation says nothing about any of its models, or
+        `state` itself is returned when the observation is about none of its models, or
         when its weight is not a positive finite number. Rows that are not finite are reset first.
         """
         if not (np.isfinite(state.rows).all() and np.isfinite(state.sure).all()):
@@ -332,9 +332,9 @@ def state_in_context(policy: Policy, state: State, context: Sequence[float]) -> 
 
 
 def _rightness(output: object, observation: Observation) -> float | None:
-    """Return how right an output would have been, 0 to 1; None when the feedback does not say.
+    """Return how right an output would have been, 0 to 1; None when the feedback does not show it.
 
-    A score rates the answer that was returned, which may have been the default. It says something
+    A score rates the answer that was returned, which may have been the default. It is
     about another output only if the answer was right.
     """
     truth, answer = observation.truth, observation.answer

@@ -53,7 +53,8 @@ A_GRADIENT = 0.25  # largest squared gradient of a vote whose label has the prob
 
 
 class Mixture(LearningPolicy):
-    """A mixture of logistic regressions on the votes: the recommended policy that asks all models.
+    """A mixture of logistic regressions on the votes: the recommended policy that queries all
+    models.
 
     The components are the equal vote, a weight for each model, the same with the models' own
     confidence, and three with a further weight for each model and label, which differ in steps. A
@@ -64,8 +65,8 @@ class Mixture(LearningPolicy):
     Use it when feedback comes: models may differ by label, by user or by the query's context,
     report how sure they are, become better or worse. Before the first feedback it is `ensemble`. It
     learns from labels, and from `correct=` and `score=` about the answer. Do not use it for
-    numbers, which it averages without learning: `ridge` does; nor when asking all models costs too
-    much: `bandit`.
+    numbers, which it averages without learning: `ridge` does; nor when querying all models costs
+    too much: `bandit`.
 
     State: f64[K + 1, 16 + 6 B + 2 D], see clipper_core.learning.mixture; B is 8 to 64, above the
     hash of each label, and D the features of the context that the first feedback with one had.
@@ -199,7 +200,7 @@ def _even(rows: Array) -> Array:
 
 
 class MixedVotes:
-    """Asks all models and answers with the most probable label of the mixture. Threads: any.
+    """Queries all models and answers with the most probable label of the mixture. Threads: any.
 
     Numbers are averaged with equal weights.
     """

@@ -18,7 +18,7 @@ DR
     Doubly robust: a running mean reward of each model is the estimate, and IPS corrects it.
     Unbiased, with a smaller variance than IPS. Dudik, Langford and Li 2011.
 
-Where the log has the predictions of all models (the running policy asks all of them), the policy
+Where the log has the predictions of all models (the running policy queries all of them), the policy
 is simulated on it: no weights are needed, and all three estimates are its mean reward there.
 
 An interval is a normal approximation. It is valid for a policy that learns while it is evaluated,
@@ -139,7 +139,7 @@ class _Target:
     ) -> dict[VersionedModel, float]:
         """Return with which probability the policy would send this query to each single model.
 
-        Exact where the policy can say it (`portions`), else estimated by DRAWS stratified draws.
+        Exact where the policy has `portions`, else estimated by DRAWS stratified draws.
         """
         portions = getattr(self.policy, "portions", None)
         if portions is not None and not seen.plan.features:
@@ -209,7 +209,7 @@ class PolicyEvaluator:
 
     def _simulate(self, seen: Observation, rewards: dict[VersionedModel, float]) -> None:
         """Score on an observation that has the predictions of several models."""
-        if len(rewards) < len(self._models):  # one of them did not arrive or was not asked
+        if len(rewards) < len(self._models):  # one of them did not arrive or was not queried
             self._partial += 1
             return
         plan = self._target.plan(seen, self._models)
@@ -260,7 +260,7 @@ class PolicyEvaluator:
         if self._certain >= max(self._partial, 1):
             return (
                 f"{self._certain} logged choices were made without randomness, so nothing is known"
-                " of the models that were not asked"
+                " of the models that were not queried"
             )
         if self._partial:
             return (
@@ -271,7 +271,7 @@ class PolicyEvaluator:
 
 
 _HINT = (
-    "Run a policy that chooses at random (exp3, squarecb, epsilon_greedy) or one that asks all"
+    "Run a policy that chooses at random (exp3, squarecb, epsilon_greedy) or one that queries all"
     " models (ensemble, exp4, stacking) for a while."
 )
 _NOTHING_SEEN = Observation(Plan(()), {}, Truth())
@@ -286,7 +286,7 @@ def evaluate(
     """Estimate the mean reward that `policy` would have had on the queries of a log.
 
     models: those that it may choose from.  log: observations in the order of their feedback.
-    Raises NotAllowed if the log does not say enough, with the reason.
+    Raises NotAllowed if the log is not sufficient, with the reason.
     """
     evaluator = PolicyEvaluator(policy, models, seed)
     for seen in log:

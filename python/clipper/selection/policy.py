@@ -37,7 +37,7 @@ Predictions = Mapping[VersionedModel, Prediction]
 
 
 class Query(msgspec.Struct, frozen=True, eq=False):
-    """The part of a query that a policy sees before models are asked.
+    """The part of a query that a policy sees before models are queried.
 
     user: name of the state, for policies that use it.
     uniform: in [0, 1), derived from the query's id; the only source of randomness, so that a replay
@@ -53,9 +53,9 @@ class Query(msgspec.Struct, frozen=True, eq=False):
 class Plan(msgspec.Struct, frozen=True, eq=False):
     """The models of a query; stored with it, because feedback may come after the state has changed.
 
-    models: asked at once, best first.
+    models: queried at once, best first.
     probabilities: probability that each was chosen; () if all were certain.
-    observers: asked too, but never used or waited for (shadow, canary, decoy).
+    observers: queried too, but never used or waited for (shadow, canary, decoy).
     features: of the query; a contextual policy learns from them.
     """
 
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     features: tuple[float, ...] = ()
 
     def probability(self, model: VersionedModel) -> float:
-        """Return the probability that `model` was chosen; 0 if it was not asked."""
+        """Return the probability that `model` was chosen; 0 if it was not queried."""
         if model not in self.models:
             return 0.0
         return self.probabilities[self.models.index(model)] if self.probabilities else 1.0
@@ -110,7 +110,7 @@ class Truth(msgspec.Struct, frozen=True, eq=False):
 class Observation(msgspec.Struct, frozen=True, eq=False):
     """A query with its feedback.
 
-    plan: the models that were asked.
+    plan: the models that were queried.
     predictions: of all models that answered, observers and late ones included.
     truth: the feedback.
     answer: the output that was returned to the caller; a score rates it.
@@ -129,7 +129,7 @@ class Policy(Protocol):
 
     A user-defined policy may raise: the query then gets its default answer
     (selection/user_defined.py). A policy may also have `decide(state, view)`
-    (selection/decider.py), which says when to answer; without it, all models are waited for.
+    (selection/decider.py), which decides when to answer; without it, all models are waited for.
     Source: the design document, "Selection policies"; the Clipper paper, section 5.
     """
 

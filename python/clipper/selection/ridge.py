@@ -71,7 +71,7 @@ class Ridge(LearningPolicy):
 
 
 class BlendedNumbers:
-    """Asks all models, blends their numbers, and updates the regression. Threads: any."""
+    """Queries all models, blends their numbers, and updates the regression. Threads: any."""
 
     random = False
 

@@ -155,7 +155,7 @@ class UserDefinedPolicy:
         return self._call("init", models, prior)
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        """Call the user's `select` and check that it asks candidates only."""
+        """Call the user's `select` and check that it selects candidates only."""
         plan: Plan = self._call("select", state, query, candidates, check=_check_plan)
         return plan
 

@@ -46,7 +46,7 @@ class AbSplit(StatelessPolicy):
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
-        """Return the output of the model that was asked."""
+        """Return the output of the model that was queried."""
         return answer_of_first(arrived, sorted_models(arrived)) or NO_ANSWER
 
 

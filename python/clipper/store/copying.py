@@ -2,7 +2,7 @@
 
 Keys and values are copied. Revisions are not: they belong to the store. Keys on a lease are not
 copied either, because the nodes that own them write them again. Keys that exist only in the target
-are deleted if the caller asks for it.
+are deleted if the caller requests it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -2,8 +2,8 @@
 
 The owner measures the lease on its own clock, from before the renewal was sent, minus a margin. It
 knows that the lease is lost before the store drops it, also when the store is unreachable or the
-owner was stopped. Code that checks `alive` first is therefore fenced without asking the store; code
-that must be certain writes with a Compare on a leased key.
+owner was stopped. Code that checks `alive` first is therefore fenced without a request to the
+store; code that must be certain writes with a Compare on a leased key.
 """
 
 import contextlib

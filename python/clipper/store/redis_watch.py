@@ -1,8 +1,8 @@
 """Watches of a Redis store: one thread reads the stream of changes for all of them.
 
 The thread blocks in XREAD until something changes, a lease is granted, or the first lease ends;
-then one script ends what is over and returns the changes. A server that nothing happens to asks
-once in BLOCK_S, however many watches it has.
+then one script ends what is over and returns the changes. An idle server sends one request
+in BLOCK_S, however many watches it has.
 """
 
 import threading

@@ -430,7 +430,7 @@ class SqliteStore(Store):
         with self._changed:
             self._changed.notify_all()
 
-    def _begin(self) -> None:
+    def _start_transaction(self) -> None:
         give_up_s = time.monotonic() + self._busy_s
         with self._turn(give_up_s):
             while True:
@@ -468,7 +468,7 @@ class SqliteStore(Store):
         self._check_process()
         if self._closed:
             raise closed_error(self.name)
-        self._begin()
+        self._start_transaction()
         try:
             yield
             self._writer.execute("commit")

@@ -213,14 +213,12 @@ inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold
 // Who leaves a full bucket: the hand turns until it meets a way whose reference bit is clear,
 // clearing those it passes. A newcomer takes that way with its bit clear: set, it would cost some
 // two points of hit ratio.
-//   kClock  the hand moves on: everybody gets a whole turn to be asked for again.
-// kSieve  the hand stays on the newcomer, which leaves first unless it is asked for: what is seen
-// once passes through
-// one way, and what was asked for twice is sifted out. Of SIEVE (Zhang et al., NSDI 2024) this
-// keeps lazy
-// promotion and quick demotion. Its queue from oldest to newest, kept within five ways, lost 1 to 3
-// points. Against CLOCK: 1 to 9 points more hits on a static skew, 3 to 5 fewer when popularity
-// drifts fast.
+//   kClock  the hand moves on: each entry has a whole turn to be used again.
+//   kSieve  the hand stays on the new entry, which leaves first unless it is used: an entry that is
+// seen once passes through, and one that is used twice stays. Of SIEVE (Zhang et al., NSDI 2024)
+// this keeps lazy promotion and quick demotion. Its queue from oldest to newest, kept within five
+// ways, lost 1 to 3 points. Against CLOCK: 1 to 9 points more hits on a static skew, 3 to 5 fewer
+// when popularity drifts fast.
 enum Policy : uint8_t { kClock, kSieve };
 
 template <class Atomics>

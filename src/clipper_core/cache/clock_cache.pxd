@@ -33,16 +33,15 @@ cdef void cache_free(CacheState* cache) noexcept nogil
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil
 cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values,
                            u8* found) noexcept nogil
-# -> how many; values[i] and found[i] (1 or 0) for each key, as cache_lookup tells them; buckets are
-# fetched ahead
+# -> how many; values[i] and found[i] (1 or 0) for each key, as cache_lookup returns them; buckets
+# are fetched ahead
 # ahead of lookups in bulk
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil
 # takes its own reference
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil
 # False: it was not there
 cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil
-# ^ what is being evaluated may still come in under it: who forgets for good asks under another key
-# from then on
+# ^ an evaluation in progress may still fill it: to forget for good, use another key from then on
 cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil
 # ^ the pages of a stretch of the table that begins with bucket `start` are there afterwards, so
 # that no fill waits for them;

@@ -9,9 +9,9 @@ threads, against 17); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets
 answer: at a million queries a second, once or twice a year). The steps that threads race on, and
 why they are right: clock_cache.hpp.
 
-Who leaves. CLOCK, or SIEVE where asked: 1 to 9 points more hits on a static skew, up to 5 fewer
-when popularity drifts. They differ in whether the hand moves on after an eviction, and in nothing
-else.
+Who leaves. CLOCK, or SIEVE where configured: 1 to 9 points more hits on a static skew, up to 5
+fewer when popularity drifts. They differ in whether the hand moves on after an eviction, and in
+nothing else.
 
 Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's
 bytes are reserved before it enters and given back after it has left, so the bound holds at every
@@ -220,8 +220,8 @@ cdef inline void _map_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
 
 
 cdef void _left(CacheState* cache, Found gone) noexcept nogil:
-    """What has left its bucket: give back its bytes and the cache's reference. Not under the lock:
-    free() is slow."""
+    """Free an entry that has left its bucket: its bytes and the cache's reference. Not under the
+    lock: free() is slow."""
     if gone.tag == TAG_BLOB:
         cache.meters.blob_bytes.fetch_sub(_blob_cost(<Blob*> gone.word), acq_rel)
         blob_drop(<Blob*> gone.word)
@@ -354,8 +354,8 @@ cdef Policy policy_of(str name) except *:
 
 
 cdef class SharedBlob:
-    """Threads: any. Bytes or text that a cache holds by reference; `refs` counts the holders, this
-    object too."""
+    """Bytes or text that a cache holds by reference; `refs` counts the holders, this object too.
+    Threads: any."""
     cdef Blob* blob
 
     def __cinit__(self, data):
@@ -375,7 +375,7 @@ cdef class SharedBlob:
 
 
 cdef Value _value_of(object output) except *:
-    """With a reference of its own, if it is a blob."""
+    """Return a Value; a blob has a reference of its own."""
     cdef Value value
     cdef double number
     if isinstance(output, (bytes, str)):
@@ -434,7 +434,7 @@ cdef void _lookup_rows(CacheState* cache, u64 model, u64 salt, _Rows rows, u64 s
         value_drop(&values[i])
 
 
-cdef bint _tells(const Value* value, u64 name) noexcept nogil:
+cdef bint _has_name(const Value* value, u64 name) noexcept nogil:
     if value.tag != TAG_BLOB:
         return value.tag == I64 and value.word == name * <u64> 0x9e3779b97f4a7c15
     return (<Blob*> value.word).nbytes == 8 and (<u64*> blob_data(<Blob*> value.word))[0] == name
@@ -451,7 +451,7 @@ cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared,
         key = key_of(cache, 1, 0, &name, 8)
         if (state >> 20) & 7 and cache_lookup(cache, &key, &value):
             hits[0] += 1
-            wrong += not _tells(&value, name)
+            wrong += not _has_name(&value, name)
             value_drop(&value)
             continue
         if (state >> 40) & 15 == 0:
@@ -468,7 +468,7 @@ cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared,
 
 
 cdef class ClockCache:
-    """Threads: any. A cache of predictions by (model, row bytes, salt), at most `bytes_max` bytes.
+    """A cache of predictions by (model, row bytes, salt), at most `bytes_max` bytes. Threads: any.
 
     `row` is any C-contiguous buffer. `seed` (128 bits, for tests) defaults to a random one. Raises
     MemoryError. `policy` chooses who leaves a full bucket: "clock", or "sieve" (better on a static
@@ -560,7 +560,7 @@ cdef class ClockCache:
         tests: run it from many threads.
 
         Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i
-        tells i in 8 bytes.
+        holds i in 8 bytes.
         """
         cdef Blob* blobs[256]
         cdef u64 hits = 0, wrong

@@ -1,4 +1,4 @@
-# Locality-sensitive keys: near float rows share a cache entry. Off unless a model asks for it, and
+# Locality-sensitive keys: near float rows share a cache entry. Off unless a model turns it on, and
 # its error is measured while it serves: every Nth hit is also evaluated, and the two outputs are
 # compared.
 #
@@ -26,7 +26,7 @@ cdef class Similarity:
     cdef readonly double check_share
     cdef readonly double tolerance
     cdef atomic[u64] hits
-    cdef object waiting         # deque of (future of the evaluation, what the cache said)
+    cdef object waiting         # deque of (future of the evaluation, the cached output)
     cdef object counting        # a lock over what follows
     cdef u64 checked
     cdef u64 disagreed

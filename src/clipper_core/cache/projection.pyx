@@ -41,8 +41,8 @@ def difference(cached, fresh):
 
 
 cdef class Similarity:
-    """Threads: any. Rows that fall into the same `projections` cells of `width` are one to the
-    cache; for one model.
+    """Rows that fall into the same `projections` cells of `width` are one to the cache; for one
+    model. Threads: any.
 
     `width` is in the units of Euclidean distance between rows: two rows r apart share an entry with
     probability about (1 - 0.8 r / width) ** projections while r is much less than width.
@@ -107,8 +107,8 @@ cdef class Similarity:
     # -- what it costs in truth
 
     cdef bint check_is_due(self) noexcept:
-        """Of each hit: is it one of the share? Spread evenly: hit h is, where h x share passes a
-        whole number."""
+        """Return whether this hit is one of the share to check. These are spread evenly: hit h is
+        one where h x share passes a whole number."""
         cdef u64 h = self.hits.fetch_add(1, relaxed)
         return (<u64> ((h + 1) * self.check_share) != <u64> (h * self.check_share)
                 and len(self.waiting) < WAITING_MAX)

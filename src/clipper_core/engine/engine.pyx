@@ -75,16 +75,16 @@ cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
 
 @cython.no_gc_clear                  # what __dealloc__ ends needs `completion`
 cdef class Engine:
-    """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a
-    simulator in its place).
+    """The engine: queues, cache and connections of models. Threads: any, except step, receive,
+    outgoing, lost, which belong to the loop (or to a simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
     length), frame_bytes_max, row_bytes_max (of one input), rows_max (of a batch),
     output_bytes_max, connections_max, models_max; and heartbeat_ms, hello_ms. A replica whose model
     fails `eject_after` batches in a row is left alone for a while (0: never). `cache_policy` is
     clock or sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or
-    "full" (everywhere, as small as it gets). With `manual_clock` time is what step is told
-    (microseconds). `number`: among the engines of one
+    "full" (everywhere, as small as it gets). With `manual_clock` the time is the argument of
+    step (microseconds). `number`: among the engines of one
     server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
     docs/architecture.md, "Flow".
     """
@@ -259,7 +259,7 @@ cdef class Engine:
         other.completion.state.peers[ours] = self.completion.state
         self.completion.state.has_peers = other.completion.state.has_peers = True
 
-    # -- control: what Python's control thread says and hears
+    # -- control: commands and events of Python's control thread
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2,
                bint checked=False,
@@ -271,7 +271,7 @@ cdef class Engine:
         WELCOME.
 
         shared: it can map rows; they are shared with it if its connection passes descriptors.
-        sessions: it is told the salt of each row as its session; nothing is shared with it then.
+        sessions: it gets the salt of each row as its session; nothing is shared with it then.
         quiet: neither side sends heartbeats or minds silence: that its process lives is known
         otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds)
         of batches that the container ran before it was ready, at most 32, the smallest first; with
@@ -324,7 +324,7 @@ cdef class Engine:
         self._with_data(&command, hello)
 
     def drain(self, u32 conn):
-        """No new batches to this replica; goodbye after the last reply."""
+        """Send no new batches to this replica, and GOODBYE after its last reply."""
         self._order(DRAIN, conn, b"")
 
     def send_feedback(self, u32 conn, bytes feedback, u32 rows):
@@ -454,12 +454,11 @@ cdef class Engine:
         _finish(self.state)
 
     def end_tasks(self):
-        """The first half of finish(): whose futures are those of engines it has met still hears of
-        them."""
+        """Run the first half of finish(): the futures of connected engines still complete."""
         _end_tasks(self.state)
 
     def kill(self, int status):
-        """After a fork: this copy is dead, its threads live in the parent."""
+        """End the copy of a forked process: its threads live in the parent."""
         self.completion.kill(status)
 
     def touch_cache(self, u64 start=0):
@@ -476,7 +475,7 @@ cdef class Engine:
         return start
 
     def now_us(self):
-        """The engine's time: the monotonic clock, or what step was last told."""
+        """The engine's time: the monotonic clock, or the last argument of step."""
         return self.state.now_us.load(relaxed) if self.state.manual else monotonic_us()
 
     # -- looking in
@@ -519,8 +518,8 @@ cdef class Engine:
     def replica(self, u32 conn):
         """Return the batcher of connection `conn`: its limit, counts, fit and latency profile.
 
-        `failures` are batches that its model failed, `ejected` says whether it is ejected for them,
-        and `ejections` how often it was. `accuracy` is what its model says of itself (None:
+        `failures` are batches that its model failed, `ejected` is whether it is ejected for them,
+        and `ejections` how often it was. `accuracy` is what its model reports (None:
         nothing). Rows of feedback were sent (`taught`), dropped (`untaught`), and `learned` or
         `failed` by the container. None when it is not attached.
         """
@@ -663,8 +662,8 @@ cdef object _model_snapshot(ModelState* model):
 
 @cython.final
 cdef class BatchLog:
-    """Threads: one at a time. The batches of an engine from now on; `keep` words of them are
-    remembered, as many wait to be read.
+    """The batches of an engine from now on; `keep` words of them are remembered, as many wait to be
+    read. Threads: one at a time.
 
     Each engine has one at most. Raises BAD_INPUT for a second one, or a `keep` that is no power of
     two from 64 to 2^26.

@@ -1,6 +1,6 @@
 # The mover: one epoll, and one thread at a time. It brings bytes and time to the engine, takes
-# bytes from it, and sleeps until the engine says or somebody wakes it. It decides nothing and never
-# takes the GIL.
+# bytes from it, and sleeps until the time that the engine sets, or a wake-up. It decides nothing
+# and never takes the GIL.
 #
 # Threads: run() is the loop thread's body; a thread that leads (loop_owner.hpp) runs turns in its
 # place, while that one is parked. Everything else any thread.
@@ -26,7 +26,7 @@ cdef cppclass LoopState:
     u64 batches_seen
     atomic[u32] stop
     atomic[u64] steps           # turns of the loop
-    atomic[u64] late_us_max     # longest sleep beyond what the engine asked for
+    atomic[u64] late_us_max     # longest oversleep
 
 cdef class IoLoop:
     cdef readonly Engine engine

@@ -448,7 +448,7 @@ cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
 
 
 cdef class IoLoop:
-    """Threads: run() is the body of one thread; the other methods any.
+    """The loop that moves bytes. Threads: run() is the body of one thread; the other methods any.
 
     Moves bytes between the engine and its containers. `listen(fd)` takes over a listening socket
     (unix or TCP); `run()` releases the GIL and returns after `stop()`.
@@ -518,11 +518,11 @@ cdef class IoLoop:
                 _close(self.state, e, e.connections[i].conn, OK, monotonic_us())
 
     def snapshot(self):
-        """What the loop has done so far.
+        """Return counts of the loop since its start.
 
         steps: turns; led: times that a caller ran them itself; late_us_max: the longest oversleep,
         microseconds; batches: of answers, with mailbox_writes and futex_wakes: the system calls
-        that told event loops and blocked threads of them.
+        that woke event loops and blocked threads for them.
         """
         cdef CompletionState* d = self.engine.state.completion
         return {

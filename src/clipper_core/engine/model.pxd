@@ -56,7 +56,7 @@ cdef inline u64 near_uid(u64 uid) noexcept nogil:
     return uid | (<u64> 1 << 63)
 
 cdef class Model(InputSchema):
-    cdef readonly u64 slo_us           # when predict() is not told
+    cdef readonly u64 slo_us           # of a predict() without one
     cdef readonly object cost          # (row) -> its cost; None: not a function's
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
                                        # another number, another prediction
@@ -95,7 +95,7 @@ cdef bint is_elsewhere(Model model, Model first) except -1        # in another e
 cdef void mix(Future future, tuple models)                       # models of several engines
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0
 
-# -- Asking several models at once and answering as soon as a decider says so: the door to ensemble
+# -- Querying several models at once and answering as soon as a decider can: the entry to ensemble
 # calls (ensemble_call.pxd).
 #
 # Threads: any.

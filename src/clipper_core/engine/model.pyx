@@ -16,8 +16,8 @@ from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ASK, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider, decider_may_extra,
-    decider_query,
+    ANSWER, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, SUBMIT, UNSUBMITTED, Decider,
+    decider_may_extra, decider_query,
 )
 from clipper_core.results.ensemble_call cimport (
     ensemble_call_answer, ensemble_call_decide, ensemble_call_lock, ensemble_call_new,
@@ -49,7 +49,7 @@ from clipper_core.runtime.dtype import NAMES
 
 cnp.import_array()
 
-# -- InputSchema: an input becomes the bytes of a row, or is refused with a message that says what
+# -- InputSchema: an input becomes the bytes of a row, or is refused with a message that names what
 # was expected and what came.
 
 cdef extern from "Python.h":
@@ -83,8 +83,7 @@ cdef int check_type(str name, str dtype, tuple shape) except -1:
 
 @cython.no_gc_clear                  # the model's end needs `engine`
 cdef class InputSchema:
-    """Threads: any. What a model takes; clipper_core.engine.model.Model is made of it, and makes
-    it."""
+    """The input type of a model; clipper_core.engine.model.Model extends it. Threads: any."""
 
     def __init__(self):
         raise TypeError("only a Model takes inputs: make one of those")
@@ -125,8 +124,8 @@ cdef class InputSchema:
         self._set_rows(dtype, shape, tensors)
 
     cdef int _settle_by(self, object x) except -1:
-        """The first input of a model of type `any` says what its rows are. The answer of the thread
-        that comes first holds."""
+        """The first input of a model of type `any` sets the type of its rows. The answer of the
+        thread that comes first holds."""
         cdef object settled
         if self.on_untyped is None:
             raise self._refuse(x, "its input type is not known yet")
@@ -310,7 +309,7 @@ cdef enum:
     CHUNKS_FROM = 32            # rows; fewer go one by one
     TASKS_MAX = 1073741824      # of one future
 
-cdef double COST_MAX = 4000000.0        # of a row, as a function says
+cdef double COST_MAX = 4000000.0        # of a row, from a function
 cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
 
@@ -326,16 +325,16 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
     return slo_us
 
 
-@cython.no_gc_clear                  # what __dealloc__ tells needs `engine`
+@cython.no_gc_clear                  # __dealloc__ needs `engine`
 @cython.final
 cdef class Model(InputSchema):
-    """Threads: any. One version of one model in an engine.
+    """A version of a model in an engine. Threads: any.
 
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
     name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)`
     for numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait
     or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
-    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it,
+    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() counts it,
     and its lanes and its number are given back once nobody has it any more, its queries are
     answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
     records; a row is one. `output_record`: an output is a record of this type, see
@@ -439,8 +438,8 @@ cdef class Model(InputSchema):
         return key_marked(key, mark) if mark else key
 
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0:
-        """What the watcher gives the row's key now; 0 where nobody watches. Before anything is
-        submitted: it may raise."""
+        """Return the watcher's mark of the row's key; 0 without a watcher. Called before anything
+        is submitted, since it may raise."""
         cdef Key key
         if self.watch is None:
             return 0
@@ -448,7 +447,7 @@ cdef class Model(InputSchema):
         return <u64> self.watch(x, key.lo, key.hi) * SPREAD
 
     cdef object _marks(self, cnp.ndarray rows, u64 salt):
-        """Of each row of an array, u64[n], alike."""
+        """Return the mark of each row of an array, u64[n]."""
         cdef u64 i, row_bytes = self.state.spec.row_bytes
         cdef const u8* row = <const u8*> cnp.PyArray_DATA(rows)
         cdef cnp.ndarray marks = np.empty(len(rows), np.uint64)
@@ -493,8 +492,8 @@ cdef class Model(InputSchema):
                           slot, cost)
 
     cdef u32 _cost(self, object row) except? 0:
-        """What the model's function says of the row, in thousandths, 1 at least; 0: there is no
-        function. Before anything is submitted: it may raise."""
+        """Return the cost of a row by the model's function, in thousandths, 1 at least; 0: there is
+        no function. Before anything is submitted: it may raise."""
         cdef double cost = -1
         if self.cost is None:
             return 0
@@ -610,17 +609,17 @@ cdef class Model(InputSchema):
         return True, output
 
     def predict_many(self, rows, slo_ms=60000, u64 salt=0):
-        """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its
-        result is in order.
+        """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
+        Its result is in order.
 
         All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's
         queue for arrays holds are fed as room appears, and only then does the call return (Ctrl-C
-        is heard); rows that find none by the deadline end as FULL.
+        interrupts it); rows that find no room by the deadline end as FULL.
         """
         return predict_rows((self,), rows, slo_ms * 1000, salt)
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
-        """Slots that will have no task end here."""
+        """End slots that will have no task."""
         cdef CompletionState* home = home_of(self.engine.state.completion, block)
         cdef Value nothing
         cdef u32 i
@@ -673,7 +672,8 @@ cdef class Model(InputSchema):
         return 0
 
     cdef list _costs(self, object rows):
-        """Of each row of an array; None: no function gives them. Before anything is submitted."""
+        """Return the cost of each row of an array; None without a function. Called before anything
+        is submitted."""
         return None if self.cost is None else [self._cost(row) for row in rows]
 
     cdef object _set_intake_rows(self, Intake* intake, object rows):
@@ -740,8 +740,8 @@ cdef class Model(InputSchema):
 
 
 def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same input on several models, of one engine or of engines that know each
-    other: task i is models[i]'s. Threads: any."""
+    """Return one future over the same input on several models, of one engine or of connected
+    engines: task i is models[i]'s. Threads: any."""
     if not models:
         raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
@@ -782,8 +782,8 @@ def _array_of_one(Future future):
 
 
 def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same rows on several models, of one engine or of engines that have met:
-    task j * n + i is row i on models[j]. Threads: any.
+    """Return one future over the same rows on several models, of one engine or of connected
+    engines: task j * n + i is row i on models[j]. Threads: any.
 
     `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
     """
@@ -876,7 +876,7 @@ cdef void mix(Future future, tuple models):
 
 @cython.final
 cdef class EnsembleRequest:
-    """Threads: one. A query on its way to its models; predict_ensemble makes it."""
+    """A query on its way to its models; predict_ensemble makes it. Threads: one."""
 
     def __init__(self):
         raise TypeError("it is made by predict_ensemble()")
@@ -898,13 +898,13 @@ cdef class EnsembleRequest:
         return total
 
     cdef int set_votes(self, object weights, object starts_us) except -1:
-        """And what is needed to ask those later that do not start at once."""
+        """Set the votes, and the deferred calls of tasks that do not start at once."""
         cdef EnsembleCall* h = self.ensemble_call
-        cdef u8* to = <u8*> h.asks + h.n * sizeof(DeferredCall) if h.asks != NULL else NULL
+        cdef u8* to = <u8*> h.deferred + h.n * sizeof(DeferredCall) if h.deferred != NULL else NULL
         cdef u32 i
         for i in range(h.n):
             h.unneeded[i] = &(<Model> self.models[i]).state.tally.refused[<u32> UNNEEDED]
-            h.votes[i].state = UNASKED
+            h.votes[i].state = UNSUBMITTED
             h.votes[i].weight = 1.0 if weights is None else weights[i]
             h.votes[i].start_us = (0 if starts_us is None else NEVER_US if starts_us[i] < 0
                                    else starts_us[i])
@@ -915,28 +915,29 @@ cdef class EnsembleRequest:
 
     cdef int set_deferred(self, u32 i, u8* to) except -1:
         cdef EnsembleCall* h = self.ensemble_call
-        cdef DeferredCall* ask = &(<DeferredCall*> h.asks)[i]
+        cdef DeferredCall* call = &(<DeferredCall*> h.deferred)[i]
         cdef Model model = self.models[i]
         cdef ModelState* m = model.state
         cdef u64 start_us = h.votes[i].start_us
         cdef int klass = log2_of(h.slo_us - start_us if start_us < h.slo_us else h.slo_us)
-        ask.lanes, ask.tally, ask.refusing = (model.engine.state.lanes, &m.tally,
+        call.lanes, call.tally, call.refusing = (model.engine.state.lanes, &m.tally,
                                               &model.engine.state.refusing)
-        ask.gate = &m.gates[klass]
-        ask.lane = _lane(model, klass)
-        ask.by_cost = m.by_cost != NULL
-        if ask.by_cost:
-            ask.cost = row_cost(m.by_cost, self.rows[i].nbytes, self.rows[i].cost)
-        ask.keyed = m.cached
-        ask.salt = self.salt
-        ask.row, ask.nbytes = to, <u32> self.rows[i].nbytes
+        call.gate = &m.gates[klass]
+        call.lane = _lane(model, klass)
+        call.by_cost = m.by_cost != NULL
+        if call.by_cost:
+            call.cost = row_cost(m.by_cost, self.rows[i].nbytes, self.rows[i].cost)
+        call.keyed = m.cached
+        call.salt = self.salt
+        call.row, call.nbytes = to, <u32> self.rows[i].nbytes
         memcpy(to, self.rows[i].data, self.rows[i].nbytes)
         if m.cached:
-            ask.key = model._key(to, self.rows[i].nbytes, self.salt, self.rows[i].mark)
+            call.key = model._key(to, self.rows[i].nbytes, self.salt, self.rows[i].mark)
         return 0
 
     cdef int look_up(self, u64 now) except -1:
-        """Tasks of `now` are asked: a hit has arrived, the others are on their way, or will be."""
+        """Look the tasks of `now` up in the cache: a hit has arrived, the others are
+        outstanding."""
         cdef EnsembleCall* h = self.ensemble_call
         cdef Value value
         cdef u32 i
@@ -954,7 +955,7 @@ cdef class EnsembleRequest:
         return 0
 
     cdef RulingData use_cache_hits(self) except *:
-        """What the hits say; more is asked at once, where the decider wants that."""
+        """Run the decider on the cache hits, and look up further tasks while it submits some."""
         cdef EnsembleCall* h = self.ensemble_call
         cdef RulingData ruling
         cdef u32 i
@@ -963,7 +964,7 @@ cdef class EnsembleRequest:
             now |= task_bit(i) if h.votes[i].start_us == 0 else 0
         self.look_up(now)
         ruling = ensemble_call_decide(h)
-        while ruling.kind == ASK:
+        while ruling.kind == SUBMIT:
             if ruling.extra and not decider_may_extra(h.decider):
                 for i in range(h.n):
                     if ruling.mask >> i & 1:
@@ -974,12 +975,13 @@ cdef class EnsembleRequest:
         return ruling
 
     cdef int answer_at_once(self, const RulingData* ruling, u64 queued) except -1:
-        """Nothing was queued yet. Unless others are to learn of them, the rest need not be."""
+        """Answer before anything is queued. The other tasks are queued only if policies learn from
+        them."""
         cdef EnsembleCall* h = self.ensemble_call
         cdef u32 i
         for i in range(h.n):
             if queued >> i & 1 and not h.learn:
-                h.votes[i].state = UNASKED
+                h.votes[i].state = UNSUBMITTED
         ensemble_call_answer(h, NULL, ruling.step, ruling.mask)
         return 0
 
@@ -1014,7 +1016,7 @@ cdef class EnsembleRequest:
 
 
 cdef Lane* _lane(Model model, int klass) except NULL:
-    """Of its class of SLO; made at first use, under the GIL."""
+    """Return the lane of a class of SLO; it is made at first use, under the GIL."""
     cdef ModelState* m = model.state
     if m.lanes[klass] == NULL:
         m.lanes[klass] = lane_new(model.engine.state.lanes, m.index, <u64> 2 << klass,
@@ -1028,7 +1030,7 @@ cdef Lane* _lane(Model model, int klass) except NULL:
 cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
     if not 1 <= len(models) <= ENSEMBLE_TASKS_MAX:
         raise_for(BAD_INPUT,
-                  f"predict_ensemble hears 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
+                  f"predict_ensemble takes 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
     for name, values in (("weights", weights), ("starts_us", starts_us)):
         if values is not None and len(values) != len(models):
             raise_for(BAD_INPUT,
@@ -1037,7 +1039,7 @@ cdef int _check(tuple models, Decider decider, object weights, object starts_us)
         raise_for(BAD_INPUT, f"weights are numbers from 0 on, not {weights}")
     if starts_us is not None and not all([-1 <= start < 1 << 62 for start in starts_us]):
         raise_for(BAD_INPUT,
-                  f"starts_us are microseconds from 0 on, or -1: only when the decider asks; not "
+                  f"starts_us are microseconds from 0 on, or -1: when the decider submits it; not "
                   f"{starts_us}")
     if decider is None:
         raise_for(BAD_INPUT, "predict_ensemble was given no decider")
@@ -1054,12 +1056,12 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     """One future over the same input on several models, done as soon as `decider` has an answer.
     Threads: any.
 
-    Task i is models[i]'s; models are ranked, the best first. `starts_us[i]`: when it is asked,
-    microseconds after now; 0: at once; -1: when the decider asks for it. `weights`: of votes and
-    means. With `learn` the tasks that are on their way when the answer falls go on; without, they
-    end as UNNEEDED, as do those never asked. `future.verdict` says what the answer is made of,
-    `finish(future)` makes it; without it the result is the list of the used predictions, in rank
-    order. Raises BAD_INPUT (nothing was asked), NO_MEMORY.
+    Task i is for models[i]; models are ranked, the best first. `starts_us[i]`: when it is
+    submitted, microseconds after now; 0: at once; -1: when the decider submits it. `weights`: of
+    votes and means. With `learn` the tasks that are outstanding at the answer go on; without, they
+    end as UNNEEDED, like those never submitted. `future.verdict` names the tasks of the answer,
+    `finish(future)` makes it; without `finish` the result is the list of the used predictions, in
+    rank order. Raises BAD_INPUT (nothing was submitted), NO_MEMORY.
     """
     _check(models, decider, weights, starts_us)
     cdef Model model = models[0]

@@ -37,7 +37,7 @@ cdef cppclass HandedOver:
 cdef cppclass HttpConnection:
     int fd
     u32 index
-    u32 watched                 # what epoll tells of it
+    u32 watched                 # what epoll reports
     u32 open                    # exchanges
     u32 returns
     bint leaving                # the next request is Python's: it goes there once all before it are
@@ -92,7 +92,7 @@ cdef cppclass Worker:
     vector[u32] freed           # of this turn: events of theirs may still come
     Lookup waiting              # by slot id: Exchange* whose news the mailboxes bring
     Lookup tickets              # by ticket: Exchange* that Python answers
-    vector[u64] over            # keys of those whose slots had ended when they were asked about
+    vector[u64] over            # keys of those whose slots had already ended
     Exchange* spare
     TableState* table
     u64 version                 # of the orders that were seen
@@ -111,8 +111,8 @@ cdef cppclass Worker:
     void (*apply_commands)(Worker* w) noexcept nogil          # look at the post for another table
 
 cdef enum:
-    TURN_BYTES = 65536          # of responses of one turn, after which all wait whose answers are
-                                # not small, and those who ask one request after another
+    TURN_BYTES = 65536          # of responses of one turn; then connections with large answers or
+                                # pipelined requests wait
     PIECE_BYTES = 32768         # of a large answer, that one connection gets in a turn
     PIECE_COST = 2              # bytes of other answers are made in the time of one of a piece,
                                 # whose numbers are written

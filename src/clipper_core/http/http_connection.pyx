@@ -1,11 +1,11 @@
 """Reading, answering in order, and handing over.
 
-A connection is here as long as it asks nothing but what the table of routes knows, in the plainest
-of HTTP. The first request that is anything else goes to Python with the whole connection: its
+A connection is here as long as its requests are in the table of routes, in the plainest of HTTP.
+The first other request goes to Python with the whole connection: its
 descriptor, the bytes not yet used, and how long they have been waiting. That is done between two
 requests, when every response before has left, so there is never more than one reader of the bytes,
 and no request has two. Python, which knows all of HTTP and every error, gives a connection back
-that has only asked plain things for a while.
+that has sent plain requests only for a while.
 
 Memory that runs out costs one request, not the server: it is answered by 503, or its connection is
 closed when there is no memory for that either.
@@ -14,7 +14,7 @@ A query that ends in anything but a plain prediction stays here and has its resp
 under overload, when many do, their connections must not all move.
 
 Limits are Python's, from the same settings. Times are looked at every `check_us`; what is late goes
-to Python, which says so.
+to Python, which reports it.
 """
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
@@ -22,8 +22,8 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.http.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http.http_route cimport (
-    OPEN, OTHER, VALUE, QueryOutcome, RouteState, query_answer, query_ask, query_drop, query_home,
-    route_at,
+    OPEN, OTHER, VALUE, QueryOutcome, RouteState, query_answer, query_drop, query_home,
+    query_submit, route_at,
 )
 from clipper_core.http.json_value cimport large_body_drop, large_body_go_on
 from clipper_core.results.completion cimport (
@@ -131,7 +131,7 @@ cdef HttpConnection* http_connection_open(Worker* w, int fd, u32 returns) noexce
 
 
 cdef void _forget(Worker* w, HttpConnection* connection) noexcept nogil:
-    """It is not here any more; its descriptor is another's, or closed."""
+    """Drop a connection whose descriptor was handed over, or closed."""
     w.connections[connection.index] = NULL
     w.freed.push_back(connection.index)
     w.shared.held.fetch_sub(1, relaxed)
@@ -258,7 +258,7 @@ cdef void _leave(Worker* w, HttpConnection* connection) noexcept nogil:
 
 
 cdef void _flush(Worker* w, HttpConnection* connection) noexcept nogil:
-    """What is ready goes out in the order it was asked for, up to one whose rest is to be made."""
+    """Write ready responses in the order of their requests, up to one that is not complete."""
     cdef Exchange* x
     while connection.first != NULL and connection.first.how == READY and not connection.last:
         x = connection.first
@@ -293,8 +293,8 @@ cdef void _go_on(Worker* w, HttpConnection* connection) noexcept nogil:
         _flush(w, connection)
 
 
-cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
-    """Its future goes there, and comes back as bytes."""
+cdef void _pass_to_python(Worker* w, Exchange* x) noexcept nogil:
+    """Pass its future to Python, which returns the response as bytes."""
     cdef HandedOver* handed = make[HandedOver]()
     if handed == NULL:
         _over(x)
@@ -359,7 +359,7 @@ cdef void exchange_slot_ended(Worker* w, Exchange* x) noexcept nogil:
         _over(x)
         _set_ready(x)
     else:
-        _ask_python(w, x)
+        _pass_to_python(w, x)
     if connection.first == x and x.how == READY:
         _flush(w, connection)
         http_connection_settle(w, connection)
@@ -380,14 +380,15 @@ cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint clos
 
 cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, const Head* head,
                    const u8* body) noexcept nogil:
-    """Ask, and answer if that can be done at once. False: it is Python's, and nothing was asked."""
+    """Submit the query, and answer if that is possible at once. False: nothing was submitted,
+    Python must handle it."""
     cdef Exchange* x = _exchange(w)
     cdef QueryOutcome came
     if x == NULL:
         connection.starved = True
         return True
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
-    came = query_ask(&x.query, head, body, &w.row)
+    came = query_submit(&x.query, head, body, &w.row)
     if came == OTHER:
         _put_back(w, x)
         return False
@@ -407,7 +408,7 @@ cdef bint _request(Worker* w, HttpConnection* connection, RouteState* route, con
     if came == OPEN:
         _wait(w, x)
     else:
-        _ask_python(w, x)
+        _pass_to_python(w, x)
     return True
 
 
@@ -430,17 +431,17 @@ cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
 
 
 cdef bint _has_room(Worker* w, HttpConnection* connection) noexcept nogil:
-    """Return whether another request of the connection may be answered: a client that asks without
+    """Return whether another request of the connection may be answered: a client that sends without
     end, or does not read, waits."""
     return (connection.open < w.shared.settings.pipeline_max
             and connection.out.size() + connection.ready_bytes < w.shared.settings.unsent_bytes_max)
 
 
 cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
-                            bint asked) noexcept nogil:
-    """Return whether the next request of the connection is answered in another turn, as enough was
-    made in this one. asked: one of it was taken in this turn."""
-    return w.turn_bytes >= TURN_BYTES and (asked or not connection.small)
+                            bint taken) noexcept nogil:
+    """Return whether the next request of the connection must wait for another turn, because this
+    turn has made enough. taken: a request of it was taken in this turn."""
+    return w.turn_bytes >= TURN_BYTES and (taken or not connection.small)
 
 
 cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
@@ -505,7 +506,7 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
         if n < 0 and errno == EAGAIN:
             return
         if n == 0 or (n < 0 and errno != EINTR):
-            # the client is gone, as far as anybody can tell
+            # the client is gone, as far as is known
             http_connection_close(w, connection)
             return
     if w.version != w.shared.version.load(acquire):

@@ -101,7 +101,8 @@ cdef bint _is_word(const u8* at, const u8* end, const char* word, u64 n) noexcep
 
 
 cdef bint _accepts_json(const u8* at, const u8* end) noexcept nogil:
-    """As clients that want nothing in particular say it; an event stream is another answer."""
+    """Return whether the value accepts JSON, as the defaults of clients do; an event stream does
+    not."""
     cdef u64 n = <u64> (end - at)
     return ((n == 3 and memcmp(at, "*/*", 3) == 0)
             or (n == 16 and memcmp(at, "application/json", 16) == 0)
@@ -110,7 +111,7 @@ cdef bint _accepts_json(const u8* at, const u8* end) noexcept nogil:
 
 cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
                     Head* head) noexcept nogil:
-    """What the header says is known here, and said once."""
+    """Return whether the header's value is supported, and given once."""
     cdef const u8* p = at
     if meaning == NOTHING:
         return True
@@ -137,7 +138,7 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
 
 
 cdef int _header(const u8** place, const u8* end, u32* hosts, Head* head) noexcept nogil:
-    """One line `Name: value`; -> HEAD_PLAIN, or why not."""
+    """Read a line `Name: value`; -> HEAD_PLAIN, or the reason why it is not plain."""
     cdef u8[NAME_MAX + 1] name
     cdef u32 n = 0
     cdef const u8* p = place[0]
@@ -227,8 +228,8 @@ class Plain(NamedTuple):
 
 
 def read_head(bytes text):
-    """Threads: any. The head at the beginning of `text`; True: it is not finished; False: it is not
-    plain."""
+    """The head at the beginning of `text`; True: it is not finished; False: it is not plain.
+    Threads: any."""
     cdef Head head
     cdef const u8* at = <const u8*> (<const char*> text)
     cdef int found = head_read(at, <u64> len(text), &head)

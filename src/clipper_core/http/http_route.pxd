@@ -1,13 +1,13 @@
-# What is answered without Python, by its exact path: a table of routes, a body read straight into a
-# row, the row asked, its prediction written as the answer that serving/processor and
-# frontend/http/applications would have given.
+# Requests that are answered without Python, by their exact path: a table of routes. The body is
+# read into a row, the row is submitted, and its prediction is written as the same answer that
+# serving/processor and frontend/http/applications give.
 #
 # A route is one application (or model) as it is now: one model, whose answer nobody else looks at.
 # Whatever else a query may come to (a refusal, a default, an output that is not plain) is no
 # business of this: its future is Python's.
 #
 # Threads: a Query is one thread's. Tables and routes never change; HotTable and HotRoute are made
-# and dropped under the GIL, and `users` says how many still need their memory.
+# and dropped under the GIL, and `users` counts those that still need their memory.
 from clipper_core.engine.engine cimport Engine
 from clipper_core.engine.model cimport Model
 from clipper_core.http.http_head cimport Head
@@ -48,7 +48,7 @@ cdef struct Entry:
     u64 number                  # of the answer; 0: free
     u64 given_us                # when it was given, monotonic
     Value value                 # holds a reference
-    u32 owner                   # who may be told: a number that the caller chose
+    u32 owner                   # who may send feedback: a number that the caller chose
 
 cdef cppclass RecentState:
     atomic[u32] lock
@@ -70,8 +70,8 @@ cdef enum Form:                 # of a request and its answer
     OLD_PREDICT = 1             # POST /APP/predict
     INFER = 2                   # POST /v2/models/NAME/infer
 
-cdef enum QueryOutcome:                 # of asking
-    OTHER = 0                   # the body is not plain: nothing was asked
+cdef enum QueryOutcome:         # of query_submit
+    OTHER = 0                   # the body is not plain: nothing was submitted
     VALUE = 1                   # an answer, at once: a cache hit; `value` is held
     ENDED = 2                   # refused, or ended already: its slot says how
     OPEN = 3                    # its slot is pending
@@ -88,7 +88,7 @@ cdef cppclass RouteState:
     Bytes node                  # before the number in an id: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
     Bytes head                  # of a V2 answer, as JSON up to the id: `{"model_name":"svm","id":`
-    atomic[u64]* asked          # the application's tally
+    atomic[u64]* queries        # the application's tally
     atomic[u64]* answered
     atomic[u64]* decided
     atomic[u64]* used
@@ -126,7 +126,8 @@ cdef cppclass TableState:
 # NULL: none
 cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
 # its route and began_us are set
-cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
+cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
+                               Bytes* row) noexcept nogil
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
                        const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil

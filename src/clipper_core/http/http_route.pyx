@@ -29,7 +29,7 @@ from clipper_core.runtime.status cimport (
 from clipper_core.scheduling.lane cimport submitter_enter, submitter_leave
 from clipper_core.scheduling.submit cimport lane_prepare, row_bytes_end, row_refused, row_submit
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_heard,
+    TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, record_type, value_drop, value_prediction,
     value_hold,
 )
 
@@ -57,7 +57,7 @@ cdef struct Request:
     u64 id_bytes
     u32 seen                    # members, one bit each
     bint all_binary
-    int this_binary             # -1: not said
+    int this_binary             # -1: not given
 
 
 # -- JSON, as far as it is needed
@@ -78,7 +78,7 @@ cdef bint _accept(Text* text, u8 mark) noexcept nogil:
 
 
 cdef bint _string(Text* text, const u8** at, u64* n) noexcept nogil:
-    """Of visible ASCII, without escapes."""
+    """Read a string of visible ASCII without escapes."""
     if not _accept(text, 34):
         return False
     at[0] = text.at
@@ -109,7 +109,8 @@ cdef bint _key(Text* text, const u8** at, u64* n) noexcept nogil:
 
 
 cdef int _next(Text* text) noexcept nogil:
-    """After a member: 1: another follows, 0: the object is over, -1: neither."""
+    """Read what follows a member: 1 for another member, 0 for the end of the object, -1 for
+    neither."""
     if _accept(text, 44):
         return 1
     return 0 if _accept(text, 125) else -1
@@ -287,7 +288,8 @@ cdef bint _request(Text* text, Request* r) noexcept nogil:
 
 
 cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
-    """Of this shape, with a first dimension of 1 or without it."""
+    """Return whether the tensor is one row of this shape, with a first dimension of 1 or without
+    it."""
     cdef u32 i, ahead = t.rank - wanted.rank
     if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1 or (ahead == 1
                                                                         and t.dims[0] != 1):
@@ -382,7 +384,7 @@ cdef const char* _datatype(u8 dtype) noexcept nogil:
 
 
 cdef u8 _widened(u8 dtype) noexcept nogil:
-    """Of a scalar: on its way through Python it becomes what numpy makes of a float or an int."""
+    """Return the type of a scalar in an answer: the type that NumPy gives a float or an int."""
     if dtype == F32 or dtype == F64:
         return F64
     return BOOL if dtype == BOOL else 0 if dtype == U64 else I64 if U8 <= dtype <= I64 else 0
@@ -520,7 +522,7 @@ cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
 
 
 cdef class RecentAnswers:
-    """Threads: any. The last answers that were given without Python, by their number.
+    """The last answers that were given without Python, by their number. Threads: any.
 
     size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are
     no scalars. MemoryError when there is no memory for the table.
@@ -557,8 +559,8 @@ cdef class RecentAnswers:
         value_drop(&value)
 
     def take(self, u64 number):
-        """The answer of that number, which is forgotten: (owner, output, confidence, seconds since
-        it was given); None if it is not there."""
+        """Remove the answer of that number. -> (owner, output, confidence, seconds since it was
+        given); None if it is not there."""
         cdef RecentState* r = self.state
         cdef Entry* entry = &r.entries[_place(r, number)]
         cdef Entry found
@@ -574,10 +576,10 @@ cdef class RecentAnswers:
         if not is_there:
             return None
         try:
-            heard = value_heard(&found.value)
+            prediction = value_prediction(&found.value)
         finally:
             value_drop(&found.value)
-        return found.owner, heard[0], heard[1], (monotonic_us() - found.given_us) * 1e-6
+        return found.owner, prediction[0], prediction[1], (monotonic_us() - found.given_us) * 1e-6
 
     def numbers(self):
         """The numbers of the answers that are there, in no order."""
@@ -629,7 +631,7 @@ cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
     for i in range(wanted.rank):
         elements *= wanted.dims[i]
     if elements > <u64> (text.end - text.at) or elements * itemsize(wanted.dtype) > ROW_BYTES_MAX:
-        return False            # before memory is asked for: every number takes a digit
+        return False            # before memory is allocated: every number takes a digit
     row.clear()
     to = row.reserve(elements * itemsize(wanted.dtype) + 8)
     if to == NULL or not json_read_row(text, &wanted, to):
@@ -649,11 +651,11 @@ cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexce
     return text.at == text.end
 
 
-# -- asking
+# -- submitting
 # --------------------------------------------------------------------------------------------------
 
 cdef u64 _number(CompletionState* d) noexcept nogil:
-    """Of an answer without a slot."""
+    """Return the number of an answer without a slot."""
     cdef u64 number
     claims_lock(d.lock)
     number = d.next_id
@@ -672,7 +674,7 @@ cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
     return status
 
 
-cdef QueryOutcome _ask(Query* q, const Bytes* row) noexcept nogil:
+cdef QueryOutcome _answer_or_submit(Query* q, const Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef Key key
     cdef Status status
@@ -680,17 +682,17 @@ cdef QueryOutcome _ask(Query* q, const Bytes* row) noexcept nogil:
     q.value.tag = TAG_NONE
     q.block = NULL
     if row.size() >= row_bytes_end(r.engine):
-        return OTHER            # too large: Python says so
+        return OTHER            # too large: Python reports it
     if r.model.cached:
         key = key_of(r.engine.cache, r.model.spec.uid, 0, row.at(), row.size())
         if cache_lookup(r.engine.cache, &key, &q.value):
             count(&r.model.tally.hits, 1)
-            count(r.asked, 1)
+            count(r.queries, 1)
             q.number = _number(r.engine.completion)
             return VALUE
     if not slots_claim(r.engine.completion, 1, &q.block, &q.slot):
-        return OTHER            # no memory: Python says so
-    count(r.asked, 1)
+        return OTHER            # no memory: Python reports it
+    count(r.queries, 1)
     q.number = q.block.first_id + q.slot
     status = _submit(q, row, &key)
     if status == OK:
@@ -710,7 +712,8 @@ cdef bint _is_quotable(const Head* head) noexcept nogil:
     return True
 
 
-cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
+cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
+                               Bytes* row) noexcept nogil:
     cdef RouteState* r = q.route
     cdef bint binary = False
     if r.form == INFER:
@@ -725,7 +728,7 @@ cdef QueryOutcome query_ask(Query* q, const Head* head, const u8* body, Bytes* r
     q.id_bytes = head.id_bytes
     if head.id_bytes:
         memcpy(q.id, head.id, head.id_bytes)
-    return _ask(q, row)
+    return _answer_or_submit(q, row)
 
 
 cdef CompletionState* query_home(const Query* q) noexcept nogil:
@@ -733,7 +736,7 @@ cdef CompletionState* query_home(const Query* q) noexcept nogil:
 
 
 cdef void query_drop(Query* q) noexcept nogil:
-    """As a future that nobody holds any more."""
+    """Drop a query, as a future without a reference."""
     cdef CompletionState* d = q.route.engine.completion
     cdef u8 state
     cdef Value value
@@ -912,15 +915,16 @@ cdef int _put(Bytes* to, bytes text) except -1:
 
 
 cdef class HotRoute:
-    """Threads: any; it never changes. One application, or one model, as queries see it now, asked
-    in one form.
+    """The route of one application, or one model, with one form of request. Threads: any; it never
+    changes.
 
-    form: `predict`, `old_predict`, `infer`.  node: what stands before the number in an answer's id.
-    models: as answers name them, in JSON; of `infer`, what stands before the request's id. counts:
-    those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.
-    ok, requests: of HTTP: responses with 200, and their durations.  subject: handed back with a
-    query that ends in Python. recent: keeps the answers for feedback, as those of `owner`; None:
-    nobody does. ValueError for a model whose rows are not read here.
+    form: `predict`, `old_predict`, `infer`.  node: the part of an answer's id before the number.
+    models: their names in an answer, in JSON; for `infer`, the text before the request's id.
+    counts: counters of the application's stats: queries, answered, decided, used, wins.  took: its
+    durations, microseconds.  ok, requests: of HTTP: responses with 200, and their durations.
+    subject: given back with a query that ends in Python.  recent: keeps the answers for feedback,
+    as those of `owner`; None: not kept.  Raises ValueError for a model whose rows are not read
+    here.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
@@ -929,16 +933,16 @@ cdef class HotRoute:
                  RecentAnswers recent=None, u32 owner=0):
         cdef RouteState* r = new RouteState()
         self.state = r
-        asked, answered, decided, used, wins = counts
+        queries, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
-        self.counters = (asked, answered, decided, used, wins, took, ok, requests, recent)
+        self.counters = (queries, answered, decided, used, wins, took, ok, requests, recent)
         r.form = <u8> ("predict", "old_predict", "infer").index(form)
         self._set_rows()
         r.engine, r.model, r.slo_us, r.confidence_min = (model.engine.state, model.state, slo_us,
                 confidence_min)
         _put(&r.node, f"{node}-".encode())
         _put(&r.head if r.form == INFER else &r.models, models)
-        r.asked, r.answered, r.decided = (&(<Counter> asked).n, &(<Counter> answered).n,
+        r.queries, r.answered, r.decided = (&(<Counter> queries).n, &(<Counter> answered).n,
                                           &(<Counter> decided).n)
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
@@ -974,7 +978,7 @@ cdef class HotRoute:
 
 
 cdef class HotTable:
-    """Threads: any; it never changes. Routes by their exact path."""
+    """Routes by their exact path. Threads: any; it never changes."""
 
     def __init__(self, dict routes):
         cdef u64 size = 4, i

@@ -1,12 +1,12 @@
 """The turns of a worker, and the ways between it and Python.
 
-A turn: sleep until a connection, the post or a mailbox has something; orders first, since whoever
-asks after a change must see it; then the connections, then the news of slots. A mailbox is armed
+A turn: sleep until a connection, the post or a mailbox has something; orders first, since a
+request after a change must see it; then the connections, then the news of slots. A mailbox is armed
 only before a sleep, so that a batch of answers costs one write of an eventfd, and none while the
 worker is awake.
 
-Several workers share nothing but the listener's count of connections. Python is told of connections
-and endings by one descriptor, once a batch; it gives back by posts.
+Several workers share nothing but the listener's count of connections. Python is notified of
+connections and endings by one descriptor, once a batch; it gives them back by posts.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EMFILE, ENFILE, errno
@@ -113,7 +113,7 @@ cdef void _give_connection(Worker* w, int fd, u32 returns) noexcept nogil:
 
 
 cdef void _to_python(Shared* s, int fd) noexcept nogil:
-    """One too many: the refusal is said there."""
+    """Hand over a connection beyond the limit: Python refuses it."""
     cdef HandedOver* handed = make[HandedOver]()
     if handed != NULL:
         handed.kind, handed.fd = CONNECTION, fd
@@ -187,8 +187,7 @@ cdef void _apply_commands(Worker* w) noexcept nogil:
 
 
 cdef void _look_up_table(Worker* w) noexcept nogil:
-    """In the middle of a turn: another table, and nothing else; what it finds beside waits for the
-    next turn."""
+    """Take a new table in the middle of a turn; other orders wait for the next turn."""
     cdef size_t i, first = w.later.size()
     cdef u64 version = w.shared.version.load(acquire)
     if not w.post.append_to(w.later):
@@ -271,7 +270,7 @@ cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
         if connection == NULL:
             return
         if connection.full and connection.out.size() == 0 and w.turn_bytes >= TURN_BYTES:
-            return                          # the others come first; epoll tells of it again
+            return                          # the others come first; epoll reports it again
         if event.events & EPOLLOUT:
             http_connection_settle(w, connection)
         elif event.events & EPOLLIN or connection.watched & EPOLLIN:
@@ -386,8 +385,8 @@ cdef WorkerCommand* _checked(WorkerCommand* command) except NULL:
 
 
 cdef class HttpServer:
-    """Threads: run(i) is the body of worker i, one each; the other methods any, `take` one at a
-    time.
+    """The HTTP workers of a server. Threads: run(i) is the body of worker i, one each; the other
+    methods any, `take` one at a time.
 
     finish: what futures of queries that end in Python are made with.  prefix: of request ids that
     are made up here. Limits are those of `[http]`, of all workers together.
@@ -523,7 +522,7 @@ cdef class HttpServer:
     # -- what is not
 
     def take(self):
-        """What has become Python's: Handed and Ending, in their order."""
+        """Return what is now for Python: Handed and Ending, in their order."""
         cdef vector[void*] items
         cdef size_t i
         cdef HandedOver* handed

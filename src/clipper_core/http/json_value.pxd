@@ -10,7 +10,7 @@ from clipper_core.wire.prediction cimport Blob, Value
 # -- Numbers in JSON, read straight into a row: no Python object for each, no list in between.
 #
 # Threads: any (pure functions). It reads what is exactly what it expects, and stops at everything
-# else: JSON that is wrong is explained by a parser that is slower and says why.
+# else: JSON that is wrong is explained by a slower parser.
 cdef enum:
     JSON_RANK_MAX = 4
 

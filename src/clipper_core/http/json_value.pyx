@@ -283,8 +283,8 @@ cdef u64 json_count(const Text* text) noexcept nogil:
 
 
 cdef class RowReader:
-    """Threads: any; it never changes. Reads rows of one type, `RowReader("f64", (28, 28))`;
-    `(-1,)`: flat, of any length.
+    """Reads rows of one type, `RowReader("f64", (28, 28))`; `(-1,)`: flat, of any length. Threads:
+    any; it never changes.
 
     dtype: f32, f64 or an integer type of clipper_core.runtime.dtype.
     """
@@ -318,7 +318,7 @@ cdef class RowReader:
                     view.len), <const u8*> view.buf + view.len
             if self.variable:
                 wanted.dims[0] = json_count(&rest)
-            # before memory is asked for
+            # before memory is allocated
             elif self._least(&wanted) > <u64> (rest.end - rest.at):
                 return None
             row = np.empty((wanted.dims[0],) if self.variable else self.shape, self.dtype)
@@ -649,15 +649,15 @@ cdef bint large_body_go_on(LargeBody* large, Bytes* out, u64 bytes_max,
 
 
 cdef double value_belief(const Value* value) noexcept nogil:
-    cdef double said
+    cdef double confidence
     if value.tag != TAG_BLOB or not (<Blob*> value.word).has_confidence:
         return 1.0
-    said = (<Blob*> value.word).confidence
-    return 0.0 if said != said else min(max(said, 0.0), 1.0)
+    confidence = (<Blob*> value.word).confidence
+    return 0.0 if confidence != confidence else min(max(confidence, 0.0), 1.0)
 
 
 def json_of(output):
-    """Threads: any. A prediction as JSON; None when it is not plain."""
+    """A prediction as JSON; None when it is not plain. Threads: any."""
     cdef Bytes out
     cdef Value value = object_value(output)
     cdef bint plain = json_value(&out, &value, False)
@@ -666,8 +666,8 @@ def json_of(output):
 
 
 cdef class JsonArray:
-    """Threads: one at a time. The JSON text of an array, in pieces; the GIL is not held while one
-    is written. TypeError for elements that are no numbers, and beyond JSON_DIMS_MAX dimensions.
+    """The JSON text of an array, in pieces; the GIL is not held while one is written. Threads: one
+    at a time. TypeError for elements that are no numbers, and beyond JSON_DIMS_MAX dimensions.
 
     flat: of the elements alone, without brackets and in row-major order.
     """

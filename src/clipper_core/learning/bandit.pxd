@@ -1,6 +1,6 @@
-# The arithmetic of the selection policies that learn: which model to ask, and what a loss teaches.
-# One row of doubles a model, whose columns are the rule's; time is the number of observations so
-# far. Pure: no clock, no memory, no chance but the uniform number that the caller brings.
+# The arithmetic of the selection policies that learn: which model to query, and the update by a
+# loss. One row of doubles a model, whose columns are the rule's; time is the number of observations
+# so far. Pure: no clock, no memory, no chance but the uniform number that the caller brings.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -32,7 +32,7 @@ cdef enum:
 cdef struct RuleState:
     u32 kind
     u32 columns
-    double eta                  # step, discount rate or width, as the rule's page says
+    double eta                  # step, discount rate or width, as the rule defines it
     double share                # fixed share, or share of chance
     double floor                # least probability of a model
     double discount             # of what was known, an observation
@@ -43,12 +43,12 @@ cdef double memory_mean(const double* row) noexcept nogil
 # ^ expected loss of a model by its row of MEMORIES
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
                      double* p) noexcept nogil
-# ^ the model to ask; p[k] gets the probability of each (of the chosen one alone where the others'
+# ^ the model to query; p[k] gets the probability of each (of the chosen one alone where the others'
 # are not known)
 cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses,
                      u32 chosen, double p,
                      double weight) noexcept nogil
-# ^ losses[k]: NaN where unknown.  chosen: the model that was asked, k if all were.  p: its
+# ^ losses[k]: NaN where unknown.  chosen: the only model that was queried, k if all were.  p: its
 # probability then
 cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
                        double* weights) noexcept nogil
@@ -56,7 +56,7 @@ cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double 
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
                       double classes,
                       double weight) noexcept nogil
-# ^ votes[k]: codes of labels, 0 where a model was not heard
+# ^ votes[k]: codes of labels, 0 where no prediction arrived
 
 cdef cnp.ndarray doubles_copied(cnp.ndarray array)     # of a contiguous array of doubles: a few
                                                        # times as fast as numpy's own

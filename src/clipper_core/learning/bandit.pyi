@@ -21,8 +21,8 @@ class RuleKind(IntEnum):
     LINEAR = 12
 
 class Rule:
-    """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,
-    nothing is changed in place."""
+    """A rule with its parameters. Takes rows f64[k, columns] and returns new ones; nothing is
+    changed in place. Threads: any."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Rules for choosing among models and for learning from their losses.
 
 All weights are kept as logarithms with the largest at zero: a linear Exp3 weight falls to 5e-218
-within 20 000 queries and a model whose weight has become exactly 0 is never asked again. A loss is
-clipped to 0..1 and a loss that is NaN is unknown, so no observation can leave a row that is not
+within 20 000 queries, and a model whose weight has become exactly 0 is never queried again. A loss
+is clipped to 0..1 and a loss that is NaN is unknown, so no observation can leave a row that is not
 finite.
 
 Sources: Exp3 in the paper's form, section 5.1, with a floor on the probabilities; Exp4, section
@@ -86,7 +86,8 @@ cdef u32 _draw(const double* p, u32 k, double uniform) noexcept nogil:
 
 
 cdef double _random(u64* state) noexcept nogil:
-    """In (0, 1), from a stream that the query's uniform number starts (splitmix64)."""
+    """Return the next number in (0, 1) of a stream that starts with the query's uniform number
+    (splitmix64)."""
     cdef u64 z
     state[0] += <u64> 0x9E3779B97F4A7C15
     z = state[0]
@@ -161,7 +162,7 @@ cdef double _kl(double p, double q) noexcept nogil:
 
 cdef u32 _choose_optimist(const RuleState* rule, const double* rows, u32 k, double seen,
                           double* p) noexcept nogil:
-    """With a discount, time is what is remembered of it: the sum of the counts (Garivier and
+    """Choose by the upper bound. With a discount, the time is the sum of the counts (Garivier and
     Moulines 2008)."""
     cdef double budget, mean, low, high, middle, top = -1.0
     cdef u32 i, best = 0, _j
@@ -221,7 +222,7 @@ cdef double _tsallis_eta(const RuleState* rule, double seen) noexcept nogil:
 
 cdef double memory_mean(const double* row) noexcept nogil:
     """The mean over the memories, by their weights. Each is drawn towards the longest one by one
-    observation, so that a model that is not asked returns to its long-term loss."""
+    observation, so that a model that is not queried returns to its long-term loss."""
     cdef double longest = (row[1] + 0.5) / (row[0] + row[1] + 1.0), mean = 0.0
     cdef u32 m
     for m in range(MEMORY_LENGTHS):
@@ -302,12 +303,13 @@ cdef void _learn_mean(double* row, double rate, double loss, double weight) noex
 
 cdef void _learn_gap(const RuleState* rule, double* rows, u32 k, const double* losses,
                      double weight) noexcept nogil:
-    """Mean, count, and a long memory to which the mean of a model that is not asked drifts back.
+    """Update the mean, the count, and a long memory to which the mean of a model returns while the
+    model is not queried.
 
-    Without the drift, a model that failed once is asked too seldom to be seen to have recovered:
-    its mean must come down by its own few answers. With it, each that was good in the long run gets
-    another chance after a while, and loses it after some 50 bad answers. In the world of Figure 8
-    (bench/paper/figure8.py) a prototype went from .244 to .229 with it, over 40 seeds.
+    Without the long memory, a model that failed once is queried so seldom that nobody sees when it
+    has recovered: its mean can only fall by its own few answers. With it, a model that was good in
+    the long run gets another chance after a while, and loses it after some 50 bad answers. In the
+    world of Figure 8 (bench/paper/figure8.py) a prototype went from .244 to .229, over 40 seeds.
     """
     cdef u32 i
     cdef double lost
@@ -484,8 +486,8 @@ cdef cnp.ndarray doubles_copied(cnp.ndarray array):
 
 
 cdef class Rule:
-    """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,
-    nothing is changed in place.
+    """A rule with its parameters. Takes rows f64[k, columns] and returns new ones; nothing is
+    changed in place. Threads: any.
 
     kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB, MEMORIES), least step
     (TSALLIS). share: fixed share (HEDGE), share of chance (GREEDY), drift back to the long memory
@@ -525,8 +527,8 @@ cdef class Rule:
         return doubles_copied(self.checked(rows))
 
     def choose(self, cnp.ndarray rows, double seen, double uniform):
-        """-> (model to ask, probability of that choice). seen: observations so far; uniform: in [0,
-        1)."""
+        """Return (model to query, probability of that choice). seen: observations so far; uniform:
+        in [0, 1)."""
         cdef double[MODELS_MAX] p
         self.checked(rows)
         cdef u32 i = rule_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0],
@@ -550,8 +552,8 @@ cdef class Rule:
 
     def learn(self, cnp.ndarray rows, double seen, losses, int chosen=-1, double p=1.0,
               double weight=1.0):
-        """New rows after one observation. losses: f64[k], NaN where unknown; chosen: the model that
-        was asked, with probability `p`; -1 when all were."""
+        """Return new rows after one observation. losses: f64[k], NaN where unknown; chosen: the
+        only model that was queried, with probability `p`; -1 when all were."""
         cdef cnp.ndarray after = self.copied(rows)
         cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
         cdef u32 k = <u32> after.shape[0]
@@ -588,8 +590,8 @@ cdef class Rule:
         return after
 
     def stack(self, cnp.ndarray rows, votes, label, double classes=2.0, double weight=1.0):
-        """New rows of STACKING. votes: u32[k] or u32[n, k], codes of labels from 1, 0 where a model
-        was not heard; label: the code of the right one, or u32[n]."""
+        """Return new rows of STACKING. votes: u32[k] or u32[n, k], codes of labels from 1, 0 where
+        a model has no prediction; label: the code of the right one, or u32[n]."""
         cdef cnp.ndarray after = self.copied(rows)
         cdef u32 k = <u32> after.shape[0]
         cdef cnp.ndarray cast = np.ascontiguousarray(votes, np.uint32).reshape(-1, k)

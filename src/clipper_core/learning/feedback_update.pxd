@@ -1,10 +1,10 @@
-# What an observation teaches, all in one: the loss of each model that was heard, how sure the
-# answer would have been and whether it would have been right (calibration), and the rule's step.
-# One observation, or an array of them in its order: the same steps, so that the same state comes of
-# it, bit for bit.
+# The update of a state by an observation: the loss of each model whose prediction arrived, the
+# calibration (the confidence that the answer would have had, and whether it would have been right),
+# and one step of the rule. An array of observations takes the same steps, in its order, so the
+# states are equal, bit for bit.
 #
-# For votes on labels, and for losses of numbers. What else an observation may hold is
-# python/clipper/selection/learned.py's, which is also the obvious twin of this module in the tests.
+# For votes on labels, and for losses of numbers. Other observations are learned in Python
+# (python/clipper/selection/learning_policy.py), which tests also compare with this module.
 #
 # Threads: any; the state belongs to the caller.
 cimport numpy as cnp
@@ -35,11 +35,11 @@ cdef struct Observation:               # an observation
     const i64* values           # [k]: the labels the models gave, as numbers that are equal when
                                 # they are
     const u8* cells             # [k]: hashes of the labels, 0 to 63; only a mixture's are read
-    const u8* heard             # [k]
+    const u8* arrived           # [k]
     const double* confidence    # [k]: the models' own, NaN where they gave none
     i64 label                   # the right one
     u64 bit                     # of it, in `labels`
-    u32 chosen                  # the one model that was asked; k when all were
+    u32 chosen                  # the only model that was queried; k when all were
     double p                    # its probability then
     double weight
     const double* context       # [features]: of the query; of linear models and a mixture
@@ -47,22 +47,22 @@ cdef struct Observation:               # an observation
     bint known                  # whether the right label is among those that sets may have
 
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
-# ^ False when nobody was heard: then nothing is changed
+# ^ False if no prediction arrived: then nothing is changed
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil
-# ^ confidence before calibration, and a model that gave the answer; -1 when nobody was heard
+# ^ confidence before calibration, and a model that gave the answer; -1 if no prediction arrived
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
 
 cdef enum:
     CONTEXT_MAX = 32            # features of a context
 
-cdef struct Votes:              # what was said about one query, with the label, as numbers
+cdef struct Votes:              # the predictions of one query, with the label, as numbers
     i64[MODELS_MAX] values
-    u8[MODELS_MAX] heard
+    u8[MODELS_MAX] arrived
     u8[MODELS_MAX] cells
     double[MODELS_MAX] confidence
     u32 cell                    # the highest hash of a label
-    bint anyone                 # whether any model was heard
+    bint anyone                 # whether any prediction arrived
     double[CONTEXT_MAX] context
     PyObject* label             # borrowed
     Observation observation     # of these arrays
@@ -75,8 +75,8 @@ cdef class FeedbackUpdate:
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
                    u32 chosen, double p, tuple features, object label, double weight) except -1
-    # ^ outputs, confidence: of k models, borrowed; NULL where one was not heard.  chosen: the only
-    # model that was asked, k when all were. False: it is for `policy.observe`
+    # ^ outputs, confidence: of k models, borrowed; NULL where no prediction arrived.  chosen: the
+    # only model that was queried, k when all were. False: it is for `policy.observe`
     cdef OpenState open(self, object state, tuple models)
     # ^ None if the state is of other models, or not finite
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)

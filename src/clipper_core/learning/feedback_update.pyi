@@ -10,8 +10,7 @@ _Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 @final
 class FeedbackUpdate:
-    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves;
-    states go in and come out."""
+    """The update of states by one rule. Takes states and returns new ones. Threads: any."""
 
     def __init__(
         self,
@@ -29,9 +28,9 @@ class FeedbackUpdate:
         seen: float,
         labels: int,
         thresholds: object,
-        asked: tuple[Any, ...],
+        queried: tuple[Any, ...],
         odds: tuple[float, ...],
-        heard: object,
+        predictions: object,
         label: object,
         weight: float,
         features: tuple[float, ...] = (),
@@ -43,7 +42,7 @@ class FeedbackUpdate:
         seen: float,
         labels: int,
         values: ArrayLike,
-        heard: ArrayLike,
+        arrived: ArrayLike,
         confidence: ArrayLike,
         label: ArrayLike,
         bits: ArrayLike,

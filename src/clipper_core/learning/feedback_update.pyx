@@ -1,5 +1,5 @@
-"""What an observation teaches: losses, calibration and the rule's step, for one observation or an
-array of them."""
+"""Updates a state by one observation, or an array of them: losses, calibration, one step of the
+rule."""
 cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
@@ -45,7 +45,7 @@ cdef extern from *:
 
 
 cdef _fill_classes():
-    """Labels seen, by linear counting: as `Learned.classes` has it."""
+    """Number of labels seen, by linear counting; equal to `LearnedState.classes`."""
     cdef u32 bits
     for bits in range(LABEL_BITS + 1):
         CLASSES[bits] = max(2.0,
@@ -61,8 +61,8 @@ cdef double feedback_update_classes(u64 labels) noexcept nogil:
 
 
 cdef inline double* _bin(const Learner* learner, double raw) noexcept nogil:
-    """Of the calibration. Mathematically on an edge, as one half is, a confidence is in the bin
-    above, whatever was rounded on the way."""
+    """Return the calibration bin of a confidence. A confidence on an edge (one half, for example)
+    belongs to the bin above, whatever its rounding error."""
     return learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
 
 
@@ -99,12 +99,12 @@ cdef double _accuracy(const Learner* learner, u32 i) noexcept nogil:
 
 cdef inline bint _votes(const Learner* learner, const Observation* observation,
                         u32 i) noexcept nogil:
-    return observation.heard[i] and (observation.chosen >= learner.k or observation.chosen == i)
+    return observation.arrived[i] and (observation.chosen >= learner.k or observation.chosen == i)
 
 
-cdef double _asked_weights(const Learner* learner, const Observation* observation,
+cdef double _queried_weights(const Learner* learner, const Observation* observation,
                            double* w) noexcept nogil:
-    """The weight of each model's vote; -> that of all that were asked."""
+    """Compute the weight of each model's vote; -> the total weight of the queried models."""
     cdef u32 i
     cdef double total = 0.0
     cdef bint some = False
@@ -123,8 +123,10 @@ cdef u32 _tally(const Learner* learner, const Observation* observation, const do
                 double* behind,
                 double* surely,
                 double* top) noexcept nogil:
-    """behind[i]: the weight behind what model i said, if it was the first to say so, else -1.
-    surely[i]: their own confidences. -> how many different labels there are."""
+    """Add up the votes for each label; -> the number of different labels.
+
+    behind[i]: the weight of the votes for model i's label if it is the first model with that label,
+    else -1.  surely[i]: the sum of these models' own confidences."""
     cdef u32 i, j, labels = 0
     top[0] = -1.0
     for i in range(learner.k):
@@ -149,7 +151,8 @@ cdef u32 _tally(const Learner* learner, const Observation* observation, const do
 
 cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
                      u32 winner) noexcept nogil:
-    """Of the scores, labels without a vote included; winner k: of one of those."""
+    """Return the softmax of the winner over the scores of all labels, also those without a vote.
+    winner k: a label without a vote."""
     cdef u32 i
     cdef double total = 0.0, others = 0.0, high = 0.0, top
     for i in range(learner.k):
@@ -164,14 +167,14 @@ cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
     return top / (others + max(CLASSES[popcount(learner.labels)] - labels, 0.0) * exp(-high))
 
 
-cdef u32 _codes(const Learner* learner, const Observation* observation, bint asked,
+cdef u32 _codes(const Learner* learner, const Observation* observation, bint queried,
                 u32* votes) noexcept nogil:
-    """1 for the right label, other numbers for other labels, 0 where a model was not heard (or not
-    asked). -> how many numbers there are."""
+    """Number the labels: 1 for the right one, 2 and above for others, 0 where no prediction
+    arrived. queried: 0 also for models that were not queried. -> the highest number."""
     cdef u32 i, j, codes = 1
     for i in range(learner.k):
         votes[i] = 0
-        if not observation.heard[i] or (asked and not _votes(learner, observation, i)):
+        if not observation.arrived[i] or (queried and not _votes(learner, observation, i)):
             continue
         votes[i] = 1
         if observation.values[i] != observation.label:
@@ -226,11 +229,11 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
     cdef double[MODELS_MAX] w
     cdef double[MODELS_MAX] behind
     cdef double[MODELS_MAX] surely
-    cdef double asked, top, high = -1.0
+    cdef double behind_all, top, high = -1.0
     cdef u32 i, labels
     if _chooses_one(learner.rule.kind):
         i = observation.chosen
-        if i >= learner.k or not observation.heard[i]:
+        if i >= learner.k or not observation.arrived[i]:
             return -1.0
         winner[0] = i
         if observation.confidence[i] == observation.confidence[i]:
@@ -239,7 +242,7 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
     if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.shape,
                                                                  learner.k):
         return _mixed_raw(learner, observation, winner)
-    asked = _asked_weights(learner, observation, w)
+    behind_all = _queried_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if labels == 0:
         return -1.0
@@ -249,20 +252,20 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
             winner[0] = i
     if learner.rule.kind == STACKING:
         return _softmax(learner, behind, labels, winner[0])
-    return min(behind[winner[0]] / asked, 1.0) if asked > 0 else 0.0
+    return min(behind[winner[0]] / behind_all, 1.0) if behind_all > 0 else 0.0
 
 
 cdef double _probability(const Learner* learner, const Observation* observation, double raw,
                          bint* voted) noexcept nogil:
-    """Of the right label, before it was known, if it is not the answer. voted: whether a model that
-    was asked gave it."""
+    """Return the probability that the state gave the right label, where that is not the answer.
+    voted: whether a queried model gave it."""
     cdef u32[MODELS_MAX] votes
     cdef double[MODELS_MAX] w
     cdef double[MODELS_MAX] behind
     cdef double[MODELS_MAX] surely
     cdef Ballot ballot
     cdef Tally tally
-    cdef double classes = CLASSES[popcount(learner.labels)], asked, share = 0.0, top
+    cdef double classes = CLASSES[popcount(learner.labels)], behind_all, share = 0.0, top
     cdef double* bin
     cdef u32 i, labels, first = learner.k
     voted[0] = False
@@ -279,14 +282,14 @@ cdef double _probability(const Learner* learner, const Observation* observation,
         _ballot(learner, observation, votes, classes, &ballot)
         mixture_tally(learner.rows, learner.shape, &ballot, &tally)
         return tally.p[tally.of[first]] if voted[0] else tally.other
-    asked = _asked_weights(learner, observation, w)
+    behind_all = _queried_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if learner.rule.kind == STACKING:
         return _softmax(learner, behind, labels, first)
     if voted[0]:
-        return behind[first] / asked
+        return behind[first] / behind_all
     for i in range(learner.k):
-        share += max(behind[i], 0.0) / asked
+        share += max(behind[i], 0.0) / behind_all
     return max(1.0 - share, 0.0) / max(classes - labels, 1.0)
 
 
@@ -314,8 +317,8 @@ cdef void _move(Learner* learner, const Observation* observation, double raw,
 
 cdef void _step(Learner* learner, const double* losses, u32 chosen, double p, double weight,
                 const double* context, u32 features) noexcept nogil:
-    """One step of a rule that learns losses. A context of another length than the rows' is not
-    learned."""
+    """Take one step of a rule that learns losses. A context whose length differs from that of the
+    rows is not learned."""
     cdef double[CONTEXT_MAX + 1] x
     cdef ContextRule rule
     cdef u32 i, d
@@ -357,7 +360,7 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
     cdef double raw
     for i in range(learner.k):
         losses[i] = <double> (observation.values[i] != observation.label)
-        if observation.heard[i]:
+        if observation.arrived[i]:
             anyone = True
         else:
             losses[i] = NAN
@@ -401,14 +404,15 @@ cdef object _exactly(object array, object dtype, tuple shape, str name):
 
 @cython.final
 cdef class FeedbackUpdate:
-    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves;
-    states go in, new ones come out, nothing is changed in place.
+    """The update of states by one rule. Takes states and returns new ones; nothing is changed in
+    place. Threads: any.
 
-    A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a
-    label seen. make: of (models, rows, seen, labels, sure, thresholds), the state object.  bit_of:
-    of a label that is no number, the bit it sets.  sets: how prediction sets of labels are made,
-    with `coverage`, `step`, `doubt`, `remembered(known, label)` and `make(labels, numbers, scale,
-    count, known)`, the thresholds; None: thresholds stay.
+    A state is rows f64[k, columns], sure f64[bins, 2], the weight of the observations, and one bit
+    for each label seen. fade: the share of a bin's counts that remains after an observation in that
+    bin.  make: makes a state from (models, rows, seen, labels, sure, thresholds).  bit_of: returns
+    the bit of a label that is no number.  sets: makes prediction sets of labels, with `coverage`,
+    `step`, `doubt`, `remembered(known, label)` and `make(labels, numbers, scale, count, known)`,
+    which returns thresholds; None: thresholds stay.
     """
 
     def __cinit__(self, Rule rule not None, double fade, make, bit_of, sets=None):
@@ -427,7 +431,7 @@ cdef class FeedbackUpdate:
         return sure
 
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *:
-        """Of arrays that are the caller's own."""
+        """Describe a state to the functions above. The arrays must belong to the caller."""
         cdef Learner learner
         learner.rule = &self.rule.state
         learner.rows = <double*> cnp.PyArray_DATA(rows)
@@ -444,7 +448,7 @@ cdef class FeedbackUpdate:
         return learner
 
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell):
-        """A copy; of a mixture with a bucket for the cell."""
+        """Return a copy of the rows; those of a mixture get a bucket for the cell."""
         if self.rule.state.kind == MIXTURE:
             return rows_with(rows, cell)
         if self.rule.state.kind != LINEAR:
@@ -456,7 +460,7 @@ cdef class FeedbackUpdate:
         return doubles_copied(rows)
 
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features):
-        """Rows with weights for a context of that length, if they have none and need them."""
+        """Return rows with weights for that many features; a copy if weights must be added."""
         if self.rule.state.kind == MIXTURE:
             return rows_with_features(rows, features)
         if self.rule.state.kind == LINEAR and rows.shape[1] == context_columns(1):
@@ -465,13 +469,14 @@ cdef class FeedbackUpdate:
 
     @cython.binding(False)
     def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels,
-            thresholds, tuple asked, odds, heard, label, double weight, tuple features=()):
-        """One observation of a label: -> the new state; None if it is for `policy.observe`, being
-        of something else, or of other models, or of kinds that do not go together; False if nobody
-        was heard.
+            thresholds, tuple queried, odds, predictions, label, double weight, tuple features=()):
+        """Learn one observation of a label: -> the new state; False if no prediction arrived; None
+        if `policy.observe` must learn it, because it is not about a label, is of other models, or
+        mixes types.
 
-        thresholds: of the prediction sets.  asked: the models that were, with the probabilities
-        `odds`. heard: by model, objects with `output` and `confidence`.  features: of the query.
+        thresholds: of the prediction sets.  queried: models, with the probabilities `odds` of their
+        choice.  predictions: by model, objects with `output` and `confidence`.  features: of the
+        query.
         """
         cdef Votes votes
         cdef OpenState opened = OpenState.__new__(OpenState)
@@ -481,22 +486,22 @@ cdef class FeedbackUpdate:
         cdef object value
         cdef u32 i, k = <u32> len(models), chosen = k
         if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
-                or type(heard) is not dict):
+                or type(predictions) is not dict):
             return None
         for i in range(k):
-            found = PyDict_GetItem(<dict> heard, models[i])
+            found = PyDict_GetItem(<dict> predictions, models[i])
             outputs[i] = confidence[i] = NULL
             if found != NULL:           # the prediction keeps them
                 value = read_member(&OUTPUT, <object> found)
                 outputs[i] = <PyObject*> value
                 value = read_member(&CONFIDENCE, <object> found)
                 confidence[i] = <PyObject*> value
-            if len(asked) == 1 and asked[0] == models[i]:
+            if len(queried) == 1 and queried[0] == models[i]:
                 chosen = i
-        if chosen == k and asked != models:
+        if chosen == k and queried != models:
             return None
         if not self.read(&votes, k, outputs, confidence, chosen,
-                         odds[0] if odds and len(asked) == 1 else 1.0, features, label, weight):
+                         odds[0] if odds and len(queried) == 1 else 1.0, features, label, weight):
             return None
         if not opened.start(self, rows, sure, seen, labels, thresholds):
             return None         # `policy.observe` mends it
@@ -520,7 +525,7 @@ cdef class FeedbackUpdate:
         for i in range(<u32> len(features)):
             votes.context[i] = features[i]
         for i in range(k):
-            votes.heard[i] = outputs[i] != NULL
+            votes.arrived[i] = outputs[i] != NULL
             votes.values[i] = 0
             votes.confidence[i] = NAN
             if outputs[i] == NULL:
@@ -539,7 +544,7 @@ cdef class FeedbackUpdate:
                 votes.confidence[i] = <object> confidence[i]
                 if votes.confidence[i] != votes.confidence[i]:
                     votes.confidence[i] = 0.0
-        observation.values, observation.heard = votes.values, votes.heard
+        observation.values, observation.arrived = votes.values, votes.arrived
         observation.confidence, observation.cells = votes.confidence, votes.cells
         observation.label, observation.weight = 0, weight
         observation.chosen, observation.p = chosen, p
@@ -565,8 +570,8 @@ cdef class FeedbackUpdate:
                                       read_member(&TRACKED, state)) else None
 
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
-        """Of the labels that the models gave, 0 to 63; `votes.cell` is that of the right one. ->
-        the largest of all."""
+        """Hash the labels that the models gave to 0 to 63; -> the largest hash. `votes.cell` is
+        that of the right label."""
         cdef u32 i, cell, high = votes.cell
         for i in range(k):
             votes.cells[i] = 0
@@ -582,48 +587,48 @@ cdef class FeedbackUpdate:
             high = max(high, cell)
         return high
 
-    def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
+    def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, arrived,
              confidence, label, bits, chosen, p, cells=None):
-        """n observations of weight 1, without a context, in their order: -> (rows, sure, seen,
-        labels). Thresholds of sets do not move. Releases the GIL.
+        """Learn n observations of weight 1, without a context, in their order: -> (rows, sure,
+        seen, labels). Thresholds of sets do not move. Releases the GIL.
 
-        values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a
-        model gave none. label: i64[n].  bits: u8[n], which bit of `labels` each stands for.
-        chosen: u32[n] or u32[1], the model that was asked, k when all were.  p: f64[n] or f64[1],
-        its probability then.  cells: u8[k, n], hashes of the labels in `values`, 0 to 63; only a
-        mixture needs them.
+        values: i64[k, n], labels as numbers.  arrived: u8[k, n], 0 where there is no prediction.
+        confidence: f64[k, n], NaN where a model gave none. label: i64[n].  bits: u8[n], which bit
+        of `labels` each stands for.  chosen: u32[n] or u32[1], the only model that was queried, k
+        when all were.  p: f64[n] or f64[1], its probability then.  cells: u8[k, n], hashes of the
+        labels in `values`, 0 to 63; only a mixture needs them.
         """
         sure = doubles_copied(self._bins(sure))
         cdef cnp.ndarray right = np.ascontiguousarray(label, np.int64).reshape(-1)
         cdef u64 n = <u64> right.shape[0]
         cdef bint mixed = self.rule.state.kind == MIXTURE
         cdef tuple shape = (rows.shape[0] - mixed, n)
-        cdef cnp.ndarray said = _exactly(values, np.int64, shape, "values")
-        cdef cnp.ndarray was_heard = _exactly(heard, np.uint8, shape, "heard")
+        cdef cnp.ndarray numbers = _exactly(values, np.int64, shape, "values")
+        cdef cnp.ndarray mask = _exactly(arrived, np.uint8, shape, "arrived")
         cdef cnp.ndarray own = _exactly(confidence, np.float64, shape, "confidence")
         cdef cnp.ndarray places = _exactly(bits, np.uint8, (n,), "bits")
-        cdef cnp.ndarray hashes = said if not mixed else _exactly(cells, np.uint8, shape, "cells")
+        cdef cnp.ndarray hashes = (numbers if not mixed
+                                   else _exactly(cells, np.uint8, shape, "cells"))
         cdef u32 cell = 0
         if mixed and n:
-            cell = _highest(hashes, was_heard, places)
+            cell = _highest(hashes, mask, places)
         rows = self._rows(rows, cell)
         cdef Learner learner = self._pupil(rows, sure, seen, labels)
         cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
         cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
         cdef Steps steps = _steps(picks, odds, n)
-        _learn_rows(&learner, n, <i64*> cnp.PyArray_DATA(said), <u8*> cnp.PyArray_DATA(was_heard),
+        _learn_rows(&learner, n, <i64*> cnp.PyArray_DATA(numbers), <u8*> cnp.PyArray_DATA(mask),
                     <double*> cnp.PyArray_DATA(own), <i64*> cnp.PyArray_DATA(right),
                     <u8*> cnp.PyArray_DATA(places),
                     <u8*> cnp.PyArray_DATA(hashes) if mixed else NULL, &steps)
         return rows, sure, learner.seen, learner.labels
 
     def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
-        """n observations of weight 1 whose losses are known, in their order, without calibration:
+        """Learn n observations of weight 1 from their losses, in their order, without calibration:
         -> (rows, seen).
 
-        losses: f64[k, n], NaN where a model was not heard; a row of which nobody was heard does not
-        count. Stacking and a mixture learn nothing of
-        them. Releases the GIL.
+        losses: f64[k, n], NaN where no prediction arrived; an observation without predictions does
+        not count. Stacking and mixtures learn nothing from losses. Releases the GIL.
         """
         rows = self._rows(rows, 0)
         cdef u32 k = <u32> rows.shape[0] - (self.rule.state.kind == MIXTURE)
@@ -690,7 +695,7 @@ cdef class OpenState:
 
 
 cdef bint _contains(tuple labels, object label) except -1:
-    """Of labels, which are equal if their types are, too."""
+    """Return whether a label is among others; equal labels have the same type."""
     cdef object one
     for one in labels:
         if type(one) is type(label) and PyObject_RichCompareBool(one, label, Py_EQ):
@@ -699,7 +704,7 @@ cdef bint _contains(tuple labels, object label) except -1:
 
 
 cdef bint _is_finite(cnp.ndarray array):
-    """Of a contiguous array of doubles."""
+    """Return whether a contiguous array of doubles holds neither NaN nor infinities."""
     cdef const double* at = <double*> cnp.PyArray_DATA(array)
     cdef cnp.npy_intp i
     for i in range(cnp.PyArray_SIZE(array)):
@@ -717,26 +722,26 @@ cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:
     return steps
 
 
-cdef u32 _highest(cnp.ndarray cells, cnp.ndarray heard, cnp.ndarray bits):
-    """The largest hash in the rows of which a model was heard, labels included."""
-    heard = heard != 0
-    counts = heard.any(axis=0)
-    high = max(np.where(heard, cells, 0).max(initial=0), np.where(counts, bits, 0).max(initial=0))
+cdef u32 _highest(cnp.ndarray cells, cnp.ndarray arrived, cnp.ndarray bits):
+    """Return the largest hash of the rows with at least one prediction, labels included."""
+    arrived = arrived != 0
+    counts = arrived.any(axis=0)
+    high = max(np.where(arrived, cells, 0).max(initial=0), np.where(counts, bits, 0).max(initial=0))
     return <u32> (high % LABEL_BITS)
 
 
-cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* heard,
+cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* arrived,
                       const double* confidence, const i64* label,
                       const u8* bits, const u8* hashes, const Steps* steps):
     cdef i64[MODELS_MAX] row
-    cdef u8[MODELS_MAX] was_heard
+    cdef u8[MODELS_MAX] mask
     cdef u8[MODELS_MAX] cells
     cdef double[MODELS_MAX] own
     cdef Observation observation
     cdef u64 i
     cdef u32 j
-    observation.values, observation.heard, observation.confidence, observation.weight = (row,
-            was_heard, own, 1.0)
+    observation.values, observation.arrived, observation.confidence, observation.weight = (row,
+            mask, own, 1.0)
     observation.cells = cells
     observation.context = NULL
     observation.features, observation.known = 0, False
@@ -744,7 +749,7 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* hear
         for i in range(n):
             for j in range(learner.k):
                 row[j] = values[j * n + i]
-                was_heard[j] = heard[j * n + i]
+                mask[j] = arrived[j * n + i]
                 own[j] = confidence[j * n + i]
                 if hashes != NULL:
                     cells[j] = hashes[j * n + i] % LABEL_BITS

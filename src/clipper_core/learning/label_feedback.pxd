@@ -6,8 +6,8 @@
 from clipper_core.learning.bandit cimport Rule
 from clipper_core.runtime.machine cimport i64, u64, u8
 
-# -- The answer of a policy that asks all models and votes on labels, from the objects of a query:
-# read, weighed and calibrated in one call.
+# -- The answer of a policy that queries all models and votes on labels, from the objects of a
+# query: read, weighed and calibrated in one call.
 #
 # Threads: any; the state belongs to the caller.
 cdef class LabelVotes:

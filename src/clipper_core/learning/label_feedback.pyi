@@ -20,7 +20,7 @@ class LabelVotes:
         rows: NDArray[np.float64],
         sure: NDArray[np.float64],
         labels: int,
-        arrived: object,
+        predictions: object,
         missing: int,
     ) -> tuple[object, float, tuple[_Model, ...], float] | None: ...
 
@@ -100,13 +100,13 @@ def record_of(
     head: bytes,
     user: str,
     place: dict[Any, int],
-    asked: tuple[int, ...],
+    queried: tuple[int, ...],
     odds: tuple[float, ...],
     seen: object,
     time_us: int,
 ) -> bytes | None: ...
 def is_plain(label: object) -> bool: ...
-def alike(label: object, heard: object) -> bool: ...
+def alike(label: object, predictions: object) -> bool: ...
 
 @final
 class Mean:
@@ -120,14 +120,14 @@ class Mean:
 
 @final
 class LabelCounts:
-    """How often the answer and each model gave the right label. Threads: any."""
+    """Counts of right labels, of the answer and of each model. Threads: any."""
 
     @property
     def models(self) -> dict[Any, Any]: ...
     @property
     def right(self) -> Mean: ...
     def __init__(self, models: dict[Any, Any], right: Mean) -> None: ...
-    def count(self, heard: object, label: object, answer: object, weight: float) -> bool: ...
+    def count(self, predictions: object, label: object, answer: object, weight: float) -> bool: ...
 
 @final
 class LabelSteps:

@@ -1,5 +1,5 @@
-"""Feedback about labels, read from the objects of queries without others in between: its record in
-the journal, what it teaches, and how often each model was right."""
+"""Feedback with labels, read directly from the objects of queries: its record in the journal, the
+update of the states, and how often each model was right."""
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -29,7 +29,7 @@ from clipper_core.wire.codec cimport crc32
 
 cnp.import_array()
 
-# -- The answer of a policy that asks all models and votes on labels, from the objects of a query.
+# -- The answer of a policy that queries all models and votes on labels, from a query's objects.
 
 cdef extern from *:
     int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
@@ -42,30 +42,30 @@ OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
 cdef class LabelVotes:
     """Combines labels by the weights of one rule. Threads: any.
 
-    rule: of a policy that asks all models.  bit_of: returns the bit of a label that is no number.
-    doubt: observations in a bin from which on they outweigh the raw confidence.
+    rule: of a policy that queries all models.  bit_of: returns the bit of a label that is no
+    number. doubt: observations in a bin from which on they outweigh the raw confidence.
     """
 
     def __cinit__(self, Rule rule not None, bit_of, double doubt):
         if rule.state.kind not in (HEDGE, LOGODDS, STACKING, MIXTURE):
-            raise_for(BAD_INPUT, f"rule {rule.state.kind} asks one model")
+            raise_for(BAD_INPUT, f"rule {rule.state.kind} queries one model")
         self.rule, self.bit_of, self.doubt = rule, bit_of, doubt
 
     @cython.binding(False)
-    def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, arrived,
+    def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, predictions,
                Py_ssize_t missing):
-        """Returns (output, confidence, models used, agreement) of the predictions that arrived;
-        None if there is something else than labels of one type, or another model than those of the
-        state.
+        """Return (output, confidence, models used, agreement) of the predictions that arrived.
+        None if an output is no label, their types differ, or a model is not of the state.
 
-        rows, sure, labels: the state.  arrived: by model, objects with `output` and `confidence`.
-        missing: number of further models that were asked; with those that arrived all of `models`.
+        rows, sure, labels: the state.  predictions: by model, objects with `output` and
+        `confidence`.  missing: number of queried models without a prediction; together these are
+        all of `models`.
         """
         cdef i64[MODELS_MAX] values
-        cdef u8[MODELS_MAX] heard
+        cdef u8[MODELS_MAX] arrived
         cdef u8[MODELS_MAX] cells
         cdef double[MODELS_MAX] confidence
-        cdef list said = []
+        cdef list outputs = []
         cdef list used = []
         cdef PyObject* found
         cdef object kind = None, output, own
@@ -75,16 +75,17 @@ cdef class LabelVotes:
         cdef bint mixed = self.rule.state.kind == MIXTURE
         cdef double raw, share
         cdef double* bin
-        if type(arrived) is not dict or not 2 <= k <= MODELS_MAX:
+        if type(predictions) is not dict or not 2 <= k <= MODELS_MAX:
             return None
-        if len(<dict> arrived) + missing != k or rows.shape[0] != k + mixed or not used_bins(sure):
+        if (len(<dict> predictions) + missing != k or rows.shape[0] != k + mixed
+                or not used_bins(sure)):
             return None
         for i in range(k):
-            found = PyDict_GetItem(<dict> arrived, models[i])
-            heard[i] = found != NULL
+            found = PyDict_GetItem(<dict> predictions, models[i])
+            arrived[i] = found != NULL
             values[i], cells[i], confidence[i] = 0, 0, NAN
             if found == NULL:
-                said.append(None)
+                outputs.append(None)
                 continue
             output = read_member(&OUTPUT, <object> found)
             own = read_member(&CONFIDENCE, <object> found)
@@ -96,20 +97,20 @@ cdef class LabelVotes:
                 return None
             values[i] = i
             for j in range(i):
-                if heard[j] and values[j] == j and said[j] == output:
+                if arrived[j] and values[j] == j and outputs[j] == output:
                     values[i], cells[i] = j, cells[j]
                     break
             else:
                 if mixed:
                     cells[i] = (<u8> (output & 63) if kind is int or kind is bool
                                 else <u8> lowest_bit(<u64> self.bit_of(output)))
-            said.append(output)
+            outputs.append(output)
             used.append(models[i])
             if own is not None:
                 confidence[i] = own
                 if confidence[i] != confidence[i]:
                     confidence[i] = 0.0
-        if len(used) != len(<dict> arrived):
+        if len(used) != len(<dict> predictions):
             return None
         learner.rule, learner.k, learner.labels = &self.rule.state, k, labels
         if mixed:
@@ -119,20 +120,20 @@ cdef class LabelVotes:
         learner.rows, learner.sure = (<double*> cnp.PyArray_DATA(rows),
                                       <double*> cnp.PyArray_DATA(sure))
         learner.bins = <u32> sure.shape[0]
-        observation.values, observation.heard, observation.cells = values, heard, cells
+        observation.values, observation.arrived, observation.cells = values, arrived, cells
         observation.confidence, observation.label, observation.chosen = confidence, -1, k
         observation.context = NULL
         observation.features = 0
         raw = feedback_update_raw(&learner, &observation, &winner)
         if raw < 0.0:
             return None
-        share = _agreement(&learner, values, heard, winner)
+        share = _agreement(&learner, values, arrived, winner)
         if not mixed or not mixture_is_untouched(learner.rows, learner.shape, k):
             bin = learner.sure + 2 * min(<u32> (raw * learner.bins + 1e-9), learner.bins - 1)
             raw = (bin[0] + self.doubt * raw) / (bin[1] + self.doubt)
         else:
             share = raw
-        return said[winner], raw, tuple(used), share
+        return outputs[winner], raw, tuple(used), share
 
 
 cdef bint used_bins(cnp.ndarray sure):
@@ -140,9 +141,9 @@ cdef bint used_bins(cnp.ndarray sure):
             and cnp.PyArray_IS_C_CONTIGUOUS(sure) and sure.shape[0] > 0 and sure.shape[1] == 2)
 
 
-cdef double _agreement(const Learner* learner, const i64* values, const u8* heard,
+cdef double _agreement(const Learner* learner, const i64* values, const u8* arrived,
                        u32 winner) noexcept nogil:
-    """The share of the weight of all models behind the winner."""
+    """Return the weight of the models that agree with the winner, as a share of all weight."""
     cdef double[MODELS_MAX] weights
     cdef double total = 0.0, behind = 0.0
     cdef u32 i
@@ -153,7 +154,7 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* hear
                      weights)
     for i in range(learner.k):
         total += weights[i]
-        if heard[i] and values[i] == values[winner]:
+        if arrived[i] and values[i] == values[winner]:
             behind += weights[i]
     return min(behind / total, 1.0) if total > 0.0 else 0.0
 
@@ -174,8 +175,8 @@ cdef i64 _bytes_of(object output) except -1:
 cdef class Joined:
     """An answered query that feedback may still come for.
 
-    arrived: predictions by model.  late: futures of observers, and of nobody else.  until_s: on the
-    table's clock.  has_feedback: whether its feedback has come.
+    arrived: predictions by model.  late: futures of observers only.  until_s: end of the wait for
+    feedback, on the table's clock.  has_feedback: whether its feedback has come.
     """
 
     def __init__(self, learner, str user, plan, arrived, answer, tuple late, double until_s,
@@ -195,8 +196,8 @@ cdef class Joined:
 cdef class JoinTable:
     """The last `size_max` answers, each for `window_s` seconds. Threads: any.
 
-    bytes_max: of what is kept, estimated; beyond it the oldest are forgotten.  answer_type: objects
-    of this type name an answer by their `id`.  clock: in seconds; None: the system's.
+    bytes_max: of all answers, estimated; beyond it the oldest are dropped.  answer_type: objects of
+    this type name an answer by their `id`.  clock: in seconds; None: the system's.
     """
 
     def __init__(self, i64 size_max, double window_s, i64 bytes_max, answer_type, clock=None):
@@ -228,7 +229,7 @@ cdef class JoinTable:
         return list(self.known.items())
 
     def add(self, str id not None, learner, str user, plan, arrived, answer, tuple late=()):
-        """Remember an answer. -> what is remembered; it is another one if the id is known."""
+        """Add an answer. -> its entry; that of the earlier answer if the id is known."""
         cdef double now = self.now_s()
         cdef Joined joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
         cdef Joined oldest
@@ -361,9 +362,9 @@ cdef extern from *:
     u64 big_endian "__builtin_bswap64"(u64 value) noexcept nogil
 
 cdef enum:
-    DONE = 0                    # of a list: written down and applied
-    ALONE = 1                   # each is to be learned by itself
-    GENERAL = 2                 # it is for the general path
+    DONE = 0                    # a list was written and applied
+    ALONE = 1                   # each label must be learned by itself
+    GENERAL = 2                 # the general path must learn it
     RECORD_MAX = 2048           # bytes of a record that is made here
     LABEL_MAX = 1024            # characters or bytes of a plain label
 
@@ -452,7 +453,7 @@ cdef inline void _put_array(Bytes* out, Py_ssize_t n) noexcept:
 
 
 cdef bint _put_value(Bytes* out, object value) except -1:
-    """False for what is no None, bool, int, float, str or bytes."""
+    """Write a None, bool, int, float, str or bytes. -> False for other types."""
     cdef object kind = type(value)
     cdef Py_ssize_t n
     cdef const char* text
@@ -507,7 +508,7 @@ cdef inline bint _is_label(object kind) noexcept:
     return kind is int or kind is str or kind is bool or kind is bytes
 
 
-cdef struct Said:               # predictions of one query; the objects belong to them
+cdef struct Arrived:            # predictions of one query; the objects belong to them
     PyObject* model[MODELS_MAX]
     PyObject* output[MODELS_MAX]
     PyObject* confidence[MODELS_MAX]
@@ -515,82 +516,83 @@ cdef struct Said:               # predictions of one query; the objects belong t
     u32 n
 
 
-cdef bint _gather(Said* said, object heard, dict place) except -1:
-    """False for what is no dict, or too large."""
+cdef bint _gather(Arrived* arrived, object predictions, dict place) except -1:
+    """Read a dict of predictions. -> False if it is no dict, or too large."""
     cdef PyObject* model
     cdef PyObject* prediction
     cdef Py_ssize_t at = 0
     cdef object value
-    said.n = 0
-    if type(heard) is not dict or len(<dict> heard) > MODELS_MAX:
+    arrived.n = 0
+    if type(predictions) is not dict or len(<dict> predictions) > MODELS_MAX:
         return False
-    while PyDict_Next(heard, &at, &model, &prediction):
+    while PyDict_Next(predictions, &at, &model, &prediction):
         value = read_member(&OUTPUT, <object> prediction)
-        said.output[said.n] = <PyObject*> value
+        arrived.output[arrived.n] = <PyObject*> value
         value = read_member(&CONFIDENCE, <object> prediction)
-        said.confidence[said.n] = <PyObject*> value
-        said.model[said.n] = model
-        said.place[said.n] = PyDict_GetItem(place, <object> model)
-        said.n += 1
+        arrived.confidence[arrived.n] = <PyObject*> value
+        arrived.model[arrived.n] = model
+        arrived.place[arrived.n] = PyDict_GetItem(place, <object> model)
+        arrived.n += 1
     return True
 
 
-cdef inline bint _alike(const Said* said, object label) noexcept:
+cdef inline bint _alike(const Arrived* arrived, object label) noexcept:
     """Return whether a label and all outputs are labels of one type."""
     cdef u32 i
     if not _is_label(type(label)):
         return False
-    for i in range(said.n):
-        if type(<object> said.output[i]) is not type(label):
+    for i in range(arrived.n):
+        if type(<object> arrived.output[i]) is not type(label):
             return False
     return True
 
 
-cdef bint _put_heard(Bytes* out, const Said* said) except -1:
-    """(place, output, confidence) of each model that has a place."""
+cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
+    """Write (place, output, confidence) of each model that has a place."""
     cdef u32 i
     cdef Py_ssize_t n = 0
-    for i in range(said.n):
-        n += said.place[i] != NULL
+    for i in range(arrived.n):
+        n += arrived.place[i] != NULL
     _put_array(out, n)
-    for i in range(said.n):
-        if said.place[i] == NULL:
+    for i in range(arrived.n):
+        if arrived.place[i] == NULL:
             continue
         _put_array(out, 3)
-        if not (_put_value(out, <object> said.place[i]) and _put_value(out, <object> said.output[i])
-                and _put_value(out, <object> said.confidence[i])):
+        if not (_put_value(out, <object> arrived.place[i])
+                and _put_value(out, <object> arrived.output[i])
+                and _put_value(out, <object> arrived.confidence[i])):
             return False
     return True
 
 
-def record_of(bytes head, str user, dict place, tuple asked, tuple odds, seen, i64 time_us):
-    """The record of an observation in MessagePack, or None if it is longer than 2048 bytes or holds
-    arrays: then it is for the general encoder, whose bytes these are.
+def record_of(bytes head, str user, dict place, tuple queried, tuple odds, seen, i64 time_us):
+    """Return the record of an observation in MessagePack, the same bytes as the general encoder's.
+    None if it is longer than 2048 bytes or holds arrays: the general encoder must write it.
 
     head: the fields before `user`, with the header of the array.  place: position by model.
-    asked: positions of the models that were asked, with the probabilities `odds`.  seen: an
-    observation.
+    queried: positions of the queried models, with the probabilities `odds` of their choice.
+    seen: an observation.
     """
     cdef object truth = seen.truth
     cdef u8[RECORD_MAX] buffer
     cdef Bytes out
-    cdef Said said
+    cdef Arrived arrived
     out.at, out.end, out.full = buffer, buffer + RECORD_MAX, False
-    if not _gather(&said, seen.predictions, place) or not _put_record(
-            &out, head, user, asked, odds, &said, truth.label, truth.score, seen.answer,
+    if not _gather(&arrived, seen.predictions, place) or not _put_record(
+            &out, head, user, queried, odds, &arrived, truth.label, truth.score, seen.answer,
             seen.weight, seen.plan.features, time_us):
         return None
     return PyBytes_FromStringAndSize(<char*> buffer, out.at - buffer)
 
 
-cdef bint _put_record(Bytes* out, bytes head, object user, tuple asked, tuple odds,
-                      const Said* said, object label, object score, object answer, object weight,
-                      tuple features, i64 time_us) except -1:
-    if len(asked) > MODELS_MAX or len(features) > MODELS_MAX:
+cdef bint _put_record(Bytes* out, bytes head, object user, tuple queried, tuple odds,
+                      const Arrived* arrived, object label, object score, object answer,
+                      object weight, tuple features, i64 time_us) except -1:
+    if len(queried) > MODELS_MAX or len(features) > MODELS_MAX:
         return False
     _put(out, PyBytes_AS_STRING(head), <u64> PyBytes_GET_SIZE(head))
-    if not (_put_value(out, user) and _put_values(out, asked) and _put_values(out, odds)
-            and _put_heard(out, said) and _put_value(out, label)
+    if not (_put_value(out, user) and _put_values(out, queried) and _put_values(out, odds)
+            and _put_predictions(out, arrived) and _put_value(out, label)
             and _put_value(out, score) and _put_value(out, answer)
             and _put_value(out, weight) and _put_values(out, features)):
         return False
@@ -598,7 +600,7 @@ cdef bint _put_record(Bytes* out, bytes head, object user, tuple asked, tuple od
     return not out.full
 
 
-# -- what is told, beside what was said
+# -- labels
 
 @cython.binding(False)
 def is_plain(label):
@@ -621,15 +623,15 @@ cdef bint _is_plain(object label) except -1:
 
 
 @cython.binding(False)
-def alike(label, heard):
+def alike(label, predictions):
     """Return whether a label and all outputs of a dict of predictions are labels of one type."""
     cdef PyObject* model
     cdef PyObject* prediction
     cdef Py_ssize_t at = 0
     cdef object kind = type(label)
-    if type(heard) is not dict or not _is_label(kind):
+    if type(predictions) is not dict or not _is_label(kind):
         return False
-    while PyDict_Next(heard, &at, &model, &prediction):
+    while PyDict_Next(predictions, &at, &model, &prediction):
         if type(read_member(&OUTPUT, <object> prediction)) is not kind:
             return False
     return True
@@ -637,7 +639,7 @@ def alike(label, heard):
 
 @cython.final
 cdef class Mean:
-    """A sum and how many it is of. Threads: one at a time."""
+    """A mean: a sum of values and their count. Threads: one at a time."""
 
     cdef public double n, total
 
@@ -663,28 +665,28 @@ cdef class Tally:
     cdef double[MODELS_MAX] outputs, right_outputs
     cdef double answers, right_answers
 
-    cdef bint add(self, const Said* said, object answer, object label) except -1:
-        """False, and nothing is counted, if the answer is of another type, or a model has no
-        place."""
+    cdef bint add(self, const Arrived* arrived, object answer, object label) except -1:
+        """Count a label. -> False, and nothing is counted, if the answer has another type, or a
+        model has no place."""
         cdef u32 i, at
         if type(answer) is not type(label):
             return False
-        for i in range(said.n):
-            if said.place[i] == NULL:
+        for i in range(arrived.n):
+            if arrived.place[i] == NULL:
                 return False
         self.answers += 1
         self.right_answers += PyObject_RichCompareBool(answer, label, Py_EQ)
-        for i in range(said.n):
-            at = <object> said.place[i]
+        for i in range(arrived.n):
+            at = <object> arrived.place[i]
             self.outputs[at] += 1
-            self.right_outputs[at] += PyObject_RichCompareBool(<object> said.output[i], label,
+            self.right_outputs[at] += PyObject_RichCompareBool(<object> arrived.output[i], label,
                                                                Py_EQ)
         return True
 
 
 @cython.final
 cdef class LabelCounts:
-    """How often the answer and each model gave the right label. Threads: any.
+    """Counts of right labels, of the answer and of each model. Threads: any.
 
     models: by model, objects with a Mean `feedback`.  right: of the answer.
     """
@@ -694,24 +696,26 @@ cdef class LabelCounts:
     def __init__(self, dict models not None, Mean right not None):
         self.models, self.right = models, right
 
-    def count(self, heard, label, answer, double weight):
-        """Count a label; heard: predictions by model. -> False, and nothing is counted, unless all
-        are labels of one type."""
-        cdef Said said
-        return _gather(&said, heard, self.models) and self.add(&said, label, answer, weight)
+    def count(self, predictions, label, answer, double weight):
+        """Count a label; predictions: by model. -> False, and nothing is counted, unless all are
+        labels of one type."""
+        cdef Arrived arrived
+        return (_gather(&arrived, predictions, self.models)
+                and self.add(&arrived, label, answer, weight))
 
-    cdef bint add(self, const Said* said, object label, object answer, double weight) except -1:
+    cdef bint add(self, const Arrived* arrived, object label, object answer,
+                  double weight) except -1:
         cdef PyObject* found
         cdef Mean mean
         cdef u32 i
-        if type(answer) is not type(label) or not _alike(said, label):
+        if type(answer) is not type(label) or not _alike(arrived, label):
             return False
         self.right.add_one(PyObject_RichCompareBool(answer, label, Py_EQ), weight)
-        for i in range(said.n):
-            found = PyDict_GetItem(self.models, <object> said.model[i])
+        for i in range(arrived.n):
+            found = PyDict_GetItem(self.models, <object> arrived.model[i])
             if found != NULL:
                 mean = (<object> found).feedback
-                mean.add_one(PyObject_RichCompareBool(<object> said.output[i], label, Py_EQ),
+                mean.add_one(PyObject_RichCompareBool(<object> arrived.output[i], label, Py_EQ),
                              weight)
         return True
 
@@ -745,7 +749,7 @@ cdef class OpenContext:
 
 @cython.final
 cdef class LabelSteps:
-    """Writes down labels and learns them, for one learner. Threads: any.
+    """Writes labels to the journal and learns them, for one learner. Threads: any.
 
     learner: with `application`, `head`, `models`, `place`, `shared`, `learns`, `watcher`,
     `known(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)` and
@@ -772,23 +776,23 @@ cdef class LabelSteps:
         self.end, self.learns, self.commits = journal.end, learner.learns, True
         self.everyone = tuple(range(len(self.models)))
 
-    cdef bint put(self, Bytes* out, Said* said, Votes* votes, Joined joined, object label,
+    cdef bint put(self, Bytes* out, Arrived* arrived, Votes* votes, Joined joined, object label,
                   i64 time_us) except -1:
-        """Write the record of a label of weight 1, with its head, and read it for the core's
-        update if there is one. False: it is for the general path."""
+        """Write the record of a label of weight 1, with its head, and read it for the core's update
+        if there is one. False: the general path must learn it."""
         cdef object plan = joined.plan
-        cdef object asked = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
+        cdef object queried = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
         cdef object features = read_member(&FEATURES, plan)
         cdef tuple positions = self.everyone
         cdef bytes head = read_member(&HEAD, self.learner)
-        cdef u8* begin = out.at
+        cdef u8* start = out.at
         cdef PyObject* at
         cdef u32 chosen = <u32> len(self.everyone)
-        if (type(asked) is not tuple or type(odds) is not tuple or type(features) is not tuple
+        if (type(queried) is not tuple or type(odds) is not tuple or type(features) is not tuple
                 or not head or len(joined.late)):
             return False
-        if asked is not self.models and asked != self.models:
-            at = PyDict_GetItem(self.place, asked[0]) if len(asked) == 1 else NULL
+        if queried is not self.models and queried != self.models:
+            at = PyDict_GetItem(self.place, queried[0]) if len(queried) == 1 else NULL
             if at == NULL:
                 return False
             positions, chosen = (<object> at,), <object> at
@@ -796,29 +800,29 @@ cdef class LabelSteps:
             chosen = 0
         if len(odds) and len(odds) != len(positions):
             return False
-        if not _gather(said, joined.arrived, self.place) or not _alike(said, label):
+        if not _gather(arrived, joined.arrived, self.place) or not _alike(arrived, label):
             return False
         out.at += HEAD_BYTES
-        if not _put_record(out, head, joined.user, positions, odds, said, label, None,
+        if not _put_record(out, head, joined.user, positions, odds, arrived, label, None,
                            joined.answer, 1.0, features, time_us):
             return False
-        head_of(begin, begin + HEAD_BYTES, <u64> (out.at - begin) - HEAD_BYTES)
+        head_of(start, start + HEAD_BYTES, <u64> (out.at - start) - HEAD_BYTES)
         if self.update is not None:
-            return self.read(votes, said, chosen,
+            return self.read(votes, arrived, chosen,
                              odds[0] if len(odds) and len(positions) == 1 else 1.0, features, label)
         return True
 
-    cdef bint read(self, Votes* votes, const Said* said, u32 chosen, double p,
+    cdef bint read(self, Votes* votes, const Arrived* arrived, u32 chosen, double p,
                    tuple features, object label) except -1:
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
         cdef u32 i, at, k = <u32> len(self.everyone)
         for i in range(k):
             outputs[i] = NULL
-        for i in range(said.n):
-            if said.place[i] != NULL:
-                at = <object> said.place[i]
-                outputs[at], confidence[at] = said.output[i], said.confidence[i]
+        for i in range(arrived.n):
+            if arrived.place[i] != NULL:
+                at = <object> arrived.place[i]
+                outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
         return self.update.read(votes, k, outputs, confidence, chosen, p, features, label, 1.0)
 
     cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
@@ -827,15 +831,15 @@ cdef class LabelSteps:
             PyBytes_FromStringAndSize(<const char*> records, <Py_ssize_t> nbytes), count)
 
     cdef u64 learn(self, Joined joined, object label) except? 0:
-        """-> the number of the record; 0, and nothing has changed, if it is for the general path.
-        """
+        """Write and learn a label. -> the number of the record; 0, and nothing has changed, if the
+        general path must learn it."""
         cdef u8[HEAD_BYTES + RECORD_MAX] buffer
         cdef Bytes out
-        cdef Said said
+        cdef Arrived arrived
         cdef Votes votes
         cdef u64 number
         out.at, out.end, out.full = buffer, buffer + HEAD_BYTES + RECORD_MAX, False
-        if not self.put(&out, &said, &votes, joined, label, _now_us()):
+        if not self.put(&out, &arrived, &votes, joined, label, _now_us()):
             return 0
         self.lock.acquire()
         try:
@@ -853,7 +857,7 @@ cdef class LabelSteps:
         finally:
             self.lock.release()
         self.sync(number)
-        self.tell(&said, joined, label)
+        self.notify(&arrived, joined, label)
         return number
 
     cdef object seen(self, Joined joined, object label):
@@ -867,7 +871,7 @@ cdef class LabelSteps:
         if at != NULL and <u64> <object> at >= number:
             return True
         opened = self.update.open(read_member(&STATE, held), self.models)
-        if opened is None:      # the policy mends it, or the log says what is wrong
+        if opened is None:      # the policy repairs it, or logs the error
             self.learner.apply(context, self.seen(joined, label), number)
             return True
         opened.learn(votes)
@@ -882,15 +886,15 @@ cdef class LabelSteps:
         self.dirty[(self.learner, context)] = None
         return True
 
-    cdef bint tell(self, const Said* said, Joined joined, object label) except -1:
-        """Tell who watches."""
+    cdef bint notify(self, const Arrived* arrived, Joined joined, object label) except -1:
+        """Notify the learner's observer, if it has one."""
         cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object counts
         if watcher is None:
             return True
         counts = watcher.labels
         if counts is not None:
-            if (<LabelCounts?> counts).add(said, label, joined.answer, 1.0):
+            if (<LabelCounts?> counts).add(arrived, label, joined.answer, 1.0):
                 return True
         elif watcher.on_label(joined.arrived, label, joined.answer):
             return True
@@ -902,7 +906,7 @@ cdef class LabelSteps:
         return True
 
     cdef int learn_block(self, list found, list labels) except -1:
-        """Write labels down together and apply them. -> DONE, or what else is to be done: then
+        """Write the records of labels together and apply them. -> DONE; ALONE or GENERAL, and
         nothing has changed. Under the lock."""
         cdef Py_ssize_t i, n = len(found)
         cdef u8* records = NULL
@@ -910,7 +914,7 @@ cdef class LabelSteps:
         cdef u64 size = 0, last = 0
         cdef i64 now = _now_us()
         cdef Bytes out
-        cdef Said said
+        cdef Arrived arrived
         cdef Votes votes
         cdef Joined joined
         cdef Tally tally = Tally.__new__(Tally)
@@ -929,13 +933,13 @@ cdef class LabelSteps:
                     out.at, records = grown + (out.at - records), grown
                 out.end = out.at + HEAD_BYTES + RECORD_MAX
                 joined = found[i]
-                if not self.put(&out, &said, &votes, joined, labels[i], now):
+                if not self.put(&out, &arrived, &votes, joined, labels[i], now):
                     return GENERAL
                 if self.learns and together:
                     if joined.user:
                         (<OpenContext> contexts[joined.user]).learn(&votes, i)
                     (<OpenContext> contexts[""]).learn(&votes, i)
-                if not tally.add(&said, joined.answer, labels[i]):
+                if not tally.add(&arrived, joined.answer, labels[i]):
                     apart.append(i)
             if not together:
                 return ALONE
@@ -945,12 +949,12 @@ cdef class LabelSteps:
         for context, one in contexts.items():
             self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
                        last - <u64> (n - 1 - (<OpenContext> one).row))
-        self.tell_tally(tally, found, labels, apart)
+        self.notify_tally(tally, found, labels, apart)
         return DONE
 
     cdef bint open_all(self, dict contexts, list found) except -1:
-        """Open the states that these answers teach. False if one is not here, or is for its
-        policy."""
+        """Open the states that these answers update. False if one is not in memory, or only its
+        policy can update it."""
         cdef Joined joined
         cdef Py_ssize_t i
         if self.update is None or not self.open(contexts, ""):
@@ -972,11 +976,11 @@ cdef class LabelSteps:
         contexts[context] = one
         return one.state is not None
 
-    cdef bint tell_tally(self, Tally tally, list found, list labels, list apart) except -1:
-        """Tell who watches about a list; apart: what is not in the tally."""
+    cdef bint notify_tally(self, Tally tally, list found, list labels, list apart) except -1:
+        """Notify the learner's observer of a list; apart: the rows that are not in the tally."""
         cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object i
-        cdef Said said
+        cdef Arrived arrived
         cdef Joined joined
         if watcher is None:
             return True
@@ -986,16 +990,16 @@ cdef class LabelSteps:
             (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
         for i in apart:
             joined = found[i]
-            if not _gather(&said, joined.arrived, self.place) or not self.tell(&said, joined,
-                                                                               labels[i]):
+            if (not _gather(&arrived, joined.arrived, self.place)
+                    or not self.notify(&arrived, joined, labels[i])):
                 break
         return True
 
 
 @cython.binding(False)
 def learn_label(JoinTable table not None, prediction, str application, label):
-    """Learn the label of an answer of this server. -> True if it counts, False if feedback came
-    before; None, and nothing has changed, if it is for the general path.
+    """Learn the label of an answer of this server. -> True if it counts, False if the answer has
+    feedback already; None, and nothing has changed, if the general path must learn it.
 
     prediction: an answer or its id.
     """
@@ -1008,13 +1012,13 @@ def learn_label(JoinTable table not None, prediction, str application, label):
     joined.has_feedback = True
     try:
         number = (<LabelSteps> read_member(&STEPS, joined.learner)).learn(joined, label)
-    finally:                    # what the journal refuses may be told again
+    finally:                    # what the journal refuses may be sent again
         joined.has_feedback = number > 0
     return True if number else None
 
 
 cdef Joined _ready(JoinTable table, object prediction, str application, object label, double now):
-    """None for what is for the general path."""
+    """Return the answer, or None if the general path must handle it."""
     cdef object id = (read_member(&ID, prediction) if type(prediction) is table.answer_type
                       else prediction)
     cdef Joined joined = table.find(id) if type(id) is str else None
@@ -1026,11 +1030,10 @@ cdef Joined _ready(JoinTable table, object prediction, str application, object l
 
 def learn_labels(JoinTable table not None, list predictions not None, str application,
                  list labels not None):
-    """Learn labels of answers of this server. -> how many count; None, and nothing has changed, if
-    they are for the general path. The others were told before.
+    """Learn labels of answers of this server. -> how many count; the others have feedback already.
+    None, and nothing has changed, if the general path must learn them.
 
-    Raises what the journal raises: then all may be told again, and what was written down counts
-    once.
+    Raises what the journal raises: then all may be sent again, and what was written counts once.
     """
     cdef list found = []
     cdef list fresh_labels = []
@@ -1060,7 +1063,7 @@ def learn_labels(JoinTable table not None, list predictions not None, str applic
             done = len(found)
             if done:
                 steps.sync(steps.end.next - 1)
-    finally:                    # what the journal refuses may be told again
+    finally:                    # what the journal refuses may be sent again
         for i in range(done, len(found)):
             (<Joined> found[i]).has_feedback = False
     return None if outcome == GENERAL else done

@@ -30,7 +30,7 @@ cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge)
 # ^ rows that have the constant only, with features that nothing is known of
 cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
                         double uniform) noexcept nogil
-# ^ the model to ask
+# ^ the model to query
 cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,
                         double weight,
                         u64 turn) noexcept nogil
@@ -38,8 +38,8 @@ cdef void context_learn(const ContextRule* rule, double* row, u32 d, const doubl
 
 cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
                       double weight) noexcept nogil
-# ^ z[n, k + 1]: outputs and the label, by element; NaN where a model was not heard: filled in
+# ^ z[n, k + 1]: outputs and the label, by element; NaN, where no prediction arrived, is filled in
 cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) noexcept nogil
 # ^ w[k + 1], the last one the constant; -> standard deviation of what they leave unexplained
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil
-# ^ what those heard let expect of those that were not
+# ^ replaces NaN by the outputs that are expected, given those that arrived

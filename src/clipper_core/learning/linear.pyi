@@ -6,8 +6,8 @@ from numpy.typing import ArrayLike
 _Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 class Context:
-    """Threads: any. LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows
-    come out."""
+    """LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows come out.
+    Threads: any."""
 
     def __init__(self, *, sampled: bool, width: float, discount: float, ridge: float) -> None: ...
     @staticmethod
@@ -22,8 +22,8 @@ class Context:
     def rows(self, products: ArrayLike, rewards: ArrayLike) -> _Rows: ...
 
 class Blend:
-    """Threads: any. Ridge regression on the numbers of k models; rows f64[k + 1, k + 3] go in, new
-    rows come out."""
+    """Ridge regression on the numbers of k models; rows f64[k + 1, k + 3] go in, new rows come out.
+    Threads: any."""
 
     def __init__(self, *, ridge: float, discount: float) -> None: ...
     def learn(

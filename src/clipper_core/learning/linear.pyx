@@ -10,7 +10,7 @@ in turn: a rank-1 update along an axis, by as much as d observations took from i
 
 A blend learns by weights that begin at the plain mean and leave it as far as the label is explained
 better: the ridge pulls them to 1/k, not to 0, with a force in units of what the plain mean leaves
-unexplained. A model that was not heard is filled in by the same regression on those that were.
+unexplained. A missing output is filled in by the same regression on the outputs that arrived.
 
 Sources: LinUCB, Li, Chu, Langford and Schapire 2010; LinTS, Agrawal and Goyal 2013; discounting,
 Russac, Vernade and Cappe 2019; the rank-1 update, Gill, Golub, Murray and Saunders 1974, method C1.
@@ -247,7 +247,7 @@ cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) 
         expected = _stat(rows, k, i)[0]
         for j in range(m):
             expected -= w[j] * _stat(rows, k, on[j])[0]
-        for e in range(n, 0, -1):       # the first one last: it tells who is missing
+        for e in range(n, 0, -1):       # the first one last: it shows what is missing
             z[(e - 1) * (k + 1) + i] = expected
             for j in range(m):
                 z[(e - 1) * (k + 1) + i] += w[j] * z[(e - 1) * (k + 1) + on[j]]
@@ -301,9 +301,9 @@ cdef bint _are_finite(cnp.ndarray values) noexcept:
 
 
 cdef class Context:
-    """Threads: any. LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows
-    come out, nothing is changed in place. d counts the features, the constant 1 included: 1 to 33.
-    Features may be of any size up to 1e6, and matter alike when they lie around 1.
+    """LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows come out,
+    nothing is changed in place. Threads: any. d counts the features, the constant 1 included: 1 to
+    33. Features may be of any size up to 1e6, and matter alike when they lie around 1.
 
     sampled: LinTS.  width: standard deviations of the bound, or of the draw.  discount: of what was
     known, an observation. ridge: as many observations of size 1 along every axis say 0.
@@ -354,7 +354,7 @@ cdef class Context:
         return found
 
     def choose(self, cnp.ndarray rows, x, double uniform):
-        """The model to ask. x: f64[d], the constant included; uniform: in [0, 1)."""
+        """Return the model to query. x: f64[d], the constant included; uniform: in [0, 1)."""
         cdef cnp.ndarray features = self._features(x)
         cdef u32 d = <u32> features.shape[0]
         self._checked(rows, d)
@@ -405,8 +405,8 @@ cdef class Context:
 
 
 cdef class Blend:
-    """Threads: any. Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go
-    in, new rows come out, nothing is changed in place. Zeros know nothing, and blend to the mean.
+    """Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go in, new rows
+    come out, nothing is changed in place. Threads: any. Zeros know nothing, and blend to the mean.
 
     ridge: how strongly the weights are drawn to the mean, in observations.  discount: of what was
     known, an observation.
@@ -428,8 +428,8 @@ cdef class Blend:
         return k
 
     cdef cnp.ndarray _elements(self, object outputs, u32 k):
-        """f64[n, k + 1] with room for the label. A model was heard for all elements, or for
-        none."""
+        """Return f64[n, k + 1], with room for the label. Each model has an output for all elements,
+        or for none."""
         cdef cnp.ndarray given = _doubles(outputs, "outputs")
         if given.ndim != 2 or given.shape[0] < 1 or given.shape[1] != k:
             raise_for(BAD_INPUT, f"outputs must be f64[n, {k}]")
@@ -442,16 +442,15 @@ cdef class Blend:
             for i in range(k):
                 if isinf(source[e * k + i]) or isnan(source[e * k + i]) != isnan(source[i]):
                     raise_for(BAD_INPUT,
-                              "outputs are finite, or NaN for a model that was heard for no "
-                              "element")
+                              "outputs must be finite, or NaN for all elements of a model")
                 target[e * (k + 1) + i] = source[e * k + i]
             target[e * (k + 1) + k] = 0.0
         return made
 
     def learn(self, cnp.ndarray rows, outputs, label, double weight=1.0):
-        """New rows after one observation. outputs: f64[n, k], n the elements of an output, NaN for
-        a model that was not heard; label: f64[n]. Where nobody was heard, or numbers overflow, they
-        are as before."""
+        """Return new rows after one observation. outputs: f64[n, k], n the elements of an output,
+        NaN for a model without one; label: f64[n]. The rows are unchanged if there is no output, or
+        numbers overflow."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray z = self._elements(outputs, k), given = _doubles(label, "labels")
         if (given.ndim != 1 or given.shape[0] != z.shape[0] or not np.isfinite(given).all()
@@ -468,8 +467,8 @@ cdef class Blend:
         return after if np.isfinite(after).all() else rows
 
     def weights(self, cnp.ndarray rows):
-        """-> (f64[k + 1]: each model's weight, then the constant; standard deviation of the errors
-        they leave)."""
+        """Return (f64[k + 1]: each model's weight, then the constant; standard deviation of the
+        errors that they leave)."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray w = np.empty(k + 1)
         cdef double left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
@@ -477,7 +476,7 @@ cdef class Blend:
         return w, left
 
     def blended(self, cnp.ndarray rows, outputs):
-        """-> (answers f64[n] to outputs f64[n, k], NaN for a model that was not heard; standard
+        """Blend outputs f64[n, k], NaN for a model without one. -> (answers f64[n]; standard
         deviation of the errors that the weights leave; standard deviation of the outputs around
         their mean, averaged over the elements)."""
         cdef u32 k = self._models(rows), i
@@ -504,8 +503,8 @@ cdef class Blend:
         return answers, left, scatter
 
     def filled(self, cnp.ndarray rows, outputs):
-        """outputs f64[n, k] with those that were not heard (NaN) as those that were let expect
-        them."""
+        """Return outputs f64[n, k] with each NaN replaced by the output that is expected, given the
+        others."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray z = self._elements(outputs, k)
         blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, <double*> cnp.PyArray_DATA(z),

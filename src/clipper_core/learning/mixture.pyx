@@ -114,7 +114,8 @@ cdef void _count(const Ballot* ballot, Tally* tally) noexcept nogil:
 
 cdef double _probabilities(const double* rows, RowShape shape, u32 component, const Ballot* ballot,
                            const double* logits, const Tally* tally, double* p) noexcept nogil:
-    """Of the labels with a vote, by one component. -> that of each other label."""
+    """Compute the probability of each label with a vote, by one component. -> that of each other
+    label."""
     cdef u32 width = _width(shape), i, at, base
     cdef const double* row
     cdef const double* shared = rows + ballot.k * width
@@ -271,7 +272,7 @@ cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Bal
 cdef void _learn_common(double* rows, u32 width, u32 component, const Ballot* ballot,
                         const double* logits, const Tally* tally,
                         const double* slope) noexcept nogil:
-    cdef u32 i, heard = 0
+    cdef u32 i, arrived = 0
     cdef double* shared = rows + ballot.k * width
     cdef double* row
     cdef double g, mean = 0.0
@@ -280,15 +281,15 @@ cdef void _learn_common(double* rows, u32 width, u32 component, const Ballot* ba
             continue
         row, g = rows + i * width, slope[tally.of[i]]
         mean += g
-        heard += 1
+        arrived += 1
         if component == PLAIN:
             _step(row, g, SMALL, 0.0, WEIGHT_MAX)
         elif component == SURE:
             _step(row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
             _step(row + 2, g * logits[i], LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
     if component == EQUAL:
-        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / heard, TIED_STEP, TIED_MIN,
-                       WEIGHT_MAX)
+        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / arrived, TIED_STEP,
+                       TIED_MIN, WEIGHT_MAX)
 
 
 cdef double _likelihood(double found, double right, double weight) noexcept nogil:

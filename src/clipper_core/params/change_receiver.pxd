@@ -16,5 +16,5 @@ cdef class ChangeReceiver:
     cdef Spin spin
     cdef mutex guard            # of what is sent
 
-    cdef bint tell(self, u64 position, u8 flags) noexcept nogil
+    cdef bint send_position(self, u64 position, u8 flags) noexcept nogil
     cdef int comes(self, int wait_ms) noexcept nogil

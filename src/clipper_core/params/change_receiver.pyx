@@ -15,8 +15,9 @@ from clipper_core.params.embedding_rows cimport (
 )
 from clipper_core.params.optimizer cimport Stride, all_finite, optimizer_step, state_floats
 from clipper_core.params.shard_state cimport (
-    ASKS, DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_RECEIVED, SHARD_REPLAY, STREAM_ENDS,
-    ChangedPart, DenseVariable, ReplayPart, ShardLoopState, kDenseBit, padded, shard_answer,
+    DENSE_TABLE, EXACT, HEAD_BYTES, REPLY_WANTED, SHARD_CHANGES, SHARD_RECEIVED, SHARD_REPLAY,
+    STREAM_ENDS, ChangedPart, DenseVariable, ReplayPart, ShardLoopState, kDenseBit, padded,
+    shard_answer,
     shard_head_is_one,
 )
 from clipper_core.runtime.machine cimport i64, monotonic_us, relaxed, u32, u8
@@ -207,12 +208,12 @@ cdef bint _replay(ShardLoopState* s, const ShardHead* h, const u8* at) noexcept 
 
 
 cdef bint _acknowledge(int fd, u64 position, u8 flags) noexcept nogil:
-    """With the time of this side's clock, which comes back with what follows."""
-    cdef ShardHead asked, head
+    """Send a position, with the time of this clock, which comes back with the next changes."""
+    cdef ShardHead request, head
     cdef u64 sent = 0
     cdef ssize_t n = 0
-    memset(&asked, 0, sizeof(asked))
-    head = shard_answer(asked, SHARD_RECEIVED, 0, 0)
+    memset(&request, 0, sizeof(request))
+    head = shard_answer(request, SHARD_RECEIVED, 0, 0)
     head.sequence, head.id, head.flags = position, monotonic_us(), flags
     while sent < HEAD_BYTES:
         n = send(fd, <const u8*> &head + sent, HEAD_BYTES - sent, MSG_NOSIGNAL)
@@ -237,7 +238,7 @@ cdef class ChangeReceiver:
         spin_init(&self.spin, spin_us)
 
     def receive(self, double wait_s):
-        """Return what the next message says, for `apply`; None if none comes within the time.
+        """Return the next message, for `apply`; None if none comes within the time.
 
         Raises ConnectionError if the connection ends; StatusError (BAD_FRAME, NO_MEMORY) for bytes
         that are no message.
@@ -284,8 +285,8 @@ cdef class ChangeReceiver:
                        bool(self.head.flags & STREAM_ENDS), self.head.id * 1e-6)
 
     def apply(self):
-        """Write the message that `receive` has returned, and tell the shard that it is here: of a
-        push, when it fits the copy and before it is applied.
+        """Write the message that `receive` has returned, and acknowledge it; a push is acknowledged
+        when it fits the copy, before it is applied.
 
         Raises StatusError (BAD_FRAME) if it does not fit the copy, or finds no memory: the copy is
         broken then; ConnectionError.
@@ -295,12 +296,12 @@ cdef class ChangeReceiver:
             if self.head.kind == SHARD_REPLAY:
                 fits = _replay_fits(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    sent = self.tell(self.head.sequence, 0)
+                    sent = self.send_position(self.head.sequence, 0)
                     fits = _replay(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
             else:
                 fits = _apply(self.copy.state, &self.head, self.input.at() + HEAD_BYTES)
                 if fits:
-                    sent = self.tell(self.head.sequence, 0)
+                    sent = self.send_position(self.head.sequence, 0)
             self.input.drop(HEAD_BYTES + self.head.payload_bytes)
             if not self.input.size():
                 self.input.shrink(KEEP_BYTES)
@@ -309,16 +310,16 @@ cdef class ChangeReceiver:
         if not sent:
             raise ConnectionError("the shard does not read")
 
-    def acknowledge(self, u64 position, *, bint asks=False):
-        """Tell the shard that all changes up to `position` are written. asks: it answers at once,
-        also if nothing has changed. Threads: any. Raises ConnectionError."""
+    def acknowledge(self, u64 position, *, bint wants_reply=False):
+        """Send the shard the position up to which all changes are written. wants_reply: it replies
+        at once, also if nothing has changed. Threads: any. Raises ConnectionError."""
         cdef bint sent
         with nogil:
-            sent = self.tell(position, ASKS if asks else 0)
+            sent = self.send_position(position, REPLY_WANTED if wants_reply else 0)
         if not sent:
             raise ConnectionError("the shard does not read")
 
-    cdef bint tell(self, u64 position, u8 flags) noexcept nogil:
+    cdef bint send_position(self, u64 position, u8 flags) noexcept nogil:
         cdef bint sent
         self.guard.lock()
         sent = _acknowledge(self.fd, position, flags)
@@ -326,7 +327,7 @@ cdef class ChangeReceiver:
         return sent
 
     cdef int comes(self, int wait_ms) noexcept nogil:
-        """As poll: whether a message comes."""
+        """Wait for a message; returns as poll does."""
         cdef int ready = _readable(self.fd, 0)
         if ready or not spin_begin(&self.spin, monotonic_us()):
             return ready or _readable(self.fd, wait_ms)

@@ -1,4 +1,4 @@
-// Fetching a row ahead of time, and how its floats become what was asked for.
+// Fetching a row ahead of time, and converting its floats to the requested type.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-# An embedding table as Python has it: arrays in, arrays out. What it does is embedding_rows.pxd's
-# to tell.
+# An embedding table as Python has it: arrays in, arrays out. Its rules are in
+# embedding_rows.pxd.
 from clipper_core.params.embedding_rows cimport Rows
 from clipper_core.params.initializer cimport Initializer
 from clipper_core.params.optimizer cimport Optimizer

@@ -32,14 +32,14 @@ _DTYPES = {"f32": (PULL_F32, np.float32), "f16": (PULL_F16, np.float16),
 def key_of(str name not None, u64 seed=0):
     """u64: what a table of this name and seed draws its rows by, and a name's place among shards;
     the same for ever."""
-    said = hashlib.blake2b(name.encode(), digest_size=8,
+    digest = hashlib.blake2b(name.encode(), digest_size=8,
                            salt=int(seed).to_bytes(8, "little")).digest()
-    return int.from_bytes(said, "little")
+    return int.from_bytes(digest, "little")
 
 
 cdef class Table:
-    """Threads: any. One shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's
-    state.
+    """A shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's state. Threads:
+    any.
 
     name, seed: what rows begin as depends on these and the id alone.  dtype: what weights are
     stored as: f32, f16, bf16 or i8 (multiples of one power of two a row); the state is f32. An
@@ -123,8 +123,8 @@ cdef class Table:
 
     @property
     def bounded(self):
-        """True if rows_max holds. A copy of a table hears of rows to come before those that are
-        gone, so there it is off; turned on, it evicts what is too much, if the table does that."""
+        """True if rows_max holds. A copy of a table gets new rows before the removals, so there it
+        is off; turned on, it evicts what is too much, if the table does that."""
         return arena_limit(&self.rows.arena) <= self.rows_max
 
     @bounded.setter
@@ -188,7 +188,8 @@ cdef class Table:
         return made if scales is None else (made, scales)
 
     def push(self, ids, gradients, *, double scale=1.0, u64 step=0, u32 stamp=0, list gone=None):
-        """One step of the optimizer for each distinct id, by the sum of its gradients f32[n, dim].
+        """Take one step of the optimizer for each distinct id, by the sum of its gradients f32[n,
+        dim].
 
         scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more
         than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. -> dict of
@@ -348,5 +349,6 @@ cdef dict _counts(const Pushed* pushed):
 
 
 def _counters(rows_max):
-    """Of the sketch that counts ids without a row: some for each row, up to 256 MiB."""
+    """Return the size of the sketch that counts ids without a row: some counters for each row, up
+    to 256 MiB."""
     return 1 << min(max(4 * rows_max - 1, 1023).bit_length(), 28)

@@ -155,7 +155,7 @@ cdef u32 arena_take(Arena* arena) noexcept nogil        # NO_ROW: rows_max, or n
 cdef void arena_give(Arena* arena, u32 row) noexcept nogil
 # so many can be taken without a page fault
 cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil
-cdef u64 arena_limit(Arena* arena) noexcept nogil       # of rows, as arena_bound said last
+cdef u64 arena_limit(Arena* arena) noexcept nogil       # of rows, as arena_bound last set it
 cdef u64 arena_used(Arena* arena) noexcept nogil
 cdef u64 arena_bytes(Arena* arena) noexcept nogil
 
@@ -176,8 +176,8 @@ cdef struct Pushed:
     u64 unadmitted              # ids not seen often enough yet
     u64 refused                 # ids for which there was no room
     u64 evicted                 # rows that had to go for them
-    i64* gone                   # their ids; NULL: nobody asks
-    u64 gone_max                # at most so many go, if somebody does
+    i64* gone                   # their ids; NULL: not wanted
+    u64 gone_max                # at most so many go, if `gone` is set
 
 cdef struct Rows:
     Rule rule

@@ -5,9 +5,9 @@ dependent misses an id, its bucket and its row. So ids are taken BLOCK at a time
 fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap; one id
 after the other would take twice as long, and longer blocks overflow what the core can await.
 
-An update is the same, but sums first what a push says about one id: duplicate ids are the rule in a
-minibatch, and the optimizers are not linear, so that an id's gradients must be added before its one
-step. They are added in their order, chained through the push: nothing is sorted or copied.
+An update is the same, but first sums the gradients of a push for one id: duplicate ids are the rule
+in a minibatch, and the optimizers are not linear, so that an id's gradients must be added before
+its one step. They are added in their order, chained through the push: nothing is sorted or copied.
 
 A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no
 update is ever lost, and no reader sees half of one. ElasticDL and TFRA live with both.
@@ -191,7 +191,8 @@ cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil:
 
 cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids,
                       u32* rows) noexcept nogil:
-    """Those whose home it is, which is locked: they lie in it, and where it overflowed to."""
+    """Collect the entries of a home bucket, which is locked: they lie in it, and where it
+    overflowed to."""
     cdef Part* part = index_part(index, hash)
     cdef Bucket* bucket = home
     cdef u32 slot, n = 0
@@ -503,8 +504,8 @@ cdef inline bint _still_sole(Rows* rows, bint sole) noexcept nogil:
 
 
 cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
-    """From outside the gate; size: the part's, as it was too small. True: it has another one now,
-    whoever saw to it."""
+    """Enlarge a part, from outside the gate; size: the size that was too small. True: it has
+    another size now, also by another thread."""
     cdef bint grown = True
     if not rows.gate.close():
         while rows.gate.closed():
@@ -552,7 +553,7 @@ cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u6
 
 cdef void _give_stored(Rows* rows, const void* row, Pulled kind, void* out, u64 i, float* scales,
                        float* spare) noexcept nogil:
-    """Of a table that does not store f32: as it is stored, if that is asked for."""
+    """Write a row of a table that does not store f32; in the stored type if that is requested."""
     cdef u32 dim = rows.dim
     if kind == PULL_F32:
         stored_get(rows.stored, row, dim, <float*> out + i * dim)
@@ -567,7 +568,7 @@ cdef void _give_stored(Rows* rows, const void* row, Pulled kind, void* out, u64 
 
 cdef void _give_start(Rows* rows, i64 id, Pulled kind, void* out, u64 i, float* scales,
                       float* spare) noexcept nogil:
-    """What the row of an id would begin as."""
+    """Write the initial row of an id."""
     start_row(rows.start, rows.key, id, spare, rows.dim)
     if rows.stored != PULL_F32:
         stored_put(rows.stored, spare, rows.dim, spare + rows.dim, to_nearest())
@@ -612,7 +613,7 @@ cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, fl
 # ---------------------------------------------------------------------------------------------
 
 cdef bint _oldest(Rows* rows, i64* oldest, u32* stamp_of) noexcept nogil:
-    """Of the rows of the next few buckets, with its stamp; False: there are none."""
+    """Find the oldest row of the next few buckets, and its stamp; False: there are none."""
     cdef i64[GATHER_MAX] ids
     cdef u32[GATHER_MAX] at
     cdef u64 hash = rows.hand.load(relaxed), looked = 0, passed = 0
@@ -662,7 +663,8 @@ cdef u64 rows_remove(Rows* rows, const i64* ids, u64 n) noexcept nogil:
 
 
 cdef u32 _row_for_one_more(Rows* rows, Pushed* pushed) noexcept nogil:
-    """With no bucket held. NO_ROW: there is no room."""
+    """Return a free row, evicting one if needed. No bucket may be locked. NO_ROW: there is no
+    room."""
     cdef u32 row = arena_take(&rows.arena)
     cdef i64 oldest
     cdef u32 stamp

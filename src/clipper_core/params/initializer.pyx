@@ -21,7 +21,7 @@ _SETTINGS = {
 
 
 cdef class Initializer:
-    """Threads: any. Immutable: what rows begin as, as `Initializer("uniform", low=-0.1, high=0.1)`.
+    """Immutable: what rows begin as, as `Initializer("uniform", low=-0.1, high=0.1)`. Threads: any.
 
     Names and settings, with their defaults: `Initializer.SETTINGS`. truncated_normal lies within
     two standard deviations; glorot is uniform within sqrt(6 / (fan_in + dim)), fan_in 0 standing

@@ -67,7 +67,7 @@ struct Stride {  // what one step of a rule is multiplied by
 #pragma GCC optimize("O3,no-trapping-math,fp-contract=off")
 
 // Not templates: GCC 12 forgets the pragma where it instantiates them. Each is unrolled into the
-// two calls of step_by, so what is asked of a bool is asked once.
+// two calls of step_by, so that each bool is tested once.
 #define CLIPPER_KERNEL inline __attribute__((always_inline))
 
 using Floats = float* __restrict;
@@ -111,7 +111,8 @@ inline float norm_within(Gradient g, float bound, std::uint64_t n) {
 // -- the rules
 // -------------------------------------------------------------------------------------------------
 
-CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, float w) {
+// The gradient after clipping, scaling and L2.
+CLIPPER_KERNEL float scaled_gradient(bool clips, const Rule& r, const Stride& s, float g, float w) {
     if (clips) g = finite(within(g, r.clip_value)) * s.gradient;
     return finite(g + r.l2 * w);
 }
@@ -119,13 +120,13 @@ CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, f
 CLIPPER_KERNEL void sgd(bool clips, const Rule& r, const Stride& s, Floats w, Gradient g,
                         std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i)
-        w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]));
+        w[i] = finite(w[i] - s.rate * scaled_gradient(clips, r, s, g[i], w[i]));
 }
 
 CLIPPER_KERNEL void momentum(bool clips, bool nesterov, const Rule& r, const Stride& s, Floats w,
                              Floats v, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         const float vi = finite(r.momentum * v[i] + gi);
         v[i] = vi;
         w[i] = finite(w[i] - s.rate * (nesterov ? gi + r.momentum * vi : vi));
@@ -135,7 +136,7 @@ CLIPPER_KERNEL void momentum(bool clips, bool nesterov, const Rule& r, const Str
 CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a,
                             Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         const float ai = finite(a[i] + gi * gi);
         a[i] = ai;
         w[i] = finite(w[i] - s.rate * gi / (__builtin_sqrtf(ai) + r.eps));
@@ -146,7 +147,7 @@ CLIPPER_KERNEL void adam(bool clips, bool keeps_top, bool decays, const Rule& r,
                          Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
     const float rate = finite(s.rate * s.first), decay = finite(s.rate * r.decay);
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         if (decays) w[i] = finite(w[i] - decay * w[i]);
         const float mi = finite(m[i] + (1.0f - r.beta1) * (gi - m[i]));
         const float vi = finite(r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi);
@@ -161,7 +162,7 @@ CLIPPER_KERNEL void adam(bool clips, bool keeps_top, bool decays, const Rule& r,
 CLIPPER_KERNEL void rmsprop(bool clips, const Rule& r, const Stride& s, Floats w, Floats v,
                             Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         const float vi = finite(r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi);
         v[i] = vi;
         w[i] = finite(w[i] - s.rate * gi / (__builtin_sqrtf(vi) + r.eps));
@@ -172,7 +173,7 @@ CLIPPER_KERNEL void lion(bool clips, const Rule& r, const Stride& s, Floats w, F
                          std::uint64_t n) {
     const float decay = finite(s.rate * r.decay);
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         const float mixed = r.beta1 * m[i] + (1.0f - r.beta1) * gi;
         const float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : 0.0f;
         w[i] = finite(finite(w[i] - decay * w[i]) - s.rate * sign);
@@ -184,13 +185,13 @@ CLIPPER_KERNEL void rowwise_adagrad(bool clips, const Rule& r, const Stride& s, 
                                     Gradient g, std::uint64_t n) {
     float sum = 0.0f;
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, r, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, r, s, g[i], w[i]);
         sum += gi * gi;
     }
     a[0] = finite(a[0] + finite(sum / float(n)));
     const float under = __builtin_sqrtf(a[0]) + r.eps;
     for (std::uint64_t i = 0; i < n; ++i)
-        w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]) / under);
+        w[i] = finite(w[i] - s.rate * scaled_gradient(clips, r, s, g[i], w[i]) / under);
 }
 
 CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, Floats n2, Floats z,
@@ -199,7 +200,7 @@ CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, F
     Rule plain = r;
     plain.l2 = 0.0f;  // it is in the closed form below
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told(clips, plain, s, g[i], w[i]);
+        const float gi = scaled_gradient(clips, plain, s, g[i], w[i]);
         const float before = __builtin_sqrtf(n2[i]);
         const float ni = finite(n2[i] + gi * gi), after = __builtin_sqrtf(ni);
         const float zi =

@@ -58,7 +58,7 @@ cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil:
 
 
 cdef class Optimizer:
-    """Threads: any. Immutable: a rule and its settings, as `Optimizer("adagrad", rate=0.05)`.
+    """Immutable: a rule and its settings, as `Optimizer("adagrad", rate=0.05)`. Threads: any.
 
     Names and settings, with their defaults: `Optimizer.SETTINGS`. Rates above 0; momentum, beta1,
     beta2, alpha in [0, 1); decay takes decay * rate * w from each weight; clip_value bounds each

@@ -7,10 +7,10 @@
 //
 // `index_look` reads ids while others may write them: a race, and a harmless one, since it only
 // says what to fetch ahead and where to look first; whoever uses a row finds it again under the
-// lock. The race detector is told so.
+// lock. The race detector is annotated accordingly.
 //
-// What is done for each row of a pull or a push lies here, not in embedding_rows.pyx: a call through a
-// pointer, as one module makes to another, costs as much as what it calls.
+// What is done for each row of a pull or a push lies here, not in embedding_rows.pyx: a call
+// through a pointer, as one module makes to another, costs as much as what it calls.
 #pragma once
 
 #include <algorithm>

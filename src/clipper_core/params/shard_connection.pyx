@@ -1,9 +1,9 @@
 """The connections of a shard.
 
-A connection that is not admitted yet is a stranger. Strangers have a number and a time of their
-own, so that connections that never say anything shut no worker out: when there is no room, the
-stranger that has waited longest is closed for the new one. One whose call waits for Python is not
-closed: that it waits is not its fault.
+A connection that is not admitted yet is pending. The number of pending connections and their time
+are limited, so that silent connections shut no worker out: when there is no room, the one that has
+waited longest is closed for the new one. One whose call waits for Python is not closed, because
+the wait is not its fault.
 
 A connection may only make calls until Python has admitted it. Refusals change nothing.
 """
@@ -38,8 +38,8 @@ from clipper_core.runtime.status cimport BAD_FRAME, BAD_INPUT, NO_MEMORY, TOO_LA
 # -- Pulls and pushes of rows: of one table, or of several in one message, with dense variables.
 #
 # A pull is read where the rows lie into the bytes that leave; a push is applied from the bytes that
-# came. A message about several tables is looked through before anything of it is done: a refusal
-# changes nothing. What a message about one table says is what one about several says of one.
+# came. A message about several tables is checked whole before it is applied: a refusal changes
+# nothing. A message about one table means the same as one about several that has only this table.
 #
 # A step is applied as one: it makes one version, and whoever holds `still` sees all of it or
 # nothing.
@@ -59,7 +59,7 @@ cdef inline u64 _scale_bytes(u64 n, u8 dtype) noexcept nogil:
 
 
 cdef inline Place* _place(ShardLoopState* s, u32 table) noexcept nogil:
-    """Of a number that was looked for."""
+    """Return the place of a table whose number was checked."""
     return &s.places[table & (TABLES_MAX - 1)]
 
 
@@ -98,22 +98,22 @@ cdef void pull_rows(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
 cdef void pull_tables(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                       const u8* payload) noexcept nogil:
     cdef const ShardPart* parts = <const ShardPart*> payload
-    cdef u64 i, n = h.rows, said = 8 * n, whole = 0
+    cdef u64 i, n = h.rows, expected = 8 * n, whole = 0
     cdef const i64* ids = <const i64*> (payload + 8 * n)
     cdef u8* to
-    if h.dtype > PULL_I8 or said > h.payload_bytes:
+    if h.dtype > PULL_I8 or expected > h.payload_bytes:
         shard_refuse(s, c, h, BAD_FRAME, h.payload_bytes)
         return
     for i in range(n):
         if place_of(s, parts[i].table) < 0:
             shard_refuse(s, c, h, UNKNOWN, parts[i].table)
             return
-        said += 8 * <u64> parts[i].n
-        if said > h.payload_bytes:
+        expected += 8 * <u64> parts[i].n
+        if expected > h.payload_bytes:
             break
         whole += (_data_bytes(_place(s, parts[i].table), parts[i].n, h.dtype)
                   + _scale_bytes(parts[i].n, h.dtype))
-    if said != h.payload_bytes:
+    if expected != h.payload_bytes:
         shard_refuse(s, c, h, BAD_FRAME, h.payload_bytes)
         return
     to = answer_room(s, c, h, whole)
@@ -128,9 +128,9 @@ cdef void pull_tables(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
 
 
 cdef void pull_dense(ShardLoopState* s, ShardConnection* c, const ShardHead* h) noexcept nogil:
-    """Dense variables that a version from `model` on has changed; the payload says first whether
-    there are any at all."""
-    cdef ShardHead asked = h[0]
+    """Answer with the dense variables that a version from `model` on has changed. The payload
+    starts with whether there is a model at all."""
+    cdef ShardHead request = h[0]
     cdef ShardPart part
     cdef const DenseVariable* one
     cdef u64 i, floats = 0
@@ -139,16 +139,16 @@ cdef void pull_dense(ShardLoopState* s, ShardConnection* c, const ShardHead* h) 
     cdef u8* values
     s.still.lock()
     has_model = s.has_model
-    asked.rows, asked.flags = 0, 0
+    request.rows, request.flags = 0, 0
     for i in range(s.variables.size()):
         one = &s.variables[i]
         if one.marks[1] >= h.model:
-            asked.rows += 1
+            request.rows += 1
             floats += padded(4 * one.n)
-    to = answer_room(s, c, &asked, 8 + 8 * <u64> asked.rows + floats)
+    to = answer_room(s, c, &request, 8 + 8 * <u64> request.rows + floats)
     if to != NULL:
         memcpy(to, &has_model, 8)
-        values = to + 8 + 8 * <u64> asked.rows
+        values = to + 8 + 8 * <u64> request.rows
         to += 8
         for i in range(s.variables.size()):
             one = &s.variables[i]
@@ -313,7 +313,7 @@ cdef void _note(ShardLoopState* s, const ShardHead* h) noexcept nogil:
 
 cdef bint _send_ahead(ShardLoopState* s, const ShardHead* h, u64 version, const u8* data,
                       const u8* end) noexcept nogil:
-    """To followers that apply it themselves; it is noted then."""
+    """Send a push to followers that apply it themselves, and note it."""
     cdef u64 begin
     if not (s.replays and replay_is_exact(s, <u64> (end - data))):
         return False
@@ -509,9 +509,8 @@ cdef void connection_close(ShardLoopState* s, ShardConnection* c) noexcept nogil
 
 cdef bint connection_admit(ShardLoopState* s, ShardConnection* c, u64 worker,
                            u64 incarnation) noexcept nogil:
-    """Admit it, unless a live connection of another client has its worker number. A client that
-    does not say its incarnation (0) is one of an older version: whether it is another cannot be
-    told."""
+    """Admit a connection, unless a live connection of another client has its worker number. Clients
+    of older versions send no incarnation (0), so they cannot be distinguished."""
     cdef ShardConnection* other
     cdef size_t i
     if c.admitted:
@@ -542,7 +541,7 @@ cdef void _out_of_descriptors(ShardLoopState* s, int listener) noexcept nogil:
 
 
 cdef void _set_options(int fd) noexcept nogil:
-    """Of a unix socket all of them fail, and none is needed."""
+    """Set options of TCP; on a unix socket they fail, and none is needed."""
     cdef int yes = 1, probes = KEEPALIVE_COUNT
     cdef int idle = KEEPALIVE_IDLE_S, interval = KEEPALIVE_INTERVAL_S
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes))
@@ -687,9 +686,9 @@ cdef bint take_frames(ShardLoopState* s, ShardConnection* c, i64* left) noexcept
     """Obey frames that have come whole, until `left` bytes of them and their answers are used up.
     False: what came is no frame.
 
-    The payload of one that is too large is read and dropped, so that its sender hears why: a
-    connection that is closed with unread bytes loses its last answer. A stranger's connection is
-    closed.
+    The payload of one that is too large is read and dropped, so that its sender receives the
+    reason: a connection that is closed with unread bytes loses its last answer. A pending
+    connection is closed.
     """
     cdef const ShardHead* h
     cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX

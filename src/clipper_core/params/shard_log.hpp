@@ -1,17 +1,15 @@
-// What a shard has changed since each of its followers last heard of it, and which pushes it has
-// seen.
+// What a shard has changed since its last message to each follower, and which pushes it has seen.
 //
-// A follower has a copy of whole rows, so it need not know how a row came to be: it is enough to
-// name the ids that changed, and to read those rows when it asks. Writing a row twice does no harm
-// then, and order is kept because one thread sends. So the log is a list of ids, and each follower
-// a place in it. A follower that asks all the time and is waited for makes a push sure before it is
-// answered; one that asks now and then is a period behind. The same log does both. Source: the
-// parameter server's design document, "Embedding Replica" (updated key sets), with a place for each
-// follower instead of a set for each: a set that is cleared when one of them has read it loses what
-// the others have not.
+// A follower copies whole rows, so the log keeps only the ids of rows that changed; the rows are
+// read when they are sent. A row may then be written twice, and order is kept because one thread
+// sends. So the log is a list of ids, and each follower has a position in it. If a push waits for a
+// follower that polls all the time, it is safe before it is answered; a follower that polls from
+// time to time is a period behind. The same log does both. Source: the parameter server's design
+// document, "Embedding Replica" (updated key sets), with a place for each follower instead of a set
+// for each: a set that is cleared when one of them has read it loses what the others have not.
 //
-// A push is told from its repetition by (worker, sequence): of each worker the highest sequence and
-// a window of 1024 below it.
+// A repetition of a push is recognized by (worker, sequence): of each worker the highest sequence
+// and a window of 1024 below it.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +69,9 @@ struct Follower {
     bool replays = false;    // it is sent pushes, and applies them
     bool apart = false;      // it reads on a thread of its own, which `wake_fd` wakes
     std::uint32_t conn = 0;  // the connection
-    std::uint32_t heard = 0; // messages of it there
-    std::uint64_t clock = 0; // that its last message has; it is told it with what follows
-    bool asks = false;       // to be told, even if nothing has changed
+    std::uint32_t messages = 0;  // received there
+    std::uint64_t clock = 0;     // of its last message; sent back with the next changes
+    bool wants_reply = false;    // at once, even if nothing has changed
 };
 
 struct ShardLog {
@@ -96,7 +94,7 @@ struct ShardLog {
         for (auto& one : followers) if (one.on && one.waited) return true;
         return false;
     }
-    bool polled() const {  // a follower that is waited for asks, and is not sent changes
+    bool polled() const {  // a follower that is waited for polls, and is not sent changes
         for (auto& one : followers) if (one.on && one.waited && !one.streams && !one.apart)
             return true;
         return false;
@@ -153,7 +151,7 @@ struct ShardLog {
             eventfd_signal(wake_fd);
         }
         if (!listened()) {
-            ++first;             // nobody will ask
+            ++first;             // nobody will read it
             return marked;
         }
         try {
@@ -172,10 +170,10 @@ struct ShardLog {
         ids.clear();
         ++first;
     }
-    // What `one` has not been told, which it now has: ids by table, (worker, sequence) pairs.
-    // False: no memory, nothing changed.
+    // The changes that `one` does not have, which are then its: ids by table, (worker, sequence)
+    // pairs. False: no memory, nothing changed.
     bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table,
-                std::vector<std::uint64_t>& told, std::uint64_t most) {
+                std::vector<std::uint64_t>& pushes, std::uint64_t most) {
         std::uint64_t taken = one.taken;
         std::size_t at = ids.size();
         for (std::size_t i = std::size_t(taken - first); i < changes.size(); ++i)
@@ -189,8 +187,8 @@ struct ShardLog {
                 into.insert(into.end(), ids.begin() + std::ptrdiff_t(at),
                             ids.begin() + std::ptrdiff_t(at + change.n));
                 if (change.sequence) {
-                    told.push_back(change.worker);
-                    told.push_back(change.sequence);
+                    pushes.push_back(change.worker);
+                    pushes.push_back(change.sequence);
                 }
                 at += change.n;
             }

@@ -77,8 +77,8 @@ cdef bint _write(ShardLoopState* s, ShardConnection* c) noexcept nogil:
 
 
 cdef void _settle(ShardLoopState* s, ShardConnection* c) noexcept nogil:
-    """After frames or answers: send what there is, take what had waited for room or for this turn,
-    and look for what comes next."""
+    """Send pending output, handle frames that waited for room or for this turn, and watch for the
+    next event."""
     cdef i64 left = TURN_BYTES
     _go_on(s, c, _write(s, c), &left)
 
@@ -96,7 +96,7 @@ cdef void _go_on(ShardLoopState* s, ShardConnection* c, bint alive, i64* left) n
         connection_close(s, c)
         return
     c.behind = left[0] <= 0 and c.input.size() >= HEAD_BYTES
-    c.watched = c.output.size() > 0 or c.behind     # epoll tells of it again, after the others
+    c.watched = c.output.size() > 0 or c.behind     # epoll reports it again, after the others
     connection_watch(s, c, EPOLL_CTL_MOD)
 
 
@@ -125,14 +125,14 @@ cdef void _read(ShardLoopState* s, ShardConnection* c) noexcept nogil:
 
 
 cdef void _admit(ShardLoopState* s, ShardConnection* c, Reply* reply) noexcept nogil:
-    """What Python has admitted; where another client has its worker number, it is refused
-    instead."""
-    cdef const ShardHead* said = <const ShardHead*> reply.bytes.at()
+    """Admit a connection that Python has admitted; refuse it if another client has its worker
+    number."""
+    cdef const ShardHead* answer = <const ShardHead*> reply.bytes.at()
     cdef ShardHead head
     cdef i64 about = <i64> reply.worker
-    if said == NULL or connection_admit(s, c, reply.worker, reply.incarnation):
+    if answer == NULL or connection_admit(s, c, reply.worker, reply.incarnation):
         return
-    head = shard_answer(said[0], SHARD_REFUSED, said.epoch, said.model)
+    head = shard_answer(answer[0], SHARD_REFUSED, answer.epoch, answer.model)
     head.rows, head.payload_bytes = WORKER_IN_USE, sizeof(about)
     reply.bytes.clear()
     reply.bytes.put(&head, HEAD_BYTES)
@@ -169,7 +169,7 @@ cdef void _deliver(ShardLoopState* s) noexcept nogil:
 
 
 cdef void _close_unanswered(ShardLoopState* s) noexcept nogil:
-    """Connections whose answers found no memory: their clients hear that, and ask again."""
+    """Close connections whose answers found no memory: their clients notice, and retry."""
     cdef ShardConnection* c
     cdef size_t i
     for i in range(s.callers.size()):
@@ -211,9 +211,9 @@ cdef void _stream(ShardLoopState* s) noexcept nogil:
 
 
 cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
-    """After a message the next one is polled for, for a moment."""
+    """Wait for events; after a message, poll for a moment first."""
     cdef int n = 0
-    if s.heard and spin_begin(&s.spin, monotonic_us()):
+    if s.had_events and spin_begin(&s.spin, monotonic_us()):
         note(&s.spins, 1)
         n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
         while n == 0 and spin_on(&s.spin, monotonic_us()):
@@ -230,7 +230,7 @@ cdef void _turn(ShardLoopState* s) noexcept nogil:
     cdef int i, n
     s.turns.fetch_add(1, acq_rel)
     n = _wait(s, events)
-    s.heard = n > 0
+    s.had_events = n > 0
     for i in range(max(n, 0)):
         tag = events[i].data.u64
         if tag == POST:
@@ -265,7 +265,7 @@ cdef void _unanswered(ShardLoopState* s, u32 conn, u32 generation) noexcept nogi
 
 
 cdef void _give(ShardLoopState* s, Reply* reply, u32 conn, u32 generation) noexcept nogil:
-    """To the loop. NULL, or no memory there: the connection is closed instead."""
+    """Pass a reply to the loop. If it is NULL, or there is no memory, the connection is closed."""
     if reply == NULL or not s.post.put(reply):
         del reply
         _unanswered(s, conn, generation)
@@ -301,15 +301,15 @@ def each_once(ids):
 
 
 cdef class ShardLoop:
-    """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are
-    reached from elsewhere.
+    """Connections of a shard, and its tables as they are reached from elsewhere. Threads: run() has
+    its own; the rest any.
 
     frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.
     shared_bytes_max: of all memory that callers over unix sockets share, to have rows written
     there.  spin_us: to poll after a message for the next, before it sleeps. hello_us: a connection
     that is not admitted within this time is closed; a quarter of all may be waiting for it (at
-    least 4). What a connection asks that is neither a pull nor a push of rows is a call, and
-    Python's to answer: see `calls`.
+    least 4). A request that is neither a pull nor a push of rows is a call, which
+    Python answers: see `calls`.
     """
 
     def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024,
@@ -517,7 +517,7 @@ cdef class ShardLoop:
 
     @property
     def epoch(self):
-        """Of this life of the shard. A request that names another is refused."""
+        """The epoch since the last start of the shard. A request with another epoch is refused."""
         return self.state.epoch.load(relaxed)
 
     @epoch.setter
@@ -545,7 +545,7 @@ cdef class ShardLoop:
 
     @property
     def version(self):
-        """Of the model here: pushes applied."""
+        """The version of the model: the number of pushes applied."""
         return self.state.model.load(relaxed)
 
     @version.setter
@@ -554,7 +554,7 @@ cdef class ShardLoop:
 
     @property
     def stamp(self):
-        """What marks a row that is pulled or pushed now: `Table.expire` goes by it."""
+        """The stamp of rows that are pulled or pushed now, for `Table.expire`."""
         return self.state.stamp.load(relaxed)
 
     @stamp.setter
@@ -562,14 +562,14 @@ cdef class ShardLoop:
         self.state.stamp.store(value, relaxed)
 
     def stale(self, *, u32 lag_max=0, bint slows=False):
-        """Of pushes whose gradients are of an older version: refuse those more than lag_max behind;
-        slow the rate."""
+        """Set the rule for pushes with gradients of an older version: refuse those more than
+        lag_max behind; slow the rate."""
         self.state.lag_max.store(lag_max, relaxed)
         self.state.slows.store(slows, relaxed)
 
     @property
     def spins(self):
-        """Of polling, begun so far: each after a message."""
+        """The number of spins so far: at most one after each message."""
         return self.state.spins.load(relaxed)
 
     def stats(self):
@@ -590,8 +590,8 @@ cdef class ShardLoop:
         return self.state.calls.fd
 
     def calls(self):
-        """What was asked that is Python's: list of ((conn, generation, id), (kind, table, rows,
-        epoch, worker, sequence, model, scale), payload). Each is answered once."""
+        """Return the calls for Python: list of ((conn, generation, id), (kind, table, rows, epoch,
+        worker, sequence, model, scale), payload). Each is answered once."""
         cdef vector[void*] taken
         cdef Call* call
         cdef size_t i
@@ -628,13 +628,14 @@ cdef class ShardLoop:
         may push; else it may pull only."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef ShardLoopState* s = self.state
-        cdef ShardHead asked, head
+        cdef ShardHead request, head
         if end > s.frame_bytes_max:
             raise_for(TOO_LARGE,
                       f"an answer of {size} bytes; frame_bytes_max is {s.frame_bytes_max}")
-        conn, generation, asked.id = whom
-        asked.dtype, asked.table, asked.rows, asked.worker, asked.sequence = 0, 0, rows, 0, sequence
-        head = shard_answer(asked, SHARD_REFUSED if refused else SHARD_ANSWER,
+        conn, generation, request.id = whom
+        request.dtype, request.table, request.rows, request.worker = 0, 0, rows, 0
+        request.sequence = sequence
+        head = shard_answer(request, SHARD_REFUSED if refused else SHARD_ANSWER,
                             s.epoch.load(relaxed), s.model.load(relaxed))
         head.payload_bytes = <u32> end
         if refused:
@@ -677,7 +678,7 @@ cdef class ShardLoop:
         return position
 
     def look(self, u64 worker, u64 sequence):
-        """Of a push: 0, it is new; 1, it was applied; 2, too old to know."""
+        """Look a push up: 0, it is new; 1, it was applied; 2, it is too old to know."""
         self.state.log.guard.lock()
         sight = <int> self.state.log.look(worker, sequence)
         self.state.log.guard.unlock()
@@ -698,7 +699,7 @@ cdef class ShardLoop:
             eventfd_signal(self.state.post.fd)
         if not marked:
             raise_for(NO_MEMORY,
-                      f"push {sequence} of worker {worker} cannot be told from its repetition")
+                      f"no memory to recognize a repetition of push {sequence} of worker {worker}")
         return position
 
     def sure(self):
@@ -745,8 +746,8 @@ cdef class ShardLoop:
             raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 11) hears of changes from now on; waited: a push is answered
-        when it has them. It has nothing until it acknowledges: not even what came before."""
+        """Send follower `number` (below 11) changes from now on; waited: a push is answered when
+        the follower has it. It counts as empty until it acknowledges a position."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.on, one.waited, one.lost = True, waited, False
@@ -755,15 +756,14 @@ cdef class ShardLoop:
         self.state.log.guard.unlock()
 
     def wait_for(self, u32 number):
-        """From now on a push is answered when follower `number` has it; it hears of changes
-        already."""
+        """Answer pushes from now on when follower `number` has them; it gets changes already."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.waited = True
         self.state.log.guard.unlock()
 
     def unfollow(self, u32 number):
-        """It is gone: nobody waits for it."""
+        """Remove a follower: no push waits for it any more."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.on = False
@@ -792,7 +792,7 @@ cdef class ShardLoop:
         if lost:
             return None
         if not gathered:
-            raise_for(NO_MEMORY, f"what follower {number} has not been told")
+            raise_for(NO_MEMORY, f"no memory for the changes of follower {number}")
         tables = {i: each_once(_array(ids[i])) for i in range(ids.size()) if ids[i].size()}
         return position, tables, [(pushes[i], pushes[i + 1]) for i in range(0, pushes.size(), 2)]
 
@@ -817,8 +817,8 @@ cdef class ShardLoop:
         return bool(idle)
 
     def end_stream(self, u32 number):
-        """Follower `number` is sent no more changes as they come, and what it acknowledges counts
-        no more; it is told so, if it is there."""
+        """Stop sending follower `number` changes as they come, and notify it if it is connected.
+        Its acknowledgements no longer count."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.ends = True
@@ -830,7 +830,7 @@ cdef class ShardLoop:
         it has all, and how many messages it has sent meanwhile."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
-        found = bool(one.streams and not one.ends), one.acknowledged, one.heard
+        found = bool(one.streams and not one.ends), one.acknowledged, one.messages
         self.state.log.guard.unlock()
         return found
 

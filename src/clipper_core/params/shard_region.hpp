@@ -48,7 +48,7 @@ struct Region {
     Region& operator=(const Region&) = delete;
     ~Region() { drop(); }
 
-    void take(int fd) {  // it came: in place of one that nobody asked to be mapped
+    void take(int fd) {  // it came: in place of one that was never to be mapped
         if (descriptor >= 0) close(descriptor);
         descriptor = fd;
     }

@@ -11,8 +11,8 @@ from clipper_core.runtime.histogram cimport Histogram
 from clipper_core.runtime.machine cimport acquire, atomic, i64, u32, u64, u8
 from clipper_core.runtime.spin cimport Spin
 
-# What a shard has changed since each of its followers last heard of it, and which pushes it has
-# seen: shard_log.hpp.
+# What a shard has changed since its last message to each follower, and which pushes it has seen:
+# shard_log.hpp.
 #
 # Threads: any, under `guard`.
 
@@ -51,9 +51,9 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         bint replays            # it is sent pushes, and applies them; set by the loop
         bint apart              # it reads on a thread of its own
         u32 conn                # the connection
-        u32 heard               # messages of it there
-        u64 clock               # that its last message has; it is told it with what follows
-        bint asks               # to be told, even if nothing has changed
+        u32 messages            # received there
+        u64 clock               # of its last message; sent back with the next changes
+        bint wants_reply        # at once, even if nothing has changed
     cdef cppclass ShardLog:
         mutex guard
         deque[Change] changes
@@ -69,17 +69,17 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         bint asleep
         u64 position() noexcept
         bint waits() noexcept
-        bint polled() noexcept      # a follower that is waited for asks, and is not sent changes
+        bint polled() noexcept      # a follower that is waited for polls, and is not sent changes
         Sighting look(u64 worker, u64 sequence) noexcept
         bint mark(u64 worker, u64 sequence) noexcept    # False: no memory
         Sequences* window(u64 worker) noexcept  # NULL: no memory
         u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
         bint known(vector[u64]& into) noexcept  # False: no memory
         bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
-        # ^ False: no memory to tell this push from its repetition; without memory for the ids every
-        # follower is lost
+        # ^ False: no memory to recognize a repetition of this push; without memory for the ids
+        # every follower is lost
         # False: no memory
-        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept
+        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& pushes, u64 most) noexcept
         void trim() noexcept
         u64 sure() noexcept
 
@@ -109,8 +109,8 @@ cdef extern from "params/shard_region.hpp" namespace "clipper" nogil:
     void calm_loopback(int fd) noexcept     # no congestion control between two ends of one host
     ssize_t receive_with(int fd, void* to, size_t n, Region& region) noexcept
 
-# What a shard counts, by table: how often rows were there that were asked for, what became of
-# pushes, why requests were refused, how old gradients were.
+# What a shard counts, by table: how often requested rows existed, what became of pushes, why
+# requests were refused, how old gradients were.
 #
 # Threads: any reads. Of a table, who pulls is one (the loop), and who pushes has the shard to
 # itself (ShardLoopState.still), so a load and a store are enough; refusals and lags come from
@@ -121,7 +121,7 @@ cdef enum:
     REASONS_MAX = 128           # a Status, or a refusal of shard_state.hpp
 
 cdef cppclass TableCounts:
-    atomic[u64] pulled          # rows asked for
+    atomic[u64] pulled          # rows requested
     atomic[u64] missed          # of them, those of ids without a row
     atomic[u64] applied         # distinct ids whose rows a push changed
     atomic[u64] made            # rows that are new
@@ -132,7 +132,7 @@ cdef cppclass TableCounts:
 
 cdef cppclass ShardCounts:
     TableCounts[1024] tables
-    atomic[u64] refused[128]    # by the number that says why
+    atomic[u64] refused[128]    # by the number of the reason
     atomic[u64] taken           # pushes of a whole model, which Python applied or gathered
     Histogram lags              # of pushes that say of which version they are: how many versions
                                 # they were behind
@@ -181,8 +181,8 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         u64 id
         u64 epoch               # 0: of any
         u64 worker
-        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its
-                                # repetition. IN_REGION: where
+        u64 sequence            # of a push by that worker, from 1; 0: repetitions are not
+                                # recognized. IN_REGION: where
         u64 model               # the version it was computed at, 0 for none; of an answer: the
                                 # shard's
         float scale             # of the rate
@@ -217,7 +217,7 @@ cdef enum:
                                 # memory, not behind the head
     EXACT = 1                   # flag of changes: these are all there are
     STREAM_ENDS = 2             # flag of changes: no more will come
-    ASKS = 1                    # flag of a follower's message: it wants an answer in any case
+    REPLY_WANTED = 1            # flag of a follower's message: reply even if nothing has changed
     PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
@@ -255,18 +255,18 @@ cdef cppclass ShardConnection:
     u32 number
     u32 generation              # of this number: answers to the one before it go nowhere
     bint admitted
-    bint pushes                 # it may; as the one that admitted it said
+    bint pushes                 # it may; set when it was admitted
     bint closing                # when its output is sent
     bint watched                # for room to write
     bint behind                 # whole frames may be left: they are handled in the next turn
-    u32 events                  # that the loop is told of
+    u32 events                  # that epoll reports
     u32 calls                   # with Python now
     atomic[u32] unanswered      # the generation of a connection that an answer could not be made
                                 # for: it is closed
     u64 skip                    # bytes of a payload that was refused as too large: they are read
                                 # and dropped
-    u64 worker                  # as its hello said; 0: it pushes nothing
-    u64 incarnation             # of the client that has this worker number; 0: it did not say
+    u64 worker                  # from its hello; 0: it pushes nothing
+    u64 incarnation             # of the client that has this worker number; 0: unknown
     u64 since_us                # accepted
     u32 stream                  # number of the follower that it is sent changes as, from 1; 0: none
     # of those that are not admitted yet, in the order in which they were accepted
@@ -300,7 +300,7 @@ cdef cppclass ShardLoopState:
     int epoll_fd
     vector[int] listeners
     Spin spin
-    bint heard                  # something, in the turn before
+    bint had_events             # in the turn before
     atomic[u64] spins           # of polling
     # with room for connections_max from the beginning: any thread may look one up
     vector[ShardConnection*] callers
@@ -321,7 +321,7 @@ cdef cppclass ShardLoopState:
     u32 streams                 # followers that changes are sent to
     u32 replays                 # of them, those that are sent pushes
     atomic[u32] streaming       # the same, for other threads
-    bint received               # a follower has said so since answers were last released
+    bint received               # a follower has acknowledged since answers were last released
     atomic[u32] python_waits    # an answer of Python waits for followers
     u64 frame_bytes_max
     u64 shared_bytes_max        # of all regions
@@ -380,17 +380,17 @@ cdef bint quotas_exceeded(ShardLoopState* s, const PartWork* works, u64 n,
 # Threads: the loop's.
 cdef void put_answer(ShardLoopState* s, ShardConnection* c, const ShardHead* to,
                      u8 flags) noexcept nogil
-# `rows` says why; the payload is the id, the lag or the limit that it is about
+# `rows` is the reason; the payload is the id, the lag or the limit that it is about
 cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* to, u32 why,
                        i64 about) noexcept nogil
-# where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it was
-# said, or it is lost
+# where the rows of an answer go, whose head is written already. NULL: the request was refused, or
+# the connection is lost
 cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                      u64 whole) noexcept nogil
 # whether a push is to be applied; else it is answered. scale: of the rate, by its age
 cdef bint push_is_new(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                       double* scale) noexcept nogil
-# there is memory for its worker, so that this push will be told from its repetition
+# there is memory for its worker, so that a repetition of this push will be recognized
 cdef bint push_is_known(ShardLoopState* s, const ShardHead* h) noexcept nogil
 # it is applied and noted: answer now, or when followers have it. Under the log's guard
 cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,

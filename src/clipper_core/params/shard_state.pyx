@@ -19,7 +19,7 @@ from clipper_core.runtime.machine cimport aligned_new, eventfd_signal, relaxed
 from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
 cdef class SequenceWindow:
-    """Threads: one. Which pushes of a worker were seen: the last 1024 up to the highest."""
+    """Which pushes of a worker were seen: the last 1024 up to the highest. Threads: one."""
     cdef Sequences one
 
     def look(self, u64 sequence):
@@ -37,12 +37,12 @@ _WHY = {
 
 
 def calm(int fd):
-    """What a shard does with a connection over TCP: calm_loopback."""
+    """Call calm_loopback, as a shard does for a connection over TCP."""
     calm_loopback(fd)
 
 
 cdef class SharedRegion:
-    """Threads: one. What a shard makes of a descriptor that came with a connection.
+    """The mapped memory of a descriptor that came with a connection. Threads: one.
 
     fd: stays the caller's.  bytes_max: of the memory. Raises what raise_for makes of BAD_INPUT (no
     sealed memory) and TOO_LARGE.
@@ -92,7 +92,8 @@ cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64
 
 
 cdef class Counts:
-    """Threads: any; of `push` and `expire`, who has held the door."""
+    """Counts of a shard by table. Threads: any; `push` and `expire`: while requests are held
+    back."""
 
     def __cinit__(self):
         self.state = <ShardCounts*> aligned_new(sizeof(ShardCounts))
@@ -108,7 +109,7 @@ cdef class Counts:
         return &self.state.tables[table]
 
     def push(self, u32 table, counted):
-        """What `Table.push` said."""
+        """Count a push; counted: as `Table.push` returns it."""
         self._table(table)
         counts_push(self.state, table, counted["applied"], counted["made"], counted["unadmitted"],
                     counted["refused"],
@@ -122,7 +123,7 @@ cdef class Counts:
         note(&self._table(table).expired, rows)
 
     def refuse(self, u32 why):
-        """A request, by the number that says why."""
+        """Count a refused request; why: the number of the reason."""
         counts_refuse(self.state, why)
 
     def lag(self, u64 versions):
@@ -148,7 +149,7 @@ cdef class Counts:
                 "evicted": one.evicted.load(relaxed), "expired": one.expired.load(relaxed)}
 
     def refused(self):
-        """-> how many requests, by the number that says why"""
+        """Return the number of refused requests by the number of the reason."""
         each = {why: self.state.refused[why].load(relaxed) for why in range(REASONS_MAX)}
         return {why: n for why, n in each.items() if n}
 
@@ -225,7 +226,8 @@ cdef void put_answer(ShardLoopState* s, ShardConnection* c, const ShardHead* to,
 
 cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* to, u32 why,
                   i64 about) noexcept nogil:
-    """`rows` says why; the payload is the id, the lag or the limit that it is about."""
+    """Refuse a request. `rows` is the reason; the payload is the id, the lag or the limit that it
+    is about."""
     cdef ShardHead head = shard_answer(to[0], SHARD_REFUSED, s.epoch.load(relaxed),
                                        s.model.load(relaxed))
     head.rows = why
@@ -238,8 +240,8 @@ cdef void shard_refuse(ShardLoopState* s, ShardConnection* c, const ShardHead* t
 
 cdef u8* answer_room(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                      u64 whole) noexcept nogil:
-    """Return where the rows of an answer go, of which the head is put already. NULL: nowhere, and
-    so it was said, or it is lost."""
+    """Return where the rows of an answer go, whose head is written already. NULL: the request was
+    refused, or the connection is lost."""
     cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),
                                        s.model.load(relaxed))
     cdef u8* to
@@ -276,7 +278,7 @@ cdef Sighting _seen(ShardLoopState* s, const ShardHead* h, bint* full) noexcept 
 
 
 cdef bint push_is_known(ShardLoopState* s, const ShardHead* h) noexcept nogil:
-    """There is memory for its worker, so that this push will be told from its repetition."""
+    """Return whether there is memory for its worker, so that a repetition will be recognized."""
     cdef bint known
     if h.sequence == 0:
         return True
@@ -287,8 +289,7 @@ cdef bint push_is_known(ShardLoopState* s, const ShardHead* h) noexcept nogil:
 
 
 cdef double _scale(ShardLoopState* s, const ShardHead* h, u64* lag) noexcept nogil:
-    """What the rate is multiplied by: a gradient of a model that is `lag` pushes old counts for
-    less."""
+    """Return the factor of the rate: a gradient of a model that is `lag` pushes old counts less."""
     cdef u64 now = s.model.load(relaxed)
     lag[0] = now - h.model if h.model and now > h.model else 0
     return <double> h.scale / max(<u64> 1, lag[0]) if s.slows.load(relaxed) else h.scale
@@ -296,8 +297,8 @@ cdef double _scale(ShardLoopState* s, const ShardHead* h, u64* lag) noexcept nog
 
 cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                       const u32* counted) noexcept nogil:
-    """It is applied and noted: answer now, or when those who follow have it. Under the log's guard.
-    counted: [4]; NULL: it had been applied before."""
+    """Answer a push that is applied and noted: now, or when followers have it. Under the log's
+    guard. counted: [4]; NULL: it had been applied before."""
     cdef Held held
     cdef ShardHead head
     head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
@@ -312,7 +313,7 @@ cdef void answer_push(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
     if counted != NULL:
         memcpy(&held.words[HEAD_BYTES // 8], counted, PUSHED_BYTES)
     if not try_push(s.log.held, held):
-        c.output.lost = True            # it is closed: its client asks again, and hears that the
+        c.output.lost = True            # it is closed: its client retries, and learns that the
                                         # push was applied
     if s.log.polled() or s.python_waits.load(relaxed):
         eventfd_signal(s.log.fd)

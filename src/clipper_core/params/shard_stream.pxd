@@ -8,7 +8,7 @@ from clipper_core.runtime.machine cimport u32, u64, u8
 cdef enum:
     UNSENT_MAX = 4194304        # bytes; then the follower is waited for
 
-# from now on the connection is sent what follower `stream`, from 1, has not been told
+# from now on the connection is sent the changes that follower `stream`, from 1, does not have
 cdef void stream_begin(ShardLoopState* s, ShardConnection* c, u32 stream,
                        bint replays) noexcept nogil
 # put what has changed into the connection of follower `number`. NULL: nothing was put

@@ -1,11 +1,12 @@
 """Changes, sent to followers as they come.
 
-A follower that has a whole copy asks to be sent changes. From then on the loop sends it, after each
+A follower that has a whole copy requests the stream. From then on the loop sends it, after each
 turn, the rows whose ids the log has for it (shard_log.hpp), as they are now: whole rows with their
-state, so that a row sent twice does no harm, and pushes of one turn share a message. The follower
-writes them and says up to which position it has all; pushes that waited for that are answered by
-the loop. Messages do not wait for each other. What is not sent yet is in the log, which is bounded;
-a follower that falls out of it is told that the stream ends, and asks again as one that was away.
+state, so that a row may be sent twice, and pushes of one turn share a message. The follower writes
+them and acknowledges the position up to which it has all; then the loop answers the pushes that
+waited for it. Messages do not wait for each other. What is not sent yet is in the log, which is
+bounded; to a follower that falls out of it the loop sends the end of the stream, and the follower
+starts over as one that was away.
 
 Rows are read while pushes are paused: a copy agrees with the pushes that it has seen.
 
@@ -29,7 +30,8 @@ from clipper_core.params.embedding_rows cimport (
 )
 from clipper_core.params.optimizer cimport state_floats
 from clipper_core.params.shard_state cimport (
-    ASKS, DENSE_TABLE, EXACT, HEAD_BYTES, SHARD_CHANGES, SHARD_REPLAY, STREAM_ENDS, ChangedPart,
+    DENSE_TABLE, EXACT, HEAD_BYTES, REPLY_WANTED, SHARD_CHANGES, SHARD_REPLAY, STREAM_ENDS,
+    ChangedPart,
     DenseVariable, Follower, PartWork, ReplayPart, ShardConnection, kDenseBit, padded, shard_answer,
 )
 from clipper_core.runtime.machine cimport eventfd_signal, i64, iovec, relaxed, u32, u64, u8
@@ -73,8 +75,8 @@ cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead
     s.log.guard.lock()
     if not one.ends and h.sequence <= one.taken:        # nobody has what was not sent
         one.acknowledged = max(one.acknowledged, h.sequence)
-        one.clock, one.asks = max(one.clock, h.id), one.asks or h.flags & ASKS
-        one.heard += 1
+        one.clock, one.wants_reply = max(one.clock, h.id), one.wants_reply or h.flags & REPLY_WANTED
+        one.messages += 1
         s.received = True
     s.log.guard.unlock()
 
@@ -84,8 +86,8 @@ cdef void stream_received(ShardLoopState* s, ShardConnection* c, const ShardHead
 
 cdef bint _put_rows(ShardLoopState* s, ShardConnection* c, u32 table,
                     const vector[i64]& ids) noexcept nogil:
-    """Each id once; of those without a row, that they are gone. Without ids, the steps alone.
-    False: no memory."""
+    """Write the rows of ids, each once, and a removal for ids without a row. Without ids, only the
+    steps. False: no memory."""
     cdef Rows* rows = s.places[table].rows
     cdef ChangedPart part
     cdef Distinct distinct
@@ -140,10 +142,10 @@ cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
 
 cdef void _put_head(ShardLoopState* s, ShardConnection* c, u64 at, u64 position, u32 parts,
                     u64 pushes, u8 flags, u64 clock) noexcept nogil:
-    """Over the room that was left for it, `at` bytes from the front."""
-    cdef ShardHead asked, head
-    memset(&asked, 0, sizeof(asked))
-    head = shard_answer(asked, SHARD_CHANGES, s.epoch.load(relaxed), s.model.load(relaxed))
+    """Write the head into the room that was left for it, `at` bytes from the front."""
+    cdef ShardHead request, head
+    memset(&request, 0, sizeof(request))
+    head = shard_answer(request, SHARD_CHANGES, s.epoch.load(relaxed), s.model.load(relaxed))
     head.rows, head.sequence, head.worker, head.flags = parts, position, pushes, flags
     head.id = clock
     head.payload_bytes = <u32> (c.output.size() - at - HEAD_BYTES)
@@ -168,7 +170,7 @@ cdef void _put_changes(ShardLoopState* s, ShardConnection* c, vector[vector[i64]
                 c.output.lost = True
             parts += 1
     if c.output.size() - at > s.frame_bytes_max:
-        c.output.lost = True                    # it is closed, and asks again as one that was away
+        c.output.lost = True                    # it is closed, and starts over as one that was away
     if not c.output.lost:
         _put_head(s, c, at, position, <u32> parts, pushes.size() // 2, EXACT if exact else 0,
                   clock)
@@ -196,7 +198,7 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     c = s.callers[one.conn]
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on
-    quiet = one.taken == s.log.position() and not one.asks
+    quiet = one.taken == s.log.position() and not one.wants_reply
     s.log.guard.unlock()
     if not over and (quiet or c.output.size() > UNSENT_MAX):
         return c if c.output.lost or (c.output.size() and not c.watched) else NULL
@@ -204,7 +206,7 @@ cdef ShardConnection* stream_changes(ShardLoopState* s, u32 number) noexcept nog
     s.log.guard.lock()
     over = one.ends or one.lost or not one.on
     if not over:
-        clock, one.asks = one.clock, False
+        clock, one.wants_reply = one.clock, False
         gathered = s.log.gather(one[0], ids, pushes, IDS_MAX)
         position, exact = one.taken, one.taken == s.log.position()
     s.log.guard.unlock()
@@ -252,7 +254,7 @@ cdef bint replay_is_exact(ShardLoopState* s, u64 nbytes) noexcept nogil:
 
 
 cdef void _send(ShardConnection* c, iovec* parts) noexcept nogil:
-    """What the socket does not take at once is left to the loop."""
+    """Send at once what the socket takes; the loop sends the rest."""
     cdef msghdr message
     cdef ssize_t sent = 0
     cdef u64 left, i

@@ -8,7 +8,7 @@
 // a blocked thread    waiters + 1, reads epoch, reads the slot; sleeps only if epoch is still what
 // it read
 //   whoever ends        the slot, epoch + 1, reads waiters
-//   who asks for news   its bit into boxes, reads the slot
+//   who waits for it    its bit into boxes, reads the slot
 //   who ends            the slot, reads boxes
 //   a mailbox's reader  armed, reads the ring and overflow; sleeps on its eventfd
 //   its writer          the ring or overflow, takes armed; writes the eventfd if it was set
@@ -50,7 +50,7 @@ inline bool block_release(Block& block, std::uint32_t refs) {
 // -- ending a slot
 
 // By the loop, which alone writes values. False: cancelled before; nobody reads the value. `boxes`:
-// whom to tell.
+// the mailboxes to notify.
 template <class Block, class Value>
 inline bool slot_try_end(Block& block, std::uint32_t slot, std::uint8_t status, const Value& value,
                          std::uint32_t latency_us,
@@ -145,7 +145,7 @@ inline bool slot_watch(Block& block, std::uint32_t slot, std::uint32_t box) {
     return block.state[slot].load(std::memory_order_seq_cst) == kSlotPending;
 }
 template <class Block>
-// whom to tell, for one who cancelled it
+// the mailboxes to notify, for one who cancelled it
 inline std::uint32_t slot_boxes(const Block& block, std::uint32_t slot) {
     return block.boxes[slot].load(std::memory_order_seq_cst);
 }

@@ -37,8 +37,8 @@ cdef cppclass Block:
     u64 first_id                # id of slot 0; ids are never used twice
     Block* next                 # free list
     atomic[u8]* state           # Status, per slot
-    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot; IN_ENSEMBLE: there is a
-                                # ensemble call to tell
+    atomic[u32]* boxes          # mailboxes to notify, one bit each, per slot; IN_ENSEMBLE: there is
+                                # an ensemble call
     # value, written before state leaves PENDING; before, the ensemble call
     u64* word
     u8* tag

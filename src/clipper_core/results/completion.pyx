@@ -2,7 +2,7 @@
 callback thread, without the GIL.
 
 How a waiter and the loop cannot miss each other: completion.hpp and loop_owner.hpp, which hold
-every step that they race on. What is asked of this module is their order: the loop ends slots and
+every step that they race on. This module keeps their order: the loop ends slots and
 puts notices, then ends the epoch, then wakes.
 """
 from libc.stdlib cimport free
@@ -138,7 +138,7 @@ cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) 
 cdef Status slot_end(CompletionState* d, Block* block, u32 slot, Status status, Value* value,
                      u32 latency_us) noexcept nogil:
     cdef u32 boxes
-    cdef u64 ensemble_call = block.word[slot]         # if it is heard
+    cdef u64 ensemble_call = block.word[slot]         # if it is in one
     cdef Value mine = value[0]
     cdef CompletionState* home = home_of(d, block)
     cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
@@ -289,7 +289,7 @@ cdef void completion_notify_outside(CompletionState* d, u32 boxes) noexcept nogi
 
 
 cdef bint completion_try_own_loop(CompletionState* d) noexcept nogil:
-    """For a thread that is counted in `waiters`."""
+    """Take the ownership of the loop if it is free, for a thread that is counted in `waiters`."""
     if not d.loop_owner.is_free():
         return False
     if (waiters_now(d[0]) == 1 and completion_open_tasks(d) <= LED_TASKS_MAX
@@ -306,8 +306,8 @@ cdef void slot_fill(CompletionState* d, Block* block, u32 slot, Status status,
 
 
 cdef class Completion:
-    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it
-    alive."""
+    """Owns the result blocks and mailboxes of one engine; every Future keeps it alive. Threads:
+    any."""
 
     def __cinit__(self, u32 number=0):
         self.state = <CompletionState*> aligned_new(sizeof(CompletionState))

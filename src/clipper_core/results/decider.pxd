@@ -1,6 +1,6 @@
-# When an ensemble has an answer. A decider is a schedule of steps; decide() looks at what has
-# arrived of a query's tasks so far and says: wait until, answer with these, or ask one more. Pure
-# arithmetic: no queue, no clock, no memory of its own.
+# When an ensemble has an answer. A decider is a schedule of steps. decide() reads the predictions
+# that have arrived for a query and returns one of: wait until a time, answer with some of them, or
+# submit more tasks. Pure arithmetic: no queue, no clock, no memory of its own.
 #
 # Threads: any; a DeciderState is never changed once made, but for its bucket of extra tasks, which
 # has a lock. Rules: docs/design.md, "Deciders in the core".
@@ -18,11 +18,11 @@ cpdef enum Rule:
     WEIGHTED = 3                # the same, by weight
     BEST = 4                    # the best ranked (the lowest task) that arrives
     SUREST = 5                  # the one most confident
-    CASCADE = 6                 # tasks are asked one by one until one is confident enough
-    HEDGED = 7                  # the first to arrive; the next is asked when none came in time;
-                                # extra ones are bounded
-    TIED = 8                    # the first to arrive; the one sent first gives up those that still
-                                # wait
+    CASCADE = 6                 # tasks are submitted one by one until one is confident enough
+    HEDGED = 7                  # the first to arrive; the next is submitted when none came in
+                                # time; extra tasks are bounded
+    TIED = 8                    # the first to arrive; the task that is sent first cancels those
+                                # that are still queued
     MEAN = 9                    # numbers: when what is on its way cannot move it by more than
                                 # `tolerance`
     MEDIAN = 10
@@ -30,15 +30,15 @@ cpdef enum Rule:
     ROW = 12                    # the best ranked that is there: a row of a table of times
 
 cpdef enum VoteState:
-    UNASKED = 0
+    UNSUBMITTED = 0
     OUTSTANDING = 1
     ARRIVED = 2
-    FAILED = 3                  # it ended without a usable value, or will not be asked
+    FAILED = 3                  # it ended without a usable value, or will not be submitted
 
 cdef enum RulingKind:
     WAIT = 0
     ANSWER = 1
-    ASK = 2
+    SUBMIT = 2
 
 cdef struct VoteData:           # what is known of one task
     u8 state                    # VoteState
@@ -49,8 +49,8 @@ cdef struct VoteData:           # what is known of one task
     double number
     double confidence           # 0 to 1; negative: none was given
     double weight
-    u64 start_us                # when it is asked unless all is decided, after receipt; NEVER_US:
-                                # when a rule asks for it
+    u64 start_us                # when it is submitted unless all is decided, after receipt;
+                                # NEVER_US: when a rule needs it
 
 cdef struct StepState:
     u8 rule
@@ -65,12 +65,12 @@ cdef struct StepState:
 cdef struct RulingData:
     u8 kind                     # RulingKind
     u8 step
-    bint extra                  # ASK: an extra task, for which there must be a token
+    bint extra                  # SUBMIT: an extra task, which needs a token
     # ANSWER: the task whose value it is; ENSEMBLE_TASKS_MAX: several's, or nobody's
     u32 winner
-    u64 mask                    # ANSWER: tasks whose values it is made of; ASK: tasks to be asked
+    u64 mask                    # ANSWER: tasks whose values it is made of; SUBMIT: tasks to submit
                                 # now
-    u64 until_us                # WAIT: look again then, whatever arrives
+    u64 until_us                # WAIT: decide again then, whatever arrives
 
 cdef cppclass DeciderState:
     atomic[u32] refs
@@ -78,7 +78,7 @@ cdef cppclass DeciderState:
     bint tied                   # some step is TIED
     StepState steps[16]
     atomic[u32] lock            # guards tokens
-    double tokens               # extra tasks that may be asked now
+    double tokens               # extra tasks that may be submitted now
     double extra                # tokens a query
     bint bounded                # some step is HEDGED: queries bring tokens
 

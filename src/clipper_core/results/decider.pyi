@@ -18,7 +18,7 @@ class Rule(IntEnum):
     ROW = 12
 
 class VoteState(IntEnum):
-    UNASKED = 0
+    UNSUBMITTED = 0
     OUTSTANDING = 1
     ARRIVED = 2
     FAILED = 3

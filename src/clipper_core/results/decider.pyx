@@ -1,27 +1,26 @@
 """When an ensemble has an answer: the rules.
 
-The schedule. Steps have ends, in order; the last one's is the deadline. The step whose time it is
-looks at everything that has arrived since the beginning. If nothing is on its way any more, the
-remaining steps are tried in order without waiting for their time; the last one answers with what
-there is, if only with nothing.
+The schedule. Steps end one after another; the last one ends at the deadline. The current step
+reads everything that has arrived since the start. If no task is outstanding any more, the remaining
+steps are tried in order without waiting for their time; the last one answers with what has arrived,
+which may be nothing.
 
-Exact by construction. A step answers early only when every way in which the tasks on their way
-could still end (with any value, or without one) leads the same step to the same answer. For votes:
-the leader's weight less the runner-up's exceeds all that is still to come, so no tie is possible
-either, and what breaks ties (confidence, then rank) need not be asked. For ranks: nothing better is
-on its way. For a median: the order statistics with everything outstanding at either end. A mean has
-no such bound unless the outputs have: `low` and `high`. The one exception is asked for by name: a
-`tolerance` with `need` of two or more takes `need` numbers that lie within it of each other for
-all.
+Exact by construction. A step answers early only if the outstanding tasks cannot change its answer,
+whether they end with any value or with none. For votes: the leader's weight less the runner-up's
+exceeds all weight that can still come, so that no tie is possible, and the tie-breakers
+(confidence, then rank) need not be known. For ranks: no better task is outstanding. For a median:
+the order statistics with everything outstanding at either end. A mean has no such bound unless the
+outputs have: `low` and `high`. There is one exception, which the user must set: with a `tolerance`
+and `need` of two or more, `need` numbers that differ by at most the tolerance stand for all.
 
-What is "to come": tasks that were asked and have not ended, and those that will be asked at a set
-time. A task that only a rule can ask for does not count until it is asked.
+Tasks that can still come are those that were submitted and have not ended, and those that will be
+submitted at a set time. A task that only a rule can submit does not count until it is submitted.
 
 A tie among all that arrived goes to the surer votes, then to the best ranked: the rule of
 clipper.selection.votes.
 
-Given up: ending a step before its time because it cannot succeed any more (the next one would look
-at less than it would have).
+Not done: ending a step early because it cannot succeed any more (the next one would see fewer
+predictions than at its time).
 """
 cimport cython
 from libc.math cimport INFINITY, fabs
@@ -46,7 +45,7 @@ cdef inline u64 _bit(u32 i) noexcept nogil:
     return <u64> 1 << i
 
 cdef inline bint _to_come(const VoteData* vote, u64 slo_us) noexcept nogil:
-    return vote.state == OUTSTANDING or (vote.state == UNASKED and vote.start_us < slo_us)
+    return vote.state == OUTSTANDING or (vote.state == UNSUBMITTED and vote.start_us < slo_us)
 
 cdef inline double _sound(const VoteData* vote) noexcept nogil:
     return vote.confidence if vote.confidence >= 0 else 0.5
@@ -101,9 +100,9 @@ cdef RulingData _answer_one(u32 i) noexcept nogil:
     return _answer(_bit(i), i)
 
 
-cdef RulingData _ask(u64 mask, bint extra) noexcept nogil:
+cdef RulingData _submit(u64 mask, bint extra) noexcept nogil:
     cdef RulingData ruling = _wait()
-    ruling.kind = ASK
+    ruling.kind = SUBMIT
     ruling.mask = mask
     ruling.extra = extra
     return ruling
@@ -131,7 +130,7 @@ cdef u32 _best(const StepState* step, const StepView* view, bint sure) noexcept 
 
 
 cdef u32 _surest(const StepView* view, bint latest) noexcept nogil:
-    """The most confident; of equals the best ranked, or the latest asked."""
+    """The most confident; of equals the best ranked, or the latest submitted."""
     cdef u32 i, found = ENSEMBLE_TASKS_MAX
     for i in range(view.n):
         if view.arrived >> i & 1 and (found == ENSEMBLE_TASKS_MAX
@@ -142,16 +141,16 @@ cdef u32 _surest(const StepView* view, bint latest) noexcept nogil:
     return found
 
 
-cdef u32 _next_unasked(const StepState* step, const StepView* view) noexcept nogil:
+cdef u32 _next_unsubmitted(const StepState* step, const StepView* view) noexcept nogil:
     cdef u32 i
     for i in range(view.n):
-        if step.accept >> i & 1 and view.votes[i].state == UNASKED:
+        if step.accept >> i & 1 and view.votes[i].state == UNSUBMITTED:
             return i
     return ENSEMBLE_TASKS_MAX
 
 
-cdef bint _is_asked(const StepState* step, const StepView* view) noexcept nogil:
-    """Return whether a task that it looks at is on its way now."""
+cdef bint _is_outstanding(const StepState* step, const StepView* view) noexcept nogil:
+    """Return whether a task of the step is outstanding."""
     cdef u32 i
     for i in range(view.n):
         if step.accept >> i & 1 and view.votes[i].state == OUTSTANDING:
@@ -160,16 +159,16 @@ cdef bint _is_asked(const StepState* step, const StepView* view) noexcept nogil:
 
 
 cdef RulingData _try_first(const StepState* step, const StepView* view,
-                           bint may_ask) noexcept nogil:
-    """The first that is sure enough. CASCADE asks for the next when none is on its way, HEDGED when
-    all have failed."""
+                           bint may_submit) noexcept nogil:
+    """Answer with the first that is sure enough. CASCADE submits the next task when none is
+    outstanding, HEDGED when all have failed."""
     cdef u32 found = _first(step, view, True)
     if found < ENSEMBLE_TASKS_MAX:
         return _answer_one(found)
-    if not may_ask or step.rule == FIRST or step.rule == TIED or _is_asked(step, view):
+    if not may_submit or step.rule == FIRST or step.rule == TIED or _is_outstanding(step, view):
         return _wait()
-    found = _next_unasked(step, view)
-    return _ask(_bit(found), False) if found < ENSEMBLE_TASKS_MAX else _wait()
+    found = _next_unsubmitted(step, view)
+    return _submit(_bit(found), False) if found < ENSEMBLE_TASKS_MAX else _wait()
 
 
 cdef RulingData _try_best(const StepState* step, const StepView* view) noexcept nogil:
@@ -190,11 +189,11 @@ cdef RulingData _try_surest(const StepState* step, const StepView* view) noexcep
 
 
 cdef RulingData _try_floor(const StepState* step, const StepView* view,
-                           bint may_ask) noexcept nogil:
+                           bint may_submit) noexcept nogil:
     if view.arrived >> step.which & 1:
         return _answer_one(step.which)
-    if may_ask and step.which < view.n and view.votes[step.which].state == UNASKED:
-        return _ask(_bit(step.which), False)
+    if may_submit and step.which < view.n and view.votes[step.which].state == UNSUBMITTED:
+        return _submit(_bit(step.which), False)
     return _wait()
 
 
@@ -207,7 +206,7 @@ cdef struct Count:
     u32 votes                   # for it
     double weight
     double second               # the runner-up's
-    double total                # of all that were or will be asked
+    double total                # of all that were or will be submitted
     double coming
 
 
@@ -227,7 +226,7 @@ cdef Count _count(const StepState* step, const StepView* view) noexcept nogil:
         votes[i] = 0
         leader[i] = ENSEMBLE_TASKS_MAX
     for i in range(view.n):
-        if step.accept >> i & 1 == 0 or (view.votes[i].state == UNASKED
+        if step.accept >> i & 1 == 0 or (view.votes[i].state == UNSUBMITTED
                                          and view.coming >> i & 1 == 0):
             continue
         one = view.votes[i].weight if step.rule == WEIGHTED else 1.0
@@ -255,8 +254,8 @@ cdef Count _count(const StepState* step, const StepView* view) noexcept nogil:
 
 
 cdef RulingData _try_votes(const StepState* step, const StepView* view) noexcept nogil:
-    """As soon as nobody else can win, or all is heard. A step that others follow also needs its
-    quorum, or its majority."""
+    """Answer as soon as no other value can win, or all have arrived. A step that others follow also
+    needs its quorum, or its majority."""
     cdef Count c = _count(step, view)
     if c.winner == ENSEMBLE_TASKS_MAX or c.weight < step.confidence_min * c.total:
         return _wait()
@@ -307,7 +306,8 @@ cdef double _median(const double* x, u32 m, u32 below, u32 above, double low,
 
 cdef double _mean(const double* x, const double* weights, u32 m, double more,
                   double at) noexcept nogil:
-    """With `more` weight at `at` beside them. Weightless numbers count alike."""
+    """Return the weighted mean, with `more` weight at `at` added. Numbers without any weight count
+    equally."""
     cdef u32 i
     cdef double total = more, middle = more * at if more > 0 else 0
     for i in range(m):
@@ -362,7 +362,7 @@ cdef RulingData _try_numbers(const StepState* step, const StepView* view) noexce
 # -- steps
 # --------------------------------------------------------------------------------------------------
 
-cdef RulingData _try(const StepState* step, const StepView* view, bint may_ask) noexcept nogil:
+cdef RulingData _try(const StepState* step, const StepView* view, bint may_submit) noexcept nogil:
     if step.rule == ALL:
         return _wait() if view.coming or view.arrived == 0 else _answer(view.arrived,
                 ENSEMBLE_TASKS_MAX)
@@ -375,12 +375,12 @@ cdef RulingData _try(const StepState* step, const StepView* view, bint may_ask) 
     if step.rule == MEAN or step.rule == MEDIAN:
         return _try_numbers(step, view)
     if step.rule == FLOOR:
-        return _try_floor(step, view, may_ask)
+        return _try_floor(step, view, may_submit)
     if step.rule == ROW:
         return _wait() if _best(step, view,
                                 True) == ENSEMBLE_TASKS_MAX else _answer_one(_best(step, view,
                                     True))
-    return _try_first(step, view, may_ask)
+    return _try_first(step, view, may_submit)
 
 
 cdef RulingData _with_what_there_is(const StepState* step, const StepView* view) noexcept nogil:
@@ -410,12 +410,12 @@ cdef RulingData _with_what_there_is(const StepState* step, const StepView* view)
 
 
 cdef u64 _next_us(const VoteData* votes, u32 n, u64 elapsed_us, u64* due) noexcept nogil:
-    """When the next task is to be asked; those for which it is time now in `due`."""
+    """Return when the next task must be submitted; `due`: the tasks to submit now."""
     cdef u32 i
     cdef u64 at = NEVER_US
     due[0] = 0
     for i in range(n):
-        if votes[i].state == UNASKED and votes[i].start_us != NEVER_US:
+        if votes[i].state == UNSUBMITTED and votes[i].start_us != NEVER_US:
             if votes[i].start_us <= elapsed_us:
                 due[0] |= _bit(i)
             else:
@@ -441,7 +441,7 @@ cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 
         ruling = _try(&d.steps[s], &view, not over)
         if ruling.kind == WAIT and coming and not over:
             if due:
-                ruling = _ask(due, d.steps[s].rule == HEDGED)
+                ruling = _submit(due, d.steps[s].rule == HEDGED)
             else:
                 ruling.until_us = min(_until(&d.steps[s], slo_us), next_us)
         elif ruling.kind == WAIT and view.last:
@@ -494,7 +494,7 @@ Vote = namedtuple("Vote", ("state", "value", "confidence", "weight", "start_us",
                   defaults=(None, None, 1.0, 0, 0))
 Ruling = namedtuple("Ruling", ("kind", "step", "mask", "until_us", "winner"))
 
-cdef tuple _kinds = ("wait", "answer", "ask")
+cdef tuple _kinds = ("wait", "answer", "submit")
 
 
 cdef object _bad(u32 i, object text):
@@ -557,8 +557,7 @@ cdef int _read_steps(tuple steps, DeciderState* d) except -1:
 
 @cython.final
 cdef class Decider:
-    """Threads: any. A schedule of 1 to 16 steps that says when what has arrived of an ensemble's
-    tasks is an answer.
+    """A schedule of 1 to 16 steps that decides when an ensemble has an answer. Threads: any.
 
     `steps`: Step(rule, until_us, accept, ...): `until_us` microseconds after receipt, ascending, 0:
     the deadline; `accept`: a bit set of tasks, None: all; `confidence_min`: of a vote's share, or
@@ -585,50 +584,50 @@ cdef class Decider:
             decider_drop(self.state)
 
     def decide(self, votes, u64 elapsed_us, slo_us=None):
-        """What it says of votes (a Vote for each task, 64 at most) at a time after receipt; ->
+        """Decide on votes (a Vote for each task, 64 at most) at a time after receipt; ->
         Ruling(kind, step, mask, until_us, winner).
 
-        Vote(state, value, confidence, weight, start_us, order): `value`: what arrived, equal ones
-        count together (floats are numbers too); `start_us`: when one UNASKED will be asked, None:
-        only if a rule asks; `order` of arrival. kind: "wait" (until_us, None: for whatever comes),
-        "answer" (mask: the tasks whose values are used) or "ask" (mask).
+        Vote(state, value, confidence, weight, start_us, order): `value`: what arrived, equal values
+        count together (floats are numbers too); `start_us`: when an UNSUBMITTED task will be
+        submitted, None: only if a rule needs it; `order` of arrival. kind: "wait" (until_us, None:
+        for the next arrival), "answer" (mask: the tasks whose values are used) or "submit" (mask).
         """
-        cdef VoteData[ENSEMBLE_TASKS_MAX] heard
+        cdef VoteData[ENSEMBLE_TASKS_MAX] arrived
         cdef RulingData r
         cdef u32 i, n = <u32> len(votes)
         if not 1 <= len(votes) <= ENSEMBLE_TASKS_MAX:
             raise_for(BAD_INPUT,
-                      f"a decider hears 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
+                      f"a decider takes 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
         for i in range(n):
-            _read_vote(votes, i, &heard[i])
-        r = decide(self.state, heard, n, elapsed_us, NEVER_US if slo_us is None else slo_us)
+            _read_vote(votes, i, &arrived[i])
+        r = decide(self.state, arrived, n, elapsed_us, NEVER_US if slo_us is None else slo_us)
         return Ruling(_kinds[r.kind], r.step, r.mask,
                       None if r.until_us == NEVER_US else r.until_us,
                       None if r.winner == ENSEMBLE_TASKS_MAX else r.winner)
 
     def replay(self, votes, u64 laps):
-        """Hears `votes` (all ARRIVED) one after another, in order, and decides after each, `laps`
+        """Take `votes` (all ARRIVED) one after another, in order, and decide after each, `laps`
         times, without the GIL.
 
-        For benchmarks. -> after how many votes it had an answer; 0: it had none.
+        For benchmarks. -> after how many votes there was an answer; 0: there was none.
         """
         cdef VoteData[ENSEMBLE_TASKS_MAX] all
-        cdef VoteData[ENSEMBLE_TASKS_MAX] heard
+        cdef VoteData[ENSEMBLE_TASKS_MAX] arrived
         cdef u32 i, answered = 0, n = <u32> len(votes)
         if not 1 <= len(votes) <= ENSEMBLE_TASKS_MAX:
             raise_for(BAD_INPUT,
-                      f"a decider hears 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
+                      f"a decider takes 1 to {ENSEMBLE_TASKS_MAX} tasks, not {len(votes)}")
         for i in range(n):
             _read_vote(votes, i, &all[i])
         with nogil:
             for _lap in range(laps):
                 for i in range(n):
-                    heard[i] = all[i]
-                    heard[i].state = OUTSTANDING
+                    arrived[i] = all[i]
+                    arrived[i].state = OUTSTANDING
                 answered = 0
                 for i in range(n):
-                    heard[i] = all[i]
-                    if decide(self.state, heard, n, i, NEVER_US).kind == ANSWER and answered == 0:
+                    arrived[i] = all[i]
+                    if decide(self.state, arrived, n, i, NEVER_US).kind == ANSWER and answered == 0:
                         answered = i + 1
         return answered
 

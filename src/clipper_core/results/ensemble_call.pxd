@@ -2,7 +2,7 @@
 #
 # A future of an ensemble call has one slot more than tasks, the verdict slot, and is done when that
 # has ended. The verdict is a snapshot: which tasks had arrived, and which of them are used. One bit
-# of a slot's `boxes` says that it belongs to an ensemble call; until the slot ends, it holds the
+# of a slot's `boxes` marks that it belongs to an ensemble call; until the slot ends, it holds the
 # pointer to the call in the place of its value. Slots of other futures pay nothing.
 #
 # Threads: any, under a spin lock that is held for one decision. The thread that ends a task's slot
@@ -21,7 +21,7 @@ from clipper_core.runtime.status cimport Status
 cdef cppclass EnsembleCall:
     atomic[u32] lock            # guards everything below that changes
     atomic[u32] refs
-    atomic[u32] asking          # the home's loop is submitting one of its tasks
+    atomic[u32] submitting      # the home's loop is submitting one of its tasks
     CompletionState* home
     Block* block
     u32 first                   # slot of task 0; the verdict slot is first + n
@@ -42,7 +42,7 @@ cdef cppclass EnsembleCall:
     EnsembleCall* next_called
     VoteData* votes
     atomic[u64]** unneeded      # counters of tasks that were never submitted, one per task
-    void* asks                  # DeferredCall[n] (deferred_calls.pxd)
+    void* deferred              # DeferredCall[n] (deferred_calls.pxd)
     void* models                # a tuple of the future that keeps the models alive
 
 cdef u64 NO_TICKET
@@ -56,7 +56,7 @@ cdef inline u64 task_bit(u32 i) noexcept nogil:
     return <u64> 1 << i
 
 # -- making one. Threads: the submitter, until it submits a task.
-# NULL: no memory. more_bytes: memory for `asks` and rows.
+# NULL: no memory. more_bytes: memory for `deferred` and rows.
 cdef EnsembleCall* ensemble_call_new(CompletionState* home, Block* block, u32 first, u32 n,
                                      DeciderState* decider, u64 now_us, u64 slo_us,
                                      bint learn, u64 more_bytes) noexcept nogil

@@ -5,12 +5,12 @@ and perhaps answered, by up to 64 loops at once, and all of it takes less than a
 threads meet here only when two models of one query answer within that time. The one thing that
 others may watch without it is the verdict slot, which is a slot like any other.
 
-What is never done under the lock: asking a model (its lane may have this thread run the loop of a
-peer, which may hear the same ensemble call), and waiting.
+Never done under the lock: submitting a task (its lane may make this thread run the loop of a peer,
+which may complete a task of the same ensemble call), and waiting.
 
 Who frees. An ensemble call holds the block by the reference that a task of the verdict slot would
-have; a task that is never asked gives its own back when that is certain. A ticket of a timer is an
-index and its use, so that one left behind in the wheel names nothing, and the ensemble call need
+have; a task that is never submitted gives its own back when that is certain. A ticket of a timer is
+an index and its use, so that one left behind in the wheel names nothing, and the ensemble call need
 not live until its time has passed.
 """
 from libc.math cimport isfinite, ldexp
@@ -22,7 +22,7 @@ from clipper_core.results.completion cimport (
     completion_notify_outside, completion_wake_loop, slot_boxes, slot_state, slot_try_cancel,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ARRIVED, ASK, FAILED, OUTSTANDING, UNASKED, decide, decider_drop, decider_hold,
+    ANSWER, ARRIVED, FAILED, OUTSTANDING, SUBMIT, UNSUBMITTED, decide, decider_drop, decider_hold,
 )
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.dtype cimport BOOL, F16, F32, F64, I64, U64, all_finite, itemsize
@@ -170,7 +170,7 @@ cdef EnsembleCall* ensemble_call_new(CompletionState* home, Block* block, u32 fi
     h.received_us, h.slo_us, h.learn = now_us, slo_us, learn
     h.votes = <VoteData*> (memory + head)
     h.unneeded = <atomic[u64]**> (memory + head + n * sizeof(VoteData))
-    h.asks = memory + head + n * (sizeof(VoteData) + sizeof(void*)) if more_bytes else NULL
+    h.deferred = memory + head + n * (sizeof(VoteData) + sizeof(void*)) if more_bytes else NULL
     home.ensemble_calls.fetch_add(1, relaxed)
     return h
 
@@ -192,10 +192,11 @@ cdef void ensemble_call_unlock(EnsembleCall* h) noexcept nogil:
 
 
 cdef u32 _end_open(EnsembleCall* h, bint outstanding) noexcept nogil:
-    """End the slots of tasks that were never asked, and of those on their way too; -> how many."""
+    """End the slots of tasks that were never submitted; outstanding: also of those on their way.
+    -> how many."""
     cdef u32 i, ended = 0
     for i in range(h.n):
-        if h.votes[i].state == UNASKED:
+        if h.votes[i].state == UNSUBMITTED:
             ended += slot_try_cancel(h.block[0], h.first + i, UNNEEDED)
             h.votes[i].state = FAILED
             count(h.unneeded[i], 1)
@@ -246,7 +247,7 @@ cdef void ensemble_call_drop(EnsembleCall* h) noexcept nogil:
     cdef u32 ended = ensemble_call_cancel(h)
     if ended:
         h.home.answered.fetch_add(ended, relaxed)
-    while h.asking.load(acquire):               # a model of the future's is in use
+    while h.submitting.load(acquire):           # a model of the future's is in use
         pause()
     ensemble_call_release(h)
 
@@ -282,7 +283,7 @@ cdef RulingData ensemble_call_decide(EnsembleCall* h) noexcept nogil:
 
 
 cdef bint _consider(EnsembleCall* h, CompletionState* by) noexcept nogil:
-    """With the lock. True: the home's loop is to be called."""
+    """Run the decider, with the lock. True: the home's loop must be called."""
     cdef RulingData ruling
     if h.over:
         return False
@@ -290,7 +291,7 @@ cdef bint _consider(EnsembleCall* h, CompletionState* by) noexcept nogil:
     if ruling.kind == ANSWER:
         ensemble_call_answer(h, by, ruling.step, ruling.mask)
         return False
-    if ruling.kind == ASK:
+    if ruling.kind == SUBMIT:
         return True
     return ruling.until_us < h.slo_us and h.timer_us == 0
 

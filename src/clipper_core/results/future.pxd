@@ -16,7 +16,7 @@ cdef class Future:
     cdef u8 is_cancelled               # cancel() ended it
     cdef u8 is_watched                 # concurrent.futures.wait or its like has looked: it has a
                                        # StandardState
-    cdef u64 own_id                    # of one without a block, given when asked for
+    cdef u64 own_id                    # of one without a block, given when needed
     cdef u32 first
     cdef u32 count
     # count, and one more for the verdict of one with an ensemble call
@@ -40,7 +40,7 @@ cdef class Future:
     cdef int _wait(self, u64 until_us) noexcept nogil
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
     cdef object _outcome(self)
-    cdef object _heard(self)
+    cdef object _used_predictions(self)
     cdef bint _leave_ensemble_call(self) noexcept
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)

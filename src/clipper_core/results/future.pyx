@@ -1,6 +1,6 @@
 """Futures by ticket: looking, waiting, awaiting, giving up.
 
-How a waiter and the loop cannot miss each other: completion.hpp. What is asked of this module is
+How a waiter and the loop cannot miss each other: completion.hpp. This module keeps
 the
 order: a blocked thread counts itself, then reads `epoch`, then looks at its slots, and only then
 sleeps, or takes the lead.
@@ -37,7 +37,7 @@ from clipper_core.runtime.status cimport (
 )
 from clipper_core.wire.prediction cimport (
     TAG_BLOB, TAG_NONE, column_confidences, column_first_failed, column_latencies_us,
-    column_outputs, column_states, value_confidence, value_drop, value_heard, value_object,
+    column_outputs, column_states, value_confidence, value_drop, value_prediction, value_object,
 )
 
 from clipper_core.runtime.status import Status as StatusName, error_for
@@ -115,8 +115,8 @@ cdef u64 NEVER_US = <u64> 1 << 62
 @cython.no_gc
 @cython.freelist(512)
 cdef class Future:
-    """Threads: any. The result of one query, of an ensemble's tasks, or of a whole array; resolved
-    by the deadline, always.
+    """The result of one query, of an ensemble's tasks, or of a whole array; resolved by the
+    deadline, always. Threads: any.
 
     Blocking: `result(timeout=None)`; in asyncio and uvloop: `await future`; also
     `add_done_callback`, `clipper.as_completed`. Source: docs/design.md, "Futures by ticket".
@@ -268,8 +268,8 @@ cdef class Future:
         return look
 
     def wait(self, timeout=None):
-        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases
-        the GIL."""
+        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C interrupts it.
+        Releases the GIL."""
         cdef u64 until
         cdef int rc = 2
         if self.is_done():
@@ -305,12 +305,12 @@ cdef class Future:
                 self.settled = True
             return self.outcome
         if self.ensemble_call != NULL:
-            return self._heard()
+            return self._used_predictions()
         if self.count == 1:
             return self._single(0)
         return self._many()
 
-    cdef object _heard(self):
+    cdef object _used_predictions(self):
         return [self._value(i) for i in range(self.count) if self.ensemble_call.used >> i & 1]
 
     def exception(self, timeout=None):
@@ -381,12 +381,12 @@ cdef class Future:
         return self.count
 
     def status(self, u32 i=0):
-        """How task `i` ended (Status), PENDING while it has not."""
+        """Return the Status with which task `i` ended, PENDING while it has not."""
         self._check(i)
         return StatusName(self._state_of(i))
 
     def statuses(self):
-        """One u8 per task, shape (n,): how each ended (Status); 0 for those that have not."""
+        """Return the Status of each task, u8 (n,); 0 for those that have not ended."""
         cdef Column column = self._column(0, None)
         return column_states(&column)
 
@@ -410,8 +410,8 @@ cdef class Future:
         return column_outputs(&column, missing, getattr(self.extra, "output_name", ""))
 
     def confidences(self, u32 first=0, n=None):
-        """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said
-        nothing."""
+        """Return the model's confidence in its predictions [first, first + n): f64 (n,), NaN where
+        it gave none."""
         cdef Column column = self._column(first, n)
         return column_confidences(&column)
 
@@ -435,19 +435,19 @@ cdef class Future:
         value = self._held(i)
         return value_confidence(&value)
 
-    def heard(self, u32 i=0):
-        """What task `i` brought: (output, confidence), each None without one; and a third, bytes,
-        if the model said more."""
+    def prediction(self, u32 i=0):
+        """Return the prediction of task `i`: (output, confidence), each None without one; with
+        qualifiers, a third, bytes."""
         cdef Value value
         self._check(i)
         if self._state_of(i) != OK:
             return None, None
         value = self._held(i)
-        found = value_heard(&value)
+        found = value_prediction(&value)
         return (self._named(found[0]), *found[1:]) if type(found[0]) is dict else found
 
     def detail(self, u32 i=0):
-        """Why task `i` failed (a model's traceback, for instance), or ''."""
+        """Return the reason why task `i` failed (a model's traceback, for instance), or ''."""
         cdef Value value
         cdef u8 state
         self._check(i)
@@ -509,9 +509,9 @@ cdef class Future:
         return self.ensemble_call.step, self.ensemble_call.used, self.ensemble_call.arrived
 
     def rule(self, u8 step, u64 used, u64 elapsed_us=0):
-        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked:
-        at least when it last heard something. False: it was too late. ValueError: one has no
-        prediction."""
+        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after its
+        submission, but not before the last arrival. False: it was too late. Raises ValueError if
+        one has no prediction."""
         cdef int ruled
         if self.ensemble_call == NULL:
             raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_ensemble")
@@ -526,16 +526,16 @@ cdef class Future:
         cdef Future view
         cdef u32 i
 
-        def hear(_):
+        def on_done(_):
             if not self.is_done():
                 fn(self)
         for i in range(self.count):
             if self._state_of(i) == PENDING:
                 view = future_new(self.completion, self.block, self.first + i, 1, None, self)
                 view.view = view.mixed = True
-                view.add_done_callback(hear)
+                view.add_done_callback(on_done)
         if self.progress()[0]:
-            hear(self)
+            on_done(self)
 
     # -- event loops and callbacks
 
@@ -605,8 +605,8 @@ cdef class Future:
 @cython.no_gc
 @cython.freelist(64)
 cdef class Awaiting:
-    """Threads: its event loop's. One `await` of a future, as the coroutine sees it: the iterator
-    that `__await__` returns.
+    """The iterator that `__await__` returns, for one `await` of a future. Threads: its event
+    loop's.
 
     A finished future answers through the type's am_send slot: raising StopIteration, the only way
     out of `__next__`, costs seven times as much. A pending one yields a future of the event loop's
@@ -715,10 +715,10 @@ cdef enum:
 
 
 cdef class MailboxReader:
-    """Threads: one at a time (its event loop's, or the callback thread); the loop thread of the
-    engine is the other side.
+    """Reads the notices of finished futures. Threads: one at a time (its event loop's, or the
+    callback thread); the loop thread of the engine is the other side.
 
-    `add(future, item)` asks for news of a future; when `fd` becomes readable, `drain()` returns the
+    `add(future, item)` waits for a future; when `fd` becomes readable, `drain()` returns the
     (future, item) pairs that are done. One eventfd write per batch of news, none while the reader
     is awake.
     """

@@ -1,4 +1,4 @@
-// Memory on paths that a peer can make grow: asked for without exceptions, so that the caller can
+// Memory on paths that a peer can make grow: allocated without exceptions, so that the caller can
 // answer "no memory".
 #pragma once
 

@@ -1,4 +1,4 @@
-# Memory on paths that a peer can make grow: asked for without exceptions. Declared from
+# Memory on paths that a peer can make grow: allocated without exceptions. Declared from
 # allocation.hpp.
 #
 # Threads: any; a vector, one at a time.

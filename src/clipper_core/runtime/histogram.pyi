@@ -3,8 +3,8 @@ from typing import final
 
 @final
 class Snapshot:
-    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came
-    between, `a + b` both."""
+    """The counts of a histogram at a time: `later - earlier` are those in between, `a + b` those of
+    both. Threads: any (it never changes)."""
 
     def __new__(cls) -> Snapshot: ...
     @property
@@ -25,8 +25,8 @@ class Snapshot:
 
 @final
 class LatencyHistogram:
-    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last
-    bucket."""
+    """Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last bucket. Threads:
+    any."""
 
     def __new__(cls) -> LatencyHistogram: ...
     def record(self, value: int) -> None: ...
@@ -35,7 +35,7 @@ class LatencyHistogram:
 
 @final
 class Counter:
-    """Threads: any. A number that only grows, modulo 2**64."""
+    """A number that only grows, modulo 2**64. Threads: any."""
 
     def __new__(cls) -> Counter: ...
     def add(self, by: int = 1) -> None: ...

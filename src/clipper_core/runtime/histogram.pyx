@@ -58,8 +58,8 @@ cdef object histogram_snapshot(Histogram* h):
 
 
 cdef class Snapshot:
-    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came
-    between, `a + b` both.
+    """The counts of a histogram at a time: `later - earlier` are those in between, `a + b` those of
+    both. Threads: any (it never changes).
 
     `Snapshot()` is empty. Values keep the unit they were recorded in; the sum is exact modulo
     2**64.
@@ -73,7 +73,7 @@ cdef class Snapshot:
 
     @property
     def count(self):
-        """How many values were recorded."""
+        """The number of values recorded."""
         return self._count
 
     @property
@@ -152,8 +152,8 @@ cdef class Snapshot:
         return both
 
     def __sub__(self, Snapshot earlier not None):
-        """What came after `earlier`. Raises ValueError if `earlier` holds values that this one does
-        not."""
+        """Return the counts since `earlier`. Raises ValueError if `earlier` holds values that this
+        one does not."""
         cdef Snapshot between = Snapshot()
         cdef u32 i
         for i in range(BUCKETS):
@@ -178,8 +178,8 @@ cdef class Snapshot:
 
 
 cdef class LatencyHistogram:
-    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last
-    bucket. 2.6 KB.
+    """Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last bucket. 2.6 KB.
+    Threads: any.
 
     Raises OverflowError for a value out of range, MemoryError when memory is out.
     """
@@ -201,12 +201,12 @@ cdef class LatencyHistogram:
         histogram_record_many(self.h, value, times)
 
     def snapshot(self):
-        """What it holds now."""
+        """Return the counts of now."""
         return histogram_snapshot(self.h)
 
 
 cdef class Counter:
-    """Threads: any. A number that only grows, modulo 2**64."""
+    """A number that only grows, modulo 2**64. Threads: any."""
 
     def __cinit__(self):
         self.n.store(0, relaxed)
@@ -217,13 +217,13 @@ cdef class Counter:
 
     @property
     def value(self):
-        """What was counted."""
+        """The count."""
         return self.n.load(relaxed)
 
 
 def snapshot_of(buckets, u64 total):
-    """What `buckets()` said elsewhere, and the sum, as a Snapshot again: of (low, high, count), or
-    (low, count)."""
+    """Return a Snapshot from the result of `buckets()`, (low, high, count) or (low, count), and the
+    sum."""
     cdef Snapshot made = Snapshot()
     cdef u64 n
     for low, *_, times in buckets:

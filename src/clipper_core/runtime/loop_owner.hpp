@@ -9,7 +9,7 @@
 // many, and the round trip would take twice as long instead of half.
 //
 // The owner of the loop is "the loop" of every comment that says so. Taking the ownership acquires,
-// leaving it releases. `state` says what a thread that has published something must do:
+// leaving it releases. `state` defines what a thread that has published something must do:
 //     HELD     nothing: the owner looks for news before it sleeps, and again after it has left
 //     ASLEEP   the owner sleeps in epoll: the first thread that turns this into HELD writes the
 //              eventfd
@@ -27,7 +27,7 @@
 // - A thread that ends a slot without the ownership (cancel, close) ends an epoch, then reads
 //   `state`. The owner writes ASLEEP, then reads the epoch, and sleeps only if it is still that of
 //   its last look at its slots.
-// - A thread that stops the loop says so, then reads `state`. The loop thread reads `wakeups`
+// - A thread that stops the loop sets its flag, then reads `state`. The loop thread reads `wakeups`
 //   before it leaves, looks for the stop after, and parks on the value that it has read.
 // tests/schedules checks all of this without clocks: no tick is needed for any of it.
 //

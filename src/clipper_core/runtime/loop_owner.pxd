@@ -1,5 +1,5 @@
 # Which thread runs the turns of the engine's loop: the loop thread, or a thread that waits alone
-# for one prediction. loop_owner.hpp says why and how.
+# for one prediction. See loop_owner.hpp.
 #
 # Threads: as marked there. "Loop only" in other pages means: only the owner of the loop.
 from clipper_core.runtime.machine cimport atomic, u32

@@ -60,7 +60,7 @@ inline std::uint64_t monotonic_us() {
     return std::uint64_t(t.tv_sec) * 1000000u + std::uint64_t(t.tv_nsec) / 1000u;
 }
 
-// An owner of one object on the heap, aligned as the type asks: a Python object's own memory is
+// An owner of one object on the heap, aligned as the type requires: a Python object's own memory is
 // aligned to 16 only.
 inline void* aligned_new(std::size_t bytes) {
     void* p = nullptr;

@@ -2,7 +2,7 @@
 // checker can run this very source.
 //
 // Cells: many producers, one consumer, by ticket (Vyukov's bounded queue, producer half). A cell's
-// turn, counted from the start of its lap (base = pos with the low bits cleared), says whose it is:
+// turn, counted from the start of its lap (base = pos with the low bits cleared), marks its owner:
 //     base          free, for the producer that claims position pos
 //     base + 1      published: row and side cell may be read by the consumer
 //     base + size   released: free again, one lap later
@@ -125,7 +125,7 @@ struct Spsc {
     bool pop(std::uint64_t* word) {
         std::uint64_t h = head.load(std::memory_order_relaxed);
         if (h == tail_seen) {
-            // order: acquire would do, a reader that sleeps asks tail_moved()
+            // order: acquire would do, a reader that sleeps calls tail_moved()
             tail_seen = tail.load(std::memory_order_seq_cst);
             if (h == tail_seen) return false;
         }

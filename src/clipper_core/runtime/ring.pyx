@@ -95,7 +95,7 @@ cdef extern from *:
 
 
 cdef class WorkRing:
-    """Threads: any may push; one may pop.
+    """A ring of tasks. Threads: any may push; one may pop.
 
     A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks;
     the engine uses the same structure from below. `shared`: rows behind a memfd, if there is one to
@@ -187,7 +187,7 @@ cdef class WorkRing:
 
 
 cdef class SpscRing:
-    """Threads: one may push, one other may pop. A ring of `size` 64-bit words (a power of two)."""
+    """A ring of `size` 64-bit words (a power of two). Threads: one may push, one other may pop."""
     cdef Spsc* ring
 
     def __cinit__(self, u64 size):

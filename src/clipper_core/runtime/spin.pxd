@@ -4,8 +4,8 @@
 # Only while it pays: each spin that ends with what was waited for is one for, each that does not
 # is one against, and with the score below zero only one in SPIN_TRIAL is tried. A gap between two
 # polls shows that the machine has more threads to run than cores, and halves the score. A spin
-# begins after a message, or with a question: who hears nothing polls for nothing, and who hears
-# less often than polling pays spends 1/SPIN_TRIAL of a spin a message. The engine's loop does the
+# starts after a message, or with a request: an idle connection does not poll, and one with fewer
+# messages than pay for it spends 1/SPIN_TRIAL of a spin a message. The engine's loop does the
 # same, and has more to look at.
 #
 # Threads: one.
@@ -20,14 +20,14 @@ cdef struct Spin:
     u64 us                      # of a spin, at most; 0: never
     u64 end
     u64 polled
-    u32 asked                   # with a score below zero
+    u32 trials                  # with a score below zero
     int score
 
 cdef inline bint spin_begin(Spin* s, u64 now) noexcept nogil:
     """Is it worth a spin? Then poll."""
     if s.score < 0 and s.us:
-        s.asked += 1
-    if not s.us or (s.score < 0 and s.asked % SPIN_TRIAL):
+        s.trials += 1
+    if not s.us or (s.score < 0 and s.trials % SPIN_TRIAL):
         return False
     s.polled, s.end = now, now + s.us
     return True

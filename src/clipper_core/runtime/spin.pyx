@@ -22,7 +22,7 @@ cdef extern from "<poll.h>" nogil:
 
 cdef void spin_init(Spin* s, u64 us) except *:
     s.us = us if len(os.sched_getaffinity(0)) > 1 else 0
-    s.asked, s.score = 0, 0
+    s.trials, s.score = 0, 0
 
 
 cdef ssize_t _receive(int fd, u8* to, u64 n, int flags) noexcept nogil:
@@ -32,8 +32,8 @@ cdef ssize_t _receive(int fd, u8* to, u64 n, int flags) noexcept nogil:
 
 
 cdef class SpinPolicy:
-    """Threads: one. When to poll, by itself: begin(), then on() after each poll that found nothing,
-    or paid().
+    """The spin policy alone: call begin(), then on() after each poll that found nothing, or paid().
+    Threads: one.
 
     spin_us: a spin, at most.  now_us: monotonic.  score: spins that paid, less those that did
     not; below 0 few are tried.
@@ -58,8 +58,8 @@ cdef class SpinPolicy:
 
 
 cdef class Receiver:
-    """Threads: one at a time. Reads what is about to come over a socket that blocks, and polls for
-    a moment before it sleeps.
+    """Reads what is about to come over a socket that blocks, and polls for a moment before it
+    sleeps. Threads: one at a time.
 
     spin_us: such a moment, at most; 0: none, as where this thread may run on a single core.
     spins: begun so far.
@@ -99,8 +99,8 @@ cdef class Receiver:
         return got
 
     cdef ssize_t some(self, int fd, u8* to, u64 n) noexcept nogil:
-        """What is there, or comes within a spin; else it sleeps for all. -> how many; 0: it is
-        closed; below: -errno"""
+        """Read what is there, or comes within a spin; else sleep until all has come. -> how many;
+        0: it is closed; below: -errno"""
         cdef ssize_t got = -EAGAIN
         if self.spin.us:
             got = _receive(fd, to, n, MSG_DONTWAIT)

@@ -22,7 +22,7 @@ _DETAILS = {
     DEADLINE: "no prediction arrived by the query's deadline",
     DROPPED: "shed: the prediction could not have been ready by the query's deadline",
     NO_REPLICA: "no container of the model was connected by the query's deadline",
-    MODEL_ERROR: "the model failed and said nothing",
+    MODEL_ERROR: "the model failed without a message",
     BAD_OUTPUT: "the model's reply had the wrong count, type or shape",
     REPLICA_LOST: "the container was lost with the query, and no second try was possible",
     CANCELLED: "the query was cancelled",

@@ -5,10 +5,10 @@
 # Source: Varghese & Lauck, "Hashed and Hierarchical Timing Wheels" (1987); append-only buckets
 # instead of linked lists.
 #
-# Cancelling is lazy: the owner of a ticket forgets it, and the wheel asks `is_live` when it moves
+# Cancelling is lazy: the owner of a ticket forgets it, and the wheel calls `is_live` when it moves
 # an entry to a finer level, when it expires one, and when it must make room. A ticket is any 64-bit
 # number that its owner never uses twice. An entry that is not live is dropped at once, so its owner
-# is not asked again; `is_live` must not call the wheel.
+# is not called again; `is_live` must not call the wheel.
 #
 # A ticket fires at the first tick that starts at or after its deadline: never early, less than a
 # tick late; one whose deadline the wheel has passed fires on the next advance. The tick is the

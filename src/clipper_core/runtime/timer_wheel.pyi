@@ -2,8 +2,8 @@ from typing import final
 
 @final
 class TimerWheel:
-    """Threads: one at a time. Deadlines by ticket; it holds no clock, times are arguments in
-    microseconds."""
+    """Deadlines by ticket; it holds no clock, times are arguments in microseconds. Threads: one at
+    a time."""
 
     def __new__(cls, now_us: int, tick_us: int = 64, entries_max: int = 1048576) -> TimerWheel: ...
     def __len__(self) -> int: ...

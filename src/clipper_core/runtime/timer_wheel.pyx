@@ -12,8 +12,8 @@ A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its to
 moving read downwards. The stack, where the textbook has a doubly linked list, needs no memory per
 entry beyond the entry, and only its topmost chunk is ever partly filled, whatever happens to the
 bucket. What is given up: entries of one tick fire in no promised order, and an entry cannot be
-found again. Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel asks
-`is_live` when it meets the entry.
+found again. Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel calls
+`is_live` when it reaches the entry.
 
 Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of
 level L+1 into them when time enters it: with a million timers seconds ahead that is one stop of
@@ -386,7 +386,7 @@ cdef u32 wheel_advance(Wheel* wheel, u64 now_us, u64* due, u32 due_max) noexcept
 
 
 cdef u64 wheel_next_us(Wheel* wheel) noexcept nogil:
-    # A bucket that time will enter next asks for the very next tick, and a later one for the tick
+    # A bucket that time will enter next needs the very next tick, and a later one for the tick
     # at which it becomes that one: so a sleeping loop wakes to move entries ahead before they are
     # urgent.
     cdef u64 bound = NEVER
@@ -419,8 +419,8 @@ cdef bint _held(void* owner, u64 ticket) noexcept nogil:
 
 
 cdef class TimerWheel:
-    """Threads: one at a time. Deadlines by ticket; it holds no clock, times are arguments in
-    microseconds.
+    """Deadlines by ticket; it holds no clock, times are arguments in microseconds. Threads: one at
+    a time.
 
     now_us:      the time it starts at
     tick_us:     1 to 2**31; the greatest power of two not above it is used, and no ticket is later
@@ -479,8 +479,8 @@ cdef class TimerWheel:
                 return fired
 
     def step(self, u64 now_us, u32 due_max):
-        """One bounded call of the core: at most `due_max` tickets. More is to do while `next_us()
-        <= now_us`."""
+        """Advance the wheel by one bounded call, of at most `due_max` tickets. Call it again while
+        `next_us() <= now_us`."""
         cdef u64[1024] due
         cdef u32 n, i
         if not 1 <= due_max <= 1024:
@@ -492,7 +492,7 @@ cdef class TimerWheel:
         return [due[i] for i in range(n)]
 
     def next_us(self):
-        """No ticket fires before this time; 2**64 - 1 if nothing is held."""
+        """Return a time before which no ticket fires; 2**64 - 1 if nothing is held."""
         return wheel_next_us(self.wheel)
 
 
@@ -531,8 +531,8 @@ cdef u64 _churn(Wheel* wheel, Slots* slots, u64 count, u64 per_second, u64 slo_u
 
 
 def churn(u64 count, u64 per_second=1000000, u64 slo_us=20000, u64 answer_us=5000):
-    """Threads: any. A steady stream of `count` queries in simulated time, each answered `answer_us`
-    after it came.
+    """A steady stream of `count` queries in simulated time, each answered `answer_us` after it
+    came. Threads: any.
 
     Returns how many deadlines fired: 0 if answer_us < slo_us. It prices a query: insert, forget,
     meet the dead entry.

@@ -24,7 +24,7 @@ cdef cppclass Gate:         # of one class of SLO. Its fields are read one by on
     atomic[u32] row_1024        # more for each row from `base` on, in 1024ths of a microsecond
     atomic[u32] full_us         # at most: a full batch's time
     atomic[u32] size            # rows of a full batch; 0: no replica, and none before begin_us
-    atomic[u64] asked_us    # when one was refused last: who is turned away counts as one who asks
+    atomic[u64] refused_us      # when a row was refused last: refused rows count as traffic, too
     atomic[u32] unit_2_20       # more for each unit of cost above the mean, in 2^-20 us
     atomic[u32] unit            # the mean cost of a row
     u64 pad                 # to 64 bytes: submitters of other classes share its cache line hardly
@@ -74,7 +74,7 @@ cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one 
 cdef void margin_init(Margin* m) noexcept nogil
 cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
 cdef void margin_forget(Margin* m) noexcept nogil
-# ^ most of it: a replica has become faster, and what was learned of it slow says nothing of it now
+# ^ most of it: a replica has become faster, and what was learned while it was slow is obsolete
 # it tends to 1 while nothing is learned
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil
 

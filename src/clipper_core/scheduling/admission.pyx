@@ -82,10 +82,10 @@ cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_
 
 @cython.final
 cdef class AdmissionGate:
-    """Threads: one at a time. The gate of one lane and its margin, for tests and simulations. Times
+    """The gate of one lane and its margin, for tests and simulations. Threads: one at a time. Times
     in microseconds on one clock.
 
-    `publish` says: the batch that the next row joins begins `begin_us` from now, holds `ahead` rows
+    `publish`: the batch that the next row joins begins `begin_us` from now, holds `ahead` rows
     already, takes `own_us` and `row_us` for each row from its first on, `full_us` at most, and is
     full at `size` rows. Positions count rows since ever.
     """
@@ -106,11 +106,11 @@ cdef class AdmissionGate:
         gate_publish(&self.gate, &f, margin_now(&self.state, now_us), seen, now_us)
 
     def close(self, u64 until_us=0):
-        """No replica, and none before `until_us`."""
+        """Close the gate: there is no replica, and none before `until_us`."""
         gate_close(&self.gate, until_us)
 
     def finish(self, u64 tail, u64 now_us):
-        """When a row that gets position `tail` now would be answered."""
+        """Return when a row that gets position `tail` now would be answered."""
         return gate_finish_us(&self.gate, tail, now_us)
 
     def probe(self, u64 now_us):
@@ -118,7 +118,7 @@ cdef class AdmissionGate:
         return bool(gate_probe(&self.gate, now_us))
 
     def learn(self, double actual_us, double forecast_us, u64 now_us):
-        """What was forecast (without the margin) to take `forecast_us` took `actual_us`."""
+        """Learn that a forecast (without the margin) of `forecast_us` took `actual_us`."""
         margin_learn(&self.state, actual_us, forecast_us, now_us)
 
     def margin(self, u64 now_us):

@@ -1,11 +1,11 @@
 # When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
 #
 # A batch is measured in rows, or where the model has a cost (model_state.pxd) in units of it: then
-# `limit`, the fit and everything inside is in units, and what is asked in rows counts each as
+# `limit`, the fit and everything inside is in units; a number of rows counts each as
 # `unit`, the mean cost of a row.
 #
-# Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the
-# batch took. Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching);
+# Threads: loop only. One Batcher per replica; the engine gets a size, sends, and reports how long
+# the batch took. Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching);
 # docs/design.md for slow start and early drop. Why the estimates are as they are: the essay in
 # batcher.pyx.
 from clipper_core.runtime.machine cimport i32, u32, u64
@@ -53,8 +53,7 @@ cdef struct Batcher:
     double slo_us               # tightest SLO of late; rises by at most 1/64 a batch
     # AIMD
     u32 clean, missed           # batches in a row within the budget; beyond it
-    u32 patience                # clean batches asked for before the limit may jump to what the fit
-                             # allows
+    u32 patience                # clean batches before the limit may jump to what the fit allows
     bint jumped              # the last growth was such a jump, and no full batch has confirmed it
     # the fit
     double fit_a, fit_b         # L(n) = a + b n, us, exponentially weighted

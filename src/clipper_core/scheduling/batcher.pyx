@@ -6,11 +6,11 @@ neighbour takes the core, the model is swapped). Two estimates live side by side
 - *The limit*, how many rows a batch may hold. AIMD is the Clipper paper's, with TCP's slow start
   before it: growing by one row a batch takes thousands of batches where doubling takes eleven. As
   in TCP, slow start has a threshold to return to, here what the fit allows: after a recovery the
-  limit doubles towards it instead of crawling. Such a jump asks for `patience` clean batches,
+  limit doubles towards it instead of crawling. Such a jump needs `patience` clean batches,
   doubled whenever a jump ends in a miss, so that a model that is no line (a cliff at 512 rows) is
   not pushed over its cliff time and again. No step goes where the fit's mean is beyond the budget:
   every other batch would miss, and where the best size is 9 rows a row too many costs a tenth. A
-  miss lowers the limit only if it says something about it: a batch of 3 that missed was paused, and
+  miss lowers the limit only if it is about the size: a batch of 3 that missed was paused, and
   must not shrink a limit of 800. The third miss in a row is no pause; from then on such misses
   halve the limit.
 - *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three
@@ -47,9 +47,9 @@ one, or when batches of its size keep up with what is offered, so that the queue
 anyway. While the size doubles there is none: it would be of the old size.
 
 Where rows differ in what they cost (model_state.pyx), the line is over the cost of the batch, and
-so is the limit. Whoever asks in rows gets an answer for rows of mean cost.
+so is the limit. Sizes in rows are for rows of mean cost.
 
-A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows
+A container that has run its model before it was ready reports how long batches of 1, 2, 4, ... rows
 took. They are learned as if they had been answered (`batcher_seed`), so that the first burst finds
 a limit and a forecast; the first SLO that is named then cuts the limit to what fits it.
 
@@ -129,7 +129,7 @@ cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil:
     b.patience = PATIENCE
 
 
-# -- asking
+# -- the size of the next batch
 
 cdef u32 batcher_rows(const Batcher* b) noexcept nogil:
     if not b.config.by_cost:
@@ -267,8 +267,8 @@ cdef void _remember(Batcher* b) noexcept nogil:
 
 
 cdef void _take_back(Batcher* b) noexcept nogil:
-    """As it was before the first outlier of this run: what was clipped was the truth, so its clips
-    are no data."""
+    """Restore the state before the first outlier of this run: the clipped values were true, so the
+    clips are no data."""
     memcpy(b.sums, b.before, sizeof(b.sums))
     b.q_a += b.before[5] - b.fit_a
     b.q_b += b.before[6] - b.fit_b
@@ -505,7 +505,8 @@ cdef void _learn(Batcher* b, u32 rows, double n, double held, bint full, double 
 
 
 cdef void batcher_seed(Batcher* b, const Timing* timing, u64 now_us) noexcept nogil:
-    """As a batch that was in time, whatever the SLO will be: the limit grows as in a slow start."""
+    """Learn a timing of the warm-up as a batch in time, whatever the SLO will be: the limit grows
+    as in a slow start."""
     cdef double time_us = timing.time_us + WIRE_US
     if not b.config.by_cost:
         batcher_learn(b, timing.rows, time_us, HUGE_US, now_us)
@@ -534,8 +535,8 @@ _MODES = {"aimd": AIMD, "fit": FIT, "quantile": QUANTILE, "static": STATIC}
 
 @cython.final
 cdef class BatchSizer:
-    """Threads: one at a time. The batcher of one replica, for tests, simulations and latency
-    profiles.
+    """The batcher of one replica, for tests, simulations and latency profiles. Threads: one at a
+    time.
 
     `mode` is "aimd", "fit", "quantile" or "static"; sizes are rows, times microseconds on one
     clock. by_cost: batches are measured in cost; `limit` is of cost then, `cost_max` at most (0: no
@@ -611,8 +612,8 @@ cdef class BatchSizer:
         return batcher_cost_predict_us(&self.state, cost)
 
     def seed(self, unsigned int n, double model_us, u64 now_us, double cost=0):
-        """In the container's warm-up the model took `model_us` for n rows, of that cost; before the
-        first batch, the smallest n first."""
+        """Learn that the model took `model_us` for n rows, of that cost, in the container's
+        warm-up; before the first batch, the smallest n first."""
         cdef Timing timing
         timing.rows = n
         timing.time_us = <float> model_us
@@ -620,7 +621,7 @@ cdef class BatchSizer:
         batcher_seed(&self.state, &timing, now_us)
 
     def know_slo(self, double slo_us):
-        """The first SLO that is asked for after the warm-up."""
+        """Set the first SLO of queries after the warm-up."""
         batcher_know_slo(&self.state, slo_us)
 
     def profile(self):

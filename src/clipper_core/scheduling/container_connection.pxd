@@ -1,6 +1,6 @@
 # The connection of one container, as bytes: received bytes that are not parsed yet, and bytes to be
-# sent. It has no socket: the IO loop asks for a buffer, says how many bytes it has received, and
-# takes what is to be sent.
+# sent. It has no socket: the IO loop gets a buffer, reports how many bytes it has received, and
+# takes the bytes to be sent.
 #
 # Received frames are not copied: they are read where they were received, 64-byte aligned.
 #
@@ -39,7 +39,7 @@ cdef struct ContainerConnection:
     u8 protocol                 # 0 before HELLO, then 1 or 2
     int fd                      # of the IO loop; -1: none
     bint waits_out              # of the IO loop: EPOLLOUT is requested
-    u64 opened_us, heard_us, spoke_us
+    u64 opened_us, received_us, sent_us
     u64 bytes_in, bytes_out, bytes_queued   # bytes_queued: sent or still to be sent
 
 cdef ContainerConnection* connection_new(const Limits* limits, u64 now_us) noexcept nogil

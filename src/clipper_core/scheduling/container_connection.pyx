@@ -37,7 +37,7 @@ cdef ContainerConnection* connection_new(const Limits* limits, u64 now_us) noexc
         connection_free(connection)
         return NULL
     connection.fd = -1
-    connection.opened_us = connection.heard_us = connection.spoke_us = now_us
+    connection.opened_us = connection.received_us = connection.sent_us = now_us
     return connection
 
 
@@ -135,7 +135,7 @@ cdef u64 connection_reserve(ContainerConnection* connection, u8** at) noexcept n
 cdef void connection_received(ContainerConnection* connection, u64 n, u64 now_us) noexcept nogil:
     connection.rx_len += n
     connection.bytes_in += n
-    connection.heard_us = now_us
+    connection.received_us = now_us
 
 
 cdef Status connection_next_frame(ContainerConnection* connection, Header* header,
@@ -243,7 +243,7 @@ cdef Status connection_send_frame(ContainerConnection* connection, int kind, con
     if bytes == NULL:
         return NO_MEMORY
     connection_send_owned(connection, bytes, HEADER_BYTES + n)
-    connection.spoke_us = now_us
+    connection.sent_us = now_us
     return OK
 
 
@@ -314,7 +314,7 @@ cdef bint connection_has_unsent(const ContainerConnection* connection) noexcept 
 cdef void connection_sent(ContainerConnection* connection, u64 n, u64 now_us) noexcept nogil:
     cdef iovec part
     connection.bytes_out += n
-    connection.spoke_us = now_us
+    connection.sent_us = now_us
     while not connection.passing.empty() and connection.passing.front().at < connection.bytes_out:
         connection.passing.erase(connection.passing.begin())
     while n:

@@ -1,5 +1,5 @@
-# The models of an ensemble call that are called later, or only if its decider asks for them, and
-# the times at which the call must be looked at again.
+# The models of an ensemble call that are called later, or only if its decider needs them, and the
+# times at which the decider must run again.
 #
 # A thread that finds that a call needs either puts it on the list of its home's loop, which works
 # the list off once per step.

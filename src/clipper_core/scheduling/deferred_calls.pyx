@@ -1,16 +1,16 @@
-"""The home's loop looks at ensemble calls: it asks models and sets times.
+"""Runs the deciders of ensemble calls on the home's loop, which submits tasks and sets timers.
 
-Why here alone. A wheel has one writer, its loop; and to publish a row may mean to run a turn of the
-loop of a peer, which is not done under the lock of an ensemble call. So a thread that decides that
-a model is to be asked, or a time to be waited for, puts the ensemble call on the home's list and
-wakes its loop; an arrival that came by the home's loop itself is looked at in the same step.
+Why only there. A timer wheel has one writer, its loop. To publish a row may mean to run a turn of a
+peer's loop, which must not happen under the lock of an ensemble call. So a thread that decides that
+a task must be submitted, or a time awaited, puts the ensemble call on the home's list and wakes its
+loop. An arrival by the home's loop itself is handled in the same step.
 
-A row that may be asked later is copied once, at submit, beside the ensemble call. It goes into the
-lane of the time that it will have, as far as that is known at submit: lanes are made there. Its
+The row of a deferred task is copied once, at submit, beside the ensemble call. It goes into the
+lane of the time that it will have left, as far as that is known at submit, when lanes are made. Its
 deadline is the query's.
 """
 from clipper_core.results.decider cimport (
-    ANSWER, ASK, NEVER_US, OUTSTANDING, UNASKED, RulingData, decider_may_extra,
+    ANSWER, SUBMIT, NEVER_US, OUTSTANDING, UNSUBMITTED, RulingData, decider_may_extra,
 )
 from clipper_core.results.ensemble_call cimport (
     NO_TICKET, ensemble_call_answer, ensemble_call_close, ensemble_call_decide, ensemble_call_lock,
@@ -23,56 +23,56 @@ from clipper_core.runtime.status cimport CLOSED, OK, Status
 from clipper_core.scheduling.admission cimport lane_offer, lane_offer_cost
 from clipper_core.scheduling.lane cimport lanes_set_timer, submitter_enter, submitter_leave
 
-cdef Status _queue(DeferredCall* ask, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
-    if ask.by_cost:
-        return lane_offer_cost(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes,
-                               &ask.key if ask.keyed else NULL, ask.salt, h.received_us + h.slo_us,
-                               now_us, h.block, h.first + i, ask.cost)
-    return lane_offer(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes,
-                      &ask.key if ask.keyed else NULL, ask.salt,
+cdef Status _queue(DeferredCall* call, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
+    if call.by_cost:
+        return lane_offer_cost(call.lanes, call.lane, call.gate, call.row, call.nbytes,
+                               &call.key if call.keyed else NULL, call.salt,
+                               h.received_us + h.slo_us, now_us, h.block, h.first + i, call.cost)
+    return lane_offer(call.lanes, call.lane, call.gate, call.row, call.nbytes,
+                      &call.key if call.keyed else NULL, call.salt,
                       h.received_us + h.slo_us, now_us, h.block, h.first + i)
 
 
-cdef Status _submit(DeferredCall* ask, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
-    """Without the lock."""
+cdef Status _submit_unlocked(DeferredCall* call, EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
+    """Submit a task. Without the lock."""
     cdef Status status = CLOSED
-    cdef bint task_of_peer = ask.lanes.completion != h.home
-    if not submitter_enter(ask.lanes[0], ask.refusing[0]):
+    cdef bint task_of_peer = call.lanes.completion != h.home
+    if not submitter_enter(call.lanes[0], call.refusing[0]):
         return status
     if task_of_peer:
-        ask.lanes.completion.tasks_of_peers.fetch_add(1, relaxed)
-    status = _queue(ask, h, i, now_us)
+        call.lanes.completion.tasks_of_peers.fetch_add(1, relaxed)
+    status = _queue(call, h, i, now_us)
     if status != OK and task_of_peer:
-        ask.lanes.completion.tasks_of_peers.fetch_sub(1, relaxed)
-    submitter_leave(ask.lanes[0])
+        call.lanes.completion.tasks_of_peers.fetch_sub(1, relaxed)
+    submitter_leave(call.lanes[0])
     return status
 
 
-cdef void _ask(EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
-    """With the lock, which is given away meanwhile."""
-    cdef DeferredCall* ask = &(<DeferredCall*> h.asks)[i]
+cdef void _submit_one(EnsembleCall* h, u32 i, u64 now_us) noexcept nogil:
+    """Submit a task. With the lock, which is released meanwhile."""
+    cdef DeferredCall* call = &(<DeferredCall*> h.deferred)[i]
     cdef Status status
     h.votes[i].state = OUTSTANDING
     h.votes[i].start_us = h.elapsed_us
     ensemble_call_submitting(h, i)
-    h.asking.store(1, relaxed)
+    h.submitting.store(1, relaxed)
     ensemble_call_unlock(h)
-    status = _submit(ask, h, i, now_us)
+    status = _submit_unlocked(call, h, i, now_us)
     ensemble_call_lock(h)
     if status != OK:
-        count(&ask.tally.refused[<u32> status], 1)
+        count(&call.tally.refused[<u32> status], 1)
         ensemble_call_refused(h, i, status)
-    h.asking.store(0, release)
+    h.submitting.store(0, release)
 
 
-cdef void _ask_all(EnsembleCall* h, const RulingData* ruling, u64 now_us) noexcept nogil:
+cdef void _submit_due(EnsembleCall* h, const RulingData* ruling, u64 now_us) noexcept nogil:
     cdef u32 i
     for i in range(h.n):
-        if ruling.mask >> i & 1 and not h.over and h.votes[i].state == UNASKED:
+        if ruling.mask >> i & 1 and not h.over and h.votes[i].state == UNSUBMITTED:
             if ruling.extra and not decider_may_extra(h.decider):
                 h.votes[i].start_us = NEVER_US          # only if all others fail
             else:
-                _ask(h, i, now_us)
+                _submit_one(h, i, now_us)
 
 
 cdef void _set_timer(Lanes* lanes, EnsembleCall* h, u64 until_us) noexcept nogil:
@@ -89,15 +89,15 @@ cdef void _set_timer(Lanes* lanes, EnsembleCall* h, u64 until_us) noexcept nogil
         ensemble_call_release(timers_take(lanes.timers, ticket))
 
 
-cdef void _look(Lanes* lanes, EnsembleCall* h, u64 now_us) noexcept nogil:
+cdef void _decide(Lanes* lanes, EnsembleCall* h, u64 now_us) noexcept nogil:
     cdef RulingData ruling
     ensemble_call_lock(h)
     h.called = False
     h.elapsed_us = max(h.elapsed_us, now_us - h.received_us if now_us > h.received_us else 0)
     while not h.over:
         ruling = ensemble_call_decide(h)
-        if ruling.kind == ASK:
-            _ask_all(h, &ruling, now_us)
+        if ruling.kind == SUBMIT:
+            _submit_due(h, &ruling, now_us)
             continue
         if ruling.kind == ANSWER:
             ensemble_call_answer(h, lanes.completion, ruling.step, ruling.mask)
@@ -112,7 +112,7 @@ cdef bint deferred_calls_run(Lanes* lanes, u64 now_us) noexcept nogil:
     cdef EnsembleCall* after
     while h != NULL:
         after = h.next_called           # once it is not called any more, it may be called again
-        _look(lanes, h, now_us)
+        _decide(lanes, h, now_us)
         ensemble_call_release(h)
         h = after
     return True

@@ -1,5 +1,6 @@
-// The steps by which a submitter tells the loop of its row, as templates over the atomics of what
-// they are given, so that a schedule-exploring checker runs this very source (tests/schedules).
+// The steps by which a submitter notifies the loop of its row, as templates over the atomics of
+// what they are given, so that a schedule-exploring checker runs this very source
+// (tests/schedules).
 //
 // Two words keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in
 // the ready ring, or being put there; the loop clears it before it takes the lane's rows in, so

@@ -1,6 +1,6 @@
 # The queues of the models. A lane is one ring of tasks of one model whose SLOs are alike (within a
-# factor of two); a ring cell is the task: its row is the wire's, its side cell says whose slot it
-# fills and by when. A ticket names it: lane id and position.
+# factor of two); a ring cell is the task: its row is the wire's, its side cell names the slot that
+# it fills, and the deadline. A ticket names it: lane id and position.
 #
 # Arrays have lanes of their own, whose cells hold many rows: a cell is a *chunk* of an array, one
 # task with a slot for each of its rows, one deadline and one entry in the wheel. Batches take spans
@@ -44,8 +44,8 @@ cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcep
 # if it still names this
 cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil
 cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil
-# ^ Threads: any. Whether somebody evaluates it now. While the loop removes others, it may say yes
-# where the answer is no
+# ^ Threads: any. Whether the row is being evaluated. While the loop removes other entries, it may
+# return True for a row that is not
 cdef u64 pending_count(const PendingTable* table) noexcept nogil
 
 # -- What lanes are made of: tasks, spans of them, lanes, and all the lanes of an engine.
@@ -69,7 +69,7 @@ cdef struct Task:
     u64 submit_us
     u64 refused_us              # 0, or admission refused it, and another try may succeed after this
                             # time: it may only join
-    u64 salt                    # that it was asked with: a session's number, for models that take
+    u64 salt                    # of its query: a session's number, for models that take
                             # sessions
     u64 next                    # ticket of the next task joined to the same row; 0: none
     u64 prev                    # ticket of the one before (the owner at last); 0: this is the owner
@@ -87,7 +87,7 @@ cdef struct Task:
     u8 tries                    # times it was sent
     bint keyed                  # cache and joining are on
     bint answered               # its slot has ended
-    bint heard                  # its slot is one of an ensemble call's
+    bint in_ensemble            # its slot is one of an ensemble call's
 
 cdef struct Span:           # consecutive rows of one task
     u64 ticket
@@ -265,7 +265,7 @@ cdef void lanes_wake(Lanes* lanes) noexcept nogil
 
 # a lane with news, or NULL
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil
-# -> rows that asked for an evaluation of their own
+# -> rows that need an evaluation of their own
 cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 

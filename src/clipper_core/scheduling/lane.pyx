@@ -43,8 +43,8 @@ from clipper_core.wire.prediction cimport TAG_NONE, value_drop, value_hold
 # Linear probing at half load at most; a removal shifts its followers back, so that there are no
 # tombstones to clean up.
 #
-# The loop alone writes. Other threads may ask whether a key is there (`pending_has`): they read
-# without a lock, and a version that is odd while entries move tells them to read again. Entries are
+# The loop alone writes. Other threads may look a key up (`pending_has`): they read without
+# a lock, and read again if the version is odd, which it is while entries move. Entries are
 # written with release and read with acquire, so that neither passes the version.
 
 cdef enum:
@@ -166,7 +166,7 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
 
 
 cdef class Pending:
-    """Threads: one at a time, but for `has` and `touch`.
+    """The table of evaluations in flight. Threads: one at a time, but for `has` and `touch`.
 
     Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them.
     """
@@ -347,7 +347,7 @@ cdef void chunk_leave(Lanes* lanes, Lane* lane, u64 pos, u32 rows) noexcept nogi
     task.left -= rows
     if task.left:
         return
-    if task.rows > task.counted:                # by whom the loop was not told
+    if task.rows > task.counted:                # those that the loop does not know of
         note(&lane.tally.ended[<u32> CANCELLED], task.rows - task.counted)
     task.phase = IDLE
     block_drop(lanes.completion, task.block, task.rows)
@@ -570,7 +570,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.phase = IDLE
     task.tries = 0
     task.answered = False
-    task.heard = block.boxes[slot].load(relaxed) != 0
+    task.in_ensemble = block.boxes[slot].load(relaxed) != 0
     task.slots = NULL
     task.rows = cost
     task.keyed = key != NULL
@@ -764,7 +764,7 @@ cdef bint _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
 
 
 cdef void _refuse(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
-    """As admission would have at once: no equal row can answer it."""
+    """Refuse a row, as admission would have at once: no equal row can answer it."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef double wait_s = task.refused_us / 1e6
     cdef Value value
@@ -947,7 +947,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
     if lane.chunk_rows == 0:
         task.phase = SENT
         task.tries += 1
-        if task.heard and not task.answered:        # its slot holds its ensemble call still
+        if task.in_ensemble and not task.answered:        # its slot holds its ensemble call still
             ensemble_call_sent(<EnsembleCall*> task.block.word[task.slot], task.slot)
 
 
@@ -966,7 +966,7 @@ cdef void lane_take_row(Lanes* lanes, Lane* lane, u64 ticket, Span* span) noexce
     lane.waiting -= 1
     task.phase = SENT
     task.tries += 1
-    if task.heard and not task.answered:
+    if task.in_ensemble and not task.answered:
         ensemble_call_sent(<EnsembleCall*> task.block.word[task.slot], task.slot)
 
 

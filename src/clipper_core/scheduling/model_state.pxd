@@ -1,5 +1,5 @@
 # One model as the engine keeps it: the type of its rows, its lanes, its counters, its replicas; and
-# how all of that is given back once nobody can ask it any more.
+# how all of that is given back once no query can reach it any more.
 #
 # A model that was dropped is looked at by the loop now and then. When it has no replica, and all
 # cells of its lanes are free, its lanes are freed, and their ids and its own number may be used
@@ -109,7 +109,7 @@ cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nog
 cdef bint another_can_finish(ReplicaSet* c, const Replica* r, u64 waiting, u64 due_us,
                              u64 now_us) noexcept nogil
 # Return the index of the replica that is predicted to finish the next batch first. -1: none now;
-# if *again_us is set, ask again at that time.
+# if *again_us is set, call again at that time.
 cdef i32 replica_set_pick(ReplicaSet* c, u64 waiting, u64 now_us, u64* again_us) noexcept nogil
 
 # Return how many waiting rows the next batch of `r` takes; `tight` of them have the tightest SLO.
@@ -202,10 +202,10 @@ cdef cppclass ModelState:
     bint waits                  # loop: on the list of models with rows that wait
     bint unlisted               # snapshots of all models leave it out; it is given back when it is
                                 # dropped
-    u64 next_dropped            # ModelState*, of those that the loop has not heard of yet
+    u64 next_dropped            # ModelState*, of those that the loop does not know yet
 
-cdef cppclass RetiredModels:         # of an engine: models that nobody asks any more
-    atomic[u64] dropped         # ModelState*: a list of those that the loop has not heard of
+cdef cppclass RetiredModels:         # of an engine: models without queries
+    atomic[u64] dropped         # ModelState*: a list of those that the loop does not know yet
     vector[void*]* leaving      # loop: those that it has, until they are given back
     Spsc* unused                # numbers of those that were given back: loop -> whoever makes a
                                 # model

@@ -2,8 +2,8 @@
 
 Why the loop frees and nobody else: tickets lie in its wheel, in its batches and in lists of joined
 rows, and it alone knows when none of them is followed any more. Why a stack of dropped models, and
-no command: commands may be full, and who drops a model (its last reference goes) can neither wait
-nor be told so.
+no command: the queue of commands may be full, and the thread that drops the last reference of a
+model can neither wait nor fail.
 """
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -34,8 +34,8 @@ from clipper_core.wire.prediction cimport TAG_NONE, Value
 # be room.
 
 cdef enum:
-    RECENT_US = 1000000         # a class of SLO asked for within this time still limits what a
-                                # batch may take
+    RECENT_US = 1000000         # a class of SLO used within this time still limits what a batch
+                                # may take
     ALL_ROWS = 0xFFFF
     LONGER = 2                  # SLOs apart by more than this factor are short and long
 
@@ -73,7 +73,7 @@ cdef bint model_queue_is_active(const ModelQueue* d, size_t i, u64 now_us) noexc
     cdef Gate* gate = d.gates[0][i]
     if lane.waiting or lane.used_us + RECENT_US >= now_us:
         return True
-    return gate != NULL and gate.asked_us.load(relaxed) + RECENT_US >= now_us
+    return gate != NULL and gate.refused_us.load(relaxed) + RECENT_US >= now_us
 
 
 cdef u64 model_queue_slo_us(const ModelQueue* d, u64 now_us) noexcept nogil:
@@ -157,26 +157,26 @@ cdef u64 model_queue_ahead(ModelQueue* d, Lanes* lanes, const Lane* lane,
 #
 # Rows go to the replica that is predicted to finish them first: the time it is busy yet plus its
 # batch's time. Equals take turns. Three things follow. Replicas of unequal speed get work by their
-# speed, as each is asked again when it is free. A row is not given to an idle slow replica when a
-# fast one will be free, and done, sooner; that is a matter of the last few rows only, so it holds
-# just while the fast one can take all that wait. And an estimate that nobody has tried for a second
-# counts as unknown, so that one which was slow once gets a row to show that it is not.
+# speed, as each gets the next batch when it is free. A row is not given to an idle slow replica
+# when a fast one will be free, and done, sooner; that is a matter of the last few rows only, so it
+# holds just while the fast one can take all that wait. And an estimate that nobody has tried for a
+# second counts as unknown, so that one which was slow once gets a row to show that it is not.
 #
-# A replica whose model fails batch after batch is done sooner than any other, and must not be asked
-# first for that: after `eject_after` failures in a row it is left alone for a while, then gets a
-# single row as a probe; each probe that fails doubles the time. Its rows are tried once on another
-# replica. While nobody else takes rows, all this is forgotten: a model that fails all queries alike
-# says so, and does not become one that nobody serves.
+# A replica whose model fails batch after batch is done sooner than any other, and must not be
+# preferred for that: after `eject_after` failures in a row it is left alone for a while, then gets
+# a single row as a probe; each probe that fails doubles the time. Its rows are tried once on
+# another replica. While nobody else takes rows, all this is forgotten: a model that fails all
+# queries alike returns its errors, and does not lose all its replicas.
 #
 # A second batch goes behind one in flight when it is full, or large enough to be worth its fixed
 # cost (`batcher_second`): the container need not wait between batches, and pipelining does not
 # make them small.
 #
 # Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for
-# a query whose SLO is shorter than two batches and its own. While such queries are asked, refused
+# a query whose SLO is shorter than two batches and its own. While such queries come, refused
 # ones too, a batch that long rows fill takes a third of the tightest SLO, and none is sent behind
 # another: what comes waits for the rest of one, and has its own. Room that would cost more than
-# half of the rows is not kept: who asks for the impossible must not slow all others.
+# half of the rows is not kept: queries that cannot be in time must not slow all others.
 #
 # The forecast walks the queue batch by batch over the replicas as they come free. It is exact in
 # what it knows; what it does not know (pauses, rows that come meanwhile with earlier deadlines,
@@ -226,7 +226,7 @@ cdef bint replica_accepts(const Replica* r) noexcept nogil:
 
 
 cdef inline bint _takes(const ReplicaSet* c, const Replica* r) noexcept nogil:
-    """It may be given rows, more than a probe."""
+    """Return whether a replica may get rows, more than a probe."""
     return replica_accepts(r) and not (c.avoiding and r.ejected_until_us)
 
 
@@ -358,7 +358,7 @@ cdef u32 _beside_short(const ReplicaSet* c, const Replica* r) noexcept nogil:
     too much."""
     cdef const Batcher* b = &r.batcher
     cdef double time_us = LONG_SHARE * c.tight_us, one_us = batcher_worst_us(b, 1)
-    if one_us <= 0 or one_us > time_us:     # unknown, or nobody of a short SLO asks, or no row of
+    if one_us <= 0 or one_us > time_us:     # unknown, or no query has a short SLO, or no row of
                                             # theirs would be in time
         return 0
     cdef u32 full = batcher_rows(b), n = batcher_within(b, time_us)
@@ -844,7 +844,7 @@ cdef void model_drop(RetiredModels* d, ModelState* m) noexcept nogil:
 
 
 cdef bint _is_idle(Lane* lane) noexcept nogil:
-    """No cell of it is in use, and the loop has taken in what there was."""
+    """Return whether no cell of the lane is in use, and the loop has taken in all rows."""
     return (lane == NULL or lane.dirty.load(acquire) == 0
             and lane.seen == lane.ring.cells.tail.load(relaxed)
             and lane.ring.cells.idle())
@@ -879,8 +879,8 @@ cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
 
 
 cdef void models_give_back(RetiredModels* d, Lanes* lanes) noexcept nogil:
-    """One just heard of waits for the next call: commands from before it was dropped are obeyed by
-    then."""
+    """Free dropped models. A new one waits for the next call: by then, commands from before it was
+    dropped are applied."""
     cdef size_t i = 0
     cdef u64 at, following
     while i < d.leaving.size():
@@ -897,5 +897,5 @@ cdef void models_give_back(RetiredModels* d, Lanes* lanes) noexcept nogil:
         if make_room(d.leaving[0], d.leaving.size() + 1):
             d.leaving.push_back(<void*> at)
         else:
-            model_drop(d, <ModelState*> at)             # heard of again at the next call
+            model_drop(d, <ModelState*> at)             # found again at the next call
         at = following

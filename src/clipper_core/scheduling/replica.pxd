@@ -3,8 +3,8 @@
 #
 # A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them
 # any more; then only their keys are kept, so that a late reply still fills the cache. A container
-# that maps the rows may then find new ones in their place while its model still reads: what a late
-# reply says of a cell that was claimed again is not kept.
+# that maps the rows may then find new ones in their place while its model still reads: a late
+# reply about a cell that was claimed again is dropped.
 #
 # Threads: loop only, but for the Gauge, which anyone may read.
 from libcpp.vector cimport vector
@@ -16,9 +16,9 @@ from clipper_core.scheduling.container_connection cimport ContainerConnection
 from clipper_core.scheduling.lane cimport Lanes, Span, Tally
 from clipper_core.wire.codec cimport Header, Limits, Progress
 
-# -- What batches were made of and when they went, for who traces queries: a bounded queue of words
-# from the loop to one reader. Off until somebody asks for it, and then a few words a batch and one
-# a row; a batch that finds no room is counted, and nobody waits.
+# -- What batches were made of and when they went, for traces of queries: a bounded queue of words
+# from the loop to one reader. Off until a reader turns it on; then a few words a batch and one a
+# row. A batch that finds no room is counted, and nobody waits.
 #
 # A record: how many words follow it; replica << 32 | rows; sent, begun, ended (us, monotonic); the
 # id of each task's slot, those included that joined a row (a task of an array: of its first slot).
@@ -118,9 +118,9 @@ cdef cppclass Replica:
     u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
     bint shared                 # it maps rows
-    bint sessions               # it is told whose query each row is
+    bint sessions               # it gets the session of each row
     vector[Run]* runs           # scratch for a batch of shared rows
-    vector[u32]* regions        # those it has been told of
+    vector[u32]* regions        # those it has been sent
     vector[const void*]* rows   # scratch for rows that must be gathered
     vector[u64]* row_bytes
     vector[u32]* row_bytes32

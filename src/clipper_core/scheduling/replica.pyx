@@ -72,7 +72,7 @@ cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 row
 
 
 cdef enum:
-    AHEAD = 8                   # cache buckets asked for before they are filled
+    AHEAD = 8                   # cache buckets fetched before they are filled
 
 
 ctypedef const void* ConstPointer
@@ -136,7 +136,7 @@ cdef void replica_send_feedback(Replica* r, const void* feedback, u64 nbytes, u3
         r.gauge.untaught.fetch_add(rows, relaxed)
 
 
-# -- what it says
+# -- replies
 # --------------------------------------------------------------------------------------------------
 
 cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us,
@@ -175,7 +175,7 @@ cdef void _learn(Replica* r, const Batch* batch, double took_us, double slo_us,
 
 
 cdef void _publish(Replica* r, u32 n) noexcept nogil:
-    """What a snapshot shows of this replica, after a batch of n rows."""
+    """Publish the numbers that a snapshot shows, after a batch of n rows."""
     cdef u32 bucket = 0
     while (n >> 1) >> bucket and bucket < PROFILE_BUCKETS - 1:
         bucket += 1
@@ -233,7 +233,7 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, Header*
         return status
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica
-                                    # would say the same
+                                    # would fail alike
         _end_all_text(lanes, batch, TOO_LARGE,
                       b"the model returned an output beyond output_bytes_max, or qualifiers beyond "
                       b"1 KiB",
@@ -292,8 +292,8 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
             i += batch.spans[s].rows
             continue
         for k in range(batch.spans[s].rows):
-            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, beside, &why,
-                               now_us)
+            at += _end_row_by_status(lanes, header, batch, &batch.spans[s], k, i, rows, at, beside,
+                                     &why, now_us)
             if rows.qualifier_bytes != NULL:
                 beside += rows.qualifier_bytes[i]
             i += 1
@@ -324,11 +324,11 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
     return True
 
 
-cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Span* span, u32 k,
-                      u32 i, const Rows* rows, u64 at,
-                      const u8* beside, Value* why, u64 now_us) noexcept nogil:
-    """Row k of the span, i of the batch, whose output is at `at` and whose qualifiers are `beside`;
-    -> bytes of its output."""
+cdef u64 _end_row_by_status(Lanes* lanes, const Header* header, Batch* batch, const Span* span,
+                            u32 k, u32 i, const Rows* rows, u64 at, const u8* beside, Value* why,
+                            u64 now_us) noexcept nogil:
+    """End row k of the span, i of the batch, whose output is at `at` and whose qualifiers are at
+    `beside`; -> bytes of its output."""
     cdef u64 nbytes = rows.row_bytes
     cdef Value value
     if header.flags & VARIABLE:
@@ -365,8 +365,8 @@ cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, S
 
 
 cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
-    """What this ticket named lies in its cell still, so whoever read rows of it before now has read
-    those."""
+    """Return whether the task of this ticket is still in its cell: then rows that were read from it
+    before now were its rows."""
     return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
@@ -429,7 +429,7 @@ cdef void _count_failure(Replica* r, bint elsewhere, u64 now_us) noexcept nogil:
 
 
 cdef void _recover(Replica* r) noexcept nogil:
-    """It answered a batch."""
+    """Note that the replica answered a batch."""
     if r.failed == 0:
         return
     r.failed = 0
@@ -446,7 +446,7 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     cdef Batch* batch
     cdef u8* bytes
     if r.in_flight == 0 or r.connection.bytes_out < r.flight[0].end_bytes:
-        # it speaks when asked only
+        # it sends only replies
         return (PENDING if r.connection.rx_len == r.connection.rx_at + r.connection.rx_frame
                 else BAD_FRAME)
     bytes = connection_next_bare(r.connection, <u64> r.flight[0].n * 8)
@@ -625,7 +625,7 @@ cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_b
 
 
 cdef void _put_sessions(Lanes* lanes, const Batch* batch, u8* out) noexcept nogil:
-    """Whose query each row is: the salt that it was asked with."""
+    """Write the session of each row: the salt of its query."""
     cdef u32 i, k
     cdef u64 session
     for i in range(batch.span_count):
@@ -698,8 +698,8 @@ cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
     return True
 
 
-cdef Status _tell_region(Replica* r, Lane* lane, u64 row_bytes, u64 now_us) noexcept nogil:
-    """Before its first use on this connection."""
+cdef Status _announce_region(Replica* r, Lane* lane, u64 row_bytes, u64 now_us) noexcept nogil:
+    """Send the region of a lane before its first use on this connection."""
     cdef size_t i
     cdef Status status
     for i in range(r.regions.size()):
@@ -724,7 +724,7 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     if max(payload_bytes, spec.row_bytes * batch.n) > r.connection.limits.payload_bytes_max:
         return TOO_LARGE
     for i in range(r.runs.size()):
-        status = _tell_region(r, lanes.by_id[r.runs[0][i].region], spec.row_bytes, now_us)
+        status = _announce_region(r, lanes.by_id[r.runs[0][i].region], spec.row_bytes, now_us)
         if status != OK:
             return status
     frame = <u8*> malloc(HEADER_BYTES + payload_bytes)

@@ -2,7 +2,7 @@
 
 A step is: commands from Python; rows from submitters; deadlines; then, for every model something
 happened to, batches to its free replicas; then one wake-up for all that ended. It never allocates
-per query and never asks for the GIL.
+per query and never takes the GIL.
 
 Which replica: the one that is predicted to finish first (`replica set`).
 
@@ -57,7 +57,7 @@ cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64
                                 # KiB with a reason
     HOUSEKEEPING_US = 25000           # overdue batches, heartbeats, silence
-    HELD_US = 1000000           # a step is asked for at least this often
+    HELD_US = 1000000           # a step runs at least this often
 
 cdef double NEXT_TO = 0.7       # of the worth of the best batch: a shorter one that saves the row
                                 # that is due first
@@ -79,8 +79,8 @@ cdef ContainerConnection* engine_connection(EngineState* e, u32 conn) noexcept n
 
 
 cdef bint _has_room(EngineState* e) noexcept nogil:
-    """For one more connection on each of the loop's lists. A connection is on a list at most once,
-    but connections that are gone may still be on it."""
+    """Reserve room for one more connection on each of the loop's lists. A connection is on a list
+    at most once, but connections that are gone may still be on it."""
     cdef size_t n = e.connection_count + 1
     return (make_room(e.watched[0], e.watched.size() + n)
             and make_room(e.writers[0], e.writers.size() + n)
@@ -91,7 +91,7 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef ConnectionState* slot
     if e.connection_count >= e.connections_max:
-        _tell(e, CONNECTION_REJECTED, 0, 0, FULL, NULL, 0)
+        _add_event(e, CONNECTION_REJECTED, 0, 0, FULL, NULL, 0)
         return 0
     if not _has_room(e):
         return 0
@@ -164,8 +164,8 @@ cdef void _want_write(EngineState* e, ConnectionState* slot) noexcept nogil:
         e.writers.push_back(slot.conn)
 
 
-cdef void _say(EngineState* e, ConnectionState* slot, int kind, const void* payload, u64 n,
-               u64 now_us) noexcept nogil:
+cdef void _send_control(EngineState* e, ConnectionState* slot, int kind, const void* payload, u64 n,
+                        u64 now_us) noexcept nogil:
     connection_send_frame(slot.connection, kind, payload, n, now_us)
     _want_write(e, slot)
 
@@ -205,19 +205,19 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
     else:
         _unlist_unattached(e, slot)
     if slot.connection.protocol != 0 or slot.attached == NULL:
-        _tell_kept(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
-    _forget_events(slot)                # of one that never said HELLO nobody was told
+        _add_prepared_event(e, &slot.gone, DISCONNECTED, conn, slot.model, status)
+    _forget_events(slot)                # a connection without HELLO was not reported
     connection_free(slot.connection)
     slot.connection = NULL
     e.connection_count -= 1
     e.free_slots.push_back(conn & 0xFFFF)
 
 
-# -- news
+# -- events
 # --------------------------------------------------------------------------------------------------
 
-cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data,
-                u64 nbytes) noexcept nogil:
+cdef void _add_event(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data,
+                     u64 nbytes) noexcept nogil:
     cdef PendingEvent* event = <PendingEvent*> malloc(sizeof(PendingEvent) + nbytes)
     if event == NULL:
         e.events_lost.fetch_add(1, relaxed)
@@ -228,12 +228,12 @@ cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const
     _put_event(e, event, kind, conn, model, status)
 
 
-cdef void _tell_kept(EngineState* e, PendingEvent** kept, u32 kind, u32 conn, u32 model,
-                     u32 status) noexcept nogil:
-    """By the news that was made for this when the connection was opened: it cannot be lost for want
-    of memory."""
-    cdef PendingEvent* event = kept[0]
-    kept[0] = NULL
+cdef void _add_prepared_event(EngineState* e, PendingEvent** prepared, u32 kind, u32 conn,
+                              u32 model, u32 status) noexcept nogil:
+    """Add an event that was allocated when the connection was opened: it cannot be lost for want of
+    memory."""
+    cdef PendingEvent* event = prepared[0]
+    prepared[0] = NULL
     if event != NULL:
         event.nbytes = 0
         _put_event(e, event, kind, conn, model, status)
@@ -304,7 +304,7 @@ cdef bint engine_receive_copy(EngineState* e, u32 conn, const u8* data, u64 n,
 
 
 cdef void _trust(EngineState* e, ConnectionState* slot) noexcept nogil:
-    """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays
+    """Note that a frame has come. A heartbeat does not answer a batch, so an overdue replica stays
     suspect."""
     if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
         slot.replica.suspect = False
@@ -327,7 +327,7 @@ cdef Status _frame(EngineState* e, ConnectionState* slot, Header* header, u8* pa
         return OK
     if header.kind == HELLO and slot.connection.protocol == 0:
         slot.connection.protocol = 2
-        _tell(e, HELLO_RECEIVED, slot.conn, 0, OK, payload, header.payload_bytes)
+        _add_event(e, HELLO_RECEIVED, slot.conn, 0, OK, payload, header.payload_bytes)
         return OK
     if header.kind == GOODBYE:
         if slot.replica != NULL:
@@ -384,7 +384,7 @@ cdef void _apply_command(EngineState* e, Command* command, u64 now_us) noexcept 
     if command.kind == ATTACH:
         _attach(e, slot, command, now_us)
     elif command.kind == REFUSE_CONNECTION:
-        _say(e, slot, REFUSE, command.data, command.nbytes, now_us)
+        _send_control(e, slot, REFUSE, command.data, command.nbytes, now_us)
         _close_soon(e, slot)
     elif command.kind == DRAIN and slot.replica != NULL:
         slot.replica.draining = True
@@ -425,20 +425,20 @@ cdef void _attach(EngineState* e, ConnectionState* slot, Command* command,
     if slot.replica.shared:
         model.shares.store(1, relaxed)
     slot.replica.v1_format = <u8> v1_format(model.spec.dtype, model.spec.variable)
-    _say(e, slot, WELCOME, command.data, command.nbytes, now_us)
+    _send_control(e, slot, WELCOME, command.data, command.nbytes, now_us)
     slot.connection.protocol = command.protocol
     model.replicas.push_back(slot.conn)
     model.replica_set.members.push_back(slot.replica)
     model.replica_set.earliest_replica_us = 0
     model.tally.replicas.fetch_add(1, relaxed)
-    _tell_kept(e, &slot.attached, ATTACHED, slot.conn, command.model, OK)
+    _add_prepared_event(e, &slot.attached, ATTACHED, slot.conn, command.model, OK)
     _mark_ready(e, model)
 
 
 cdef void _finish_draining(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
     if slot.replica.draining and slot.replica.in_flight == 0 and not slot.connection.closing:
         if slot.connection.protocol == 2:
-            _say(e, slot, GOODBYE, NULL, 0, now_us)
+            _send_control(e, slot, GOODBYE, NULL, 0, now_us)
         _close_soon(e, slot)
 
 
@@ -478,7 +478,7 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
 
 cdef inline bint _dear(const Replica* r, double cost, bint alone, u64 due_us,
                        u64 now_us) noexcept nogil:
-    """As too_late, of a batch of that cost."""
+    """Return whether a batch of that cost would be too late, as too_late does."""
     return batcher_cost_must_shed(&r.batcher, now_us,
                                   max(now_us, r.busy_until_us if r.in_flight else now_us), cost,
                                   alone, due_us)
@@ -486,7 +486,8 @@ cdef inline bint _dear(const Replica* r, double cost, bint alone, u64 due_us,
 
 cdef Lane* _shed_by_cost(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting,
                          u64 tight, u32* n, u64 now_us) noexcept nogil:
-    """As _shed, where rows differ in cost. The rows of the batch are `model.by_cost`'s choice."""
+    """Drop rows that would be late, as _shed does, where rows differ in cost. `model.by_cost`
+    chooses the rows of the batch."""
     cdef CostBatch* c = model.by_cost
     cdef u64 due, start = max(now_us, r.busy_until_us if r.in_flight else now_us)
     cdef u32 rows, rows_max
@@ -749,8 +750,8 @@ cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
 
 
 cdef void _housekeeping(EngineState* e, u64 now_us) noexcept nogil:
-    """Of what needs any: a node of a mesh has thousands of connections and models at which nothing
-    happens."""
+    """Check the connections and models that need it: a node of a mesh has thousands that are
+    idle."""
     cdef size_t i = 0
     cdef ConnectionState* slot
     cdef u64 away_us = now_us - e.housekeeping_us         # we did not listen meanwhile: that is no
@@ -758,7 +759,7 @@ cdef void _housekeeping(EngineState* e, u64 now_us) noexcept nogil:
     while i < e.watched.size():
         slot = engine_slot(e, e.watched[0][i])
         if slot != NULL:
-            slot.connection.heard_us = min(slot.connection.heard_us + away_us, now_us)
+            slot.connection.received_us = min(slot.connection.received_us + away_us, now_us)
             _check_connection(e, slot, now_us)
             if _needs_housekeeping(slot):
                 i += 1
@@ -796,7 +797,8 @@ cdef bint _still_waits(EngineState* e, ModelState* model) noexcept nogil:
 
 cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) noexcept nogil:
     cdef Replica* r = slot.replica
-    cdef u64 silent = now_us - slot.connection.heard_us if now_us > slot.connection.heard_us else 0
+    cdef u64 received_us = slot.connection.received_us
+    cdef u64 silent = now_us - received_us if now_us > received_us else 0
     if r == NULL:
         if now_us > slot.connection.opened_us + e.hello_us:
             _close_soon(e, slot)
@@ -816,9 +818,9 @@ cdef void _check_connection(EngineState* e, ConnectionState* slot, u64 now_us) n
         r.gauge.suspect.store(1, relaxed)
     if silent > 3 * slot.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
         _close_soon(e, slot)
-    if (now_us > slot.connection.spoke_us + slot.heartbeat_us
+    if (now_us > slot.connection.sent_us + slot.heartbeat_us
         and not connection_has_unsent(slot.connection)):
-        _say(e, slot, HEARTBEAT, NULL, 0, now_us)
+        _send_control(e, slot, HEARTBEAT, NULL, 0, now_us)
 
 
 cdef bint engine_idle(EngineState* e) noexcept nogil:

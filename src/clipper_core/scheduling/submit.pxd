@@ -17,8 +17,8 @@ from clipper_core.wire.prediction cimport Value
 # into chunks of the model's lane for arrays. No Python object a row, no lock a row; it needs no
 # GIL.
 #
-# Bounded: a run ends when the lane has no room for the next row (intake.at), and whoever runs it
-# says what then: wait and run on, or give the rest up. Nothing claimed is ever left unpublished, so
+# Bounded: a run ends when the lane has no room for the next row (intake.at), and its caller
+# decides then: wait and run on, or give the rest up. Nothing claimed is ever left unpublished, so
 # nobody behind it in the lane waits.
 #
 # Threads: an intake is one thread's; any number of them may feed one lane.
@@ -75,7 +75,7 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
                        u64 salt, u64 slo_us,
                        u64 now_us, Block* block, u32 slot, u32 cost) noexcept nogil
 # ^ OK, or why not; FULL without a lane. key NULL: neither joined nor cached. cost: as the caller
-# gives it, where the model asks for that
+# gives it, where the model needs one
 cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
                       Value* value) noexcept nogil
-# ^ counts it; for FULL `value` says after how many seconds another try may succeed
+# ^ counts it; for FULL `value` is the number of seconds after which another try may succeed

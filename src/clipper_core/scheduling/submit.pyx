@@ -306,7 +306,7 @@ cdef extern from *:
 
 
 cdef Status _shut(EngineState* e) noexcept nogil:
-    """Why nothing new is taken in, or PENDING."""
+    """Return the reason why no row is accepted, or PENDING."""
     return <Status> (e.completion.dead.load(relaxed) or e.refusing.load(relaxed))
 
 
@@ -358,7 +358,7 @@ cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
     cdef u32 klass = log2_of(slo_us)
     cdef double wait_s
     count(&m.tally.refused[<u32> status], 1)
-    m.gates[klass].asked_us.store(now_us, relaxed)
+    m.gates[klass].refused_us.store(now_us, relaxed)
     if status != FULL or m.gates[klass].size.load(relaxed) == 0:
         return
     wait_s = lane_wait_us(m.lanes[klass], &m.gates[klass], now_us + slo_us, now_us) / 1e6

@@ -77,7 +77,7 @@ cpdef enum Flag:
     CHECKED = 16                # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
     SESSIONS = 64               # PREDICT only: u64 per row follows the data: whose query it is
-    QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack,
+    QUALIFIERS = 128   # REPLY only: u32 lengths, then the qualifiers of each row (msgpack,
                        # opaque here)
 
 cdef struct Header:
@@ -144,10 +144,10 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 # A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with
 # SESSIONS, and a REPLY of as many labels. So every type of input and output that travels is a type
 # of feedback, and nobody writes another codec for it.
-cdef cppclass Progress:         # as a container told it last; anyone may read it
+cdef cppclass Progress:         # as a container last reported it; any thread may read it
     atomic[u64] learned         # rows that correct() took
     atomic[u64] failed          # rows on which it raised, or that waited too long for it
-    atomic[u64] accuracy        # 1 + billionths; 0: the model says none
+    atomic[u64] accuracy        # 1 + billionths; 0: the model reports none
 
 cdef Status accuracy_read(const u8* payload, u64 n, Progress* progress) noexcept nogil
 # ^ BAD_FRAME: an accuracy that is no number from 0 to 1

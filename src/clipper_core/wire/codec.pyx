@@ -6,7 +6,7 @@ follows them:
 - What is left is compared with what is wanted (`want > left`), never a sum with an end: a sum of
   two lengths can wrap.
 - A length is compared with a named limit before anything is reserved for it, so a header of 64
-  bytes cannot ask for 64 GB, and an LZ4 block, which can grow 255-fold, is opened only into room
+  bytes cannot claim 64 GB, and an LZ4 block, which can grow 255-fold, is opened only into room
   that was announced and allowed.
 - Nothing that the page does not define is let through: unknown bits, padding that is not zero,
   bytes too many. What is tolerated today cannot be given a meaning tomorrow.
@@ -165,7 +165,7 @@ cdef u32 _u32_at(const u8* bytes) noexcept nogil:
 
 
 cdef Status _v1_head(const u8* message, u32 rows_max, u64 bytes_max, V1Batch* out) noexcept nogil:
-    """What the first 9 bytes announce."""
+    """Read the first 9 bytes."""
     cdef u64 length = _u32_at(message + 5), item = _v1_item(message[0])
     memset(out, 0, sizeof(V1Batch))
     out.format = message[0]
@@ -238,7 +238,7 @@ cdef dict _v1_dtypes = {V1_I32: np.dtype("<i4"), V1_F64: np.dtype("<f8"), V1_U8:
 
 
 cdef object _row(int format, object row):
-    """What the row's bytes are taken from: a str, or bytes."""
+    """Return the row as an object that holds its bytes: a str, or bytes."""
     if isinstance(row, str):
         if format != V1_STR:
             raise_for(BAD_INPUT, f"a str row in a version 1 batch of format {format}")
@@ -251,7 +251,7 @@ cdef object _row(int format, object row):
 
 
 def encode_v1(int format, rows, u32 search=LITERALS):
-    """One version 1 batch. Threads: any.
+    """Return a batch of version 1. Threads: any.
 
     format: 1..7, see V1. rows: sequence of str (V1_STR), of bytes (the row's elements,
     little-endian), or of what numpy makes an array of the format's type of: i32, f64 or u8, one
@@ -838,8 +838,8 @@ def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, r
     """A frame of these header fields and this payload, both CRCs right, and nothing judged.
     Threads: any.
 
-    checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be
-    refused; `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions;
+    checked: adds CHECKED. It checks nothing, so that a test can write frames that must be refused;
+    `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions;
     OverflowError: a field out of its range.
     """
     cdef bytes raw = bytes(payload)
@@ -879,7 +879,7 @@ def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1
     """-> OpenRows of a PREDICT or REPLY whose header is `header` (FrameHeader). Threads: any.
 
     Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises
-    BAD_FRAME: the payload is not what the header says; TOO_LARGE: beyond a limit (output_bytes_max:
+    BAD_FRAME: the payload does not match the header; TOO_LARGE: beyond a limit (output_bytes_max:
     of one row of a REPLY).
     """
     cdef bytes raw = bytes(payload)
@@ -1000,8 +1000,8 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of
     bytes, or of 1-d arrays that differ in length. sessions: n u64. confidence: n floats.
-    qualifiers: n bytes, opaque. status: n of 0 (fine) or 1 (failed), `text` says why. compressed:
-    str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
+    qualifiers: n bytes, opaque. status: n of 0 (fine) or 1 (failed), `text` is the reason.
+    compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
     """
     cdef int flags = 0
     if isinstance(rows, np.ndarray):

@@ -243,7 +243,7 @@ def encode_lz4(data, u32 search=LITERALS):
 def decode_lz4(block, u64 size):
     """The `size` bytes that an LZ4 block holds. Threads: any.
 
-    Nothing is reserved for a size that no block of this length can hold, so a block cannot ask for
+    Nothing is reserved for a size that no block of this length can hold, so a block cannot claim
     more than 255 times its own bytes; a limit of your own is yours to check before. Raises
     BAD_FRAME: damaged, or it holds another number of bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
     """

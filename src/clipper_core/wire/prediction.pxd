@@ -23,7 +23,7 @@ cdef cppclass Blob:
     float confidence
     u16 qualifier_bytes
     u64 nbytes
-    # data follows the header, then what the model says beside it
+    # data follows the header, then the qualifiers
 
 # A blob is shared by the result slots and the cache; whoever drops the last reference frees it.
 # Threads: any.
@@ -42,8 +42,8 @@ cdef u32 record_type(const Blob* blob) noexcept nogil
 # u8 (n, bytes), or u8 (bytes,) and i64 (n + 1,) where each record begins -> columns by name
 cdef object record_columns(u32 number, object rows, object offsets)
 cdef Value record_value(u32 number, bytes record) except *
-cdef object value_heard(Value* value)                 # -> (output, confidence) or (output,
-                                                      # confidence, qualifiers as bytes)
+cdef object value_prediction(Value* value)
+# ^ -> (output, confidence), or (output, confidence, qualifiers as bytes)
 cdef Value object_value(object output) except *       # a new reference; TypeError for what no
                                                       # prediction can be
 

@@ -128,7 +128,7 @@ cdef object _scalar(int dtype, u64 word):
 
 cdef class _SharedBytes:
     """The bytes of a blob, read-only and without a copy: arrays of one answer share them with the
-    cache, however many clients ask for it."""
+    cache, however many clients get it."""
     cdef Blob* blob
 
     def __dealloc__(self):
@@ -180,7 +180,7 @@ cdef object value_confidence(Value* value):
     return (<Blob*> value.word).confidence
 
 
-cdef object value_heard(Value* value):
+cdef object value_prediction(Value* value):
     cdef Blob* blob = <Blob*> value.word
     cdef object output = value_object(value)
     if value.tag != TAG_BLOB:
@@ -390,7 +390,7 @@ cdef object _with_missing(object rows, object states, object missing):
 
 cdef object _columns(const Seen* c, const Blob* like, object states, u32 absent, object missing,
                      object name):
-    """Of records of fixed sizes: a dict of columns, or one of them."""
+    """Return the columns of records of fixed sizes: a dict, or one of them."""
     cdef object rows = _arrays(c, like)
     if absent:
         rows[states != <int> OK] = 0
@@ -402,7 +402,7 @@ cdef object _columns(const Seen* c, const Blob* like, object states, u32 absent,
 
 
 cdef object _record_outputs(const Seen* c):
-    """Of records that differ in length, if all arrived: columns by name; else None."""
+    """Return the columns by name of records that differ in length, if all arrived; else None."""
     cdef u32 i, number = 0
     cdef Blob* blob
     cdef cnp.ndarray offsets = np.zeros(c.n + 1, np.int64)

@@ -50,7 +50,7 @@ class Asked:
     def confidence(self, i: int) -> None:
         return None
 
-    def heard(self, i: int) -> tuple[Any, None]:
+    def prediction(self, i: int) -> tuple[Any, None]:
         return self.outputs[i], None
 
     def on_vote(self, fn: Callable[[Any], None]) -> None:

@@ -44,13 +44,15 @@ class Counts(msgspec.Struct):
 
 
 def seen_of(chance: random.Random, values: list[Any]) -> Observation:
-    heard = {
+    predictions = {
         model: Prediction(chance.choice(values), chance.choice([None, 0.25]))
         for model in chance.sample(MODELS, chance.randint(1, 3))
     }
     plan = Plan(MODELS, (), (), tuple(chance.sample([0.5, -1.0], chance.randint(0, 2))))
     label = chance.choice([value for value in values if value is not None])
-    return Observation(plan, heard, Truth(label), chance.choice(values), chance.choice([1.0, 2.5]))
+    return Observation(
+        plan, predictions, Truth(label), chance.choice(values), chance.choice([1.0, 2.5])
+    )
 
 
 def test_a_record_has_the_bytes_of_the_general_encoder() -> None:
@@ -129,10 +131,10 @@ def test_right_answers_are_counted_as_by_their_losses() -> None:
 def test_labels_that_need_no_check() -> None:
     assert all(map(is_plain, (0, True, -(2**63), 2**63 - 1, "text", b"bytes")))
     assert not any(map(is_plain, (None, 2**63, 0.5, "é", "\ud800", "x" * 1025, np.int64(1), [1])))
-    heard = {MODELS[0]: Prediction(1), MODELS[1]: Prediction(2)}
-    assert alike(3, heard)
-    assert not alike(3.0, heard)
-    assert not alike(True, heard)
+    predictions = {MODELS[0]: Prediction(1), MODELS[1]: Prediction(2)}
+    assert alike(3, predictions)
+    assert not alike(3.0, predictions)
+    assert not alike(True, predictions)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -151,13 +153,13 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
         ids = [f"n-{turn}-{i}" for i in range(chance.choice([1, 1, 30]))]
         for id in ids:
             plan = plan_of(text, chance)
-            heard = {
+            predictions = {
                 model: Prediction(chance.choice(values), chance.choice([None, 0.25, math.nan]))
                 for model in chance.sample(MODELS, chance.randint(1, 3))
             }
             user = chance.choice(["", "u", "v", f"w{turn}"])
             answer = chance.choice([*values, None])
-            table.add(id, one, user, plan, heard, answer)
+            table.add(id, one, user, plan, predictions, answer)
         labels = [chance.choice(values) for _ in ids]
         if len(ids) > 1:
             found = learn_labels(table, [*ids, ids[0]], "app", [*labels, labels[0]])

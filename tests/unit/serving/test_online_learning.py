@@ -151,7 +151,7 @@ def test_what_cannot_travel_is_dropped_and_counted_and_the_rest_goes_on(
     online_learning.send({A: core()}, np.zeros(2), 0, seen(label="fine"))
     online_learning.flush()
     assert online_learning.pending(A) == 1
-    assert "cannot be told to model a:1" in caplog.text
+    assert "cannot be sent to model a:1" in caplog.text
     assert len(engine.sent) == 1
 
 

@@ -51,7 +51,7 @@ class Ended:
     def confidence(self, i=0):
         return self.tasks[i][2]
 
-    def heard(self, i=0):
+    def prediction(self, i=0):
         return self.tasks[i][1:3]
 
     def detail(self, i=0):

@@ -209,7 +209,7 @@ def test_a_decider_must_fit_the_models() -> None:
         InvalidInput, match=r"quorum\(4\) of application 'app' needs 4 models; it links 3"
     ):
         check_decider("app", "quorum(4)", LINKS)
-    with pytest.raises(InvalidInput, match="links 65 models; a decider hears at most 64"):
+    with pytest.raises(InvalidInput, match="links 65 models; a decider takes at most 64"):
         check_decider("app", "first", [VersionedModel("m", i) for i in range(1, 66)])
     assert check_decider("app", "floor(a:1)", LINKS).models == ("a:1",)
 
@@ -240,7 +240,7 @@ def test_a_guarantee_must_be_measured() -> None:
     assert "nobody is known to answer within 19 ms: a:1 takes 3" in str(caught.value)
     assert "99th percentile of 100" in str(caught.value)
     assert (
-        "ask server.model('a:1').predict(x).result() 100 times; or raise slo_ms, or name a faster"
+        "run server.model('a:1').predict(x).result() 100 times; or raise slo_ms, or name a faster"
         in str(caught.value)
     )
     with pytest.raises(
@@ -293,7 +293,7 @@ class Ruled:
     def confidence(self, i: int = 0) -> None:
         return None
 
-    def heard(self, i: int = 0) -> tuple[Any, None]:
+    def prediction(self, i: int = 0) -> tuple[Any, None]:
         return self.output(i), None
 
     def detail(self, i: int = 0) -> str:

@@ -28,13 +28,13 @@ every_policy = pytest.mark.parametrize("text", POLICIES)
 
 
 def observation(draw: random.Random, models=(A, B)) -> Observation:
-    heard = {model: Prediction(draw.randrange(3)) for model in models}
+    arrived = {model: Prediction(draw.randrange(3)) for model in models}
     chosen = draw.choice(models)
     return Observation(
         Plan((chosen,), (0.5,), (), (draw.random(), 1.0)),
-        heard,
+        arrived,
         Truth(draw.randrange(3)),
-        heard[chosen].output,
+        arrived[chosen].output,
     )
 
 
@@ -70,10 +70,10 @@ def encoded(learner: Learner, user: str = "") -> bytes:
 
 def columns(draw: random.Random, n: int) -> ObservationRows:
     outputs = tuple(np.array([draw.randrange(3) for _ in range(n)]) for _ in range(2))
-    asked = np.array([draw.randrange(2) for _ in range(n)], np.int32)
+    queried = np.array([draw.randrange(2) for _ in range(n)], np.int32)
     labels = np.array([draw.randrange(3) for _ in range(n)])
     return ObservationRows(
-        (A, B), outputs, (None, None), (None, None), labels, asked, np.full(n, 0.5)
+        (A, B), outputs, (None, None), (None, None), labels, queried, np.full(n, 0.5)
     )
 
 

@@ -104,12 +104,12 @@ def test_standings_come_from_feedback():
 def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> None:
     """Of numbers and labels all, of mixed kinds as many as the budget has; what was not heard does
     not count."""
-    models, heard = (A, B), (None, np.array([True, False, True]))
+    models, arrived = (A, B), (None, np.array([True, False, True]))
     both, n = (column_of(said), column_of(said[::-1])), 3
     rows = ObservationRows(
         models,
         both,
-        heard,
+        arrived,
         (None, None),
         column_of([label] * n),
         np.array([-1], np.int32),

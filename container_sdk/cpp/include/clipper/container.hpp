@@ -771,8 +771,8 @@ class Heart {
     connection_.shutdown();
     thread_.join();
   }
-  // Report this with the next heartbeat.
-  void tell(const Accuracy& news) {
+  // Send this with the next heartbeat.
+  void report(const Accuracy& news) {
     const std::lock_guard<std::mutex> guard(mutex_);
     news_ = news;
   }
@@ -787,9 +787,9 @@ class Heart {
         if (done_) return;
         const Accuracy news = news_;
         guard.unlock();
-        if (welcome_.accuracy && !(news == said_)) {
+        if (welcome_.accuracy && !(news == sent_)) {
           connection_.send(control_frame(Kind::ACCURACY, pack_accuracy(news)));
-          said_ = news;
+          sent_ = news;
         }
         if (now_s() - connection_.last_sent_s() >= welcome_.heartbeat_s)
           connection_.send(control_frame(Kind::HEARTBEAT));
@@ -805,7 +805,7 @@ class Heart {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
-  Accuracy news_, said_;
+  Accuracy news_, sent_;
   std::thread thread_;
 };
 
@@ -833,11 +833,11 @@ class Container {
           return;
         } catch (const CannotShare& error) {
           sharing_ = false;
-          say(error.what());
+          log_once(error.what());
         } catch (const Disconnected& error) {
-          say(error.what());
+          log_once(error.what());
         } catch (const BadFrame& error) {
-          say(error.what());
+          log_once(error.what());
         }
         stop_.wait(backoff_s_ * share(random));
         backoff_s_ = std::min(BACKOFF_S_MAX, backoff_s_ * 2);
@@ -847,9 +847,9 @@ class Container {
   }
 
  private:
-  void say(const char* why) {
-    if (why == said_) return;
-    said_ = why;
+  void log_once(const char* why) {
+    if (why == last_error_) return;
+    last_error_ = why;
     std::fprintf(stderr, "model '%s': %s: %s; reconnecting\n", options_.name.c_str(),
                  options_.address.c_str(), why);
   }
@@ -860,7 +860,7 @@ class Container {
     connection.send(hello_frame(options_, warm_, sharing_));
     const Welcome welcome = read_welcome(connection);
     backoff_s_ = BACKOFF_S_MIN;
-    said_.clear();
+    last_error_.clear();
     if (options_.protocol == 1) {
       connection.set_silence(0);  // version 1 has no heartbeats
       for (;;) answer_v1(connection, welcome);
@@ -870,18 +870,18 @@ class Container {
     std::unique_ptr<detail::Heart> heart;
     if (!welcome.quiet) heart = std::make_unique<detail::Heart>(connection, welcome);
     feedback_.clear();
-    told_ = Accuracy();
+    progress_ = Accuracy();
     try {
       while (answer(connection, welcome, regions, heart.get())) {
       }
     } catch (const Stopping&) {
-      say_goodbye(connection);
+      send_goodbye(connection);
       throw;
     }
-    say_goodbye(connection);
+    send_goodbye(connection);
   }
 
-  static void say_goodbye(Connection& connection) {
+  static void send_goodbye(Connection& connection) {
     try {
       connection.send(control_frame(Kind::GOODBYE));
     } catch (const Disconnected&) {
@@ -904,7 +904,7 @@ class Container {
     } else if (header.kind == Kind::FEEDBACK && options_.corrects) {
       feedback_.push_back(open_feedback(header, payload, welcome.payload_bytes_max));
       if (feedback_.size() > FEEDBACK_FRAMES_MAX) {
-        told_.failed += feedback_.front().inputs.n;
+        progress_.failed += feedback_.front().inputs.n;
         feedback_.pop_front();
       }
     } else if (header.kind == Kind::GOODBYE) {
@@ -966,15 +966,15 @@ class Container {
     feedback_.pop_front();
     try {
       model_.correct(Batch(feedback.inputs), Batch(feedback.labels));
-      told_.learned += feedback.inputs.n;
+      progress_.learned += feedback.inputs.n;
     } catch (const std::exception& error) {
-      told_.failed += feedback.inputs.n;
+      progress_.failed += feedback.inputs.n;
       std::fprintf(stderr, "model '%s': correct() failed: %s\n", options_.name.c_str(), error.what());
     }
     if (!feedback_.empty()) return;
     const double accuracy = model_.accuracy();
-    told_.accuracy = accuracy >= 0.0 && accuracy <= 1.0 ? accuracy : -1.0;
-    if (heart) heart->tell(told_);
+    progress_.accuracy = accuracy >= 0.0 && accuracy <= 1.0 ? accuracy : -1.0;
+    if (heart) heart->report(progress_);
   }
 
   Model& model_;
@@ -983,12 +983,12 @@ class Container {
   bool sharing_;
   WarmUp warm_;
   double backoff_s_ = BACKOFF_S_MIN;
-  std::string said_;
+  std::string last_error_;
   Rows rows_;
   Outputs outputs_;
   std::vector<std::uint8_t> reply_;
   std::deque<Feedback> feedback_;
-  Accuracy told_;
+  Accuracy progress_;
   std::string complaint_;
   double complaint_s_ = 0;
 };

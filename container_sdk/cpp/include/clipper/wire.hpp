@@ -520,7 +520,8 @@ struct Run {
   std::uint64_t first;
 };
 
-// Decode the runs of a SHARED batch. They are not yet checked against the regions. Throws: BadFrame.
+// Decode the runs of a SHARED batch. They are not yet checked against the regions. Throws:
+// BadFrame.
 inline void open_runs(const Header& header, const std::uint8_t* payload, std::vector<Run>& runs) {
   check_payload(header, payload);
   runs.clear();
@@ -604,22 +605,22 @@ inline bool operator==(const Accuracy& a, const Accuracy& b) {
 // Decode the payload of an ACCURACY. Throws: BadFrame.
 inline Accuracy open_accuracy(const Header& header, const std::uint8_t* payload) {
   check_payload(header, payload);
-  Accuracy told{detail::load<std::uint64_t>(payload), detail::load<std::uint64_t>(payload + 8), -1.0};
+  Accuracy report{detail::load<std::uint64_t>(payload), detail::load<std::uint64_t>(payload + 8), -1.0};
   if (header.payload_bytes == 24) {
-    told.accuracy = detail::load<double>(payload + 16);
-    if (!(told.accuracy >= 0.0 && told.accuracy <= 1.0))
-      throw BadFrame("an accuracy of " + std::to_string(told.accuracy));
+    report.accuracy = detail::load<double>(payload + 16);
+    if (!(report.accuracy >= 0.0 && report.accuracy <= 1.0))
+      throw BadFrame("an accuracy of " + std::to_string(report.accuracy));
   }
-  return told;
+  return report;
 }
 
 // Encode the payload of an ACCURACY.
-inline std::string pack_accuracy(const Accuracy& told) {
-  std::string payload(told.accuracy < 0 ? 16 : 24, '\0');
+inline std::string pack_accuracy(const Accuracy& report) {
+  std::string payload(report.accuracy < 0 ? 16 : 24, '\0');
   auto* to = reinterpret_cast<std::uint8_t*>(payload.data());
-  detail::store(to, told.learned);
-  detail::store(to + 8, told.failed);
-  if (told.accuracy >= 0) detail::store(to + 16, told.accuracy);
+  detail::store(to, report.learned);
+  detail::store(to + 8, report.failed);
+  if (report.accuracy >= 0) detail::store(to + 16, report.accuracy);
   return payload;
 }
 

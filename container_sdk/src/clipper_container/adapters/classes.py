@@ -8,7 +8,7 @@ from clipper_container.model import Scored, UserValue
 
 
 def labelled(scores: object, labels: object, confidence: bool) -> UserValue:
-    """Return the label of each row, with its probability as confidence if asked for.
+    """Return the label of each row, with its probability as confidence if requested.
 
     scores: (n,) of the second of two classes, or (n, classes). labels: the classes in order; None:
     their numbers.

@@ -35,9 +35,10 @@ def pull(
 ) -> CachedArtifact:
     """Return the model in the cache of `limits.folder`; transfer what is not there.
 
-    With a sha256 in the URL, an object of the cache is used without a request. Else the source is
-    asked for the ETag, and the content is transferred if that is new. progress: called in this
-    thread at the start, with each chunk, and while another process pulls; may raise to give up.
+    With a sha256 in the URL, an object of the cache is used without a request. Else the ETag is
+    requested from the source, and the content is transferred if that is new. progress: called in
+    this thread at the start, with each chunk, and while another process pulls; may raise to give
+    up.
 
     Raises: PullError; what `progress` raises.
     """

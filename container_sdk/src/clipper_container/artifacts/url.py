@@ -39,8 +39,8 @@ class ArtifactUrl:
 
     @classmethod
     def parse(cls, text: str, sha256: str = "") -> ArtifactUrl:
-        """Parse a URL. sha256: as if the fragment said so. Raises: PullError for a URL that is not
-        allowed; the text of the error hides a password.
+        """Parse a URL. sha256: as if it were in the fragment. Raises: PullError for a URL that is
+        not allowed; the text of the error hides a password.
         """
         parts = urlsplit(text)
         plain = text.partition("#")[0]

@@ -2,7 +2,7 @@
 
 To start Python and import a framework takes one to three seconds of a core; to fork a process that
 has imported it takes 10 ms, and the pages of the framework are shared. It is the idea of Python's
-`multiprocessing.forkserver`, with pidfds and exit codes for the process that asks.
+`multiprocessing.forkserver`, with pidfds and exit codes for the requesting process.
 
 The fork server has one thread, since a fork copies only the thread that forks. It is the parent of
 its children: it reaps them and reports their exit codes.
@@ -42,7 +42,7 @@ Become = Callable[[Message, Sequence[int]], int]
 class ReplicaForkServer:
     """Loop of a fork server.
 
-    connection: a SOCK_SEQPACKET socket to the process that asks. become: called in each child with
+    connection: a SOCK_SEQPACKET socket to the requesting process. become: called in each child with
     the request and the descriptors that came with it; returns the child's exit code. imports: what
     has been imported. Threads: its process has one.
 

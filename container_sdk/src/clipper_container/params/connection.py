@@ -317,7 +317,7 @@ class ShardConnection:
         )
 
     def forget_names(self) -> None:
-        """Forget the numbers of tables; the shard is asked for them."""
+        """Forget the numbers of tables; they are requested again."""
         self.tables, self._known = {}, {}
 
     def note_names(self, answer: Mapping[str, Any], numbers: str) -> None:

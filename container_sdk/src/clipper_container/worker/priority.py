@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 
 NICE = 10  # added while the model loads, where that can be undone
-SLICE_NS = 100_000_000  # asked of the scheduler, which gives processes with shorter ones precedence
+SLICE_NS = 100_000_000  # requested of the scheduler: processes with shorter ones have precedence
 _CAP_SYS_NICE = 23
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # numbers of the system call
 

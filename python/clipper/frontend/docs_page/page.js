@@ -1,5 +1,5 @@
 "use strict";
-// Renders openapi.json, which lies beside this page: no other address is ever asked.
+// Renders openapi.json, which lies beside this page: no other address is ever requested.
 const at = (id) => document.getElementById(id);
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const DEPTH_MAX = 6;

@@ -8,7 +8,7 @@ from clipper.tls import Certificate, Pem
 def credentials_of(certificate: Certificate) -> grpc.ServerCredentials:
     """Return server credentials that follow the certificate's files.
 
-    grpcio asks at each handshake; None means that nothing has changed.
+    grpcio calls this at each handshake; None means that nothing has changed.
     """
     known = certificate.pem
 

@@ -108,7 +108,7 @@ class InferenceService:
         await self._calls.manage(lambda: unload(request.model_name))
         return _response("RepositoryModelUnload")()
 
-    # -- asking
+    # -- queries
 
     async def infer(self, request: object, call: GrpcCall) -> Message:
         """Answer an infer request."""

@@ -158,7 +158,7 @@ class ApplicationRoutes:
             "confidence_min": record.confidence_min,
         }
 
-    # -- asking
+    # -- queries
 
     def predict(self, request: HttpRequest) -> HandlerResult:
         """Answer one query or many. Raises UnknownApplication, InvalidInput."""
@@ -170,7 +170,7 @@ class ApplicationRoutes:
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
-            futures = self._ask_all(
+            futures = self._submit_all(
                 resolved,
                 body.inputs,
                 "$.inputs",
@@ -205,7 +205,7 @@ class ApplicationRoutes:
         slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
         given: Inputs = [body.input] if body.inputs is _NOTHING else body.inputs
         id = request.given_id.decode("ascii")
-        futures = self._ask_all(
+        futures = self._submit_all(
             resolved,
             given,
             "$.input" if body.inputs is _NOTHING else "$.inputs",
@@ -217,14 +217,14 @@ class ApplicationRoutes:
             request.trace,
         )
 
-        def tell(future: Future) -> bytes:
+        def encoded(future: Future) -> bytes:
             return b"".join(json_texts(_predicted(answer_of(future, resolved))))
 
         return PredictionStream(
-            futures, tell, request.id, self._node.config.http.heartbeat_s
+            futures, encoded, request.id, self._node.config.http.heartbeat_s
         ).response()
 
-    def _ask_all(
+    def _submit_all(
         self,
         resolved: ResolvedApplication,
         inputs: Inputs,
@@ -270,7 +270,7 @@ class ApplicationRoutes:
             hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
             raise InvalidInput(f"`{at}` has {count} inputs, at most {most} are taken.", hint=hint)
 
-    # -- telling
+    # -- feedback
 
     def feedback(self, request: HttpRequest) -> HandlerResult:
         """Record feedback, on a worker thread. Raises UnknownApplication, InvalidInput,
@@ -331,7 +331,7 @@ class ApplicationRoutes:
         if body.version is not None:
             resolved = self._pinned(resolved, str(body.version))
         if body.input_batch is not _NOTHING:
-            futures = self._ask_all(
+            futures = self._submit_all(
                 resolved, body.input_batch, "$.input_batch", None, resolved.slo_us
             )
             return _outcome(futures, functools.partial(_old_many, futures))
@@ -362,11 +362,11 @@ class ApplicationRoutes:
         row = self._inputs.reader(resolved)(body.input, "$.input")
         user = None if body.uid in (0, "", "0") else str(body.uid)
 
-        def tell() -> HttpResponse:
+        def encoded() -> HttpResponse:
             counts = observe(resolved, None, row, user, truth_of(body.label, None, None), 1.0)
             return HttpResponse(200, b"Feedback received? %d" % counts, TEXT)
 
-        return WorkerTask(tell)
+        return WorkerTask(encoded)
 
 
 # -- what comes in

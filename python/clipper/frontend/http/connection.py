@@ -14,11 +14,11 @@ check of all connections enforces the times, instead of a timer for each.
 
 A connection answers its requests in order: each has an `Exchange`, and responses leave from the
 front of the queue. A request is handled at once on the loop's thread, unless its body is large or
-its handler asks for a worker thread. The work for one connection in one turn of the loop is bounded
+its handler needs a worker thread. The work for one connection in one turn of the loop is bounded
 (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses, one request
 when the turn has taken `TURN_S`); the rest waits for the next turn, or until the client has read
 its responses. A response is made only when it can leave: those of a client that does not read stay
-what the model said, which the cache shares. All connections together get one large response, or one
+predictions, which the cache shares. All connections together get one large response, or one
 piece of one that is streamed, in a turn (`LARGE_BYTES`), one connection after another. A
 disconnected client cancels its queries. A rejected
 connection is read a little longer, or the client's kernel would discard the response.
@@ -149,7 +149,7 @@ class HttpService:
     def is_late(self) -> bool:
         """Return whether the turn has taken its time."""
         now_s = time.monotonic()
-        if not self._is_posted:  # the first who asks in a turn
+        if not self._is_posted:  # the first call in a turn
             self._until_s = now_s + self._turn_s
             self._post()
         return now_s >= self._until_s

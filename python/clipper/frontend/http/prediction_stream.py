@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class PredictionStream:
     """The response to one request with several queries. Threads: the event loop's.
 
-    tell: encodes a finished future as a JSON object; it raises the query's error.
+    encode: encodes a finished future as a JSON object; it raises the query's error.
     """
 
     def __init__(

@@ -66,9 +66,7 @@ def ids_in(headers: Iterable[tuple[str, str | bytes]]) -> ModelIds | None:
     if len(kinds) > 1:
         raise InvalidInput(f"a request has {_MODEL} or {_VMODEL}; this one has both.")
     if len(names) > IDS_MAX:
-        raise InvalidInput(
-            f"a request names {len(names)} models: up to {IDS_MAX} are asked at once."
-        )
+        raise InvalidInput(f"a request names {len(names)} models: up to {IDS_MAX} are possible.")
     return ModelIds(tuple(names), required) if names else None
 
 

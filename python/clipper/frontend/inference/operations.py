@@ -266,7 +266,7 @@ class InferenceOperations:
         """Return whether the tensors of a mesh model are known only after its first load.
 
         request: a request that needs them; None: a question about them. The model of the target is
-        being loaded: asking about it is a use.
+        being loaded: the question counts as a use.
         """
         several = request is None or len(request.inputs) > 1
         return several and target.resolved.unlisted_model is not None and not _is_known(target)
@@ -312,7 +312,7 @@ class InferenceOperations:
         found = [row for row in rows if (row["name"], row["version"]) == is_it]
         return {"model_stats": found or [_statistics(*is_it, 0, 0, {})]}
 
-    # -- asking
+    # -- queries
 
     def rows(self, target: InferenceTarget, request: codec.InferRequest) -> Rows:
         """Return the queries of a request, in order. Raises InvalidInput."""
@@ -329,7 +329,7 @@ class InferenceOperations:
     ) -> None:
         """Raise InvalidInput for an output that the model is known not to have.
 
-        A model whose outputs are not known is asked; the response is checked then.
+        A model whose outputs are not known is queried; the response is checked then.
         """
         resolved, first = target.resolved, self._first(target.resolved)
         named = outputs_of(resolved.cores.values())
@@ -364,8 +364,8 @@ class InferenceOperations:
         id: str = "",
         trace: Trace | None = None,
     ) -> PendingInference:
-        """Submit the queries of a request. id: of the request; `asked.id` is used if it is
-        empty."""
+        """Submit the queries of a request. id: of the request; `request.id` is used if
+        it is empty."""
         resolved, user, salt = target.resolved, _user(request), _whole(request, "salt", 0)
         context = _context(request)
         if trace is not None:

@@ -111,6 +111,7 @@ class RecordScorer:
             pending.future, pending.trouble = None, str(error)
 
     def is_ready(self, item: PendingRecord) -> bool:
+        """Return whether the answer of a record is there."""
         return item.future is not None and item.future.done()
 
     def outcome(

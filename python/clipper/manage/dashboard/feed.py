@@ -35,7 +35,7 @@ STALLED_TICKS: Final = 10  # a viewer that took nothing for so long is cut off
 PAST_BYTES: Final = 128 << 10  # of the past, in one event
 SLOWEST_S: Final = 300.0
 SLOWEST_MAX: Final = 20
-PAUSE_S_MAX: Final = 5.0  # between readings: a page that hears nothing for longer takes us for gone
+PAUSE_S_MAX: Final = 5.0  # between readings: after a longer pause a page reconnects
 _SHARE = 0.01  # of a core, that readings may cost
 _RETRY_MS = 1000
 _log = logging.getLogger(__name__)
@@ -44,12 +44,29 @@ _log = logging.getLogger(__name__)
 class Sources(Protocol):
     """Interface of the data that the feed reads."""
 
-    def stats(self) -> Stats: ...
-    def shares(self) -> dict[str, dict[str, float]]: ...
-    def about(self) -> dict[str, object]: ...
-    def slowest(self) -> dict[str, list[Row]]: ...
-    def rollouts(self) -> list[dict[str, object]]: ...
-    def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]: ...
+    def stats(self) -> Stats:
+        """Return the stats of the server."""
+        ...
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Return the weight of each model, by application."""
+        ...
+
+    def about(self) -> dict[str, object]:
+        """Return what stays the same: version, addresses, models, applications."""
+        ...
+
+    def slowest(self) -> dict[str, list[Row]]:
+        """Return the slowest queries, by application."""
+        ...
+
+    def rollouts(self) -> list[dict[str, object]]:
+        """Return the rollouts, each as a row."""
+        ...
+
+    def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]:
+        """Return (trouble, cause, next command) of models that have one."""
+        ...
 
 
 class Feed:
@@ -70,6 +87,7 @@ class Feed:
         self._turn = 0
 
     def start(self) -> None:
+        """Start the thread that reads."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,6 +98,7 @@ class Feed:
 
     @property
     def viewer_count(self) -> int:
+        """Return the number of viewers."""
         return len(self._viewers)
 
     # -- reading
@@ -106,7 +125,7 @@ class Feed:
             due_s = max(due_s + pause_s, time.monotonic() + self._period_s / 2)
 
     def tick(self) -> None:
-        """One reading, told to all viewers."""
+        """Read once, and send it to all viewers."""
         sources = self._sources
         now_s, wall_s = time.monotonic(), wall_time_us() / 1e6
         stats, shares = sources.stats(), sources.shares()
@@ -198,6 +217,7 @@ class Feed:
         )
 
     def leave(self, viewer: "Viewer") -> None:
+        """Remove a viewer. Idempotent."""
         with self._lock:
             self._viewers.discard(viewer)
 

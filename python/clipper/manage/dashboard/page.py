@@ -1,6 +1,6 @@
 """The page's files and routes. The files are for everybody who reaches the listener, for they hold
-nothing; what they show needs the token, which the page asks for and sends as a header, never in a
-URL."""
+nothing; what they show needs the token, which the page requests from its user and sends as a
+header, never in a URL."""
 
 from importlib import resources
 from typing import Final
@@ -48,6 +48,7 @@ class Page:
         self._files = _read()
 
     def add_to(self, routes: HttpRouter) -> None:
+        """Add the routes of the dashboard."""
         routes.add("GET", "/dashboard", lambda request: self._file("index.html"))
         routes.add("GET", "/dashboard/{}", lambda request: self._file(request.params[0]))
         routes.add("GET", "/admin/stream", self.stream)
@@ -63,6 +64,7 @@ class Page:
         return HttpResponse(200, self._files[name], _TYPES[name.rpartition(".")[2]], _SAFE)
 
     def stream(self, request: HttpRequest) -> HandlerResult:
+        """Answer with the stream of readings, as server-sent events."""
         self._feed.check_room()
         since_s = last_event_id(request) / 10 + 0.05
 
@@ -72,6 +74,8 @@ class Page:
         return StreamedResponse(begin, CONTENT_TYPE, HEADERS, endless=True)
 
     def configuration(self, request: HttpRequest) -> HandlerResult:
+        """Answer with the settings of the server, as JSON."""
+
         rows: list[dict[str, object]] = settings_of(self._config)
         return answer_json({"settings": rows})
 

@@ -65,6 +65,8 @@ def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
 
 
 def shards_now(stats: Sequence[Stats]) -> Row:
+    """Return one reading of a set of shards: sums by table, and a row for each shard."""
+
     tables: dict[str, Row] = {}
     for one in stats:
         for name, table in one.get("tables", {}).items():

@@ -40,6 +40,7 @@ class ServerSources:
     _due_s: float = 0.0
 
     def stats(self) -> Mapping[str, Any]:
+        """Return the stats of the server, with those of its shards."""
         params, stats = self.node.params, self.node.stats()
         return stats if params is None else {**stats, "shards": params.observer.latest()}
 
@@ -58,9 +59,11 @@ class ServerSources:
         return found
 
     def slowest(self) -> dict[str, list[dict[str, object]]]:
+        """Return the slowest queries, by application."""
         return self.slow()
 
     def rollouts(self) -> list[dict[str, object]]:
+        """Return the rollouts, each as a row."""
         return self.operations.rollouts()
 
     def troubles(self, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
@@ -68,6 +71,7 @@ class ServerSources:
         return troubles(self.server, stats["models"])
 
     def about(self) -> dict[str, object]:
+        """Return version, process, addresses, models and applications."""
         view = self.node.catalog.view
         self.started_us = self.started_us or wall_time_us()
         return {

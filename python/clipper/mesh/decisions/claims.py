@@ -3,7 +3,7 @@
 Each function takes the record as it was read, and returns the record to write or the reason why
 there is nothing to write. An instance writes a claim, if the record is still as it was read, before
 it begins to load. The loser of a race reads again and finds that there are enough copies, so one
-decision makes one load, however many requests asked for it. Claims of dead instances do not count
+decision makes one load, however many requests need it. Claims of dead instances do not count
 and are removed by the next change.
 """
 

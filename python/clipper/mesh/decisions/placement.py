@@ -412,7 +412,7 @@ def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
 
 
 def _reason(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
-    """Return why an instance was chosen among `count`. local: it is the node that asks."""
+    """Return why an instance was chosen among `count`. local: it is the requesting node."""
     what = (
         f"its oldest model was used {max(0, wish.now_ms - chosen.lru_ms) // 1000} s ago"
         if is_full(chosen)

@@ -143,7 +143,7 @@ def limit_of(model: MeshModel, usage: Usage, settings: MeshSettings) -> float:
 
 
 def may_grow(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:
-    """A quick no for most models: nothing in their use asks for more copies."""
+    """Return False quickly for most models: nothing in their use needs more copies."""
     copies = max(len(model.copies), 1)
     slo_ms = model.policy.slo_ms or settings.deadline_ms
     return (

@@ -1,4 +1,4 @@
-"""The processes that hold this node's models: started, supervised, asked and restarted
+"""The processes that hold this node's models: started, supervised, queried and restarted
 (docs/hosts.md).
 
 A host connects to the socket that it is given, and presents the token of its start. When that
@@ -364,7 +364,7 @@ class HostProcess:
     async def _why_replaced(self) -> str:
         """Return why the process must be replaced; empty: it need not be.
 
-        It is asked twice: if this process was suspended, the first answer may be overdue.
+        It is checked twice: if this process was suspended, the first answer may be overdue.
         """
         for _ in range(2):
             try:

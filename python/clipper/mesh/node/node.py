@@ -40,7 +40,7 @@ from clipper.settings.mesh import MeshSettings
 from clipper.store import Store
 from clipper.types import Model, VersionedModel
 
-SILENT_S: Final = 3.0  # a store that has been silent for longer is not asked for unknown names
+SILENT_S: Final = 3.0  # a store that has been silent for longer is not read for unknown names
 FOREVER_S: Final = 1e9
 NO_POLICY: Final = Policy()
 
@@ -221,7 +221,7 @@ class MeshNode:
     def resolve(self, name: str) -> ResolvedApplication | None:
         """Return the resolved application for a query; None when the mesh has no such model.
 
-        Counts as a use of the model. Takes at most 10 us for a model that was asked before.
+        Counts as a use of the model. Takes at most 10 us for a model that was used before.
         """
         return self.router.resolve(name)
 

@@ -1,9 +1,9 @@
 """Search for a copy that serves a queried model: a loaded one that is lent, or a new load.
 
 A query of a model without a replica waits in its queue, and `miss` is called once. Until a copy has
-connected, or no query waits any more, the search asks the holders of the model, else has it loaded
-where placement says, else pauses and tries again. An instance that fails is left out of the rest of
-the search. Threads: all on the event loop of the node.
+connected, or no query waits any more, the search sends the query to the holders of the model, else
+has it loaded where placement chooses, else pauses and tries again. An instance that fails is left
+out of the rest of the search. Threads: all on the event loop of the node.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ from clipper_core.runtime.spin import Receiver
 
 Variables = Mapping[str, npt.NDArray[np.float32]]
 SPIN_US = 50
-REPLICA_WAIT_S = 0.05  # for a replica, before the shard itself is asked
+REPLICA_WAIT_S = 0.05  # for a replica, before the shard itself is read
 Token = dict[int, tuple[int, int]]  # shard -> (epoch, version)
 
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 WAIT_S = 1.0  # longest time that a request stays open
 ANSWER_S = 3.0  # a shard that is silent for so long is away
 PACE_S = 0.01  # between an answer and the next request
-AGAIN_S = 0.1  # before a shard that is away is asked again
+AGAIN_S = 0.1  # before a shard that is away is tried again
 GATHER_S = 0.005  # new rows within this time are pulled together
 ROWS_A_PREDICTION = 4  # followed rows per prediction, on average
 
@@ -75,7 +75,7 @@ class WatchedPredictions:
         """Return statistics.
 
         predictions, rows: number that are followed. forgotten: dropped predictions by reason.
-        uncached: queries whose rows could not be followed. knows: whether all shards are heard.
+        uncached: queries whose rows could not be followed. knows: whether all shards answer.
         """
         moves = self.moves
         return {

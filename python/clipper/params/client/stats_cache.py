@@ -54,8 +54,8 @@ class StatsCache:
             try:
                 self._last = self._read()
             except ClipperError as error:
-                log.info("the shards cannot be asked: %s", error)
+                log.info("the stats of the shards cannot be read: %s", error)
                 self._last = ()
             except Exception:
-                log.exception("the shards cannot be asked")
+                log.exception("the stats of the shards cannot be read")
                 self._last = ()

@@ -16,7 +16,7 @@ ALL_S = 3.0  # for all shards that do not answer, together
 
 
 class StatsReader:
-    """Asks all shards of a set for their `stats`. Threads: any; readings wait for each other.
+    """Reads the `stats` of all shards of a set. Threads: any; readings wait for each other.
 
     shards: folder of a set, whose addresses may change, or all addresses in order. only: number of
     a single shard. answer_s: time that each shard is given.

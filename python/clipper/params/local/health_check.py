@@ -16,7 +16,7 @@ TRIES_MIN = 2  # so that a pause of this process is not blamed on a shard
 
 
 class HealthCheck:
-    """Asks each shard again and again. Threads: its own.
+    """Checks each shard periodically. Threads: its own.
 
     patience_s: a shard that has not answered for this time is hung. hung: called with its number,
     once each time.

@@ -136,7 +136,7 @@ class _ForkServerProcess:
         self.pid_fd = os.pidfd_open(self.popen.pid)
 
     def ask(self, number: int, folder: Path) -> None:
-        """Request a shard. If the fork server has ended, the next one is asked again."""
+        """Request a shard. If the fork server has ended, the request goes to the next one."""
         with contextlib.suppress(OSError):
             self.connection.send(json.dumps({"number": number, "folder": str(folder)}).encode())
 

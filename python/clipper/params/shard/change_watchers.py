@@ -1,9 +1,10 @@
 """Answers the servers that watch rows: which ids have changed?
 
-A server that caches predictions asks what has changed since a position, again and again; the
+A server that caches predictions requests the changes since a position, again and again; the
 question stays open until something has. All watchers share one place in the shard's log, which is
-emptied into a list here. Each has its own position in the list; one that is too far behind is told
-that it has missed changes. Pushes do not wait for watchers, and nothing is kept when nobody asks.
+emptied into a list here. Each has its own position in the list; one that is too far behind gets
+a notice that it has missed changes. Pushes do not wait for watchers, and nothing is kept without
+watchers.
 """
 
 from collections import deque

@@ -58,7 +58,7 @@ class GradientApplier:
     def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> int:
         """Apply gradients of rows while pushes are paused. Returns how many ids found no room.
 
-        Followers are told these rows, and those that were evicted for them.
+        Followers get these rows, and the removal of those that were evicted for them.
         """
         gone: list[Ids] = []
         counted = self._parameters.tables[table].push(

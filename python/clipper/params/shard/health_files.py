@@ -17,7 +17,8 @@ log = logging.getLogger("clipper.params")
 def is_safe_to_stop(
     ready: bool, followers: list[FollowerState], now: float, settings: ParamsSettings
 ) -> bool:
-    """Tell whether each copy of this shard is whole and recently heard of, or was given up."""
+    """Return whether each copy of this shard is whole and has sent something recently, or was given
+    up."""
     quiet_s, patience_s = (
         QUIET_S + (0.0 if settings.replication == "waited" else settings.period_s),
         settings.without_replica_s,

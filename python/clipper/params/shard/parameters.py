@@ -32,8 +32,8 @@ DROPPED = TableSpec("", 1, optimizer="sgd", rows_max=1)  # in the place of a dro
 class Parameters:
     """Tables and dense variables. Threads: tables any; everything else one at a time.
 
-    It is a copy until `serve` is called. A copy ignores the limits of tables, since it may be told
-    new rows before removed ones.
+    It is a copy until `serve` is called. A copy ignores the limits of tables, since it may get
+    new rows before the removals.
 
     A table has a place, its index in `specs` and `tables`, and a number. A dropped table leaves an
     empty one without a name in its place; the next table there has the number TABLES_MAX higher, so
@@ -47,8 +47,8 @@ class Parameters:
         self.tables: list[Table] = []
         self.table_numbers: list[int] = []
         self.drops = 0  # tables dropped so far
-        self._source_numbers: list[int] = []  # by place, of who tells this copy
-        self._by_number: dict[int, int] = {}  # places of the tables that it told
+        self._source_numbers: list[int] = []  # by place, of the source of this copy
+        self._by_number: dict[int, int] = {}  # places of the tables that it sent
         self.dense = Dense()
         self.gathered: list[Piece] = []  # pushes of open steps: see sync_training
 

@@ -159,7 +159,7 @@ class EpochFile:
             ) from None
 
     def write(self, epoch: int) -> None:
-        """Write a new epoch, before anybody is told of it. Raises StoreError."""
+        """Write a new epoch, before it is sent to anybody. Raises StoreError."""
         if self._folder is None:
             return
         path, data = self._folder / "epoch", str(epoch).encode()

@@ -3,9 +3,10 @@
 A reader says how old the rows may be, and which push they must have. A copy is as old as the last
 time of which it is known to have all: a follower sends its clock with each message, and the primary
 returns it with what it sends next, so the bound does not depend on clocks of two hosts. If the copy
-does not have what is wanted, the primary is asked at once, and the pull waits for a moment; the
-client goes to the primary then. Source: reads of secondaries in MongoDB (maxStalenessSeconds and
-afterClusterTime), and the read index in section 6.4 of Ongaro's thesis on Raft.
+does not have what is wanted, it requests changes from the primary at once, and the pull waits for a
+moment; the client goes to the primary then. Source: reads of secondaries in MongoDB
+(maxStalenessSeconds and afterClusterTime), and the read index in section 6.4 of Ongaro's thesis on
+Raft.
 """
 
 import math

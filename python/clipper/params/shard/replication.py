@@ -1,4 +1,4 @@
-"""Replication: a follower asks its primary again and again what has changed, and keeps a copy of
+"""Replication: a follower requests the changes of its primary again and again, and keeps a copy of
 whole rows.
 
 Source: the parameter server's design document, "Embedding Replica" (the replicas of shard i are in
@@ -7,19 +7,20 @@ and with the version and the pushes that were seen. A primary keeps a position i
 follower, instead of a set that is cleared for all. Each life of a shard has an epoch, and followers
 refuse lower ones.
 
-Replies have a serial number, separately for each follower. A follower that asks with the last
-serial has all replies. One that asks with the serial before it has missed the last reply, which is
+Replies have a serial number, separately for each follower. A follower that sends the last
+serial has all replies. One that sends the serial before it has missed the last reply, which is
 sent again. Any other is resynced: by difference if the log of changes reaches back to the position
 of its copy (change_log), else it copies everything and then what changed meanwhile. The old copy is
 kept until the new one is whole.
 
 A follower that is waited for and has caught up is sent changes as they come (the core's
-shard_stream), over the connection on which it asked for that. It says up to which position it has
-all; a push is acknowledged with one message each way, and messages do not wait for each other. The
-stream ends when a table or a model is made, which only a reply can say, or when the connection
-does; then the follower is resynced by difference. Where both compute the same, the follower is sent
-pushes and applies them (the core's shard_stream). It says that it has one before it applies it,
-under its lock: whoever takes the lock, as a shard that recovers does, finds it applied.
+shard_stream), over the connection on which it requested the stream. It acknowledges the position up
+to which it has all; a push is acknowledged with one message each way, and messages do not wait for
+each other. The stream ends when a table or a model is made, which only a reply can say, or when the
+connection does; then the follower is resynced by difference. Where both compute the same, the
+follower is sent pushes and applies them (the core's shard_stream). It says that it has one before
+it applies it, under its lock: whoever takes the lock, as a shard that recovers does, finds it
+applied.
 
 Changed rows are read while pushes are paused, so that a copy agrees with the pushes that it has
 seen. If too much has changed, rows are read beside pushes, and such a copy agrees after the next
@@ -130,7 +131,7 @@ class FollowerState:
             self._core.follow(self.slot, waited=True)
 
     def start_resync(self, message: Piece) -> Piece | None:
-        """Start a resync by difference: the follower keeps its copy, and is told the rows that
+        """Start a resync by difference: the follower keeps its copy, and gets the rows that
         have changed since.
 
         Return None if all must be copied: its copy is not an earlier state of this shard, or the
@@ -165,7 +166,7 @@ class FollowerState:
         self._missed = None
 
     def start_full_sync(self) -> Piece:
-        """Start a full sync: return the metadata; the follower copies all rows and then asks for
+        """Start a full sync: return the metadata; the follower copies all rows and then requests
         changes."""
         self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
         with pushes_paused(self._core):
@@ -196,7 +197,7 @@ class FollowerState:
         self.end_stream()
 
     def end_stream(self) -> None:
-        """Send no changes as they come: the follower is told, and asks for a resync."""
+        """Stop the stream of changes: the follower gets a notice, and requests a resync."""
         if self.streaming:
             self.streaming = False
             self._core.end_stream(self.slot)
@@ -347,8 +348,8 @@ class FollowerSet:
         """Return the state of the follower in a shard; None if it is none."""
         return next((one for one in self.each if one.shard == shard), None)
 
-    def _follower_that_asks(self, message: Piece, now: float) -> FollowerState:
-        """Return the follower that asks. Raises ClipperError, ShardAway."""
+    def _requesting_follower(self, message: Piece, now: float) -> FollowerState:
+        """Return the follower of a request. Raises ClipperError, ShardAway."""
         one = self.of(int(message.get("shard", -1)))
         if one is None:
             raise ClipperError(
@@ -368,7 +369,7 @@ class FollowerSet:
 
         The question confirms the last reply, as one of `synchronize` does.
         """
-        one = self._follower_that_asks(message, now)
+        one = self._requesting_follower(message, now)
         if not self._streams or int(message.get("epoch", 0)) != self._core.epoch:
             return packed({"streams": False, "ever": self._streams})
         try:
@@ -389,7 +390,7 @@ class FollowerSet:
 
     def synchronize(self, message: Piece, call_id: object, now: float) -> bytes | None:
         """Return the answer to a follower; None if it is sent later."""
-        one = self._follower_that_asks(message, now)
+        one = self._requesting_follower(message, now)
         if int(message.get("epoch", 0)) != self._core.epoch:
             return packed(one.start_resync(message) or one.start_full_sync())
         try:
@@ -446,7 +447,7 @@ class ShardReplica:
 
     epoch: of the life that it is a copy of. whole: it has been equal to its primary at one moment.
     position, history: how far it has come; -1 before it is whole. exact: no row is newer than its
-    position. changes: what it was told recently, for a primary that recovers. fresh_s: the time, of
+    position. changes: what it got recently, for a primary that recovers. fresh_s: the time, of
     the monotonic clock, from which on it has all that its primary had. complete_version: of the
     model then.
     """
@@ -657,13 +658,13 @@ class ReplicaFollower:
 
     def hurry(self) -> None:
         """Have `progressed` called when the copy is next confirmed or changed. A primary that sends
-        changes as they come is asked at once."""
+        changes as they come gets a request at once."""
         if self._awaited:
             return
         self._awaited = True
         with self._receiver_lock, contextlib.suppress(ConnectionError):
             if self._receiver is not None:
-                self._receiver.acknowledge(0, asks=True)
+                self._receiver.acknowledge(0, wants_reply=True)
 
     def _report_progress(self) -> None:
         if self._awaited:
@@ -742,7 +743,7 @@ class ReplicaFollower:
                 self._report_progress()
             return False
         if piece.get("anew"):
-            self._begin(head, piece)
+            self._start_copy(head, piece)
             return True
         if piece.get("keep") and current is not None and current is self._whole:
             self._keep(current, head.epoch, piece)
@@ -803,7 +804,7 @@ class ReplicaFollower:
             else:
                 receiver.acknowledge(position)
 
-    def _begin(self, head: Head, piece: Piece) -> None:
+    def _start_copy(self, head: Head, piece: Piece) -> None:
         fresh = ShardReplica(self.of, head.epoch, self._resync_ids_max)
         fresh.take(piece)
         self._serial = -1  # if this copy is interrupted, the next one starts from scratch

@@ -171,7 +171,7 @@ class ShardServer:
                 self.config.number,
                 found.epoch,
             )
-            self.shard.refuse_until_begin_anew(found.epoch, lambda: self._adopts(found, seconds))
+            self.shard.refuse_until_reset(found.epoch, lambda: self._adopts(found, seconds))
             return
         self._adopts(found, seconds)
 

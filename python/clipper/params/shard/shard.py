@@ -265,7 +265,7 @@ class Shard:
             by_python=self.training.by_python,
         )
 
-    def refuse_until_begin_anew(self, epoch: int, begins: Callable[[], None]) -> None:
+    def refuse_until_reset(self, epoch: int, begins: Callable[[], None]) -> None:
         """Refuse pulls and pushes until `begin_anew`, since the state was lost. Threads: the
         answering one.
 
@@ -393,7 +393,7 @@ class Shard:
         if patience_s and not self._resyncing and self.followers.silent(self._now_s, patience_s):
             self._resyncing = True
             threading.Thread(
-                target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True
+                target=self._check_whether_replaced, name="clipper-shard-check", daemon=True
             ).start()
 
     def expire(self) -> None:
@@ -414,7 +414,7 @@ class Shard:
                         self.core.counts.expire(number, table.remove(old))
                         self.core.note(number, old)
 
-    def _ask_whether_replaced(self) -> None:
+    def _check_whether_replaced(self) -> None:
         """Ask the followers for a later epoch of this shard, before it goes on without one of them.
 
         Threads: one of its own.
@@ -633,7 +633,7 @@ class Shard:
         piece, following = copy.parameters.piece(cursor)
         return {**piece, "next": following}
 
-    # -- what a person asks
+    # -- requests of operators
 
     def _snapshot(self, message: Piece, call_id: CallId) -> None:
         if self.snapshots is None:

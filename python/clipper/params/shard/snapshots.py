@@ -382,7 +382,7 @@ def _flush(pieces: list[Piece], writer: PartWriter) -> None:
 class Snapshots:
     """Takes the snapshots of one shard. Threads: its own; ask, stats: any.
 
-    Shard 0 keeps the schedule of the set: it asks all other shards, then itself.
+    Shard 0 keeps the schedule of the set: it requests snapshots of all other shards, then its own.
     """
 
     def __init__(self, config: Any, shard: "Shard") -> None:

@@ -62,7 +62,7 @@ class SyncTraining:
     def push(self, message: Mapping[str, object]) -> PushResult:
         """Accept a push for a step. Raises what AsyncTraining.push raises, DoesNotFit, Overloaded.
 
-        A message with `check` only asks whether the push could be accepted. One with `step` says
+        A message with `check` only checks whether the push could be accepted. One with `step` says
         that shard 0 has accepted it for that step.
         """
         gradients = self._gradients.checked(message)

@@ -1,6 +1,7 @@
 """Changes to a table that are no training: its settings, and rows that are written or erased.
 
-Followers are told as of a push, and a call is answered when those have it that are waited for.
+Followers get the change as after a push, and the call is answered when those that are waited for
+have it.
 """
 
 from typing import TYPE_CHECKING

@@ -4,11 +4,11 @@ server that gave them is gone.
 While a server lives, it alone knows what its answers are about (forwarding.py). Behind that it
 writes them to the store in batches, every `feedback.records_ms`: what was not written yet is lost
 with a kill, and nothing with an end in good order. A batch is compressed and has one key for each
-256 numbers of answers, so that the id of an answer says where its record is. Records expire when
-the server would have forgotten the answer.
+256 numbers of answers, so that the id of an answer determines where its record is. Records expire
+when the server would have forgotten the answer.
 
-Who learns from feedback about an answer that is in the store first claims its number there. One
-claim of a number succeeds, so feedback counts once, whichever servers are told, and also when a
+A server that learns from feedback about an answer in the store first claims its number there. One
+claim of a number succeeds, so feedback counts once, whichever servers receive it, and also when a
 server is killed before it acknowledged feedback that is in its journal. A server waits CLAIM_S for
 the claims of its own answers, and learns without them while the store does not answer.
 
@@ -293,7 +293,7 @@ class AnswerRecords:
     # -- the end of this server
 
     def leave(self, window: FeedbackWindow) -> int:
-        """Write the answers that are not written and may still be told about; return how many.
+        """Write the answers that are not written and may still get feedback; return how many.
 
         What the store does not take is forgotten. Stops the thread. Once.
         """

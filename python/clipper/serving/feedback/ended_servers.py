@@ -1,11 +1,12 @@
 """Servers that have ended: their names leave the states that the others share.
 
-A state in the store says of each server up to which of its observations it has learned
+A state in the store records for each server up to which of its observations it has learned
 (stored_state.Stored). A server that has not held its name (presence.py) for `ended_s` is left out
 of the states that others use. Its number moves from the state to a key of its own, in one
-transaction, unless the server has said that all its observations up to that one are in the store.
-So it is always known, in one of three places, which observations of a server a state has. One that
-returns after any time, or was never gone, reads there what the states have, and adds the rest.
+transaction, unless the server has recorded that all its observations up to that one are in the
+store. So it is always known, in one of three places, which observations of a server a state has.
+One that returns after any time, or was never gone, reads there what the states have, and adds the
+rest.
 """
 
 import contextlib
@@ -84,7 +85,7 @@ class EndedServers:
             try:
                 stored = unsealed(record.value)
             except (msgspec.MsgspecError, ValueError):
-                return  # whoever uses it says so
+                return  # the reader of the state reports it
             names = [name for name in stored.applied if name in ended][:AT_ONCE_MAX]
             if not names:
                 return
@@ -101,7 +102,7 @@ class EndedServers:
 
 
 def _keys(name: str, key: str) -> tuple[str, str]:
-    """Return the keys that say how much of a server's observations is in a state, or in all."""
+    """Return the keys that record how many of a server's observations are in a state, or in all."""
     state = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     return f"{NUMBERS}{name}/{state}", LEARNED + name
 

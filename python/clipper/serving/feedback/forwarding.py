@@ -1,13 +1,13 @@
 """Feedback about an answer that another server gave, on its way there and back through the store
 that both share.
 
-Only the server that gave an answer knows what it is about, and whether it was told before. So
-feedback that another one takes is written under that server's prefix in the store; it takes it as
-its own, with its journal, and replaces it with a reply, in one transaction. Who took it
-acknowledges it with the reply: then it is as sure as feedback that was told to the right server,
-and counts as once. Without a reply in time it is withdrawn and refused; told again, it counts once
-all the same. Requests and replies are written with the lease of the server that asks, and vanish
-with it.
+Only the server that gave an answer knows the query, and whether feedback has come before. So
+another server that receives the feedback writes it under that server's prefix in the store. That
+server learns it as its own, with its journal, and replaces it with a reply, in one transaction. The
+first server acknowledges the feedback with the reply: then it is as safe as feedback that was sent
+to the right server, and counts once. Without a reply in time it is withdrawn and refused; if it is
+sent again, it still counts once. Requests and replies are written with the lease of the requesting
+server, and expire with it.
 
 A server that has ended takes nothing: see answer_records.py.
 """
@@ -43,7 +43,8 @@ WAITING_MAX: Final = 64  # requests of one server that wait for replies
 IDS_MAX: Final = 1024  # of a request
 BYTES_MAX: Final = 768 << 10  # of a request
 NODES_MAX: Final = 16  # servers that the ids of one call are of
-REPLY_S: Final = 3.0  # for a reply; then its server is not asked until its lease would have ended
+# for a reply; then its server gets no request until its lease would have ended
+REPLY_S: Final = 3.0
 AGAIN_S_MIN, AGAIN_S_MAX = 0.1, 5.0
 _ID = re.compile("([0-9a-f]{8})-[0-9a-f]{1,16}")
 
@@ -108,7 +109,7 @@ class Forwarding:
         self._slots = threading.BoundedSemaphore(WAITING_MAX)
         self._silent: dict[
             str, float
-        ] = {}  # servers that did not reply, until when they are not asked
+        ] = {}  # servers that did not reply, until when they get no request
         self._unsent: dict[str, Reply] = {}  # replies that the store has not taken yet
         self._stop = threading.Event()
         self._starting = threading.Lock()
@@ -126,8 +127,8 @@ class Forwarding:
 
     def send(self, node: str, feedback: ForwardedFeedback) -> Reply:
         """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
-        it does not live, Overloaded, StoreError when it is not known whether it was learned: told
-        again it counts once."""
+        it does not live, Overloaded, StoreError when it is not known whether it was learned: if it
+        is sent again, it counts once."""
         total = Reply()
         for data in _parts(feedback):
             reply = self._ask(node, data)
@@ -143,7 +144,7 @@ class Forwarding:
             raise _no_reply(node)
         if not self._is_listening:
             raise StoreError(
-                f"replies in {self._store.name} are not heard of at present.",
+                f"replies in {self._store.name} cannot be read at present.",
                 hint="Try again in a moment.",
             )
         if not self._slots.acquire(blocking=False):
@@ -184,8 +185,8 @@ class Forwarding:
     # -- this server's answers
 
     def start(self, learn: Callable[[ForwardedFeedback], Reply]) -> None:
-        """Hold the names, and take what others are told. learn: what is done with it; it raises
-        nothing. Raises AlreadyExists. Once; a second call does nothing."""
+        """Hold the names, and learn feedback that other servers received. learn: called with it; it
+        raises nothing. Raises AlreadyExists. A second call does nothing."""
         if self._thread is None and not self._stop.is_set():
             try:
                 self._presence.enter(self._stop)
@@ -219,7 +220,7 @@ class Forwarding:
                 )
                 return
             except StoreError as error:
-                _log.info("feedback of other servers is not heard of: %s", error)
+                _log.info("feedback of other servers cannot be read: %s", error)
             except Exception:
                 _log.exception("feedback of another server could not be taken")
             finally:
@@ -255,8 +256,8 @@ class Forwarding:
         self._store.delete(record.key)
 
     def _reply(self, record: Record, name: str) -> None:
-        """Learn what was told, and then replace the request with the reply. When the store does not
-        take that, the reply is kept: the request is found again."""
+        """Learn the feedback of a request, and replace the request with the reply. If the store
+        refuses, the reply is saved for when the request is found again."""
         reply = self._unsent.get(name)
         if reply is None:
             if self._store.get(record.key) is None:  # withdrawn, or replied to
@@ -281,7 +282,7 @@ class Forwarding:
                 (Delete(record.key), answer),
                 (Get(record.key),),
             )
-        except LeaseLost:  # who asked has ended
+        except LeaseLost:  # the requesting server has ended
             _log.debug("nobody waits for the reply to %s", name)
         del self._unsent[name]
 

@@ -22,8 +22,8 @@ _PLAIN = frozenset((int, str, bytes, bool))
 
 
 def truth_of(label: object, correct: bool | None, score: float | None) -> Truth:
-    """Return what was told: exactly one of the three. Raises InvalidInput otherwise, and for what
-    can be no label."""
+    """Return the truth from exactly one of the three. Raises InvalidInput otherwise, and for a
+    value that can be no label."""
     if correct is None and score is None and is_plain(label):
         return Truth(label)
     given = [
@@ -159,8 +159,8 @@ def user_of(user: str | None) -> str | None:
 
 
 def fitted_label(label: UserValue, outputs: Iterable[UserValue]) -> UserValue:
-    """Return a label in the kind of what the models said, so that equal values are equal: 3.0 is 3
-    where they give whole numbers, and 3 is 3.0 where they give floats. Raises InvalidInput for a
+    """Return a label in the type of the outputs, so that equal values are equal: 3.0 becomes 3 if
+    they are whole numbers, and 3 becomes 3.0 if they are floats. Raises InvalidInput for a
     number that can be no label of theirs.
     """
     kind = type(label)

@@ -31,7 +31,7 @@ class _Record(msgspec.Struct, array_like=True):
     policy: str
     models: tuple[str, ...]
     user: str
-    asked: tuple[int, ...]
+    queried: tuple[int, ...]
     probabilities: tuple[float, ...]
     predictions: tuple[tuple[int, UserValue, float | None], ...]
     label: UserValue
@@ -48,10 +48,10 @@ class _RowsRecord(msgspec.Struct, array_like=True):
     models: tuple[str, ...]
     user: str
     outputs: tuple[UserValue, ...]
-    heard: tuple[UserValue, ...]
+    arrived: tuple[UserValue, ...]
     confidence: tuple[UserValue, ...]
     labels: UserValue
-    asked: UserValue
+    queried: UserValue
     p: UserValue
     time_us: int = 0
 
@@ -115,7 +115,7 @@ def _halved(
 ) -> Iterator[tuple[ObservationRows, bytes]]:
     """Whole, if that is not too long for a record."""
     names = tuple(map(str, learner.models))
-    arrived = tuple(None if column is None or column.all() else column for column in rows.heard)
+    arrived = tuple(None if column is None or column.all() else column for column in rows.arrived)
     outputs = tuple(map(_narrow, rows.outputs))
     record = COLUMNS + _ENCODER.encode(
         _RowsRecord(
@@ -127,7 +127,7 @@ def _halved(
             arrived,
             rows.confidence,
             _narrow(rows.labels),
-            _narrow(rows.asked),
+            _narrow(rows.queried),
             rows.p,
             wall_time_us(),
         )
@@ -179,7 +179,9 @@ def read_with_time(record: bytes) -> tuple[Read, int]:
         arrived = {
             models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions
         }
-        plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
+        plan = Plan(
+            tuple(models[i] for i in found.queried), found.probabilities, (), found.features
+        )
     except (msgspec.MsgspecError, IndexError) as error:
         raise ValueError(f"no record of feedback: {error}") from None
     truth = Truth(found.label, found.score)
@@ -193,19 +195,21 @@ def _read_rows(record: bytes) -> tuple[Read, int]:
         models = tuple(VersionedModel.parse(name) for name in found.models)
     except msgspec.MsgspecError as error:
         raise ValueError(f"no record of feedback: {error}") from None
-    selected = np.asarray(found.asked, np.int32)
+    selected = np.asarray(found.queried, np.int32)
     rows = ObservationRows(
         models,
         tuple(map(_wide, found.outputs)),
-        found.heard,
+        found.arrived,
         found.confidence,
         _wide(found.labels),
         selected,
         found.p,
     )
-    columns = (*rows.outputs, *rows.heard, *rows.confidence)
+    columns = (*rows.outputs, *rows.arrived, *rows.confidence)
     alike = all(column is None or len(column) == len(rows) for column in columns)
-    if not alike or not len(models) == len(rows.outputs) == len(rows.heard) == len(rows.confidence):
+    if not alike or not len(models) == len(rows.outputs) == len(rows.arrived) == len(
+        rows.confidence
+    ):
         raise ValueError("no record of feedback: columns of different lengths")
     return (found.application, found.policy, models, found.user, rows), found.time_us
 
@@ -224,6 +228,7 @@ class _Array(msgspec.Struct, array_like=True):
 
 
 def packed(value: object) -> UserValue:
+    """Return a value of NumPy as msgpack holds it. Raises TypeError for other values."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -233,6 +238,7 @@ def packed(value: object) -> UserValue:
 
 
 def unpacked(code: int, data: memoryview) -> UserValue:
+    """Return the array of an extension of msgpack. Raises ValueError."""
     if code != NDARRAY:
         raise ValueError(f"extension {code}")
     array = msgspec.msgpack.decode(data, type=_Array)

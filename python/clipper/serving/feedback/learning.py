@@ -165,7 +165,7 @@ class Learning:
 
     def _leave_answers(self) -> None:
         if self.records is not None and (count := self.records.leave(self.window)):
-            _log.info("feedback about %d answers of this server can be told to others", count)
+            _log.info("feedback about %d answers of this server can be sent to others", count)
 
 
 def _name_in(folder: Path | None) -> str:

@@ -115,7 +115,7 @@ def observe(
         seen = seen_of(joined, _fitted(truth, joined), weight)
         number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
     except BaseException:
-        joined.has_feedback = False  # what the journal refuses may be told again
+        joined.has_feedback = False  # what the journal refuses may be sent again
         raise
     learner.states.commit(number)
     _notify_watcher(learner, seen)
@@ -195,8 +195,8 @@ def _send_to_owners(
     labels: Sequence[object],
     missing: list[int],
 ) -> Reply:
-    """Tell the servers that gave the answers at these places; -> how many count, and were told
-    before."""
+    """Forward feedback to the servers that gave the answers at these places; -> how many count,
+    and had feedback before."""
     total = Reply()
     assert window.forwarding is not None
     for node, places in by_node(window.forwarding, ids, missing).items():
@@ -230,7 +230,7 @@ def _learn_left(
 def observe_for_others(
     application_of: Callable[[str], ResolvedApplication], forwarded: ForwardedFeedback
 ) -> Reply:
-    """Learn what another server was told about answers of this one. Raises nothing."""
+    """Learn feedback that another server received about answers of this one. Raises nothing."""
     try:
         resolved = application_of(forwarded.application)
         if forwarded.alone:
@@ -275,7 +275,7 @@ def _window_of(resolved: ResolvedApplication) -> FeedbackWindow:
         names = ", ".join(map(str, resolved.models))
         hint = "Link the model to one: server.app(NAME, models=[...])."
         raise DoesNotFit(
-            f"feedback is for applications; this query asks {names} directly.", hint=hint
+            f"feedback is for applications; this query is for {names} directly.", hint=hint
         )
     outputs = None if resolved.output_name else outputs_of(resolved.cores.values())
     if outputs is not None:
@@ -328,7 +328,7 @@ def _learn_joined(found: list[Joined], labels: Sequence[object]) -> Sequence[Use
             )
             rows = (
                 _columns(learner, mine, truths)
-                if len(mine) >= FEW and learner.lesson is not None
+                if len(mine) >= FEW and learner.native_update is not None
                 else None
             )
             items += _items(learner, user, mine, truths, rows)
@@ -363,7 +363,7 @@ def _items(
 def _columns(
     learner: Learner, found: list[Joined], labels: Sequence[object]
 ) -> ObservationRows | None:
-    """None for plans that columns cannot say."""
+    """Return the rows as columns; None for plans that columns cannot hold."""
     if any(joined.plan.features for joined in found):
         return None
     place, right = learner.place, column_of(labels)
@@ -409,7 +409,7 @@ def _columns(
 
 
 def _sound(confidence: float | None) -> float:
-    """NaN says that there is none; a model's own NaN is a confidence of 0."""
+    """Return a confidence as a float: NaN for None, and 0 for a model's own NaN."""
     return np.nan if confidence is None else 0.0 if confidence != confidence else confidence
 
 
@@ -430,7 +430,7 @@ def _observe_array(
         joined = window.rows_of(answers.id, resolved.name)
     except UnknownPrediction:
         return Counted(0, 0, len(places))
-    fresh, unheard = window.take_rows(joined, places)
+    fresh, missing = window.take_rows(joined, places)
     if len(fresh) < len(places):
         column = (
             column[fresh] if isinstance(column, np.ndarray) else [column[i] for i in fresh.tolist()]
@@ -438,7 +438,7 @@ def _observe_array(
         places = places[fresh]
     if len(fresh):
         _learn_rows(joined, places, column)
-    return Counted(len(fresh), len(labels) - len(fresh) - unheard, unheard)
+    return Counted(len(fresh), len(labels) - len(fresh) - missing, missing)
 
 
 def _places(rows: ArrayLike, n: int) -> NDArray[np.intp]:
@@ -453,7 +453,8 @@ def _places(rows: ArrayLike, n: int) -> NDArray[np.intp]:
 
 
 def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) -> None:
-    """Part by part, so that nobody waits for long. What the journal refuses may be told again."""
+    """Learn rows in parts, so that the lock is never held for long. What the journal refuses may be
+    sent again."""
     learner, user, states = joined.learner, joined.user, joined.learner.states
     done = number = 0
     seen: list[Seen] = []
@@ -484,7 +485,7 @@ def _parts(
         yield seen, written(learner, user, seen)
 
 
-# -- who else hears
+# -- observers of feedback
 
 
 def _notify_watcher(learner: Learner, seen: Observation) -> None:

@@ -1,10 +1,10 @@
-"""Feedback for models that learn themselves: containers whose model has `correct()`, told behind
-the acknowledgement.
+"""Feedback for models that learn themselves: containers whose model has `correct()`. It is sent
+after the acknowledgement.
 
-A feedback is told to every connected replica of each model that was heard (to one of them, in turn,
-where they learn into tables that all of them read), at most once: what the journal keeps is the
-policies' and is not told again after a crash; what a container has not taken when it dies, or what
-does not fit the bounds, is gone, and counted. Predictions come first everywhere: here feedback
+Feedback is sent to every connected replica of each model whose prediction arrived (to one of them,
+in turn, where they learn into tables that all of them read), at most once: the journal is for the
+policies, and is not sent to models after a crash; what a container has not taken when it dies, or
+what does not fit the bounds, is gone, and counted. Predictions come first everywhere: here feedback
 waits for a thread that has time, on the link for a moment without batches, in the container for one
 without queries.
 
@@ -43,13 +43,24 @@ class HelloCapabilities(Protocol):
     """Facts that a container reports in its HELLO: serving.models.containers.Hello."""
 
     @property
-    def corrects(self) -> bool: ...
+    def corrects(self) -> bool:
+        """Return whether the model has `correct()`."""
+        ...
+
     @property
-    def sessions(self) -> bool: ...
+    def sessions(self) -> bool:
+        """Return whether the model takes sessions."""
+        ...
+
     @property
-    def tables(self) -> bool: ...
+    def tables(self) -> bool:
+        """Return whether the model learns in tables of parameter shards."""
+        ...
+
     @property
-    def id(self) -> VersionedModel: ...
+    def id(self) -> VersionedModel:
+        """Return the version that the container serves."""
+        ...
 
 
 class OnlineLearning:
@@ -85,9 +96,11 @@ class OnlineLearning:
         self._pending: dict[VersionedModel, int] = {}
 
     def open(self) -> None:
+        """Open the event descriptor `wake_fd`."""
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def close(self) -> None:
+        """Close the event descriptor. Idempotent."""
         with self._guard:
             if self.wake_fd >= 0:
                 os.close(self.wake_fd)
@@ -96,6 +109,7 @@ class OnlineLearning:
     # -- containers that come and go
 
     def came(self, engine: Engine, conn: int, hello: HelloCapabilities) -> None:
+        """Add a container that has connected."""
         if hello.corrects:
             self._lines[hello.id] = [*self._lines.get(hello.id, ()), (engine, conn)]
             if hello.tables:
@@ -105,6 +119,7 @@ class OnlineLearning:
         self._check()
 
     def went(self, engine: Engine, conn: int, model: VersionedModel) -> None:
+        """Remove a container that has disconnected."""
         left = [line for line in self._lines.get(model, ()) if line != (engine, conn)]
         if left:
             self._lines[model] = left
@@ -163,8 +178,8 @@ class OnlineLearning:
         session: int,
         seen: Observation,
     ) -> None:
-        """Feedback about an input, for every model that was heard and learns. Only what says which
-        output was right."""
+        """Queue feedback about an input for every model that predicted it and learns. Only feedback
+        that names the right output."""
         label = (
             seen.truth.label
             if seen.truth.label is not None
@@ -222,7 +237,7 @@ class OnlineLearning:
             with self._guard:
                 self._count_pending(model, len(updates))
             _log.warning(
-                "%d rows of feedback cannot be told to model %s: %s", len(updates), model, error
+                "%d rows of feedback cannot be sent to model %s: %s", len(updates), model, error
             )
 
 

@@ -57,6 +57,7 @@ class Presence:
 
     @property
     def is_held(self) -> bool:
+        """Return whether this server holds the names, by a lease that lives."""
         return self._lease is not None and self._lease.alive
 
     def enter(self, stop: threading.Event) -> None:

@@ -2,9 +2,9 @@
 what other servers wrote.
 
 What changed here is written in batches, a transaction each, at most once an interval. What others
-wrote is heard by a watch, so that a state that this server holds has what was told to any of them
+wrote comes by a watch, so that a state that this server holds has the feedback of all of them
 within the time of a write and of a message. Neither ever overwrites the other: each state in the
-store says by server up to which of its observations it has learned, so one can tell what is new in
+store records by server up to which of its observations it has learned, which shows what is new in
 it, and what is new on both sides is merged (policy.merge over the state that both began with).
 """
 
@@ -141,7 +141,7 @@ class StateSync:
 
     def leave_out_ended(self) -> None:
         """Take servers that have ended out of the states in memory, as the store has them; this
-        server hears of that as all do. StoreError."""
+        server learns of that as all do. Raises StoreError."""
         if self._ended is None:
             return
         with self._states.lock:
@@ -173,7 +173,7 @@ class StateSync:
         for each in batch:
             if (
                 self._states.node not in each.upto
-            ):  # nothing to write at that moment: the store was not there when it was asked
+            ):  # nothing to write at that moment: the store was not there
                 self._merge(each, self._store.get(each.learner.key(each.user)))
                 left.pop((each.learner, each.user), None)
                 continue
@@ -202,7 +202,7 @@ class StateSync:
             with self._states.lock:
                 for (
                     each
-                ) in part:  # until it is known whether this was written, and heard of by the watch
+                ) in part:  # until it is known whether this was written, and the watch has it
                     each.held.doubts[each.upto[self._states.node]] = each.state
             compares = [Compare(key, each.revision) for key, each in zip(keys, part, strict=True)]
             writes = [Put(key, each.data) for key, each in zip(keys, part, strict=True)]
@@ -303,8 +303,8 @@ class StateSync:
     # -- following the store
 
     def start_following(self) -> None:
-        """Start the thread that hears what other servers write, if there may be any and it does not
-        run."""
+        """Start the thread that follows what other servers write, if there may be any and it does
+        not run."""
         with self._states.lock:
             if self._follows and self._follower is None and not self._closing:
                 self._follower = threading.Thread(
@@ -324,7 +324,7 @@ class StateSync:
                 self._receive(with_watch)
             except StoreError as error:
                 if not self._closing:
-                    _log.info("what other servers learn is not heard of: %s", error)
+                    _log.info("what other servers learn cannot be read: %s", error)
             except Exception:
                 _log.exception("a selection state of another server could not be taken in")
             if self._wake.wait(again_s):

@@ -10,17 +10,17 @@ A context (a user, a session, a region) that is new starts from what all context
 have taught together, with little evidence behind it: from nothing it would be worse off than with
 one state for all. So every observation of a context teaches two states, its own and the shared one.
 Until its first observation it follows the shared one; so what becomes of it depends on the journal
-alone, not on when it was first asked.
+alone, not on when it was first used.
 
 Two servers on one store never overwrite each other: a write that meets a newer revision merges
 (policy.merge over the state that both began with) and tries again. A write whose answer was lost
-may have been carried out: then the number in the stored state says that it was, and what is in it
+may have been carried out: then the number in the stored state shows that it was, and what is in it
 is not added again.
 
 What other servers learn is merged as they write it (serving/feedback/state_sync), so that all of
 them use all feedback.
 
-A store elsewhere may be slow or gone. Nobody who predicts or tells waits for it: a context that it
+A store elsewhere may be slow or gone. No prediction and no feedback waits for it: a context that it
 does not hand out at once begins as a new one, and is merged with what the store has when that is
 back.
 """
@@ -76,14 +76,16 @@ class FeedbackObserver(Protocol):
         ...
 
     def on_label(
-        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+        self, arrived: Predictions, label: object, answer: object, weight: float = 1.0
     ) -> bool:
         """Observe a label. Returns False, and observes nothing, if it is not of the type of all
         outputs and of the answer.
         """
         ...
 
-    def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None: ...
+    def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
+        """Observe feedback of many rows. answers: the answer of each row."""
+        ...
 
 
 class Learner:
@@ -98,8 +100,8 @@ class Learner:
         "application",
         "head",
         "learns",
-        "lesson",
         "models",
+        "native_update",
         "place",
         "policy",
         "prefix",
@@ -126,7 +128,7 @@ class Learner:
         )
         self.states, self._dirty, self._node = states, states.dirty, states.node
         self.learns = learns(policy)
-        self.lesson = native_update_of(policy)
+        self.native_update = native_update_of(policy)
         self.place = {model: i for i, model in enumerate(self.models)}
         self._all = tuple(range(len(self.models)))
         self.head = head_of(application, text, self.models)  # of its records
@@ -141,7 +143,7 @@ class Learner:
             self,
             states.lock,
             states.journal,
-            self.lesson,
+            self.native_update,
             states.node,
             states.dirty,
             _labelled,
@@ -246,7 +248,7 @@ class Learner:
             if isinstance(seen, ObservationRows):
                 held.state = observe_rows(self.policy, held.state, seen)
             else:
-                held.state = observe(self.policy, held.state, seen, self.lesson)
+                held.state = observe(self.policy, held.state, seen, self.native_update)
         except Exception:  # it learns nothing of it, now and whenever the journal is read again
             _log.exception(
                 "policy %r of application %r could not observe", self.text, self.application
@@ -277,6 +279,7 @@ class Learner:
         return [(user, held) for user, held in self._held.items() if user and not held.since]
 
     def drop(self, user: str) -> None:
+        """Remove the state of a user from memory."""
         del self._held[user]
         self._long.pop(_short(user), None)
 
@@ -408,6 +411,7 @@ class States:
         return found[0]
 
     def read(self, learner: Learner, record: Record) -> Held | None:
+        """Return the state of a record; None if it is of another policy, or cannot be read."""
         try:
             stored = unsealed(record.value)
             if stored.policy != learner.policy.name:
@@ -504,8 +508,8 @@ class States:
         return last
 
     def commit(self, number: int) -> bool:
-        """Return once the records up to that number are as sure as the journal's mode says: whether
-        the next ones are so only after such a call."""
+        """Return once the records up to that number are as safe as the journal's mode requires:
+        True if the next ones need such a call, too."""
         if self.journal.mode == "fsync":
             self.journal.commit(number)
         if not self._sync.writes:
@@ -580,18 +584,18 @@ class States:
         """Write what is not written yet. Idempotent."""
         self._sync.close()
         try:
-            for _ in range(3):  # a merge asks for another round
+            for _ in range(3):  # a merge needs another round
                 if self.dirty and not self._away:
                     self.flush()
             if not (self.dirty or self._away or self.refusal):
-                self.flush()  # says that all is there
+                self.flush()  # records that all is there
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)
         self.journal.close()
 
 
-def _labelled(plan: Plan, heard: Predictions, label: object, answer: object) -> Observation:
-    return Observation(plan, heard, Truth(label), answer)
+def _labelled(plan: Plan, arrived: Predictions, label: object, answer: object) -> Observation:
+    return Observation(plan, arrived, Truth(label), answer)
 
 
 def set_id(models: Sequence[VersionedModel]) -> str:

@@ -3,7 +3,7 @@
 An answer is remembered for a while by its id (the join window), with the plan that chose its
 models: feedback may come long after the state has moved on, and must be weighed by the
 probabilities of then. Feedback by id counts once, however often it is sent. Feedback with the input
-itself needs no window: the models are asked again, and the cache has most of it.
+itself needs no window: the models are queried again, and the cache has most of it.
 """
 
 import threading
@@ -40,7 +40,7 @@ def received_of(joined: Joined) -> dict[VersionedModel, Prediction]:
 
 
 def seen_of(joined: Joined, truth: Truth, weight: float = 1.0) -> Observation:
-    """Return an answer with what was told about it."""
+    """Return an answer with its feedback."""
     return Observation(joined.plan, received_of(joined), truth, joined.answer, weight)
 
 
@@ -62,8 +62,8 @@ class JoinedRows:
         "_future",
         "_rows",
         "answers",
+        "arrived",
         "has_feedback",
-        "heard",
         "learner",
         "plan",
         "until_s",
@@ -81,10 +81,10 @@ class JoinedRows:
             answers,
         )
         by_model = future.statuses().reshape(len(plan.models), -1) == Status.OK
-        self.heard: NDArray[np.bool_] = by_model.any(
+        self.arrived: NDArray[np.bool_] = by_model.any(
             axis=0
         )  # rows that anything can be learned from
-        self.has_feedback = np.zeros(len(self.heard), np.bool_)
+        self.has_feedback = np.zeros(len(self.arrived), np.bool_)
         self.until_s = 0.0
         self._rows: ObservationRows | None = None
 
@@ -109,7 +109,7 @@ class JoinedRows:
         return msgspec.structs.replace(rows, labels=labels)
 
     def outputs_of(self, places: NDArray[np.intp]) -> list[Column]:
-        """Return what the models that were asked said of these rows, a column a model."""
+        """Return the outputs of the queried models for these rows, a column a model."""
         n = len(self)
         columns = [self._future.outputs(0, j * n, n) for j in range(len(self.plan.models))]
         return [
@@ -140,19 +140,19 @@ class JoinedRows:
             ]
         else:
             at, p = -1, 1.0
-        unsaid = np.zeros(n, np.bool_)
+        unlabelled = np.zeros(n, np.bool_)
         return ObservationRows(
             models,
             tuple(outputs),
             tuple(arrived),
             tuple(confidence),
-            unsaid,
+            unlabelled,
             np.array([at], np.int32),
             np.array([p]),
         )
 
     def observation(self, i: int, label: object) -> Observation:
-        """Row i as an object, whatever was asked."""
+        """Return row i as an object, also where columns cannot hold it."""
         n, future = len(self), self._future
         arrived = {
             model: Prediction(future.output(j * n + i), future.confidence(j * n + i))
@@ -315,7 +315,7 @@ class FeedbackWindow:
         the number of the others that have no prediction.
         """
         with self._lock:
-            arrived = joined.heard[places]
+            arrived = joined.arrived[places]
             fresh = arrived & ~joined.has_feedback[places]
             first = np.zeros(len(places), np.bool_)
             first[np.unique(places, return_index=True)[1]] = True

@@ -22,8 +22,9 @@ _FILES_MAX = (
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """fd: a listening socket, non-blocking; whoever serves it owns it.  connect: what a container
-    is told: `unix:/path`, `tcp:host:port`.  path: of the unix socket, to be removed at the end."""
+    """fd: a listening socket, non-blocking; whoever serves it owns it.  connect: the address for
+    containers: `unix:/path`, `tcp:host:port`.  path: of the unix socket, to be removed at the
+    end."""
 
     fd: int
     connect: str
@@ -80,7 +81,7 @@ def _listen_unix(path: str) -> Listener:
 def _remove_if_dead(path: str) -> None:
     """A socket file that nobody answers on is left over from a server that was killed."""
     try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):  # connect() would say "refused" of any file
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # connect() is refused by any file
             raise FileExistsError(
                 errno.EEXIST, "there is a file of that name, and it is not a socket"
             )
@@ -123,8 +124,8 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
     return ConfigError(f"cannot listen on {where}: {why}.", hint="Correct server.address.")
 
 
-# -- who has it: Linux tells the inode of a listening socket, and which process holds which inode,
-# as far as we may look
+# -- the owner of an address: Linux lists the inode of each listening socket, and the inodes that
+# each process holds, as far as we may read them
 
 
 def held_by(address: str) -> str:

@@ -1,6 +1,6 @@
 """Containers come and go: who has dialled in, for which model, and who is turned away.
 
-One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token,
+One control thread reads the events of the engine. A HELLO is checked here, in Python (token,
 name, version, types), and answered by attaching the connection to its model or by a reason its
 container prints; the loop thread never waits for it. All dial in at one engine; a container whose
 model another serves is handed over, and greeted again there.
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10
 _TIMINGS_MAX = 32
 _TIMING_US_MAX = 3_600_000_000
-_SPARSE = 10  # heartbeats fewer, of a container that asks for it
+_SPARSE = 10  # heartbeats fewer, of a container that requests it
 _Line = tuple[Engine, int]  # a connection
 V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
 MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
@@ -74,7 +74,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A container that is connected: its connection, in which engine, and what it said."""
+    """A container that is connected: its connection, its engine, and its HELLO."""
 
     conn: int
     hello: Hello
@@ -97,7 +97,7 @@ class Refused(Exception):
 
 class Containers:
     """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)`
-    hears of comings and goings."""
+    is called when one comes or goes."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Containers:
             return
         except Exception:
             _log.exception("a container's HELLO could not be handled")
-            engine.refuse(conn, "the server failed on this HELLO; its log says why")
+            engine.refuse(conn, "the server failed on this HELLO; see its log")
             return
         if seat.model.engine is not engine:
             engine.move_connection(conn, seat.model.engine, encode_frame(Kind.HELLO, data))

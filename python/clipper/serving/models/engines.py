@@ -2,7 +2,7 @@
 serves a model.
 
 An engine has a loop thread, lanes, a cache and connections of its own, and shares nothing with the
-others on a query's way; all versions of a model are of one engine. A query that asks models of
+others on a query's way; all versions of a model are of one engine. A query for models of
 several engines is one future all the same (docs/design.md).
 """
 
@@ -40,8 +40,8 @@ class Engines:
         return len(self._all)
 
     def of(self, name: str) -> Engine:
-        """The engine that serves the model of this name: chosen when it is first heard of, the one
-        with the fewest models."""
+        """Return the engine that serves the model of this name: at first the one with the fewest
+        models."""
         with self._guard:
             number = self._placed.get(name)
             if number is None:

@@ -37,14 +37,14 @@ def late(future: Future, answer: Answer) -> bool:
 
 
 class Intake:
-    """A window of at most `size_max` records. Threads: one tells, any reads `size`."""
+    """A window of at most `size_max` records. Threads: one writes, any reads `size`."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
         self._window = float(min(_START, size_max))
         self._doubling = True
         self._deaf = (
-            0  # answers that were asked before the last cut: they say nothing of the present window
+            0  # answers to queries before the last cut: they show nothing of the present window
         )
 
     @property

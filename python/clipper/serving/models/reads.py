@@ -1,5 +1,4 @@
-"""Which rows of which tables a model's prediction for an input is made of: what `deploy(reads=)`
-says.
+"""The rows of tables that a prediction for an input depends on, from `deploy(reads=)`.
 
 Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a function (input) ->
 {"users": ids}, kept as "module:function".
@@ -31,8 +30,13 @@ class Watches(Protocol):
         made_max: int,
         forget: Callable[[tuple[int, int], int], object],
         /,
-    ) -> object: ...
-    def remove(self, watched: object, /) -> None: ...
+    ) -> object:
+        """Start to watch the rows that predictions read. forget: called with keys that changed."""
+        ...
+
+    def remove(self, watched: object, /) -> None:
+        """End a watch."""
+        ...
 
 
 _HINT = (
@@ -96,6 +100,7 @@ def check_reads(model: Model) -> None:
 
 
 def beyond(input: InputType, column: int) -> bool:
+    """Return whether a column is not in an input of this type."""
     return input.dtype != "any" and not input.variable and column >= int(np.prod(input.shape))
 
 

@@ -81,7 +81,7 @@ class RunningModels:
             return running
 
     def unlisted(self, model: Model, lane_rows: int) -> CoreModel:
-        """A core model that no list shows and whoever asks for it keeps: of the mesh, which has
+        """Return a core model that no list shows and its caller keeps: of the mesh, which has
         thousands."""
         return self._make(model, lane_rows, unlisted=True)
 

@@ -38,6 +38,7 @@ class Rule:
 
     @classmethod
     def of(cls, server: ServerSettings) -> "Rule":
+        """Return the rule of a server's settings."""
         return cls(
             server.scale_up_after_ms / 1000,
             server.scale_down_after_ms / 1000,
@@ -50,7 +51,7 @@ class Rule:
 class Load:
     """Observed load of a model.
 
-    offered_per_s: rows that asked for an evaluation; lost_share: share of these that were refused,
+    offered_per_s: rows that needed an evaluation; lost_share: share of these that were refused,
     dropped or late. row_us: time of one replica per row in batches of the usual size; 0 while
     unknown. delay_us: wait for a free replica.
     """
@@ -260,7 +261,7 @@ class Scaling:
 class Expected:
     """Earliest times at which the next replica of each model can connect. Threads: any.
 
-    expect: tells the engine that no replica comes before a time in microseconds of `now_us()`; 0:
+    expect: informs the engine that no replica comes before a time in microseconds of `now_us()`; 0:
     unknown.
     """
 

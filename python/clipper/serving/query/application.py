@@ -71,7 +71,7 @@ class ApplicationHandle:
         returns, and a crash loses nothing that returned.
 
         prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the
-        models are asked again.  label: the right output; or `correct`: whether the answer was; or
+        models are queried again.  label: the right output; or `correct`: whether the answer was; or
         `score`: how good it was, 0 to 1.  weight: as so many feedbacks. -> True when it counts,
         False when this prediction's feedback had come before. Raises InvalidInput,
         UnknownPrediction (too old, of a server that has ended or shares no store, another
@@ -96,10 +96,11 @@ class ApplicationHandle:
 
         predictions: a list of `Answer`s or their ids; or the `Answers` of an array, which costs far
         less: then labels is an array too, a label a row.  rows: of `Answers`, the places of the
-        rows that `labels` are of; all if not given. -> how many counted, were told before, and are
-        about predictions that nobody remembers or that no model made. Raises InvalidInput,
-        Overloaded, StoreError: then all may be told again, and what was written down counts once.
-        Answers of other servers on this store are told to those; an array's only to its own.
+        rows that `labels` are of; all if not given. -> how many counted, had feedback before, and
+        are about predictions that are not known any more or that no model made. Raises
+        InvalidInput, Overloaded, StoreError: then all may be sent again, and what was written
+        counts once. Feedback about answers of other servers on this store is sent to those; about
+        an array only to its own server.
         Threads: any.
         """
         return observe_many(self._resolve(self.name), predictions, labels, rows)
@@ -148,7 +149,7 @@ class ApplicationHandle:
         rows are answered, by the models or the default; 60 s if not given, whatever a single
         query's SLO is. The call returns once all rows are queued: at once for as many as the queue
         of arrays holds (limits.queue_bytes_max), else as room appears. Raises what `predict`
-        raises, before the first row is asked, and InvalidInput for no rows.
+        raises, before the first row is submitted, and InvalidInput for no rows.
         """
         return predict_array(
             self._resolve(self.name),

@@ -1,8 +1,8 @@
 """The life of an array of queries: one future, one pass through cache, queue and batches, one
 combination at the end.
 
-The policy selects once, for the whole array; observers are not asked. Feedback may come for the
-array as for an answer. A policy that learns nothing and asks one model combines as a whole: no
+The policy selects once, for the whole array; observers are not queried. Feedback may come for the
+array as for an answer. A policy that learns nothing and queries one model combines as a whole: no
 Python object a row. Every other combination goes row by row through `policy.combine`.
 """
 
@@ -75,7 +75,7 @@ def predict_array(
     except PolicyFailed as failure:
         core = resolved.cores[resolved.models[0]]
         future = predict_rows(
-            (core,), inputs, slo_us, salt, _finish_unasked, FailedQuery(resolved, failure.message)
+            (core,), inputs, slo_us, salt, _finish_failed, FailedQuery(resolved, failure.message)
         )
         future.end_now()
         return future
@@ -91,12 +91,12 @@ def predict_array(
     )
 
 
-def _finish_unasked(future: Future) -> Answers:
-    unasked: FailedQuery = future.extra
+def _finish_failed(future: Future) -> Answers:
+    failed: FailedQuery = future.extra
     n = len(future)
-    outputs = _as_array([unasked.resolved.default] * n)
+    outputs = _as_array([failed.resolved.default] * n)
     return Answers(
-        outputs, np.zeros(n), np.ones(n, np.bool_), {}, {unasked.reason: n}, np.zeros(n, np.uint32)
+        outputs, np.zeros(n), np.ones(n, np.bool_), {}, {failed.reason: n}, np.zeros(n, np.uint32)
     )
 
 
@@ -108,7 +108,7 @@ def finish_array(future: Future) -> Answers:
     by_model = future.statuses().reshape(len(models), n)
     if (by_model == Status.FORKED).all():
         raise ForkedProcess(
-            f"application {resolved.name!r} was asked in a fork of its server's process.",
+            f"application {resolved.name!r} was queried in a fork of its server's process.",
             hint=FORK_HINT,
         )
     statuses = dict(zip(models, by_model, strict=True))

@@ -134,7 +134,8 @@ class Collector:
             self._left()
 
     def _left(self) -> None:
-        """Under the lock: one less is between; those who wait for nothing any more are told."""
+        """Count one less between, and notify waiters that have nothing to wait for. Under the
+        lock."""
         self._between -= 1
         if self._closed and not self._between:
             self._changed.notify_all()

@@ -1,12 +1,12 @@
 """Deciders of the user's own at work: on threads of their own, so that one that hangs keeps nobody
 else waiting.
 
-The core tells of arrivals on the callback thread; that only puts the query into a queue here. A few
-threads take queries from it and ask. One that does not return in its query's time is given up for
-lost, and another takes its place. Each decider has its own threads, so that one that hangs keeps
-only the queries of its own applications waiting, and nobody once it is replaced. The query itself
-is not held up by any of this: the core answers it when all its models have ended, or at the
-deadline.
+The core reports arrivals on the callback thread; that only puts the query into a queue here. A few
+threads take queries from it and call the decider. One that does not return in its query's time is
+given up for lost, and another takes its place. Each decider has its own threads, so that one that
+hangs keeps only the queries of its own applications waiting, and nobody once it is replaced. The
+query itself is not held up by any of this: the core answers it when all its models have ended, or
+at the deadline.
 """
 
 import heapq
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clipper.serving.query.speculation import EnsembleCall
 
 THREADS_MAX = 4  # of one decider, at work or waiting for work
-LOST_MAX = 16  # of its threads that do not come back; beyond that it is not asked any more
+LOST_MAX = 16  # of its threads that do not come back; beyond that it is not called any more
 IDLE_S = 1.0  # after which a thread without work ends
 OWN_STEP = 1  # of a verdict: the schedule beneath has one step, number 0
 
@@ -41,7 +41,7 @@ class Listener:
 
     def __init__(self, future: Future, call: "EnsembleCall", state: object) -> None:
         self.future, self.call, self.state = future, call, state
-        self.queued_s = float("inf")  # when it is asked next
+        self.queued_s = float("inf")  # when it is called next
         self.at_work = self.again = self.failed = False
 
     @property
@@ -55,8 +55,8 @@ class Listener:
         return self.call.started_s + self.call.slo_us * 1e-6
 
     def decide(self) -> float | None:
-        """Ask once, and rule if it has an answer; -> when to ask again even if nothing arrives, if
-        it says."""
+        """Call the decider, and rule if it has an answer. -> when to call it again even if nothing
+        arrives; None if it set no time."""
         call, future = self.call, self.future
         view = view_of(future, call, time.monotonic())
         try:
@@ -128,8 +128,8 @@ class DeciderThreads:
 
 
 class DeciderPool:
-    """Threads: any. The queries that wait for one decider of the user's own, and the threads that
-    ask it."""
+    """The queries that wait for one user-defined decider, and the threads that call it. Threads:
+    any."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -206,8 +206,8 @@ class DeciderPool:
                 self._threads.discard(me)
 
     def _next(self) -> Listener | None:
-        """The next query to ask about; None when there has been no work for a while. This thread is
-        idle until it returns."""
+        """Return the next query to decide; None when there has been no work for a while. This
+        thread is idle until it returns."""
         with self._changed:
             idle_until = time.monotonic() + IDLE_S
             while True:
@@ -219,7 +219,7 @@ class DeciderPool:
                     when_s, _, listener = heapq.heappop(self._queue)
                     if (
                         when_s != listener.queued_s or listener.future.done()
-                    ):  # asked earlier meanwhile, or decided
+                    ):  # called earlier meanwhile, or decided
                         continue
                     listener.queued_s, listener.at_work = float("inf"), True
                     self._idle -= 1

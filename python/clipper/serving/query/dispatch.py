@@ -1,8 +1,8 @@
 """The Python face of the core engines: their loop threads, event loops that await their futures,
 and callbacks.
 
-A loop thread never takes the GIL. An event loop hears of its awaited futures by one readable
-descriptor per batch of news; callbacks run on one thread, started when the first is asked for.
+A loop thread never takes the GIL. An event loop is woken for its awaited futures by one readable
+descriptor per batch; callbacks run on one thread, started with the first callback.
 """
 
 import asyncio

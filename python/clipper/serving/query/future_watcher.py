@@ -29,7 +29,7 @@ class FutureWatcher:
             loop.add_reader(self._mailbox.fd, self._drain)
 
     def on_done(self, future: Future, callback: DoneCallback) -> bool:
-        """Call `told(future)` once it is done. Returns False, without a call, when it is done
+        """Call `callback(future)` once it is done. Returns False, without a call, when it is done
         already.
         """
         if self._mailbox is not None:

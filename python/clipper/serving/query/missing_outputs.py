@@ -2,10 +2,10 @@
 
 The mean of those that came is biased by whoever is missing: an ensemble of models that each predict
 around a level of their own jumps when one of them is late. So a policy that averages gets, in the
-place of a missing number, the mean of what that model has said so far; the answer's confidence and
-`used` stay those of what was really heard, and the missing are named. A label has no mean: votes
-are combined without. Source: the paper, section 5.2.2 ("we substitute missing predictions with
-their average value").
+place of a missing number, the mean of that model's outputs so far; the answer's confidence and
+`used` stay those of the predictions that arrived, and the missing are named. A label has no mean:
+votes are combined without. Source: the paper, section 5.2.2 ("we substitute missing predictions
+with their average value").
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -104,5 +104,5 @@ def _fits(mean: UserValue, output: UserValue) -> bool:
 
 
 def averages(policy: Policy) -> bool:
-    """Return whether the policy averages numbers, as its attribute `averages = True` says."""
+    """Return whether the policy averages numbers, by its attribute `averages = True`."""
     return bool(getattr(policy, "averages", False))

@@ -1,4 +1,4 @@
-"""Named outputs of models: which of them an application combines, and which a query asks for."""
+"""Named outputs of models: which of them an application combines, and which a query selects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from clipper_core.engine.model import Model as CoreModel
 
 
 class NamedOutputs(Protocol):
-    """The part of a resolved application that says what its outputs are."""
+    """The part of a resolved application that lists its outputs."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ def outputs_of(cores: Iterable[CoreModel]) -> Tensors | None:
 
 
 def chosen_outputs(resolved: NamedOutputs, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the outputs that a query asks for, in the order of the model. Raises InvalidInput for
+    """Return the outputs that a query selects, in the order of the model. Raises InvalidInput for
     an unknown one, and for a model without named outputs.
     """
     outputs = None if resolved.output_name else outputs_of(resolved.cores.values())

@@ -1,7 +1,7 @@
 """The path of a query: which models it calls, until when, and how their predictions combine.
 
 `predict` runs on the caller's thread and returns at once; the engine does the rest
-(src/clipper_core/engine/engine.pxd). `finish` runs on the thread that asks the future for its
+(src/clipper_core/engine/engine.pxd). `finish` runs on the thread that gets the future's
 result.
 """
 
@@ -64,11 +64,13 @@ class UserContext(Protocol):
     """Interface of a source of user vectors: params.contexts.UserRows."""
 
     def __call__(self, user: str) -> tuple[float, ...] | None: ...
-    def stats(self) -> dict[str, object]: ...
+    def stats(self) -> dict[str, object]:
+        """Return counts of the features that were read."""
+        ...
 
 
 class Link(Protocol):
-    """A model of the mesh, as applications ask it: a Route of clipper.mesh.routing.router."""
+    """A model of the mesh, as applications query it: a Route of clipper.mesh.routing.router."""
 
     record: Model
     core: CoreModel
@@ -151,7 +153,7 @@ class QueryContext(msgspec.Struct, frozen=True, eq=False):
     user: str = ""
     late: Sequence[
         tuple[VersionedModel, Future]
-    ] = ()  # of observers: filled after the query's own models were asked
+    ] = ()  # of observers: filled after the query's own models were queried
     call: "EnsembleCall | None" = None
     id: str = ""  # the caller's own
     outputs: tuple[str, ...] = ()  # of named outputs only these; empty: all
@@ -248,7 +250,7 @@ def predict(
     try:
         state, plan = plan_for(resolved, user, resolved.context_of(user, context))
     except PolicyFailed as failure:
-        return _unasked(resolved, x, slo_us, salt, failure.message, id)
+        return _without_query(resolved, x, slo_us, salt, failure.message, id)
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
     cores, online_learning = resolved.cores, resolved.feedback.online_learning
@@ -289,28 +291,26 @@ def predict(
 
 
 class FailedQuery(msgspec.Struct, frozen=True, eq=False):
-    """A query whose policy failed before anybody was asked: `Future.extra`."""
+    """A query whose policy failed before any model was queried: `Future.extra`."""
 
     resolved: ResolvedApplication
     reason: str
     id: str = ""
 
 
-def _unasked(
+def _without_query(
     resolved: ResolvedApplication, x: object, slo_us: int, salt: int, reason: str, id: str
 ) -> Future:
     """The future of the default, at once: a query to one model, given up."""
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.counters.queries.add()
     core = resolved.cores[resolved.models[0]]
-    future = predict_all(
-        (core,), x, slo_us, salt, finish_unasked, FailedQuery(resolved, reason, id)
-    )
+    future = predict_all((core,), x, slo_us, salt, finish_failed, FailedQuery(resolved, reason, id))
     future.end_now()
     return future
 
 
-def finish_unasked(future: Future) -> Answer:
+def finish_failed(future: Future) -> Answer:
     """Return the default answer of a query whose policy failed."""
     return default_answer(future, future.extra.resolved, future.extra.reason, future.extra.id)
 
@@ -433,7 +433,7 @@ def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
     """Raise ForkedProcess for a query in a fork of the server's process."""
     if future.status() is Status.FORKED:
         raise ForkedProcess(
-            f"application {resolved.name!r} was asked in a fork of its server's process.",
+            f"application {resolved.name!r} was queried in a fork of its server's process.",
             hint=FORK_HINT,
         )
 

@@ -15,7 +15,7 @@ def progress(future: Future, noun: str = "rows", stream: TextIO | None = None) -
     """Wait for `future`; on a terminal, show how far it is once that has taken two seconds. -> the
     same future, done.
 
-    stream: where to, stderr if not given; what is no terminal is left alone. Ctrl-C is heard.
+    stream: where to, stderr if not given; what is no terminal is left alone. Ctrl-C interrupts it.
     """
     stream = stream or sys.stderr
     began = time.monotonic()

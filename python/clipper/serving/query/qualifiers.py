@@ -15,7 +15,7 @@ _DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualif
 
 def prediction_of(future: Future, i: int) -> Prediction:
     """Return the prediction of task `i`, which ended with OK."""
-    prediction = future.heard(i)
+    prediction = future.prediction(i)
     return (
         Prediction(*prediction)
         if len(prediction) == 2
@@ -24,8 +24,8 @@ def prediction_of(future: Future, i: int) -> Prediction:
 
 
 def opened(text: bytes) -> Qualifiers:
-    """{} for what is no map of names to strings, numbers and flags: an output is not lost for what
-    was said beside it."""
+    """Decode qualifiers; {} if they are no map of names to strings, numbers and flags, so that the
+    output beside them is not lost."""
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""The slowest queries of an application: what a person asks for when the p99 is too high.
+"""The slowest queries of an application: what to look at when the p99 is too high.
 
 An answer pays a comparison with the bar. The few above it are written down; `take` hands them over,
 and the bar falls again, so that whoever takes once a second has the slowest of each second. Where
@@ -38,8 +38,8 @@ class Slowest:
         used: Sequence[VersionedModel],
         reason: str,
     ) -> None:
-        """A query that took longer than the bar, on the thread that answers it. models: asked, task
-        by task."""
+        """Add a query that took longer than the bar, on the thread that answers it. models:
+        queried, task by task."""
         took_us = future.latency_us
         n = min(len(models), len(future), MODELS_MAX)
         waited, took, ended = future.latencies_us()[:n].tolist(), took_us, wall_time_us()

@@ -1,9 +1,9 @@
-"""The life of a query whose application has a decider: asked by rank, heard one by one, decided by
-the core, answered from what the verdict saw and from nothing later.
+"""Runs a query whose application has a decider: its models are queried by rank, the core decides
+after each prediction, and the answer uses only predictions that had arrived at the decision.
 
-`Speculation.hearing` and `Hearing.ask` run on the caller's thread and return at once;
-`Hearing.outcome` on the thread that asks for the result. In between the core carries the schedule
-out (clipper_core.results.decider), and a decider of the user's own runs on threads of `Deciding`.
+`Speculation.call` and `EnsembleCall.ask` run on the caller's thread and return at once;
+`EnsembleCall.outcome` on the thread that gets the result. In between the core runs the schedule
+(clipper_core.results.decider), and a user-defined decider runs on threads of `DeciderThreads`.
 """
 
 import time
@@ -53,7 +53,7 @@ MODELS_MAX = 64  # of one query with a decider
 MEASURED_MIN = 100  # predictions before a 99th percentile, or a 95th, means anything
 HEDGE_MS_MIN = 1.0
 HEDGE_CHECK_S = 1.0  # how long a measured percentile is good for
-NEVER = -1  # a start: when the rule asks for it
+NEVER = -1  # a start: when the rule submits it
 _ORDERS_MAX = 1024
 
 _RULES = {
@@ -73,11 +73,11 @@ _RULES = {
     "floor": Rule.FLOOR,
     "row": Rule.ROW,
 }
-_OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy asks
+_OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy queries
 
 
 class _Order(msgspec.Struct, frozen=True, eq=False):
-    """The models that a query asks, best first, and the decider of their answers, for one state of
+    """The models that are queried, best first, and the decider of their answers, for one state of
     the policy and one choice by it.
     """
 
@@ -161,9 +161,9 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         return arrived, self._missing(future, at, seen), combined, name if combined.used else ""
 
     def _missing(self, future: Future, at: int, seen: int) -> list[VersionedModel]:
-        """Asked, and not heard when the answer was decided: failed by then, or waited for in vain,
-        because a step's time or the query's was over. Who was not asked, or could not have changed
-        the answer any more, is not missing.
+        """Return the models without a prediction at the decision: they had failed by then, or the
+        time of a step, or of the query, was over. A model that was not queried, or could not have
+        changed the answer any more, is not missing.
         """
         latencies, took = future.latencies_us(), future.latency_us
         in_vain = at > 0 or took >= self.slo_us
@@ -289,7 +289,7 @@ class Speculation:
         start_ms = self.steps[at - 1].until_ms if at else 0.0
         return "row", f"table({start_ms:g})"
 
-    # -- asking
+    # -- the query
 
     def call(self, state: object, plan: Plan, user: str | None, slo_us: int) -> EnsembleCall:
         """Return the call of a query: its models and deadline, by the policy's state and choice."""
@@ -369,7 +369,8 @@ class Speculation:
         )
 
     def _until_us(self, slo_us: int) -> int:
-        """When the last step ends: at the deadline, or before it by a margin, or when it says."""
+        """When the last step ends: at the deadline, or before it by a margin, or at its own
+        time."""
         last = self.steps[-1]
         if last.until_ms:
             return min(slo_us, max(1, round(last.until_ms * 1000)))
@@ -442,7 +443,7 @@ def check_decider(application: str, text: str, links: Sequence[VersionedModel]) 
         return schedule
     if len(links) > MODELS_MAX:
         raise InvalidInput(
-            f"application {application!r} links {len(links)} models; a decider hears at most"
+            f"application {application!r} links {len(links)} models; a decider takes at most"
             f" {MODELS_MAX}."
         )
     for name in schedule.models:
@@ -490,9 +491,9 @@ def check_guarantee(
     since: dict[VersionedModel, Snapshot],
 ) -> None:
     """A guaranteed time needs a model that is measured to be there by then: by the 99th percentile
-    of its latency. InvalidInput says what was measured and what to do. since: its latencies when it
-    was last refused; what came after is measured by itself, so that arrays, whose rows wait for
-    each other, and a slow start can be left behind."""
+    of its latency. The InvalidInput names what was measured and what to do. since: its latencies
+    when it was last refused; what came after is measured by itself, so that arrays, whose rows wait
+    for each other, and a slow start can be left behind."""
     step = schedule.guaranteed
     if step is None:
         return
@@ -524,7 +525,7 @@ def check_guarantee(
             )
     first = str(next(iter(floors)))
     call = f"server.model({first!r}).predict(x).result()"
-    hint = f"Measure: ask {call} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
+    hint = f"Measure: run {call} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
     raise InvalidInput(
         f"{step} of application {application!r}: nobody is known to answer within {by_ms:g} ms:"
         f" {'; '.join(notes)}.",

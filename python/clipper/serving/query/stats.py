@@ -141,10 +141,12 @@ class ApplicationCounters:
             self._defaults[kind] += 1
 
     def missing(self, model: VersionedModel, status: Status) -> None:
+        """Count a prediction that did not come, by its status."""
         with self._lock:
             self.of_locked(model).missing[status.name.lower()] += 1
 
     def of_locked(self, model: VersionedModel) -> _OfModel:
+        """Return a model's counters. Under the lock."""
         return self._models.setdefault(model, _OfModel())
 
     def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: object) -> None:
@@ -185,13 +187,13 @@ class ApplicationCounters:
         return True
 
     def on_label(
-        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+        self, arrived: Predictions, label: object, answer: object, weight: float = 1.0
     ) -> bool:
         """Count a label. Returns False, and counts nothing, if it is not of the type of all outputs
         and of the answer.
         """
         # it runs no Python, so it needs no lock
-        return self.labels.count(heard, label, answer, weight)
+        return self.labels.count(arrived, label, answer, weight)
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
         """Count feedback of many rows: all of it for numeric columns, else as much as the budget
@@ -199,7 +201,7 @@ class ApplicationCounters:
         """
         lost = losses_by_model(
             msgspec.structs.replace(
-                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+                rows, outputs=(*rows.outputs, answers), arrived=(*rows.arrived, None)
             )
         )
         if lost is None:
@@ -337,7 +339,7 @@ class ApplicationStats:
         missing: Collection[VersionedModel],
         decided_by: str,
     ) -> None:
-        """One answer, on the thread that asked for it. models: asked, task by task.  decided_by:
+        """Count one answer, on the thread that gets it. models: queried, task by task.  decided_by:
         its step, "" for none."""
         counters, used = self.counters, combined.used
         took_us = future.latency_us

@@ -37,8 +37,8 @@ _SPREAD = 0.6180339887
 
 
 class Recorded(msgspec.Struct, frozen=True, eq=False):
-    """One recorded query. time_us: since 1970. answer: its output, if `answered`; a default says
-    so. request_id: the caller's `id`.
+    """One recorded query. time_us: since 1970. answer: its output, if `answered`, with
+    a mark for a default. request_id: the caller's `id`.
     """
 
     id: str
@@ -97,6 +97,7 @@ class Decoy:
         return self.role.share >= 1.0 or (number * _SPREAD) % 1.0 < self.role.share
 
     def saw(self, number: int, id: str, x: object, user: str, request_id: str = "") -> None:
+        """Record a query, if it is in the share and within the rate."""
         if not self.takes(number):
             return
         if self._bucket is not None and not self._bucket.take(self._clock()):
@@ -126,6 +127,7 @@ class Segments:
         self.written = self.dropped = self.over_budget = 0
 
     def put(self, record: _Saw | _Reply) -> None:
+        """Queue a record; drop it if the queue is full or it cannot be encoded."""
         try:
             body = _ENCODER.encode(record)
         except (
@@ -140,6 +142,7 @@ class Segments:
             self.dropped += 1
 
     def write(self, body: bytes) -> None:
+        """Append a record to the current segment."""
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
             if self._file is None or self._used + len(record) > self.bytes_max // _SEGMENTS:
@@ -262,6 +265,7 @@ class Recorder:
 
 
 def segments_of(folder: Path) -> list[Path]:
+    """Return the segments of a folder, oldest first."""
     return sorted(folder.glob("*.records"))
 
 

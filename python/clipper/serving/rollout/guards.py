@@ -11,13 +11,13 @@ often one looks.
   is gets by with at most the named rate. Until there is that much evidence the guard is undecided,
   and a rollout does not grow.
 
-Between the limit and twice the limit either may come out: nobody can tell those apart quickly, and
-the user drew no line there.
+Between the limit and twice the limit either may come out: those cannot be distinguished quickly,
+and the user drew no line there.
 
 A share (of answers that were the default, that were slower than T, that did not agree) is tested by
 a mixture of likelihood ratios against alternatives on the other side; that is a martingale under
 the limit, and Ville's inequality bounds how often it ever passes 1 / error rate. A quantile is a
-share: p99 < 20 ms says that at most 1 % of the answers take longer. A difference to the version
+share: p99 < 20 ms means that at most 1 % of the answers take longer. A difference to the version
 before (a guard whose limit has a sign) is tested by mixtures of normal densities, which is right
 from a few dozen observations on: none is judged by less than `BESIDE_MIN` of each. Sources: Wald,
 "Sequential Analysis", 1947; Robbins, "Statistical Methods Related to the Law of the Iterated
@@ -153,7 +153,7 @@ class Guard(msgspec.Struct, frozen=True):
 
 
 def guards_in(text: str) -> tuple[Guard, ...]:
-    """InvalidInput says what is wrong with which part."""
+    """Parse guards. Raises InvalidInput that names the wrong part and why."""
     return tuple([_guard(part.strip()) for part in text.split(",") if part.strip()])
 
 

@@ -1,11 +1,11 @@
-"""Observers at work: asked if there is room, never waited for, compared when both sides are there.
+"""Queries observers if there is room, and compares their outputs with answers without waiting.
 
-What an observer says is looked at when the application's next answer is made, or its statistics are
-asked for: by then its future is done, or is left for the next time. What waits to be looked at is
-bounded, and what falls out of the bound is counted. An observer's tasks that are open are few: a
+An observer's output is read when the application's next answer is made, or its statistics are read:
+by then its future is done, or is left for the next time. The number of outputs that wait is
+bounded, and those beyond the bound are counted. An observer's tasks that are open are few: a
 stuck model costs `OPEN_MAX` futures and nothing else. A shadow is shed first: when a task of the
-application, or its own, ends because there was no room or no time, no shadow is asked for `REST_S`
-seconds.
+application, or its own, ends because there was no room or no time, no shadow is queried for
+`REST_S` seconds.
 """
 
 import threading
@@ -208,8 +208,8 @@ class Watched:
             self._beside = {model: one for model, one in self._beside.items() if model in models}
 
     def add(self, arrived: Mapping[VersionedModel, Prediction], answer: object, late: Late) -> None:
-        """An answer was made, and observers were asked beside it. Looks at those before it that are
-        complete by now."""
+        """Add an answer whose observers were queried, and compare earlier ones that are
+        complete."""
         with self._lock:
             self._pending.append((arrived, answer, late))
             if len(self._pending) > PENDING_MAX:

@@ -8,9 +8,9 @@
   it, and its own scores show drift.
 - decoy: no model; writes what the models received to disk.
 
-No query waits for an observer (shadow, canary, decoy). It is asked after the query's own models;
-its futures are looked at when somebody looks, and are never waited for; it is asked only while few
-of its tasks are open, so that a stuck one costs nothing. A challenger takes its share by the
+No query waits for an observer (shadow, canary, decoy). It is queried after the query's own
+models; its futures are read later, and are never waited for; it is queried only while few of its
+tasks are open, so that a stuck one costs nothing. A challenger takes its share by the
 query's own uniform number, and hands the policy what is left of it, spread over [0, 1) again: the
 policy's choice stays as random as it was, and a replay chooses alike. Source: Dunning and Friedman,
 "Machine Learning Logistics", 2017, for canary and decoy.
@@ -39,7 +39,7 @@ DECOY_BYTES_MIN = 65_536
 
 
 class Role(msgspec.Struct, frozen=True):
-    """share: of the queries.  rate_max: asked at most so often a second.  bytes_max: of a decoy's
+    """share: of the queries.  rate_max: queries a second, at most.  bytes_max: of a decoy's
     records on disk."""
 
     kind: str

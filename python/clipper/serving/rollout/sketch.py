@@ -26,7 +26,7 @@ _MIDDLE = 2 / (
     1 + _GAMMA
 )  # of a bucket, from its upper edge: as far from either end, in proportion
 WINDOW = 1000
-_LABELS = 20  # told apart by the index; the others are one
+_LABELS = 20  # distinguished by the index; the others are one
 _MUCH = 0.25
 
 
@@ -128,7 +128,7 @@ class Drift:
         }
 
     def _is_full(self) -> bool:
-        """Return whether the latest are enough to say so: a tenth of a window is still noise."""
+        """Return whether the latest values fill a window; in a tenth of it all is still noise."""
         return len(self._last) == self._window
 
 

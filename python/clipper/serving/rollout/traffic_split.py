@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 COMPARED_S_MAX = (
-    100.0  # of the new version's queries, so many a second are asked of the one before, too
+    100.0  # of the new version's queries, so many a second are sent to the one before, too
 )
 
 
@@ -119,10 +119,10 @@ class RolloutObserver:
         return True
 
     def on_label(
-        self, heard: Predictions, label: object, answer: object, weight: float = 1.0
+        self, arrived: Predictions, label: object, answer: object, weight: float = 1.0
     ) -> bool:
         """Pass a label on, if the application's counters count it."""
-        if not self._next.on_label(heard, label, answer, weight):
+        if not self._next.on_label(arrived, label, answer, weight):
             return False
         self._arm.reward(1.0, 1.0 - loss(answer, label))
         return True
@@ -132,7 +132,7 @@ class RolloutObserver:
         self._next.on_feedback_rows(rows, answers)
         lost = losses_by_model(
             msgspec.structs.replace(
-                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+                rows, outputs=(*rows.outputs, answers), arrived=(*rows.arrived, None)
             )
         )
         if lost is not None:

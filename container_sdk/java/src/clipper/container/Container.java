@@ -47,7 +47,7 @@ public final class Container {
   private final CountDownLatch stopRequested = new CountDownLatch(1);
   private Connection connection;
   private long backoffMs = BACKOFF_MS_MIN;
-  private String said = "";
+  private String lastError = "";
   private String complaint = "";
   private long complaintNs;
   private long learned;
@@ -128,9 +128,9 @@ public final class Container {
           serveOnce();
           return;
         } catch (IOException | BadFrame error) {
-          say(error.getMessage());
+          logOnce(error.getMessage());
         } catch (OutOfMemoryError error) {
-          say("no memory for a frame");
+          logOnce("no memory for a frame");
         }
         long pauseMs = ThreadLocalRandom.current().nextLong(backoffMs / 2, backoffMs + 1);
         if (stopRequested.await(pauseMs, TimeUnit.MILLISECONDS)) {
@@ -143,9 +143,9 @@ public final class Container {
     }
   }
 
-  private void say(String why) {
-    if (!said.equals(why)) {
-      said = String.valueOf(why);
+  private void logOnce(String why) {
+    if (!lastError.equals(why)) {
+      lastError = String.valueOf(why);
       System.err.println(
           "model '" + options.name + "': " + options.address + ": " + why + "; reconnecting");
     }
@@ -190,7 +190,7 @@ public final class Container {
       opened.send(Wire.controlFrame(Kind.HELLO, hello(), 0, false));
       Welcome welcome = readWelcome();
       backoffMs = BACKOFF_MS_MIN;
-      said = "";
+      lastError = "";
       if (options.protocol == 1) {
         opened.setSilence(0); // version 1 has no heartbeats
         while (true) {
@@ -211,9 +211,9 @@ public final class Container {
       while (answer(welcome, heart)) {
         continue;
       }
-      sayGoodbye();
+      sendGoodbye();
     } catch (Connection.Stopping stopped) {
-      sayGoodbye();
+      sendGoodbye();
       throw stopped;
     } finally {
       if (heart != null) {
@@ -222,7 +222,7 @@ public final class Container {
     }
   }
 
-  private void sayGoodbye() {
+  private void sendGoodbye() {
     try {
       connection.send(Wire.controlFrame(Kind.GOODBYE, new byte[0], 0, false));
     } catch (IOException error) {
@@ -338,7 +338,7 @@ public final class Container {
       complain("model '" + options.name + "': correct() failed:\n" + trace(error));
     }
     if (feedback.isEmpty() && heart != null) {
-      heart.tell(learned, failed, model.accuracy());
+      heart.report(learned, failed, model.accuracy());
     }
   }
 }

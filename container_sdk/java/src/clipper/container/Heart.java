@@ -18,7 +18,7 @@ final class Heart {
   }
 
   /** Report this with the next heartbeat. accuracy: NaN if unknown. */
-  synchronized void tell(long learned, long failed, double accuracy) {
+  synchronized void report(long learned, long failed, double accuracy) {
     boolean known = accuracy >= 0 && accuracy <= 1;
     ByteBuffer payload = Rows.littleEndian(ByteBuffer.allocate(known ? 24 : 16));
     payload.putLong(0, learned).putLong(8, failed);

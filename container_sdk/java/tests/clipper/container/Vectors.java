@@ -28,8 +28,8 @@ final class Vectors {
       try {
         char version = line.charAt(0);
         String schema = version == 'r' ? line.substring(end + 1) : "";
-        String said = version == '1' ? readV1(frame) : version == '2' ? readV2(frame) : "";
-        out.println(version == 'r' ? readRecord(Schema.parse(schema), frame) : said);
+        String shown = version == '1' ? readV1(frame) : version == '2' ? readV2(frame) : "";
+        out.println(version == 'r' ? readRecord(Schema.parse(schema), frame) : shown);
       } catch (BadFrame | InvalidRecord error) {
         out.println("{\"error\": " + quoted(error.getMessage()) + "}");
       }

@@ -3,8 +3,8 @@
     CLIPPER_OIP_TYPE=mlserver CLIPPER_OIP_URL=http://127.0.0.1:8080 CLIPPER_OIP_FOLDER=/models
       python -m clipper_container host --runtime clipper_container.adapters.oip:Oip ...
 
-A model's files are laid out in the server's repository, the server is told to load it, its metadata
-gives the types of rows, and each batch is one infer request. Triton must run with
+A model's files are laid out in the server's repository, the server gets a load request, its
+metadata gives the types of rows, and each batch is one infer request. Triton must run with
 `--model-control-mode=explicit`, MLServer with `load_models_at_startup: false`, TensorFlow Serving
 with `--model_config_file=FOLDER/models.config --model_config_file_poll_wait_seconds=1`. After a
 restart of the server its models are loaded again on their next query.
