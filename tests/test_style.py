@@ -16,7 +16,7 @@ LIMITS = {
     "weak beginning": 0,
     "coined word": 0,
     "coined name": 0,
-    "Any": 145,
+    "Any": 120,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

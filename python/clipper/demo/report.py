@@ -3,9 +3,9 @@
 import bisect
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from clipper.demo.load import Outcomes
+from clipper.metrics.samples import Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Sample:
     """Counters at one time. sent to errors: as in Outcomes. answers: their number."""
 
     at_s: float
-    stats: dict[str, Any]
+    stats: Stats
     sent: int
     answers: int
     defaults: int
@@ -24,7 +24,7 @@ class Sample:
     errors: Counter[str]
 
     @classmethod
-    def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Sample":
+    def take(cls, at_s: float, stats: Stats, outcomes: Outcomes) -> "Sample":
         """Read the counters."""
         o = outcomes
         return cls(
@@ -120,9 +120,7 @@ def between(
     return DemoReport(_application(before, after, outcomes, name, slo_ms, seconds), tuple(models))
 
 
-def _model(
-    id_: str, before: dict[str, Any] | None, now: dict[str, Any], seconds: float
-) -> ModelFigures:
+def _model(id_: str, before: Stats | None, now: Stats, seconds: float) -> ModelFigures:
     def grown(key: str) -> int:
         return int(now[key]) - int(before[key] if before else 0)
 

@@ -9,7 +9,7 @@ microseconds; a single time is exact to about 30 us.
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from clipper.errors import ClipperError, InvalidInput
 from clipper.load.inputs import rows_of
 from clipper.load.measurement import quantile
+from clipper.metrics.samples import Stats
 from clipper.types import InputType, UserValue
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _seen(server: "ClipperServer", size: int) -> tuple[float, int]:
     return found[0] if found else (0.0, 0)
 
 
-def seen_by(stats: Mapping[str, Any]) -> list[Point]:
+def seen_by(stats: Stats) -> list[Point]:
     """Return what a running server has measured of a model, by powers of two; p50 and p99 are
     recent means.
     """

@@ -8,6 +8,7 @@ from clipper.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
 from clipper.metrics.process import proportional_bytes, resident_bytes
+from clipper.metrics.samples import Stats
 from clipper.serving.models.batch_cost import padding_of
 from clipper.types import Application, Model, VersionedModel
 
@@ -43,7 +44,7 @@ def processes(server: Server) -> list[dict[str, object]]:
     ]
 
 
-def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+def troubles(server: Server, stats: Stats) -> dict[str, tuple[str, str, str]]:
     """Return by `name:version` its state, its trouble, and the command that helps; the latter two
     may be empty. stats: those of models.
     """
@@ -58,9 +59,9 @@ def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, s
 
 
 def _row(
-    server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]
+    server: Server, model: Model, row: Stats, apps: Sequence[Application]
 ) -> dict[str, object]:
-    replicas: list[dict[str, Any]] = row.get("replicas", [])
+    replicas: Sequence[Stats] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id
     state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
     error, command = _trouble(server, model, row, apps, state)
@@ -110,7 +111,7 @@ def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stag
     return "loading" if not has else "partly ready"
 
 
-def _pid_here(replica: Mapping[str, Any]) -> int:
+def _pid_here(replica: Stats) -> int:
     """The process id, if the process was started here; 0 for one elsewhere, and for one in a
     container with numbers of its own (1), where it means another.
     """
@@ -123,7 +124,7 @@ def _rss(replica: Mapping[str, object]) -> int:
     return resident_bytes(pid) if pid else 0
 
 
-def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> str:
+def _why(model: Model, row: Stats, apps: Sequence[Application]) -> str:
     parts: list[str] = [model.batching.mode]
     if model.batching.cost:
         parts.append(f"cost {model.batching.cost.rpartition(':')[2]}")
@@ -139,7 +140,7 @@ def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> s
 
 
 def _trouble(
-    server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application], state: str
+    server: Server, model: Model, row: Stats, apps: Sequence[Application], state: str
 ) -> tuple[str, str]:
     """What is wrong, and the command that helps."""
     replicas = row.get("replicas", [])
@@ -197,7 +198,7 @@ def _trouble(
     return "", ""
 
 
-def one_row_us(replicas: Sequence[Mapping[str, Any]]) -> float:
+def one_row_us(replicas: Sequence[Stats]) -> float:
     """Return the duration of the smallest batch of the fastest replica; 0 when there was none."""
     return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
 

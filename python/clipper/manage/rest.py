@@ -137,8 +137,8 @@ class Management:
 
         return call
 
-    def _by(self, request: HttpRequest, dry_run: bool) -> Operations:
-        return self._operations.by(actor_of(request), dry_run=dry_run)
+    def _by(self, request: HttpRequest, dry_run: object) -> Operations:
+        return self._operations.by(actor_of(request), dry_run=bool(dry_run))
 
     # -- applications, whose settings are members of the body
 
@@ -222,13 +222,13 @@ def _over_the_wire(type_: object) -> object:
 
 def read_members(
     request: HttpRequest, takes: dict[str, object], names: tuple[str, ...]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks,
     or of another type."""
     given = read_json(_OBJECT, request.body or b"{}")
     found = {name: _converted(name, value, takes, names) for name, value in given.items()}
-    if isinstance(found.get("replicas"), list):
-        found["replicas"] = tuple(found["replicas"])
+    if isinstance(replicas := found.get("replicas"), list):
+        found["replicas"] = tuple(replicas)
     return found
 
 
@@ -238,7 +238,7 @@ def _converted(
     takes: Mapping[str, object],
     names: tuple[str, ...],
     strict: bool = True,
-) -> Any:
+) -> object:
     known = [other for other in takes if other not in names]
     if name not in known:
         guess = did_you_mean(name, known) or "."
@@ -253,7 +253,7 @@ def _converted(
 
 def _flags(
     request: HttpRequest, takes: Mapping[str, object], names: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The parameters of the query."""
     pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
     return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}

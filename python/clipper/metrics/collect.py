@@ -10,10 +10,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from clipper.metrics import process
-from clipper.metrics.samples import Labels, Samples, SeriesLimit
+from clipper.metrics.samples import Labels, Samples, SeriesLimit, Stats
 
 _ALWAYS = frozenset(
     ("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output")
@@ -58,7 +58,6 @@ _OF_FEEDBACK = (
     ("journal_records", "clipper_journal_records_total"),
 )
 
-Stats = Mapping[str, Any]
 Shares = Mapping[str, Mapping[str, float]]
 
 

@@ -1,10 +1,10 @@
 """Counts of a mesh node, and its metrics, under our names and under those of model-mesh."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from clipper.clock import wall_time_us
-from clipper.metrics.samples import Samples
+from clipper.metrics.samples import Samples, Stats
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
@@ -109,7 +109,7 @@ class MeshMetrics:
     stats: returns the node's statistics; missing keys are omitted.
     """
 
-    def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def collect(self, into: Samples) -> None:
@@ -133,7 +133,7 @@ class MeshMetrics:
                 into.add(name, stats[key])
         self._collect_node(stats, into)
 
-    def _collect_node(self, stats: Mapping[str, Any], into: Samples) -> None:
+    def _collect_node(self, stats: Stats, into: Samples) -> None:
         if stats.get("leader") and "models_registered" in stats:
             into.add("modelmesh_models_managed_total", stats["models_registered"])
         if stats.get("capacity_bytes"):

@@ -1,13 +1,11 @@
 """The metrics of a set of parameter shards."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from clipper.clock import wall_time_us
-from clipper.metrics.samples import Labels, Samples, SeriesLimit
+from clipper.metrics.samples import Labels, Samples, SeriesLimit, Stats
 from clipper_core.runtime.histogram import snapshot_of
-
-Stats = Mapping[str, Any]
 
 _OF_SHARD: Final = (
     ("ready", "clipper_params_shard_ready"),

@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from clipper.metrics.families import FAMILIES, Family
 from clipper_core.runtime.histogram import Snapshot
@@ -10,6 +10,7 @@ from clipper_core.runtime.histogram import Snapshot
 OTHER: Final = "_other"
 Labels = tuple[str, ...]
 Value = int | float | Snapshot
+Stats = Mapping[str, Any]  # of the server, or a part of them: docs/monitoring.md
 
 
 class Samples:

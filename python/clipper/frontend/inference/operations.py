@@ -18,7 +18,7 @@ from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
-from clipper.metrics.collect import Stats
+from clipper.metrics.samples import Stats
 from clipper.schema import Schema
 from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array

@@ -26,7 +26,7 @@ from clipper.frontend.http.server_sent_events import HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.manage.dashboard.seconds import between, now_of
 from clipper.manage.dashboard.shards import Row
-from clipper.metrics.collect import Stats
+from clipper.metrics.samples import Stats
 
 FINE_ROWS: Final = 300  # by the second
 COARSE_ROWS: Final = 360  # by ten

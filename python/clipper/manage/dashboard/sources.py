@@ -15,6 +15,7 @@ from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import Server, troubles
+from clipper.metrics.samples import Stats
 from clipper.serving.query.application import ApplicationHandle
 from clipper.store.redis import redacted_url
 from clipper.types import Model
@@ -39,7 +40,7 @@ class ServerSources:
     _revision: int = -1
     _due_s: float = 0.0
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> Stats:
         """Return the stats of the server, with those of its shards."""
         params, stats = self.node.params, self.node.stats()
         return stats if params is None else {**stats, "shards": params.observer.latest()}
@@ -66,7 +67,7 @@ class ServerSources:
         """Return the rollouts, each as a row."""
         return self.operations.rollouts()
 
-    def troubles(self, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]:
         """Return the troubles of models, as `clipper ps` words them."""
         return troubles(self.server, stats["models"])
 

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from clipper.errors import InvalidInput
+from clipper.metrics.samples import Stats
 from clipper.settings.server import ServerSettings
 from clipper.types import VersionedModel
 
@@ -103,7 +103,7 @@ def follow(trend: Trend, load: Load, least: int, most: int, rule: Rule, now_s: f
     return replace(trend, wanted=max(least, wanted - 1), pressed_s=None, calm_s=None)
 
 
-def load_of(before: Mapping[str, Any], now: Mapping[str, Any], span_s: float) -> Load:
+def load_of(before: Stats, now: Stats, span_s: float) -> Load:
     """Return the load between two rows of `stats()["models"]`."""
     lost = sum(now["ended"][name] - before["ended"][name] for name in _LOST)
     offered = lost + now["evaluated"] - before["evaluated"]
@@ -149,7 +149,7 @@ class StuckWatch:
         self._since: dict[tuple[VersionedModel, int, int], tuple[int, float]] = {}
 
     def check(
-        self, rows: Iterable[tuple[VersionedModel, Mapping[str, Any]]], now_s: float
+        self, rows: Iterable[tuple[VersionedModel, Stats]], now_s: float
     ) -> list[tuple[VersionedModel, int, int]]:
         """(model, number, pid) of those to restart; each is named once for each batch that it is
         stuck with."""
@@ -176,7 +176,7 @@ class Reading:
 
     least: int
     most: int
-    stats: Mapping[str, Any]
+    stats: Stats
 
 
 class Scaling:
@@ -198,7 +198,7 @@ class Scaling:
         self._rule = Rule.of(server)
         self._stuck = StuckWatch(server.stuck_s)
         self._trends: dict[VersionedModel, Trend] = {}
-        self._before: dict[VersionedModel, Mapping[str, Any]] = {}
+        self._before: dict[VersionedModel, Stats] = {}
         self._checked_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-scaling", daemon=True)
