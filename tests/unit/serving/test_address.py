@@ -58,7 +58,7 @@ def test_what_a_dead_server_left_is_taken_over(tmp_path):
 def test_what_is_no_socket_is_left_alone(tmp_path):
     (tmp_path / "notes").write_text("precious")
     for path in (tmp_path / "notes", tmp_path):
-        with pytest.raises(ConfigError, match=f"cannot listen on {path}: .*no socket"):
+        with pytest.raises(ConfigError, match=f"cannot listen on {path}: .*not a socket"):
             listen(f"unix:{path}", tmp_path)
     assert (tmp_path / "notes").read_text() == "precious"
 
