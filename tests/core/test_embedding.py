@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper_core.params.embedding import Table, key_of
-from clipper_core.params.initializer import Initializer
-from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.optimizer import Initializer, Optimizer
 from clipper_core.runtime.status import StatusError
 
 OPTIMIZERS = list(Optimizer.SETTINGS)

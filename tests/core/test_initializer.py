@@ -1,11 +1,11 @@
-"""clipper_core.params.initializer: what rows begin as."""
+"""clipper_core.params.optimizer: what rows begin as."""
 
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from clipper_core.params.initializer import Initializer
+from clipper_core.params.optimizer import Initializer
 from clipper_core.runtime.status import StatusError
 
 IDS = np.concatenate([np.arange(40_000), -np.arange(1, 2), [2**63 - 1, -(2**63)]])

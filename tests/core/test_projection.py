@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.cache.projection import Similarity, difference
+from clipper_core.cache.clock_cache import Similarity, difference
 from clipper_core.runtime.status import StatusError
 
 World = Any  # tests/core/conftest.py

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from clipper_core.params.embedding import Table
-from clipper_core.params.initializer import Initializer
-from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.optimizer import Initializer, Optimizer
 
 Array = np.ndarray[Any, Any]
 

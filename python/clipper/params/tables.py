@@ -7,8 +7,7 @@ import msgspec
 from clipper.errors import ConfigError, InvalidInput
 from clipper.types import check_name
 from clipper_core.params.embedding import Table
-from clipper_core.params.initializer import Initializer
-from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.optimizer import Initializer, Optimizer
 
 DIM_MAX = 1 << 16
 COUNT_MAX = (1 << 63) - 1  # of seeds, seconds and quotas

@@ -4,8 +4,7 @@
 # Threads: any.
 cimport numpy as cnp
 from libcpp.vector cimport vector
-from clipper_core.cache.clock_cache cimport Key
-from clipper_core.cache.projection cimport Similarity
+from clipper_core.cache.clock_cache cimport Key, Similarity
 from clipper_core.engine.engine cimport Engine
 from clipper_core.results.completion cimport Block
 from clipper_core.results.decider cimport RulingData

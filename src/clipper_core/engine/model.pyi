@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from clipper_core.cache.projection import Similarity
+from clipper_core.cache.clock_cache import Similarity
 from clipper_core.engine.engine import Engine
 from clipper_core.results.decider import Decider
 from clipper_core.results.future import Future

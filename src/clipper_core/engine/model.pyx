@@ -9,9 +9,8 @@ import math
 import numpy as np
 
 from clipper_core.cache.clock_cache cimport (
-    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of,
+    CacheState, cache_fill, cache_forget, cache_lookup, key_marked, key_of, projection_cells,
 )
-from clipper_core.cache.projection cimport projection_cells
 from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )

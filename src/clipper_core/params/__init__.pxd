@@ -4,7 +4,7 @@
 #
 # `embedding` is a table as Python sees it. `embedding_rows` pulls and pushes rows from any number
 # of threads: an index maps ids to rows, an arena allocates them, a lock guards one bucket of them.
-# `optimizer` applies gradients, `initializer` computes the first value of a row.
+# `optimizer` computes the first value of a row, and applies gradients.
 #
 # `shard_loop` is the loop of a shard, `shard_state` its state: tables, connections, memory shared
 # with workers, changes that followers have not received, statistics and quotas of tables.

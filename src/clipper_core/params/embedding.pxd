@@ -1,8 +1,7 @@
 # An embedding table as Python has it: arrays in, arrays out. Its rules are in
 # embedding_rows.pxd.
 from clipper_core.params.embedding_rows cimport Rows
-from clipper_core.params.initializer cimport Initializer
-from clipper_core.params.optimizer cimport Optimizer
+from clipper_core.params.optimizer cimport Initializer, Optimizer
 from clipper_core.runtime.machine cimport atomic, u64
 
 cdef class Table:

@@ -3,8 +3,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from clipper_core.params.initializer import Initializer
-from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.optimizer import Initializer, Optimizer
 
 _F32 = npt.NDArray[np.float32]
 

@@ -14,8 +14,9 @@ from clipper_core.params.embedding_rows cimport (
     arena_reserve, distinct_init, rows_bound, rows_bytes, rows_count, rows_expire, rows_free,
     rows_init, rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write, spare_floats,
 )
-from clipper_core.params.initializer cimport Initializer
-from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, state_floats, stride_of
+from clipper_core.params.optimizer cimport (
+    Initializer, Optimizer, Stride, all_finite, state_floats, stride_of,
+)
 from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u32, u64, u8
 from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
 

@@ -9,8 +9,7 @@
 # Threads: any. A row is read and written under the lock of its id's bucket, or by a thread that is
 # the only one inside the gate; which keeps everybody out while a part of the index moves. What
 # takes long lets others in after every BATCH ids.
-from clipper_core.params.initializer cimport Start
-from clipper_core.params.optimizer cimport Rule, Stride
+from clipper_core.params.optimizer cimport Rule, Start, Stride
 from clipper_core.runtime.machine cimport atomic, i64, relaxed, u16, u32, u64, u8
 
 # -- The word of a bucket of rows: a lock, and what only its holder changes: how many ids are in the

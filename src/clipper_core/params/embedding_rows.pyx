@@ -19,8 +19,7 @@ meanwhile waits for the end of a block, some microseconds.
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from clipper_core.params.initializer cimport start_row
-from clipper_core.params.optimizer cimport add_row, optimizer_step, start_slots
+from clipper_core.params.optimizer cimport add_row, optimizer_step, start_row, start_slots
 from clipper_core.runtime.machine cimport acquire, pause, release
 
 # -- The index of an embedding table.

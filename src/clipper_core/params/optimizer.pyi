@@ -20,3 +20,10 @@ class Optimizer:
         t: int = 1,
         scale: float = 1.0,
     ) -> None: ...
+
+class Initializer:
+    SETTINGS: ClassVar[dict[str, dict[str, float]]]
+    name: str
+    settings: dict[str, float]
+    def __init__(self, name: str, **settings: float) -> None: ...
+    def rows(self, key: int, ids: npt.ArrayLike, dim: int) -> npt.NDArray[np.float32]: ...

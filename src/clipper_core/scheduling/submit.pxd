@@ -2,8 +2,7 @@
 #
 # Threads: any; lane_prepare under the GIL, which is what makes a lane once.
 from libcpp.vector cimport vector
-from clipper_core.cache.clock_cache cimport CacheState
-from clipper_core.cache.projection cimport Projection
+from clipper_core.cache.clock_cache cimport CacheState, Projection
 from clipper_core.results.completion cimport Block
 from clipper_core.runtime.machine cimport atomic, i64, u32, u64, u8
 from clipper_core.runtime.row_hash cimport Key

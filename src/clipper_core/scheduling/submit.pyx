@@ -2,8 +2,9 @@
 from cpython.exc cimport PyErr_CheckSignals
 from libc.string cimport memcpy, memset
 
-from clipper_core.cache.clock_cache cimport Key, cache_lookup_many, key_marked, key_of
-from clipper_core.cache.projection cimport CELLS_MAX, projection_cells
+from clipper_core.cache.clock_cache cimport (
+    CELLS_MAX, Key, cache_lookup_many, key_marked, key_of, projection_cells,
+)
 from clipper_core.results.completion cimport (
     block_drop, completion_wake_loop_thread, waiter_enters, waiter_epoch, waiter_leaves,
 )

@@ -19,7 +19,7 @@ from clipper.serving.models.containers import Seat
 from clipper.serving.models.reads import Reads, Watches, ids_of
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, VersionedModel
-from clipper_core.cache.projection import Similarity
+from clipper_core.cache.clock_cache import Similarity
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.wire.prediction import register_record
