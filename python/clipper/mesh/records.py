@@ -132,12 +132,16 @@ class VModel(msgspec.Struct, frozen=True, omit_defaults=True):
         return "TRANSITION_FAILED" if self.failed else "TRANSITIONING"
 
 
+ANY_NUMBER: Final = 1 << 30  # of models, where an instance has no limit
+
+
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node as the others see it, published when it has changed enough.
 
     peers: address for other nodes, `unix:/path` or `tcp:host:port`. containers: address that model
     hosts of other nodes connect to, to serve it. number: unique, for the replicas that it lends.
-    lru_ms: last use of its least recently used model. rate: queries a minute of its copies.
+    models_max: how many models it loads at most; 0: any number. lru_ms: last use of its least
+    recently used model. rate: queries a minute of its copies.
     """
 
     id: str
@@ -159,11 +163,17 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
     loading_max: int = 1
     rate: float = 0.0
     stopping: bool = False
+    models_max: int = 0
 
     @property
     def free_bytes(self) -> int:
-        """The memory that is not in use."""
-        return max(0, self.capacity_bytes - self.used_bytes)
+        """The memory that is not in use; 0 where no further model may be loaded."""
+        return max(0, self.capacity_bytes - self.used_bytes) if self.free_models else 0
+
+    @property
+    def free_models(self) -> int:
+        """How many further models may be loaded."""
+        return max(0, self.models_max - self.models) if self.models_max else ANY_NUMBER
 
 
 _T = TypeVar("_T", MeshModel, VModel, Instance)

@@ -185,6 +185,25 @@ def test_names_on_their_way_go_on() -> None:
     assert found == [StepVModel("v", LoadVModelTarget("m2", 1, "0 of 1 copies are loaded"))]
 
 
+@pytest.mark.parametrize(
+    ("loaded", "newer_ms", "expected"),
+    [
+        (0, 0, 43),  # half of the 100 places less an eighth of them
+        (80, 0, 3),
+        (100, 0, 0),
+        (100, 21 * 60_000, 5),  # a twentieth replaces models that were used much earlier
+    ],
+)
+def test_free_places_are_filled_as_free_memory_is(
+    loaded: int, newer_ms: int, expected: int
+) -> None:
+    """A node that may load no further model has no room, however much memory is free."""
+    nodes = (node("a", models=loaded, models_max=100, lru_ms=NOW - newer_ms),)
+    waking = [MeshModel(f"m{n}", "onnx", size_bytes=1, used_ms=NOW) for n in range(200)]
+    found = maintenance.reaper(look(waking=waking, instances=nodes), NOW, SETTINGS)
+    assert len(found) == expected
+
+
 def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
     """3000 MiB, 375 of them in reserve: 1312 are filled."""
     waking = [MeshModel(f"m{n}", "onnx", size_bytes=100 * MIB, used_ms=NOW - n) for n in range(40)]

@@ -25,7 +25,7 @@ from clipper.mesh.decisions.placement import (
     unfit,
 )
 from clipper.mesh.decisions.usage import Usage
-from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.records import ANY_NUMBER, Instance, MeshModel, VModel
 from clipper.settings.mesh import MeshSettings
 
 HOUR_MS: Final = 3_600_000
@@ -332,18 +332,21 @@ def _proactive(
         i for i in instances if not i.stopping and i.queued <= QUEUED_MAX * max(i.loading_max, 1)
     ]
     capacity = sum(i.capacity_bytes for i in fit)
+    models_max = sum(i.models_max or ANY_NUMBER for i in fit)
     budget = FILL_SHARE * (sum(i.free_bytes for i in fit) - FILL_RESERVE * capacity)
+    count = FILL_SHARE * (sum(i.free_models for i in fit) - FILL_RESERVE * models_max)
     newer_ms = 0
-    if budget <= 0:
-        budget = REPLACE_SHARE * capacity
+    if budget <= 0 or count < 1:
+        budget, count = REPLACE_SHARE * capacity, REPLACE_SHARE * models_max
         lru_ms = min((i.lru_ms for i in fit if i.lru_ms), default=now_ms)
         newer_ms = lru_ms + max((now_ms - lru_ms) // 3, NEWER_MS)
     for model in view.waking:
         size = model.size_bytes or instances.typical_bytes
-        if budget < max(size, 1) or model.used_ms <= newer_ms:
+        if budget < max(size, 1) or count < 1 or model.used_ms <= newer_ms:
             return
         if not model.copies and not model.failures:
             budget -= size
+            count -= 1
             yield LoadCopy(
                 model.id, 1, "used lately, and there is memory for it", used_ms=model.used_ms
             )

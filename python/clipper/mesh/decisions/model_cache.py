@@ -260,11 +260,17 @@ class ModelCache:
         return spared[::-1]
 
     def _why_no_room(self, need: int, freed: int) -> str:
-        pinned = sum(held.size_bytes for held in self._models.values() if held.pinned)
-        loading = sum(held.size_bytes for held in self._models.values() if held.loading)
+        pinned = [held.size_bytes for held in self._models.values() if held.pinned]
+        loading = [held.size_bytes for held in self._models.values() if held.loading]
+        if need <= 0:
+            return (
+                f"{len(self._models)} models are loaded, and mesh.loaded_max is {self.models_max}:"
+                f" {len(pinned)} are pinned, {len(loading)} loading, and the others came or were"
+                " used too recently to go"
+            )
         return (
-            f"{need} bytes are missing and {freed} can be freed: {pinned} are pinned, {loading}"
-            " loading, and the others came or were used too recently to go"
+            f"{need} bytes are missing and {freed} can be freed: {sum(pinned)} are pinned,"
+            f" {sum(loading)} loading, and the others came or were used too recently to go"
         )
 
     def _pass(self, now_ms: int, uses: float) -> None:

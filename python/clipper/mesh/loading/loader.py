@@ -20,7 +20,7 @@ from clipper.errors import ClipperError, StoreError, UnknownModel
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
 from clipper.mesh.decisions.load_queue import LoadQueue, LoadTimes, QueuedLoad
-from clipper.mesh.decisions.model_cache import ModelCache, NoRoom
+from clipper.mesh.decisions.model_cache import Eviction, ModelCache, NoRoom
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.model_host import HostDied, LoadResult, ModelHost
 from clipper.mesh.records import Fault, MeshModel
@@ -233,6 +233,7 @@ class ModelLoader:
             )
         record, path = await self._pull(host, record)
         size = record.size_bytes or await self._guess(host, _at(record, path))
+        self._room_for(size, load)  # a claim without room would be two writes for nothing
         record = await self._claim(record, job, size)
         try:
             await self._make_room(record, size, load)
@@ -338,12 +339,16 @@ class ModelLoader:
             raise NotLoadedHere(found.why)
         return found  # type: ignore[no-any-return]
 
-    async def _make_room(self, record: MeshModel, size: int, load: QueuedLoad) -> None:
+    def _room_for(self, size: int, load: QueuedLoad) -> Eviction:
+        """Return what must be evicted before a load. Raises: RequestFailed without room."""
         room = self.cache.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
         if isinstance(room, NoRoom):
             self.counts.failed("refused")
             raise RequestFailed(f"{self.me} has no room: {room.why}", "none")
-        leaving = [self._detach(id) for id in room.evict]
+        return room
+
+    async def _make_room(self, record: MeshModel, size: int, load: QueuedLoad) -> None:
+        leaving = [self._detach(id) for id in self._room_for(size, load).evict]
         self.cache.add(
             record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
         )

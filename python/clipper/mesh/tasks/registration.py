@@ -72,6 +72,7 @@ class Registration:
             capacity_bytes=loader.cache.capacity_bytes,
             used_bytes=loader.cache.used_bytes,
             models=len(loader.cache),
+            models_max=loader.cache.models_max,
             lru_ms=loader.cache.lru_ms(now_ms()),
             loading=loader.loading,
             queued=len(loader.queue),
