@@ -154,6 +154,6 @@ MUTATIONS = (
     Mutation("a drain moves nothing", "maintenance.migration", _always([]), 11),
     Mutation("a record is never published", "maintenance.worth_publishing", _always(False), 0),
     Mutation("nothing is pinned", "model_cache.ModelCache.pin", _unpinned, 0),
-    Mutation("a name switches at once", "vmodels.step", _hasty, 0),
+    Mutation("a name switches at once", "vmodels.step", _hasty, 2),
     Mutation("a name never switches", "vmodels.step", _always(NoStep("never")), 0),
 )

@@ -19,6 +19,7 @@ turn.
 """
 
 import fcntl
+import itertools
 import os
 import secrets
 import sqlite3
@@ -27,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
@@ -52,6 +54,7 @@ _APPLICATION_ID = 0x434C5053  # "CLPS"
 _FORMAT = 2  # 2: leases
 _QUICK_CHECK_BYTES_MAX = 64 << 20  # larger files are not checked at the start
 _POLL_S = 0.05
+_RECENT_MAX, _RECENT_BYTES_MAX = 256, 4 << 20  # events that all watches of a process share
 _RETRY_S, _TURN_S = (
     0.0001,
     0.0005,
@@ -104,6 +107,7 @@ class SqliteStore(Store):
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._changed = threading.Condition()
+        self._recent, self._recent_lock = _RecentEvents(), threading.Lock()
         with self._typed("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._keep_private()
@@ -389,9 +393,19 @@ class SqliteStore(Store):
                 run.execute("rollback")
         return [_event(*row) for row in rows], revision, False
 
-    def _data_version(self) -> int:
-        with self._reading() as run:
-            return int(run.execute("pragma data_version").fetchone()[0])
+    def _latest(self) -> "_RecentEvents":
+        """Return the last events of all keys, read once for all watches of this process."""
+        with self._recent_lock:
+            recent = self._recent
+            with self._reading() as run:
+                version = int(run.execute("pragma data_version").fetchone()[0])
+            if version != recent.version:
+                end_s = self._next_end_s()
+                after = self.revision if recent.version < 0 else recent.revision
+                events, revision, lost = self._events_after(after, "")
+                lost = lost or recent.version < 0
+                self._recent = recent = recent.followed(version, end_s, events, revision, lost)
+            return recent
 
     # -- the file
 
@@ -522,6 +536,43 @@ class SqliteStore(Store):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _RecentEvents:
+    """The last events of a file, as of SQLite's data_version.
+
+    begin: all events after this revision, up to `revision`, are here. next_end_s: when the next
+    lease ended, as of that version.
+    """
+
+    version: int = -1
+    revision: int = 0
+    begin: int = 0
+    next_end_s: float = 0.0
+    events: tuple[Event, ...] = ()
+
+    def followed(
+        self, version: int, next_end_s: float, events: list[Event], revision: int, lost: bool
+    ) -> "_RecentEvents":
+        """Return these events and those that came after them. lost: some between are unknown."""
+        if lost:
+            return _RecentEvents(version, revision, revision, next_end_s)
+        kept, begin = (*self.events, *events), self.begin
+        size = sum(len(event.record.value) for event in kept if event.record is not None)
+        if size > _RECENT_BYTES_MAX:
+            begin, kept = revision, ()
+        elif len(kept) > _RECENT_MAX:
+            dropped = len(kept) - _RECENT_MAX // 2
+            begin, kept = kept[dropped - 1].revision, kept[dropped:]
+        return _RecentEvents(version, revision, begin, next_end_s, kept)
+
+    def after(self, cursor: int, prefix: str) -> list[Event] | None:
+        """Return the events of a prefix after a revision; None if they are not all here."""
+        if not self.begin <= cursor <= self.revision:
+            return None
+        later = itertools.takewhile(lambda event: event.revision > cursor, reversed(self.events))
+        return [event for event in later if event.key.startswith(prefix)][::-1]
+
+
 class _SqliteWatch:
     """A cursor over the event table; a slow reader costs the store nothing."""
 
@@ -556,18 +607,21 @@ class _SqliteWatch:
             if self._lease_end_s <= time.monotonic():
                 self._store._expire()
                 self._lease_end_s = self._store._next_end_s()
-            version = self._store._data_version()
+            recent = self._store._latest()
             self.contact_s = time.monotonic()
-            if version == self._seen:
+            if recent.version == self._seen:
                 return
-            self._lease_end_s = self._store._next_end_s()
-            events, revision, lost = self._store._events_after(self._cursor, self._prefix)
+            self._lease_end_s = recent.next_end_s
+            events = recent.after(self._cursor, self._prefix)
+            revision, lost = recent.revision, False
+            if events is None:
+                events, revision, lost = self._store._events_after(self._cursor, self._prefix)
         except StoreError:
             if self.closed:  # closed by another thread meanwhile
                 return
             raise
         self._ready.extend([Event("RESET", revision)] if lost else events)
-        self._cursor, self._seen = revision, version
+        self._cursor, self._seen = revision, recent.version
         if not self._synced:
             self._synced = True
             self._ready.append(Event("SYNC", revision))
