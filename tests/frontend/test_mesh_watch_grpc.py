@@ -68,6 +68,7 @@ RECORDS: dict[str, Any] = {
         8,
         9.5,
         True,
+        10,
     ),
 }
 

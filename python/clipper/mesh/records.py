@@ -167,12 +167,12 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def free_bytes(self) -> int:
-        """The memory that is not in use; 0 where no further model may be loaded."""
+        """Return the memory that is not in use; 0 where no further model may be loaded."""
         return max(0, self.capacity_bytes - self.used_bytes) if self.free_models else 0
 
     @property
     def free_models(self) -> int:
-        """How many further models may be loaded."""
+        """Return how many further models may be loaded."""
         return max(0, self.models_max - self.models) if self.models_max else ANY_NUMBER
 
 

@@ -540,13 +540,13 @@ class SqliteStore(Store):
 class _RecentEvents:
     """The last events of a file, as of SQLite's data_version.
 
-    begin: all events after this revision, up to `revision`, are here. next_end_s: when the next
+    start: all events after this revision, up to `revision`, are here. next_end_s: when the next
     lease ended, as of that version.
     """
 
     version: int = -1
     revision: int = 0
-    begin: int = 0
+    start: int = 0
     next_end_s: float = 0.0
     events: tuple[Event, ...] = ()
 
@@ -556,18 +556,18 @@ class _RecentEvents:
         """Return these events and those that came after them. lost: some between are unknown."""
         if lost:
             return _RecentEvents(version, revision, revision, next_end_s)
-        kept, begin = (*self.events, *events), self.begin
-        size = sum(len(event.record.value) for event in kept if event.record is not None)
+        stored, start = (*self.events, *events), self.start
+        size = sum(len(event.record.value) for event in stored if event.record is not None)
         if size > _RECENT_BYTES_MAX:
-            begin, kept = revision, ()
-        elif len(kept) > _RECENT_MAX:
-            dropped = len(kept) - _RECENT_MAX // 2
-            begin, kept = kept[dropped - 1].revision, kept[dropped:]
-        return _RecentEvents(version, revision, begin, next_end_s, kept)
+            start, stored = revision, ()
+        elif len(stored) > _RECENT_MAX:
+            dropped = len(stored) - _RECENT_MAX // 2
+            start, stored = stored[dropped - 1].revision, stored[dropped:]
+        return _RecentEvents(version, revision, start, next_end_s, stored)
 
     def after(self, cursor: int, prefix: str) -> list[Event] | None:
         """Return the events of a prefix after a revision; None if they are not all here."""
-        if not self.begin <= cursor <= self.revision:
+        if not self.start <= cursor <= self.revision:
             return None
         later = itertools.takewhile(lambda event: event.revision > cursor, reversed(self.events))
         return [event for event in later if event.key.startswith(prefix)][::-1]
