@@ -132,7 +132,8 @@ class Served:
             if time.monotonic() > until or self._process.poll() is not None:
                 self.close()
                 lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
-                raise RuntimeError(f"{self.peer.name} did not start: " + "\n".join(lines[-20:]))
+                print("\n".join(lines[-20:]), file=sys.stderr)
+                raise RuntimeError(f"{self.peer.name} did not start")
             time.sleep(0.2)
 
     def asked(self, model: str, width: int) -> tuple[str, str]:
