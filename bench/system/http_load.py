@@ -31,7 +31,7 @@ _NUMBERS_OF_A_RUN = 1 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """What a run found.
+    """The responses of a run.
 
     seconds: from the first request to the last response. records: of type RECORD, one for each
     request in the order of their ends; status 0 is a request without a response.
@@ -47,7 +47,7 @@ class Found:
 
     @property
     def bad(self) -> int:
-        """How many responses were not 200."""
+        """Count the responses that were not 200."""
         return int(np.count_nonzero(self.records["status"] != 200))
 
     @property

@@ -112,7 +112,7 @@ def theirs(peer: Peer, linear: object) -> Iterator[Server]:
 
 @dataclass
 class Figures:
-    """What was measured of one server.
+    """The measurements of one server.
 
     per_s, cpu_us: by model, turn by turn, in a closed loop. goodput: requests a second. late_us:
     p99 of the generator's own lateness at that rate. failed: by fault, the share of requests that

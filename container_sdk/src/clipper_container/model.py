@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 UserValue = Any
-"""What only its user knows the type of: the inputs of a model, what it returns, a label, an object
-that is to be served.
+"""A value whose type only its user knows: the inputs of a model, its outputs, a label, an object to
+serve.
 """
 
 

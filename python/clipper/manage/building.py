@@ -1,5 +1,5 @@
-"""How far a deployment is, and the environments that models run in: each is built in a thread of
-its own, while others serve."""
+"""Stages of deployments, and the environments that models run in: each is built in a thread of its
+own, while others serve."""
 
 import logging
 import threading
@@ -26,8 +26,9 @@ FAILED: Final = "failed"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Where a version is: pulling, packing, building environment or image, starting, loading, warm;
-    or failed.  since_s: on the monotonic clock."""
+    """The stage of a version: pulling, packing, building an environment or image, starting, loading,
+    warm, or failed. since_s: on the monotonic clock.
+    """
 
     stage: str
     detail: str = ""

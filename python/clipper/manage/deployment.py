@@ -590,7 +590,7 @@ class Deployment:
                 self._start_replicas(running.model)
 
     def _fail(self, id_: VersionedModel, why: str) -> None:
-        """It will not come up, until it is started again."""
+        """Mark a version as failed: it does not come up until it is started again."""
         self._failures[id_] = why
         self._building.enter(id_, FAILED, why)
         _log.error("model %s: %s", id_, why, extra={"model": str(id_)})
@@ -654,7 +654,7 @@ class Deployment:
     # -- replicas come, go and are requested
 
     def _checks(self) -> dict[VersionedModel, Reading]:
-        """What `Scaling` is shown: nothing, while no query has come and no container has a batch.
+        """Return the readings for `Scaling`; none while no query has come and no container has a batch.
 
         With hundreds of containers each look costs milliseconds.
         """

@@ -142,7 +142,7 @@ def _why(model: Model, row: Stats, apps: Sequence[Application]) -> str:
 def _trouble(
     server: Server, model: Model, row: Stats, apps: Sequence[Application], state: str
 ) -> tuple[str, str]:
-    """What is wrong, and the command that helps."""
+    """Return the problem of a model, and the command that helps."""
     replicas = row.get("replicas", [])
     broken = [
         one for one in replicas if one["state"] in ("failed", "backoff") or one.get("restart_count")
