@@ -26,8 +26,8 @@ FAILED: Final = "failed"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """The stage of a version: pulling, packing, building an environment or image, starting, loading,
-    warm, or failed. since_s: on the monotonic clock.
+    """The stage of a version: pulling, packing, building an environment or image, starting,
+    loading, warm, or failed. since_s: on the monotonic clock.
     """
 
     stage: str

@@ -654,7 +654,7 @@ class Deployment:
     # -- replicas come, go and are requested
 
     def _checks(self) -> dict[VersionedModel, Reading]:
-        """Return the readings for `Scaling`; none while no query has come and no container has a batch.
+        """Return the readings for `Scaling`; none while no query comes and no container works.
 
         With hundreds of containers each look costs milliseconds.
         """
