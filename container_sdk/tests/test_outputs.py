@@ -292,7 +292,7 @@ def test_estimators_send_labels_and_confidence():
 
 
 def qualifiers_of(rows):
-    """What was said beside each row, over the wire and back."""
+    """Return the qualifiers of each row, sent over the wire and read again."""
     header, pieces = encode_rows(Kind.REPLY, rows)
     opened = open_rows(header, np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8))
     return (

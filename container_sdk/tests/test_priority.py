@@ -23,8 +23,7 @@ def run(source: str) -> str:
 
 
 def test_threads_and_children_get_their_priority_back() -> None:
-    """What a model starts while it loads, pools of threads and worker processes, would stay slow
-    for ever."""
+    """Threads and processes that a model starts while it loads would otherwise stay slow."""
     printed = run("""
         def seen(task):
             with open(f"/proc/{task or 'self'}/sched") as file:  # the slice: since Linux 6.12

@@ -1,5 +1,4 @@
-"""What a model runs before it is ready, what is told of it, and that nothing of it keeps a
-container from serving."""
+"""Warm-up batches of a model, their report, and that no warm-up keeps a container from serving."""
 
 import json
 import signal

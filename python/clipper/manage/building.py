@@ -63,7 +63,7 @@ class Building:
         return self._stages.get(id_, Stage(""))
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
-        """Of every version of a model that was deployed or started here, the oldest first."""
+        """Return the stage of each version that was deployed or started here, the oldest first."""
         with self._changed:
             return {id_: stage for id_, stage in sorted(self._stages.items()) if id_.name == name}
 

@@ -805,7 +805,7 @@ class Deployment:
 
 
 def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
-    """As the model itself says: the mean of its replicas, each of which learns by itself."""
+    """Return the mean of the accuracies that replicas report; each learns by itself."""
     accuracies = [
         replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None
     ]
@@ -813,7 +813,7 @@ def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _printable(text: str) -> str:
-    """What a container wrote, without control characters: a log may be read on a terminal."""
+    """Escape control characters in what a container wrote: a log may be read on a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

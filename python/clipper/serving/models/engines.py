@@ -107,7 +107,7 @@ def _count(configured: int) -> int:
 
 
 def _engine_of(config: Config, number: int, count: int) -> Engine:
-    """What bounds the whole server is shared out evenly."""
+    """Create an engine; limits of the whole server are divided evenly between engines."""
     limits = config.limits
     unlisted_model = (
         min(config.mesh.loaded_max, LINKS_MAX - limits.connections_max)

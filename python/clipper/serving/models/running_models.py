@@ -130,9 +130,9 @@ class RunningModels:
         return core
 
     def _reads_of(self, model: Model) -> Reads | None:
-        """Of a model whose predictions are cached for as long as the rows they were made of stay
-        where they are. Without them a prediction that was made of rows would stay when the rows
-        move: then nothing is cached."""
+        """Return the rows that a model's predictions are made of, which end their time in the cache
+        when they change. A model with tables that does not declare them is not cached.
+        """
         if model.tables and model.cache and not model.reads:
             _log.info(
                 "model %s has tables and does not say which rows it reads: its predictions are not"

@@ -177,7 +177,7 @@ def _whys(
     model: VersionedModel,
     statuses: NDArray[np.uint8],
 ) -> dict[str, int]:
-    """Why rows have no prediction of this model, counted; of equal kinds the first row's words."""
+    """Count the reasons why rows have no prediction; each kind has its first row's message."""
     reasons: dict[str, int] = {}
     kinds, at, counts = np.unique(statuses, return_index=True, return_counts=True)
     for kind, i, count in zip(kinds.tolist(), at.tolist(), counts.tolist(), strict=True):

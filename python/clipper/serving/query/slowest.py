@@ -76,5 +76,5 @@ class Slowest:
 
 
 def _shown(status: Status, waited_us: int, took_us: int) -> int:
-    """When a task ended; one that had not when the query was answered was waited for until then."""
+    """Return when a task ended, or when the query was answered if that was earlier."""
     return took_us if status in (Status.PENDING, Status.CANCELLED) else waited_us

@@ -369,8 +369,7 @@ class Speculation:
         )
 
     def _until_us(self, slo_us: int) -> int:
-        """When the last step ends: at the deadline, or before it by a margin, or at its own
-        time."""
+        """Return the end of the last step: its own time, or the deadline less a margin."""
         last = self.steps[-1]
         if last.until_ms:
             return min(slo_us, max(1, round(last.until_ms * 1000)))

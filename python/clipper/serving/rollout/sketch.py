@@ -177,8 +177,9 @@ def _psi(before: Sequence[int], now: Sequence[int]) -> float:
 
 
 class Bucket:
-    """At most `rate` a second, and `burst` at once. Threads: any; two at the same moment may both
-    have the last token."""
+    """A token bucket: at most `rate` a second, and `burst` at once. Threads: any; two at the same
+    moment may both take the last token.
+    """
 
     __slots__ = ("_at_s", "_tokens", "burst", "rate")
 
