@@ -12,7 +12,6 @@ class Clock(Protocol):
 
     def now_us(self) -> int:
         """Microseconds of a clock that never goes back; only differences mean something."""
-        ...
 
 
 class SystemClock:

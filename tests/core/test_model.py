@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clipper_core.engine.engine import Engine
-from clipper_core.engine.model import InputSchema, Model, predict_all, predict_ensemble
+from clipper_core.engine.model import Model, predict_all, predict_ensemble
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.runtime.status import Status, StatusError
 
@@ -236,12 +236,6 @@ def test_every_class_of_slo_has_a_lane(world: World) -> None:
     ]
     world.serve()
     assert all(future.done() for future in futures)
-
-
-def test_nothing_takes_inputs_but_a_model(world: World) -> None:
-    assert isinstance(world.model(), InputSchema)
-    with pytest.raises(TypeError, match="only a Model"):
-        InputSchema()
 
 
 def test_models_are_bounded(new_world: Callable[..., World]) -> None:

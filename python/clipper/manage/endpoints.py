@@ -29,17 +29,14 @@ class EndpointHost(Server, Protocol):
     @property
     def address(self) -> str:
         """Return the address for containers."""
-        ...
 
     @property
     def admin_address(self) -> str:
         """Return the address for management."""
-        ...
 
     @property
     def manage(self) -> Operations:
         """Return the operations of management."""
-        ...
 
 
 class Endpoints:

@@ -29,11 +29,9 @@ class RequestClient(Protocol):
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, Any]:
         """Send a request to the server and return the JSON object of its reply."""
-        ...
 
     def events(self, path: str) -> Any:
         """Yield the server-sent events of a path."""
-        ...
 
 
 class MeshClient:

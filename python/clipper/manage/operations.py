@@ -67,42 +67,33 @@ class Server(TableServer, Protocol):
     @property
     def deploy(self) -> Callable[..., CoreModel]:
         """Return the function that deploys a version."""
-        ...
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
         """Set the number of replicas of a version."""
-        ...
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service. force: also one that applications link."""
-        ...
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """Return the last lines of a replica's log."""
-        ...
 
     @property
     def app(self) -> Callable[..., ApplicationHandle]:
         """Return the function that returns a handle of an application."""
-        ...
 
     def stats(self) -> dict[str, Any]:
         """Return the stats of the server."""
-        ...
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
         """Return the durations of the stages of queries, by version."""
-        ...
 
     @property
     def http_address(self) -> str:
         """Return the address of the HTTP frontend; empty without one."""
-        ...
 
     @property
     def grpc_address(self) -> str:
         """Return the address of the gRPC frontend; empty without one."""
-        ...
 
 
 class Change(msgspec.Struct):

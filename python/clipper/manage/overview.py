@@ -24,11 +24,9 @@ class Server(Protocol):
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """Return the last lines of a replica's log."""
-        ...
 
     def stats(self) -> dict[str, Any]:
         """Return the stats of the server."""
-        ...
 
 
 def processes(server: Server) -> list[dict[str, object]]:

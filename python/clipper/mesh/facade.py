@@ -137,7 +137,6 @@ class MeshFacade(Protocol):
     @property
     def instance(self) -> str:
         """The id of this node."""
-        ...
 
     def register(
         self,
@@ -160,25 +159,21 @@ class MeshFacade(Protocol):
         used_ms: last use, wall clock; 0: hours ago, so that a model without queries evicts none
         that is in use. AlreadyExists when it differs.
         """
-        ...
 
     def unregister(self, id: str) -> None:
         """Unregister a model; its copies are unloaded later. No error if it does not exist.
 
         StillLinked while a v-model or an application names it.
         """
-        ...
 
     def status(self, id: str) -> ModelStatus:
         """Return the status of a model; NOT_FOUND is a status and no error."""
-        ...
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
         """Load a model unless it is loaded; counts as a use at `used_ms`, 0: now.
 
         UnknownModel.
         """
-        ...
 
     def set_vmodel(
         self,
@@ -202,35 +197,27 @@ class MeshFacade(Protocol):
         expected: only if this is its target now. Forbidden (another owner), StoreConflict
         (expected), UnknownModel, AlreadyExists.
         """
-        ...
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
         """Delete a v-model; no error if there is none. Forbidden for another owner's."""
-        ...
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         """Return the status of a v-model; NOT_FOUND when absent, or another owner's."""
-        ...
 
     def rollback_vmodel(self, id: str) -> VModelStatus:
         """Switch back to the previous model; at once if that is loaded."""
-        ...
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
         """Return the status of models by id, after the id `after`."""
-        ...
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
         """Return the status of v-models by id, after the id `after`."""
-        ...
 
     def instances(self) -> list[Instance]:
         """Return the nodes that are alive, by id."""
-        ...
 
     def explain(self, id: str) -> Explanation:
         """Explain where a model is and why."""
-        ...
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = ...
@@ -239,17 +226,14 @@ class MeshFacade(Protocol):
 
         Ends when this node stops or `stop()` returns True.
         """
-        ...
 
     def stats(self) -> Mapping[str, Any]:
         """Return counters and gauges of this node, never one for each model.
 
         Histograms are Snapshots.
         """
-        ...
 
     def drain(
         self, progress: Callable[[MigrationProgress], None] | None = None
     ) -> MigrationProgress:
         """Refuse new models, and move those used lately to other nodes within `mesh.drain_s`."""
-        ...

@@ -14,17 +14,14 @@ class NodeHost(Protocol):
     @property
     def address(self) -> str:
         """Return the address that replicas connect to."""
-        ...
 
     @property
     def token(self) -> str:
         """Return the token that replicas present when they connect."""
-        ...
 
     @property
     def batching(self) -> Batching:
         """Return the default batching of replicas."""
-        ...
 
     def resolve(
         self, record: Model, why: Callable[[], str]
@@ -34,32 +31,24 @@ class NodeHost(Protocol):
         The second allows more time. The core model behind both is in no list of models.
         why: returns the reason while the model has no replica.
         """
-        ...
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:
         """Return the connected replicas of a model."""
-        ...
 
     def disconnect(self, id: VersionedModel, number: int) -> None:
         """Disconnect the replicas with this number; their rows return to the model's queue."""
-        ...
 
     def close(self, resolved: ResolvedApplication, seconds: float) -> None:
         """Announce that no replica will connect for so long; earlier queries fail at once."""
-        ...
 
     def forget(self, resolved: ResolvedApplication) -> None:
         """Fail all queries of a model that is no longer registered."""
-        ...
 
     def linking(self, id: str) -> Sequence[str]:
         """Return the names of the applications that use a model."""
-        ...
 
     def link_again(self) -> None:
         """Make applications resolve their models again."""
-        ...
 
     def is_taken(self, name: str) -> bool:
         """Return whether the catalog has a model or an application of this name."""
-        ...

@@ -27,37 +27,29 @@ class NodeLoop(Protocol):
     @property
     def stopping(self) -> bool:
         """True once `stop` has been called."""
-        ...
 
     def start(self) -> None:
         """Start the loop and its threads. Threads: any."""
-        ...
 
     def stop(self, last: Callable[[], Work[None]]) -> None:
         """Run `last` on the loop, cancel all remaining tasks, and end. Threads: any."""
-        ...
 
     def close(self) -> None:
         """Free the loop, which has been stopped. Threads: any."""
-        ...
 
     def run(self, work: Work[T]) -> T:
         """Run a coroutine on the loop and wait for its result. ShuttingDown when the node ends."""
-        ...
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop, soon; ignored when the node has ended. Threads: any."""
-        ...
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> None:
         """Call a function on the loop after a delay."""
-        ...
 
     async def run_blocking(
         self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs
     ) -> T:
         """Call a function that blocks in another thread."""
-        ...
 
 
 class ThreadedNodeLoop:

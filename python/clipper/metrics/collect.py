@@ -66,7 +66,6 @@ class MetricsSource(Protocol):
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
-        ...
 
 
 class Metrics:

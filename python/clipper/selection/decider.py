@@ -65,7 +65,6 @@ class Decider(Protocol):
         Called after each arrival and each failure and at the times that it returned, until it
         answers.
         """
-        ...
 
 
 class DecidingPolicy(Policy, Protocol):
@@ -73,7 +72,6 @@ class DecidingPolicy(Policy, Protocol):
 
     def decide(self, state: State, view: View) -> Wait | AnswerFrom:
         """Decide as `Decider.decide` does, with the policy's state."""
-        ...
 
 
 def check_decision(decision: object, view: View) -> Wait | AnswerFrom:

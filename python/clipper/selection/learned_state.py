@@ -79,39 +79,30 @@ class StateRows(Protocol):
 
     def initial(self, k: int) -> Array:
         """Return the rows of `k` models without observations."""
-        ...
 
     def insert(self, rows: Array, at: int) -> Array:
         """Add a model at index `at` that starts at the average of the others, without evidence."""
-        ...
 
     def delete(self, rows: Array, at: int) -> Array:
         """Remove the model at index `at`."""
-        ...
 
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
         """Permute the models: the new model i is the former model `order[i]`."""
-        ...
 
     def evidence(self, rows: Array) -> Array | None:
         """Return the number of observations behind each row; None if the rows count none."""
-        ...
 
     def faded(self, rows: Array, share: Array) -> Array:
         """Reduce the evidence of each row to `share` of it."""
-        ...
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
         """Merge the rows of two servers that both started from `base`."""
-        ...
 
     def parse(self, numbers: Array, k: int) -> Array:
         """Reshape stored numbers into the rows of `k` models. Raises ValueError if impossible."""
-        ...
 
     def standing(self, state: LearnedState) -> Array:
         """Return f64[models], higher is better."""
-        ...
 
 
 class Answering(Protocol):
@@ -123,29 +114,24 @@ class Answering(Protocol):
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
         """Choose the models of a query."""
-        ...
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         """Combine predictions into an answer with a calibrated confidence."""
-        ...
 
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[UserValue, float]:
         """Return the output and its confidence before calibration; (None, 0) without one."""
-        ...
 
     def probabilities(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> LabelProbabilities:
         """Return the probability of each label, given at least one usable prediction."""
-        ...
 
     def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
         """Return the share of each model in the answers, or in the queries; the sum is 1."""
-        ...
 
 
 # (state, observation, loss of each model that has one) -> the updated rows

@@ -143,11 +143,9 @@ class Policy(Protocol):
         models: those of the application, in the order of its links.  prior: the state that all
         users share, for the same models; it enters with little evidence.
         """
-        ...
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         """Choose models from `candidates`, best first; none only if there are no candidates."""
-        ...
 
     def combine(
         self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
@@ -157,43 +155,33 @@ class Policy(Protocol):
         The result does not depend on their order. An output that is, or contains, NaN or an
         infinity counts as missing.
         """
-        ...
 
     def observe(self, state: State, observation: Observation) -> State:
         """Return the state after an observation; `state` itself if nothing was learned."""
-        ...
 
     def add_model(self, state: State, model: VersionedModel) -> State:
         """Add a model with an average standing, so that it is tried. No effect if it is known."""
-        ...
 
     def remove_model(self, state: State, model: VersionedModel) -> State:
         """Remove a model. No effect if it is unknown."""
-        ...
 
     def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
         """Replace a version; the new one keeps the standing of the old one with less evidence."""
-        ...
 
     def merge(self, base: State, mine: State, theirs: State) -> State:
         """Merge the states of two servers that both started from `base`."""
-        ...
 
     def encode(self, state: State) -> bytes:
         """Encode a state for the store, in a fixed layout that `decode` checks; never pickle."""
-        ...
 
     def decode(self, data: bytes) -> State:
         """Decode a stored state. Raises ValueError for bytes that `encode` did not write."""
-        ...
 
     def accepts_input_type(self, input: InputType) -> bool:
         """Return False to refuse an application with this input type; called when it is set."""
-        ...
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
         """Return the models of the state, best first."""
-        ...
 
 
 def losses(observation: Observation) -> dict[VersionedModel, float]:

@@ -35,11 +35,9 @@ class ExpiringLists(Protocol):
 
     def append(self, values: Mapping[str, bytes]) -> None:
         """Append to each of these lists one value, of at most VALUE_BYTES_MAX bytes."""
-        ...
 
     def read(self, key: str) -> list[bytes]:
         """Return the values of a list in the order of their appends; empty if there is none."""
-        ...
 
     def claim(self, numbers: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
         """Add numbers to sets; return those that were not there before, by the set's key.
@@ -47,11 +45,9 @@ class ExpiringLists(Protocol):
         Of several callers that add the same number, exactly one gets it back. Numbers lie between 0
         and NUMBER_MAX.
         """
-        ...
 
     def drop(self, keys: Sequence[str]) -> None:
         """Delete these lists. Sets stay until they expire."""
-        ...
 
 
 class LeasedLists:

@@ -27,11 +27,9 @@ class Leases(Protocol):
 
     def renew(self, lease: str) -> float:
         """Renew a lease; return its time to live in seconds."""
-        ...
 
     def revoke(self, lease: str) -> None:
         """End a lease."""
-        ...
 
 
 class LeaseLostEvent:

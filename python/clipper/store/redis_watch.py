@@ -53,11 +53,9 @@ class ChangeStream(Protocol):
 
     def changes(self, after: int) -> Changes:
         """Return what changed after a revision."""
-        ...
 
     def wait(self, after: int, granted: bytes, block_s: float) -> Waited:
         """Wait until something changes, or a lease is granted."""
-        ...
 
 
 class ChangeReader:

@@ -132,20 +132,16 @@ class Watch(Protocol):
 
         A timeout of `next` is no answer of the store.
         """
-        ...
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None on timeout, or when the watch or its store is closed."""
-        ...
 
     @property
     def closed(self) -> bool:
         """True once the watch or its store is closed."""
-        ...
 
     def close(self) -> None:
         """End the watch and wake its reader."""
-        ...
 
     def __iter__(self) -> Iterator[Event]: ...
 
@@ -163,11 +159,9 @@ class Store(Protocol):
 
     def get(self, key: str) -> Record | None:
         """Return the record; None if the key does not exist."""
-        ...
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
         """Return the records under a prefix, sorted by key, and the revision of their snapshot."""
-        ...
 
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
@@ -176,20 +170,16 @@ class Store(Protocol):
 
         Reads see the store before the transaction.
         """
-        ...
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         """Watch keys under a prefix for changes after `from_revision`; None: after now."""
-        ...
 
     @property
     def revision(self) -> int:
         """Return the revision of the newest change."""
-        ...
 
     def close(self) -> None:
         """End the watches and close files and connections. Calling it twice is fine."""
-        ...
 
     def lists(self, ttl_s: float) -> "ExpiringLists | None":
         """Return lists of the store's own; None: it has none, see store/expiring.py."""
@@ -199,18 +189,15 @@ class Store(Protocol):
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
         """Grant a lease; return its id and its time to live, which may exceed `ttl_s`."""
-        ...
 
     def renew(self, lease: str) -> float:
         """Renew a lease and return its time to live in seconds.
 
         Raises LeaseLost if it has expired.
         """
-        ...
 
     def revoke(self, lease: str) -> None:
         """End a lease and delete its keys. No effect if it has ended."""
-        ...
 
     # -- implemented with the above
 

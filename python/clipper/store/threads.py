@@ -15,15 +15,12 @@ class ThreadEvent(Protocol):
 
     def set(self) -> None:
         """Set the flag and wake all waiters."""
-        ...
 
     def is_set(self) -> bool:
         """Return whether the flag is set."""
-        ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the flag; return False on timeout."""
-        ...
 
 
 class ThreadCondition(Protocol):
@@ -41,15 +38,12 @@ class ThreadCondition(Protocol):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Release the lock and wait for a notification; return False on timeout."""
-        ...
 
     def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
         """Wait until the predicate is true; return its last value."""
-        ...
 
     def notify_all(self) -> None:
         """Wake all waiters."""
-        ...
 
 
 class RunningThread(Protocol):
@@ -57,11 +51,9 @@ class RunningThread(Protocol):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end of the thread, at most `timeout` seconds."""
-        ...
 
     def is_alive(self) -> bool:
         """Return whether the thread has not ended."""
-        ...
 
 
 class Threads(Protocol):
@@ -69,23 +61,18 @@ class Threads(Protocol):
 
     def now_s(self) -> float:
         """Return the time in seconds of a clock that never goes back."""
-        ...
 
     def event(self) -> ThreadEvent:
         """Return a new event."""
-        ...
 
     def condition(self) -> ThreadCondition:
         """Return a new condition."""
-        ...
 
     def start(self, target: Callable[[], None], name: str) -> RunningThread:
         """Start a thread that does not keep the process alive."""
-        ...
 
     def is_current(self, thread: RunningThread) -> bool:
         """Return whether this code runs in a thread."""
-        ...
 
 
 class SystemThreads:

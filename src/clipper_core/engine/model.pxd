@@ -17,10 +17,15 @@ from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.submit cimport Intake
 from clipper_core.wire.prediction cimport Value
 
-# -- The input of a model: the type of its rows, and how an input becomes one.
-#
-# Threads: any.
-cdef class InputSchema:
+cdef int check_type(str name, str dtype, tuple shape) except -1
+cdef int check_similar(str name, str dtype, tuple shape) except -1
+
+cdef inline u64 near_uid(u64 uid) noexcept nogil:
+    """What a model's keys of cells are made with, beside those of rows."""
+    return uid | (<u64> 1 << 63)
+
+cdef class Model:
+    # the input: the type of its rows, and how an input becomes one
     cdef readonly Engine engine
     cdef ModelState* state
     cdef readonly str name             # as messages show it: "svm:1"
@@ -47,14 +52,7 @@ cdef class InputSchema:
     cdef bint _fits(self, cnp.ndarray array)
     cdef object _refuse(self, object x, object cause)
 
-cdef int check_type(str name, str dtype, tuple shape) except -1
-cdef int check_similar(str name, str dtype, tuple shape) except -1
-
-cdef inline u64 near_uid(u64 uid) noexcept nogil:
-    """What a model's keys of cells are made with, beside those of rows."""
-    return uid | (<u64> 1 << 63)
-
-cdef class Model(InputSchema):
+    # queries and results
     cdef readonly u64 slo_us           # of a predict() without one
     cdef readonly object cost          # (row) -> its cost; None: not a function's
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:

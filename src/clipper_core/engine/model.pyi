@@ -11,7 +11,10 @@ from clipper_core.results.decider import Decider
 from clipper_core.results.future import Future
 from clipper_core.runtime.dtype import NAMES as NAMES
 
-class InputSchema:
+_T = TypeVar("_T", default=Any)
+
+@final
+class Model:
     engine: Engine
     name: str
     dtype: np.dtype[Any] | None
@@ -19,14 +22,6 @@ class InputSchema:
     similar: Similarity | None
     on_untyped: Callable[[Any], tuple[Any, ...]] | None
     tensors: Any
-    def __init__(self) -> None: ...
-    def describe_input(self) -> str: ...
-    def settle(self, dtype: str, shape: tuple[int, ...] = (), tensors: Any = None) -> None: ...
-
-_T = TypeVar("_T", default=Any)
-
-@final
-class Model(InputSchema):
     slo_us: int
     cost: Callable[..., float] | None
     watch: Any
@@ -54,6 +49,8 @@ class Model(InputSchema):
         cost: str | Callable[..., float] = "",
         padded: bool = False,
     ) -> None: ...
+    def describe_input(self) -> str: ...
+    def settle(self, dtype: str, shape: tuple[int, ...] = (), tensors: Any = None) -> None: ...
     def settle_output(
         self, dtype: str, shape: tuple[int, ...] | None, outputs: Any, output_record: int
     ) -> None: ...

@@ -48,9 +48,6 @@ from clipper_core.runtime.dtype import NAMES
 
 cnp.import_array()
 
-# -- InputSchema: an input becomes the bytes of a row, or is refused with a message that names what
-# was expected and what came.
-
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
@@ -80,12 +77,56 @@ cdef int check_type(str name, str dtype, tuple shape) except -1:
     return 0
 
 
-@cython.no_gc_clear                  # the model's end needs `engine`
-cdef class InputSchema:
-    """The input type of a model; clipper_core.engine.model.Model extends it. Threads: any."""
+cdef extern from *:
+    """
+    static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
+    """
+    int log2_of "clipper_log2"(u64 n) noexcept nogil
 
-    def __init__(self):
-        raise TypeError("only a Model takes inputs: make one of those")
+cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
+
+cdef enum:
+    CHUNKS_FROM = 32            # rows; fewer go one by one
+    TASKS_MAX = 1073741824      # of one future
+
+cdef double COST_MAX = 4000000.0        # of a row, from a function
+cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
+cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
+
+
+cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
+    """An SLO in microseconds, at least 1."""
+    if slo_us is None:
+        return otherwise
+    slo_us = int(slo_us)
+    if not 1 <= slo_us < SLO_MAX_US:
+        raise_for(BAD_INPUT,
+                  f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
+    return slo_us
+
+
+@cython.no_gc_clear                  # __dealloc__ needs `engine`
+@cython.final
+cdef class Model:
+    """A version of a model in an engine. Threads: any.
+
+    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
+    name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)`
+    for numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait
+    or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
+    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() counts it,
+    and its lanes and its number are given back once nobody has it any more, its queries are
+    answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
+    records; a row is one. `output_record`: an output is a record of this type, see
+    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row costs,
+    where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes), or a
+    function of the row, or of its named tensors, that returns a number from 0 on, counted in
+    thousandths; "": all cost the same. `padded`: the model fills the rows of a batch up to the
+    longest.
+    """
+
+    # -- the input: it becomes the bytes of a row, or is refused with a message that names what was
+    # expected and what came
 
     cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1:
         cdef ModelState* m = self.state
@@ -295,54 +336,7 @@ cdef class InputSchema:
             self._check_bytes(nbytes)
         return rows
 
-
-cdef extern from *:
-    """
-    static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
-    """
-    int log2_of "clipper_log2"(u64 n) noexcept nogil
-
-cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
-
-cdef enum:
-    CHUNKS_FROM = 32            # rows; fewer go one by one
-    TASKS_MAX = 1073741824      # of one future
-
-cdef double COST_MAX = 4000000.0        # of a row, from a function
-cdef double COST_PARTS = 1000.0         # a function's costs are counted in thousandths
-cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
-
-
-cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
-    """An SLO in microseconds, at least 1."""
-    if slo_us is None:
-        return otherwise
-    slo_us = int(slo_us)
-    if not 1 <= slo_us < SLO_MAX_US:
-        raise_for(BAD_INPUT,
-                  f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
-    return slo_us
-
-
-@cython.no_gc_clear                  # __dealloc__ needs `engine`
-@cython.final
-cdef class Model(InputSchema):
-    """A version of a model in an engine. Threads: any.
-
-    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
-    name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)`
-    for numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait
-    or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share
-    cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() counts it,
-    and its lanes and its number are given back once nobody has it any more, its queries are
-    answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
-    records; a row is one. `output_record`: an output is a record of this type, see
-    clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row costs,
-    where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes), or a
-    function of the row, or of its named tensors, that returns a number from 0 on, counted in
-    thousandths; "": all cost the same. `padded`: the model fills the rows of a batch up to the
-    longest.
-    """
+    # -- the model
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
                  u64 slo_us=1000000,

@@ -45,11 +45,9 @@ class ArtifactSource(Protocol):
 
     def files(self, most: int) -> Sequence[RemoteFile]:
         """Return the files; at most `most`, and one more if there are more."""
-        ...
 
     def read(self, file: RemoteFile, offset: int) -> tuple[int, Iterator[bytes]]:
         """Return where the bytes begin, at `offset` or at 0, and the bytes."""
-        ...
 
 
 def fingerprint(files: Sequence[RemoteFile]) -> str:

@@ -46,27 +46,21 @@ class Sources(Protocol):
 
     def stats(self) -> Stats:
         """Return the stats of the server."""
-        ...
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Return the weight of each model, by application."""
-        ...
 
     def about(self) -> dict[str, object]:
         """Return what stays the same: version, addresses, models, applications."""
-        ...
 
     def slowest(self) -> dict[str, list[Row]]:
         """Return the slowest queries, by application."""
-        ...
 
     def rollouts(self) -> list[dict[str, object]]:
         """Return the rollouts, each as a row."""
-        ...
 
     def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]:
         """Return (trouble, cause, next command) of models that have one."""
-        ...
 
 
 class Feed:

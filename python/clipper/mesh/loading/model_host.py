@@ -91,29 +91,23 @@ class ModelHost(Protocol):
 
     async def pull(self, model: MeshModel) -> Pulled:
         """Pull a model whose path is a URL."""
-        ...
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         """Load a model. HostDied when the process ends meanwhile."""
-        ...
 
     async def unload(self, model: str, timeout_s: float) -> None:
         """Unload a model after its batches are answered."""
-        ...
 
     async def predict_size(self, model: MeshModel) -> int:
         """Return an estimate of the memory of a model, in bytes; 0 if unknown."""
-        ...
 
     async def serve(
         self, model: str, address: str, token: str, replica: int, timeout_s: float
     ) -> None:
         """Make a loaded model connect to a server and serve it, as this replica number."""
-        ...
 
     async def leave(self, model: str, address: str, timeout_s: float) -> None:
         """Make a loaded model leave a server."""
-        ...
 
 
 class SupervisedHost(ModelHost, Protocol):
@@ -131,15 +125,12 @@ class SupervisedHost(ModelHost, Protocol):
     @property
     def pid(self) -> int:
         """The process id; 0 while there is no process."""
-        ...
 
     async def start(self) -> None:
         """Start the host; `is_ready` is set when it answers."""
-        ...
 
     async def stop(self) -> None:
         """End the host after it has answered what it has."""
-        ...
 
 
 OnHost = Callable[[SupervisedHost], None]

@@ -22,19 +22,15 @@ class Listening(Protocol):
     @property
     def address(self) -> str:
         """The address that callers connect to."""
-        ...
 
     async def open(self, on_connection: OnConnection) -> None:
         """Start to accept connections."""
-        ...
 
     def stop(self) -> None:
         """Accept no more connections."""
-        ...
 
     def remove(self) -> None:
         """Free the address."""
-        ...
 
 
 class Network(Protocol):
@@ -42,11 +38,9 @@ class Network(Protocol):
 
     async def connect(self, address: str) -> Streams:
         """Connect to an address. OSError, ValueError."""
-        ...
 
     def listen(self, address: str, folder: Path, name: str) -> Listening:
         """Return a listener at an address; empty: at the socket `name` in the folder."""
-        ...
 
 
 class SocketListening:

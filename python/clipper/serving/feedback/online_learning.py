@@ -45,22 +45,18 @@ class HelloCapabilities(Protocol):
     @property
     def corrects(self) -> bool:
         """Return whether the model has `correct()`."""
-        ...
 
     @property
     def sessions(self) -> bool:
         """Return whether the model takes sessions."""
-        ...
 
     @property
     def tables(self) -> bool:
         """Return whether the model learns in tables of parameter shards."""
-        ...
 
     @property
     def id(self) -> VersionedModel:
         """Return the version that the container serves."""
-        ...
 
 
 class OnlineLearning:

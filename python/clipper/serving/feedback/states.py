@@ -69,11 +69,9 @@ class FeedbackObserver(Protocol):
     @property
     def labels(self) -> LabelCounts | None:
         """Return what counts labels without a call of `on_label`; None if it wants the calls."""
-        ...
 
     def on_feedback(self, seen: Observation) -> bool:
         """Observe one feedback. Returns False when there is more than the budget covers."""
-        ...
 
     def on_label(
         self, arrived: Predictions, label: object, answer: object, weight: float = 1.0
@@ -81,11 +79,9 @@ class FeedbackObserver(Protocol):
         """Observe a label. Returns False, and observes nothing, if it is not of the type of all
         outputs and of the answer.
         """
-        ...
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
         """Observe feedback of many rows. answers: the answer of each row."""
-        ...
 
 
 class Learner:

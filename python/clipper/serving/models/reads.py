@@ -32,11 +32,9 @@ class Watches(Protocol):
         /,
     ) -> object:
         """Start to watch the rows that predictions read. forget: called with keys that changed."""
-        ...
 
     def remove(self, watched: object, /) -> None:
         """End a watch."""
-        ...
 
 
 _HINT = (

@@ -18,17 +18,14 @@ class NamedOutputs(Protocol):
     @property
     def name(self) -> str:
         """The name of the application; empty for a query that names its models."""
-        ...
 
     @property
     def cores(self) -> Mapping[VersionedModel, CoreModel]:
         """The handles of its models."""
-        ...
 
     @property
     def output_name(self) -> str:
         """The output that its policy combines; empty for all."""
-        ...
 
 
 def outputs_of(cores: Iterable[CoreModel]) -> Tensors | None:

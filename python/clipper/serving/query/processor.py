@@ -66,7 +66,6 @@ class UserContext(Protocol):
     def __call__(self, user: str) -> tuple[float, ...] | None: ...
     def stats(self) -> dict[str, object]:
         """Return counts of the features that were read."""
-        ...
 
 
 class Link(Protocol):
@@ -77,11 +76,9 @@ class Link(Protocol):
 
     def touch(self) -> None:
         """Load the model if it is not loaded, since a query is coming."""
-        ...
 
     def reason(self) -> str:
         """Return why the model is not loaded; empty when it is."""
-        ...
 
 
 class FeedbackState(msgspec.Struct, frozen=True, eq=False):

@@ -69,11 +69,9 @@ class ExternalModels(Protocol):
 
     def resolve(self, name: str) -> ResolvedApplication | None:
         """Resolve a model for a query; None when there is none of this name."""
-        ...
 
     def link(self, name: str) -> Link | None:
         """Resolve a model for an application that links it; None when there is none."""
-        ...
 
 
 class ApplicationResolver:
