@@ -33,10 +33,10 @@ from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.parameters import ParameterSet
 from clipper.manage.rolling import Rolling
-from clipper.mesh.facade import ModelStatus
 from clipper.mesh.membership import MeshMembership, ServerHost
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
+from clipper.mesh.reports import ModelStatus
 from clipper.mesh.routing.router import MeshModelHandle
 from clipper.options import (
     ApplicationOptions,

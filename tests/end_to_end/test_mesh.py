@@ -29,7 +29,7 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.mesh.decisions.maintenance import MeshView
-from clipper.mesh.facade import MigrationProgress
+from clipper.mesh.reports import MigrationProgress
 from tests.end_to_end.test_hosts import onnx_file
 from tests.memory_container import wait_until
 

@@ -22,9 +22,9 @@ import pytest
 import clipper
 from clipper.errors import StoreError, UnknownModel
 from clipper.mesh.decisions import vmodels
-from clipper.mesh.facade import Info
 from clipper.mesh.records import Policy
 from clipper.mesh.registry import now_ms
+from clipper.mesh.reports import Info
 from tests.memory_container import wait_until
 from tests.store.conftest import RedisServer, own_redis
 

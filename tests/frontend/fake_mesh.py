@@ -1,4 +1,4 @@
-"""A mesh without nodes: what MeshFacade says, done to dicts. Loads take until the test says
+"""A mesh without nodes: what MeshNode says, done to dicts. Loads take until the test says
 `settle`."""
 
 import threading
@@ -16,7 +16,8 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.mesh.decisions.vmodels import UnknownVModel
-from clipper.mesh.facade import (
+from clipper.mesh.records import Copy, Instance, MeshModel, Policy, VModel
+from clipper.mesh.reports import (
     CopyStatus,
     Decision,
     Explanation,
@@ -27,7 +28,6 @@ from clipper.mesh.facade import (
     Verdict,
     VModelStatus,
 )
-from clipper.mesh.records import Copy, Instance, MeshModel, Policy, VModel
 from clipper.types import check_name
 
 MIB = 1 << 20

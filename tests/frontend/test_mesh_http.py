@@ -26,9 +26,10 @@ from clipper.errors import (
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.decisions.vmodels import UnknownVModel
-from clipper.mesh.facade import Info, MeshFacade
 from clipper.mesh.membership import MeshMembership
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import MeshModel, Policy
+from clipper.mesh.reports import Info
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, warm_workers
 from tests.frontend.fake_mesh import NODES, FakeMesh
 
@@ -57,8 +58,8 @@ def door(server: clipper.ClipperServer) -> MeshClient:
 
 
 def test_the_client_has_the_face_of_the_mesh() -> None:
-    verbs = {name for name in vars(MeshFacade) if not name.startswith("_")} - {"drain"}
-    assert verbs <= set(dir(MeshClient))
+    verbs = {name for name in vars(FakeMesh) if not name.startswith("_")} - {"drain", "settle"}
+    assert verbs <= set(dir(MeshClient)) & set(dir(MeshNode))
 
 
 def test_models(door: MeshClient, fake: FakeMesh) -> None:

@@ -18,8 +18,8 @@ import clipper
 from clipper.errors import StoreConflict
 from clipper.frontend.grpc import mesh_watch
 from clipper.frontend.grpc.mesh_watch import event_message
-from clipper.mesh.facade import MeshEvent
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
+from clipper.mesh.reports import MeshEvent
 from tests.frontend.conftest import QUICK
 from tests.frontend.fake_mesh import FakeMesh
 from tests.frontend.test_grpc import Client, details_of

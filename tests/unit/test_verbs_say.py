@@ -14,7 +14,8 @@ from clipper.cli import main, server_command
 from clipper.cli.top_screen import screen
 from clipper.cli.top_state import ServerReadings
 from clipper.errors import ClipperError, NoServer, UnknownModel
-from clipper.mesh.facade import (
+from clipper.mesh.records import Copy, Failure, Instance, MeshModel, VModel
+from clipper.mesh.reports import (
     CopyStatus,
     Decision,
     Explanation,
@@ -23,7 +24,6 @@ from clipper.mesh.facade import (
     Verdict,
     VModelStatus,
 )
-from clipper.mesh.records import Copy, Failure, Instance, MeshModel, VModel
 from tests.expected import check_expected
 
 NOW_MS = 1_700_000_000_000

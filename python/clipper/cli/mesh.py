@@ -22,8 +22,8 @@ from clipper.cli.server_command import (
 from clipper.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from clipper.mesh.facade import MeshEvent, ModelStatus, VModelStatus
     from clipper.mesh.records import Instance
+    from clipper.mesh.reports import MeshEvent, ModelStatus, VModelStatus
 
 _EXIT_FAILED = 1
 _COLOURS = {
@@ -408,7 +408,7 @@ def vmodel_set(
     clipper mesh vmodel set best m2 --share 0.1
     clipper mesh vmodel set best m3 --path models/m3.onnx --auto-delete --sync
     """
-    from clipper.mesh.facade import Info
+    from clipper.mesh.reports import Info
 
     here = str(Path(path).absolute()) if path and Path(path).exists() else path
     found = command.server.mesh.set_vmodel(

@@ -18,8 +18,8 @@ from clipper.types import UserValue, check_name
 
 if TYPE_CHECKING:
     from clipper.config import Config
-    from clipper.mesh.facade import MeshFacade, MigrationProgress
     from clipper.mesh.node.node import MeshNode
+    from clipper.mesh.reports import MigrationProgress
     from clipper.server import ClipperServer
 
 _CHECK_S: Final = 0.1
@@ -248,7 +248,7 @@ def _lacks(mesh: "MeshNode") -> str:
     return "" if here else "the store, or the processes that hold models"
 
 
-def _drain(mesh: "MeshFacade", drain_s: float) -> None:
+def _drain(mesh: "MeshNode", drain_s: float) -> None:
     """Print the progress of the drain, at most once a second, and its result."""
     printed_s = 0.0
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from clipper.catalog import Catalog
 from clipper.config import Config
-from clipper.mesh.facade import MeshFacade
 from clipper.serving.query.application import slo_in_us
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import PredictionRequest
 
 if TYPE_CHECKING:
+    from clipper.mesh.node.node import MeshNode
     from clipper.params.local.served_set import ServedSet
 
 
@@ -37,7 +37,7 @@ class ServerInterface:
     stats: Callable[[], dict[str, Any]]
     closed: Callable[[], bool]
     scale: Callable[..., None]
-    mesh: MeshFacade | None = None
+    mesh: "MeshNode | None" = None
     params: "ServedSet | None" = None
     was_ready: threading.Event = field(default_factory=threading.Event)
 
@@ -92,7 +92,7 @@ class ServerInterface:
         return absent if not self.was_ready.is_set() or len(absent) == len(names) else []
 
 
-def _awaited(mesh: MeshFacade) -> str:
+def _awaited(mesh: "MeshNode") -> str:
     """Return why a mesh node cannot take queries; "" if it can."""
     here = next((one for one in mesh.instances() if one.id == mesh.instance), None)
     if here is None:

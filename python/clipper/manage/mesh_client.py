@@ -10,8 +10,8 @@ import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
 from clipper.mesh.decisions.vmodels import UnknownVModel
-from clipper.mesh.facade import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
+from clipper.mesh.reports import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 
 _RECORDS: Mapping[str, type[MeshModel | VModel | Instance]] = {
     "model": MeshModel,
@@ -35,7 +35,7 @@ class RequestClient(Protocol):
 
 
 class MeshClient:
-    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the
+    """Threads: any, as Client. What MeshNode says of each verb holds here; a path is one of the
     server's host. With `dry_run` a change is checked, and nothing is written; what it returns, or
     raises, is what it would."""
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from clipper.frontend.openapi.document import RouteInfo, RouteTable, Schema
-from clipper.mesh.facade import LIST_MAX, Explanation, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance
+from clipper.mesh.reports import LIST_MAX, Explanation, ModelStatus, VModelStatus
 
 MESH = "mesh"
 _TEXT: Schema = {"type": "string"}

@@ -1,4 +1,4 @@
-"""The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes.
+"""The mesh over HTTP, where management listens: what clipper.mesh.reports does, as routes.
 docs/mesh.md is for users.
 
 The history records who made a change (`Clipper-Actor`, or the owner of the token);
@@ -10,7 +10,7 @@ ones get an error to try again.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -28,16 +28,19 @@ from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPa
 from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import actor_of, read_query
 from clipper.mesh.decisions.vmodels import UnknownVModel
-from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.mesh.records import Policy
+from clipper.mesh.reports import LIST_MAX, Info, ModelStatus, VModelStatus
 from clipper.store.history import audit_context
+
+if TYPE_CHECKING:
+    from clipper.mesh.node.node import MeshNode
 
 WAITING_MAX: Final = 2
 _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Registering(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Body of a registration: the arguments of `MeshFacade.register`."""
+    """Body of a registration: the arguments of `MeshNode.register`."""
 
     path: str
     type: str = ""
@@ -59,7 +62,7 @@ class Loading(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Setting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Body of a v-model change: the arguments of `MeshFacade.set_vmodel`."""
+    """Body of a v-model change: the arguments of `MeshNode.set_vmodel`."""
 
     target: str
     owner: str = ""
@@ -82,7 +85,7 @@ _SETTING: "msgspec.json.Decoder[Setting]" = msgspec.json.Decoder(Setting)
 class MeshManagement:
     """Threads: any."""
 
-    def __init__(self, mesh: MeshFacade) -> None:
+    def __init__(self, mesh: "MeshNode") -> None:
         self._mesh, self._watchers = mesh, Watchers(mesh)
         self._places = threading.BoundedSemaphore(WAITING_MAX)
 

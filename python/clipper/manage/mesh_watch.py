@@ -11,13 +11,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clipper.errors import ClipperError
 from clipper.frontend.http.messages import HttpError, StreamedResponse, to_json
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
-from clipper.mesh.facade import MeshEvent, MeshFacade
+from clipper.mesh.reports import MeshEvent
+
+if TYPE_CHECKING:
+    from clipper.mesh.node.node import MeshNode
 
 WATCHERS_MAX: Final = 32
 CHUNK_BYTES: Final = 64 << 10
@@ -32,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Watchers:
     """Threads: any."""
 
-    def __init__(self, mesh: MeshFacade) -> None:
+    def __init__(self, mesh: "MeshNode") -> None:
         self._mesh = mesh
         self._open: set[Watcher] = set()
         self._lock = threading.Lock()

@@ -4,8 +4,8 @@ import logging
 from collections import OrderedDict, deque
 from typing import Final
 
-from clipper.mesh.facade import Decision
 from clipper.mesh.registry import now_ms
+from clipper.mesh.reports import Decision
 
 DECISIONS_MAX: Final = 32  # kept for each model
 MODELS_MAX: Final = 2048

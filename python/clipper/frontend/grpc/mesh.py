@@ -11,7 +11,7 @@ import hmac
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -28,9 +28,12 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.frontend.auth.peer_user import is_own_grpc_user
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
 from clipper.frontend.protocols import message
-from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
+from clipper.mesh.reports import Info, ModelStatus, VModelStatus
 from clipper.settings.http import is_loopback
 from clipper.store.history import audit_context
+
+if TYPE_CHECKING:
+    from clipper.mesh.node.node import MeshNode
 
 SERVICE: Final = "mmesh.ModelMesh"
 WAITING_MAX: Final = 32  # maximum of calls that wait for loads
@@ -65,7 +68,7 @@ class MeshService:
     def __init__(
         self,
         calls: GrpcDispatcher,
-        mesh: MeshFacade,
+        mesh: "MeshNode",
         tokens: ApiKeys | None,
         address: Callable[[], str],
     ) -> None:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from google.protobuf.descriptor import Descriptor
@@ -21,8 +21,11 @@ from google.protobuf.message import Message
 from clipper.errors import ClipperError, Overloaded, ShuttingDown
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, abort
 from clipper.frontend.protocols import message
-from clipper.mesh.facade import MeshEvent, MeshFacade
 from clipper.mesh.records import MeshModel
+from clipper.mesh.reports import MeshEvent
+
+if TYPE_CHECKING:
+    from clipper.mesh.node.node import MeshNode
 
 SERVICE: Final = "clipper.v1.Mesh"
 WATCHERS_MAX: Final = 32
@@ -47,7 +50,7 @@ class MeshWatchService:
     """
 
     def __init__(
-        self, calls: GrpcDispatcher, mesh: MeshFacade, check: Callable[[GrpcCall], object]
+        self, calls: GrpcDispatcher, mesh: "MeshNode", check: Callable[[GrpcCall], object]
     ) -> None:
         self._calls, self._mesh, self._check = calls, mesh, check
         self._open: set[MeshWatchCall] = set()

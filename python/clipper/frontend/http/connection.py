@@ -705,14 +705,13 @@ class HttpConnection(asyncio.Protocol):
         self._open.clear()
         self._forget_waiting()
         self._stalled_s = self.service.now_s
-        if self._phase == _IDLE:
-            self._transport.close()
-            return
-        if self._paused:
+        if self._phase != _IDLE and self._paused:
             self._paused = False
             self._transport.resume_reading()
-        if self._transport.can_write_eof():
+        if self._phase != _IDLE and self._transport.can_write_eof():
             self._transport.write_eof()
+        else:  # TLS sends close_notify and reads on
+            self._transport.close()
 
     def _refuse(self, error: ClipperError) -> None:
         """Respond with an error, as the last response: the rest of the connection cannot be

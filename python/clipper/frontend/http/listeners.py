@@ -73,6 +73,7 @@ class HttpListeners:
         self._services: list[HttpService] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
         self._tls_listeners: list[TlsListener] = []
+        self._closing: list[asyncio.Task[None]] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
         self._serving = threading.Event()
@@ -95,7 +96,7 @@ class HttpListeners:
             self._serving.set()
             watcher.close()
             for tls_listener in self._tls_listeners:
-                tls_listener.close()
+                loop.run_until_complete(tls_listener.close())
             if self._hot is not None:
                 self._hot.close()
             for service in self._services:
@@ -121,12 +122,12 @@ class HttpListeners:
             if self._hot is not None and counts is self._hot.counts:
                 self._hot.open(self._loop, service, listener)
                 continue
-            factory = _factory(service)
             if certificate is not None:
-                factory = tls_listener = TlsListener(service, *certificate)
+                tls_listener = TlsListener(self._loop, listener, service, *certificate)
                 self._tls_listeners.append(tls_listener)
+                continue
             server = await self._loop.create_server(
-                factory, sock=listener, backlog=self._settings.backlog
+                _factory(service), sock=listener, backlog=self._settings.backlog
             )
             self._servers.append(server)
 
@@ -137,8 +138,6 @@ class HttpListeners:
         )
         for service in self._services:
             service.check(now_s, date)
-        for tls_listener in self._tls_listeners:
-            tls_listener.check(now_s)
         if self._hot is not None:
             self._hot.check()
         each_s = min(_CHECK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
@@ -190,8 +189,7 @@ class HttpListeners:
             self._hot.drain()
         for service in self._services:
             service.drain()
-        for tls_listener in self._tls_listeners:
-            tls_listener.close()
+        self._closing = [self._loop.create_task(each.close()) for each in self._tls_listeners]
 
     def stop(self) -> None:
         """Send the remaining responses, then stop the threads. Every query has ended before."""

@@ -1,14 +1,15 @@
-"""TLS for HttpConnection: a transport to the connection, a protocol to the event loop.
+"""TLS listeners: handshakes with limits; the connections are those of the event loop.
 
-The event loop's own TLS would hide what must be visible here: a handshake has a time limit
-(`http.header_s`) and counts as a connection (`http.connections_max`) before it is complete, a
-client that sends plain HTTP gets a readable error, and each new connection uses the current
-certificate. OpenSSL works on memory buffers, as it does in the event loop.
+A listener looks at the first byte of a client before the event loop's TLS gets the socket, so that
+a client that sends plain HTTP gets a readable error. A handshake has a time limit
+(`http.header_s`) and counts as a connection (`http.connections_max`) before it is complete. Each
+new connection uses the current certificate.
 """
 
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 
 from clipper.frontend.http.connection import HttpConnection, HttpService
@@ -17,222 +18,111 @@ from clipper.metrics import TlsCounts
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
-_CHUNK = 64 << 10
-_LINGER_S = 2.0
+_LINGER_S = 2.0  # a rejected client, and one that does not answer a close_notify, is read so long
+_RETRY_S = 1.0  # without a free descriptor, the next connection is accepted then
+_UNSENT_BYTES = 64 << 10  # the event loop's limit for TCP; its own for TLS is higher
 
 
 class TlsListener:
-    """The shared state of the TLS connections of one listener. Threads: the event loop's."""
+    """Accepts the TLS connections of one address. Threads: the event loop's.
 
-    def __init__(self, service: HttpService, certificate: Certificate, counts: TlsCounts) -> None:
-        self.service, self.certificate, self.counts = service, certificate, counts
-        self.waiting: set[TlsTransport] = set()  # handshakes in progress or rejected
+    waiting: handshakes in progress or rejected.
+    """
 
-    def __call__(self) -> "TlsTransport":
-        return TlsTransport(self)
-
-    def check(self, now_s: float) -> None:
-        """Check the time limits of handshakes."""
-        for each in tuple(self.waiting):
-            each.check(now_s)
-
-    def close(self) -> None:
-        """Abort the handshakes in progress."""
-        for each in tuple(self.waiting):
-            each.abort()
-
-
-class TlsTransport(asyncio.Protocol, asyncio.Transport):
-    """The TLS layer of one client. Threads: the event loop's."""
-
-    def __init__(self, listener: TlsListener) -> None:
-        asyncio.Transport.__init__(self)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        service: HttpService,
+        certificate: Certificate,
+        counts: TlsCounts,
+    ) -> None:
+        self._loop, self._service = loop, service
+        self._certificate, self._counts = certificate, counts
+        self.waiting: set[asyncio.Task[None]] = set()
         self._listener = listener
-        self._wire: asyncio.Transport
-        self._inner: HttpConnection | None = None
-        self._closing = self._deaf = False
-        self._is_first = True
-        self._since_s = listener.service.now_s
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = listener.certificate.context.wrap_bio(
-            self._incoming, self._outgoing, server_side=True
+        self._accepting = loop.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Accept no more connections, and abort the handshakes in progress. Idempotent."""
+        tasks = (self._accepting, *self.waiting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:
+                _log.warning("a connection cannot be accepted: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            task = self._loop.create_task(self._connect(client))
+            self.waiting.add(task)
+            task.add_done_callback(self.waiting.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        """Shake hands with a client, and count how that ends."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(client.close)
+            service = self._service
+            connections = len(self.waiting) + len(service.connections)
+            if connections > service.settings.connections_max:
+                self._counts.count("full")
+                return
+            until_s = self._loop.time() + service.settings.header_s
+            try:
+                first = await asyncio.wait_for(self._first_byte(client), service.settings.header_s)
+                if not first:
+                    self._counts.count("gone")
+                elif first.isalpha():  # a TLS connection starts with the byte 0x16
+                    self._counts.count("plain")
+                    await self._answer_in_plain_http(client)
+                else:
+                    await self._shake(client, until_s)
+                    undo.pop_all()
+            except (TimeoutError, ConnectionAbortedError):
+                self._counts.count("slow")
+            except ssl.SSLError as error:
+                _log.debug("a TLS handshake failed: %s", error)
+                self._counts.count("failed")
+            except OSError:
+                self._counts.count("gone")
+
+    async def _first_byte(self, client: socket.socket) -> bytes:
+        """Wait for the first byte, and leave it in the socket; empty: the client is gone."""
+        arrived = asyncio.Event()
+        self._loop.add_reader(client, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            self._loop.remove_reader(client)
+        return client.recv(1, socket.MSG_PEEK)
+
+    async def _shake(self, client: socket.socket, until_s: float) -> None:
+        transport, _ = await self._loop.connect_accepted_socket(
+            lambda: HttpConnection(self._service),
+            client,
+            ssl=self._certificate.context,
+            ssl_handshake_timeout=max(0.001, until_s - self._loop.time()),
+            ssl_shutdown_timeout=_LINGER_S,
         )
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        self._counts.count("ok")
 
-    # -- the wire
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
-        """Start the handshake; abort it if there are too many connections."""
-        self._wire = transport
-        listener = self._listener
-        listener.waiting.add(self)
-        if (
-            len(listener.waiting) + len(listener.service.connections)
-            > listener.service.settings.connections_max
-        ):
-            self._end("full")
-            transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Count an unfinished handshake, and tell the HTTP connection."""
-        if self in self._listener.waiting:
-            if not self._deaf:
-                self._end("gone")
-            self._listener.waiting.discard(self)
-        if self._inner is not None:
-            self._inner.connection_lost(error)
-
-    def eof_received(self) -> bool:
-        """Close the connection. A close_notify is not required, because HTTP marks the end of
-        its messages."""
-        if self._inner is not None:
-            return self._inner.eof_received()
-        return False
-
-    def pause_writing(self) -> None:
-        """Pass it on to the HTTP connection."""
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass it on to the HTTP connection."""
-        if self._inner is not None:
-            self._inner.resume_writing()
-
-    def data_received(self, data: bytes) -> None:
-        """Decrypt received bytes, or continue the handshake."""
-        if self._deaf:
-            return
-        is_plain, self._is_first = (
-            self._is_first and data[:1].isalpha(),
-            False,
-        )  # a TLS connection starts with the byte 0x16
-        if is_plain:
-            self._answer_in_plain_http()
-            return
-        self._incoming.write(data)
-        if self._inner is not None:
-            self._read(self._inner)
-        else:
-            self._shake()
-
-    def _shake(self) -> None:
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            return
-        except ssl.SSLError as error:
-            _log.debug("a TLS handshake failed: %s", error)
-            self._end("failed")
-            self._flush()  # the alert with the reason
-            self._wire.close()
-            return
-        self._flush()
-        self._listener.counts.count("ok")
-        self._listener.waiting.discard(self)
-        self._inner = inner = HttpConnection(self._listener.service)
-        inner.connection_made(self)
-        self._read(inner)
-
-    def _read(self, inner: HttpConnection) -> None:
-        try:
-            while not self._closing:
-                data = self._tls.read(_CHUNK)
-                if not data:
-                    inner.eof_received()
-                    self.close()
-                    return
-                inner.data_received(data)
-        except ssl.SSLWantReadError:
-            self._flush()
-        except ssl.SSLError as error:
-            _log.debug("a TLS connection broke: %s", error)
-            self.abort()
-
-    def _flush(self) -> None:
-        if self._outgoing.pending and not self._wire.is_closing():
-            self._wire.write(self._outgoing.read())
-
-    def _end(self, outcome: str) -> None:
-        """End the handshake with this outcome, and ignore further bytes."""
-        self._deaf = self._closing = True
-        self._listener.counts.count(outcome)
-
-    def _answer_in_plain_http(self) -> None:
+    async def _answer_in_plain_http(self, client: socket.socket) -> None:
         error = HttpError(
             400,
             "this address speaks TLS, and the request came without.",
             "Write https:// instead of http://.",
         )
         response = problem(error, b"-")
-        self._wire.write(head_of(response, b"-", self._listener.service.date, True) + response.body)
-        self._end("plain")
-        self._since_s = self._listener.service.now_s
-        # closed later: data that still arrives would make the kernel discard the response
-        self._wire.write_eof()
-
-    def check(self, now_s: float) -> None:
-        """Check the time limit of an unfinished or a rejected handshake."""
-        if self._deaf:
-            if now_s - self._since_s > _LINGER_S:
-                self._wire.abort()
-        elif now_s - self._since_s > self._listener.service.settings.header_s:
-            self._end("slow")
-            self._wire.abort()
-
-    # -- the transport of a Connection
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._tls.write(rest) :]
-        self._flush()
-
-    def close(self) -> None:
-        """Send close_notify and close the connection."""
-        if not self._closing:
-            self._farewell()
-            self._wire.close()
-
-    def write_eof(self) -> None:
-        """Send close_notify and shut down the sending side. What still arrives is discarded."""
-        if not self._closing:
-            self._farewell()
-            self._deaf = True  # further bytes are discarded
-            self._wire.write_eof()
-
-    def _farewell(self) -> None:
-        self._closing = True
-        with contextlib.suppress(ssl.SSLError):  # the client's close_notify is not waited for
-            self._tls.unwrap()
-        self._flush()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self._closing = True
-        self._wire.abort()
-
-    def is_closing(self) -> bool:
-        """Return whether the transport is closing."""
-        return self._closing or self._wire.is_closing()
-
-    def can_write_eof(self) -> bool:
-        """Return True."""
-        return True
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        """Return information on the TCP transport below."""
-        return self._wire.get_extra_info(name, default)
-
-    def get_write_buffer_size(self) -> int:
-        """Return how many encrypted bytes are not sent."""
-        return self._wire.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        """Stop reading from the TCP transport."""
-        self._wire.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read from the TCP transport again."""
-        self._wire.resume_reading()
+        client.send(head_of(response, b"-", self._service.date, True) + response.body)
+        client.shutdown(socket.SHUT_WR)
+        # read on: data that still arrives would make the kernel discard the response
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while await self._loop.sock_recv(client, 1 << 16):
+                    pass

@@ -23,8 +23,8 @@ from typing import Final, overload
 import msgspec
 
 from clipper.mesh.decisions.load_queue import LoadTimes
-from clipper.mesh.facade import Verdict
 from clipper.mesh.records import Instance, MeshModel
+from clipper.mesh.reports import Verdict
 
 DEFAULT: Final = "_default"  # key of the constraint for types that have none
 FULL_SHARE: Final = 0.05  # of capacity: an instance with less left is full

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, Literal
 
-from clipper.mesh.facade import MeshEvent
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry
+from clipper.mesh.reports import MeshEvent
 from clipper.store import KeyChange, Mirror
 
 EVENTS_MAX: Final = 10_000  # waiting for one watcher

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures, placement
-from clipper.mesh.facade import Explanation, ModelStatus, Verdict
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.management.models import ModelManagement
 from clipper.mesh.records import Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.reports import Explanation, ModelStatus, Verdict
 from clipper.settings.mesh import MeshSettings
 
 
 class Explainer:
-    """Answers `MeshFacade.explain`. instances: returns the nodes that are alive."""
+    """Answers `MeshNode.explain`. instances: returns the nodes that are alive."""
 
     def __init__(
         self,

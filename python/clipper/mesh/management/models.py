@@ -17,12 +17,12 @@ from clipper.errors import (
 )
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures
-from clipper.mesh.facade import LIST_MAX, CopyState, CopyStatus, Info, ModelStatus
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
 from clipper.mesh.node_host import NodeHost
 from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, Status
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.reports import LIST_MAX, CopyState, CopyStatus, Info, ModelStatus
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.routing.router import ModelRouter
 from clipper.mesh.transport.channel import RequestFailed
@@ -35,7 +35,7 @@ TYPES: Final = {".onnx": "onnx", ".skops": "skops", ".packed": "packed", ".pkl":
 
 
 class ModelManagement:
-    """The model operations of `clipper.mesh.facade`."""
+    """The model operations of `clipper.mesh.reports`."""
 
     def __init__(
         self,

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from clipper.errors import DeadlineExceeded
 from clipper.mesh.decisions import vmodels
-from clipper.mesh.facade import Info, VModelStatus
 from clipper.mesh.management.models import ModelManagement, page
 from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.reports import Info, VModelStatus
 from clipper.settings.mesh import MeshSettings
 from clipper.store.history import is_dry_run
 
 
 @dataclass(frozen=True, slots=True)
 class VModelRequest:
-    """The arguments of `MeshFacade.set_vmodel`."""
+    """The arguments of `MeshNode.set_vmodel`."""
 
     id: str
     target: str
@@ -33,7 +33,7 @@ class VModelRequest:
 
 
 class VModelManagement:
-    """The v-model operations of `clipper.mesh.facade`.
+    """The v-model operations of `clipper.mesh.reports`.
 
     step_vmodels: starts the leader's v-model task, on the event loop.  refresh_alias: sends
     queries of a v-model where the mirror says now.

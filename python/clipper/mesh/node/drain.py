@@ -7,9 +7,9 @@ from typing import Final
 from clipper.errors import ClipperError
 from clipper.mesh.decisions import maintenance
 from clipper.mesh.decisions.claims import loaded_copies
-from clipper.mesh.facade import MigrationProgress
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.reports import MigrationProgress
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.transport.channel import RequestFailed

@@ -16,14 +16,6 @@ from typing import Any, Final
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.decision_log import DecisionLog
-from clipper.mesh.facade import (
-    Explanation,
-    Info,
-    MeshEvent,
-    MigrationProgress,
-    ModelStatus,
-    VModelStatus,
-)
 from clipper.mesh.management.vmodels import VModelRequest
 from clipper.mesh.node.deferred_join import DeferredJoin
 from clipper.mesh.node.joined_node import JoinedNode
@@ -32,6 +24,14 @@ from clipper.mesh.node.registry_watcher import alias_of
 from clipper.mesh.node_host import NodeHost
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.reports import (
+    Explanation,
+    Info,
+    MeshEvent,
+    MigrationProgress,
+    ModelStatus,
+    VModelStatus,
+)
 from clipper.mesh.routing.lookups import Lookups
 from clipper.mesh.routing.router import ModelRouter, Route, core_record
 from clipper.serving.models.containers import Seat
@@ -50,7 +50,10 @@ def _never() -> bool:
 
 
 class MeshNode:
-    """A node of the mesh. The operations are described in `clipper.mesh.facade`.
+    """A node of the mesh: its operations; changes are visible on all nodes.
+
+    Errors: UnknownModel, AlreadyExists, StillLinked, Forbidden, InvalidInput, Overloaded,
+    DeadlineExceeded, StoreError.
 
     environment: variables of its model hosts, besides its own. platform: what it runs on; None:
     threads, sockets and processes of this machine. Threads: any, except the node's own thread
@@ -322,26 +325,37 @@ class MeshNode:
         policy: Policy = NO_POLICY,
         owner: str = "",
     ) -> ModelStatus:
-        """Register a model: see MeshFacade."""
+        """Register a model; the same registration again has no effect.
+
+        type: from the path when empty. sync: with load_now, wait until it is loaded or has failed.
+        used_ms: last use, wall clock; 0: hours ago, so that a model without queries evicts none
+        that is in use. AlreadyExists when it differs.
+        """
         info = Info(path, type, key, input, output, policy)
         return self._open().models.register(
             id, info, load_now=load_now, sync=sync, used_ms=used_ms, owner=owner
         )
 
     def unregister(self, id: str) -> None:
-        """Unregister a model: see MeshFacade."""
+        """Unregister a model; its copies are unloaded later. No error if it does not exist.
+
+        StillLinked while a v-model or an application names it.
+        """
         self._open().models.unregister(id)
 
     def status(self, id: str) -> ModelStatus:
-        """Return the status of a model: see MeshFacade."""
+        """Return the status of a model; NOT_FOUND is a status and no error."""
         return self._open().models.status(id)
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
-        """Load a model unless it is loaded: see MeshFacade."""
+        """Load a model unless it is loaded; counts as a use at `used_ms`, 0: now.
+
+        UnknownModel.
+        """
         return self._open().models.ensure_loaded(id, sync=sync, used_ms=used_ms)
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
-        """Return the status of models: see MeshFacade."""
+        """Return the status of models by id, after the id `after`."""
         return self._open().models.list(prefix, after, limit)
 
     def set_vmodel(
@@ -360,7 +374,12 @@ class MeshNode:
         share: float = 0.0,
         give_up_s: float = 0.0,
     ) -> VModelStatus:
-        """Make a v-model or change its target: see MeshFacade."""
+        """Make a v-model, or change its target.
+
+        It switches when the target serves as well as the active model. model: registers the target.
+        expected: only if this is its target now. Forbidden (another owner), StoreConflict
+        (expected), UnknownModel, AlreadyExists.
+        """
         request = VModelRequest(
             id,
             target,
@@ -378,19 +397,19 @@ class MeshNode:
         return self._open().vmodels.set(request)
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
-        """Delete a v-model: see MeshFacade."""
+        """Delete a v-model; no error if there is none. Forbidden for another owner's."""
         self._open().vmodels.delete(id, owner)
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
-        """Return the status of a v-model: see MeshFacade."""
+        """Return the status of a v-model; NOT_FOUND when absent, or another owner's."""
         return self._open().vmodels.status(id, owner)
 
     def rollback_vmodel(self, id: str) -> VModelStatus:
-        """Switch a v-model back to its previous model: see MeshFacade."""
+        """Switch back to the previous model; at once if that is loaded."""
         return self._open().vmodels.rollback(id)
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
-        """Return the status of v-models: see MeshFacade."""
+        """Return the status of v-models by id, after the id `after`."""
         return self._open().vmodels.list(prefix, after, limit)
 
     def instances(self) -> list[Instance]:
@@ -398,13 +417,16 @@ class MeshNode:
         return self.joined.registration.instances()
 
     def explain(self, id: str) -> Explanation:
-        """Explain where a model is and why: see MeshFacade."""
+        """Explain where a model is and why."""
         return self._open().explainer.explain(id)
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = _never
     ) -> Generator[MeshEvent, None, None]:
-        """Yield changes of the registry: see MeshFacade."""
+        """Yield the records whose ids start with `prefix`, then SYNC, then changes.
+
+        Ends when this node stops or `stop()` returns True.
+        """
         yield from self._open().events.watch(prefix, stop)
 
     def stats(self) -> dict[str, Any]:
