@@ -81,7 +81,8 @@ COINED = {
     "looking": "checking",
     "doors": "servers, connections",
 }
-# Names that stay: httptools calls the first, users call the second, the third is the field's own.
+# Names that stay: a parser of a test calls the first, users call the second, the third is the
+# field's own.
 EXEMPT = {"on_message_begin", "begin_anew", "ground_truth"}
 BODY_ONLY = {"ask", "asks"}  # fine as a method of a request; not as a name of data
 ALLOWED_BASES = re.compile(

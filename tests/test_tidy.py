@@ -45,6 +45,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
 )
 CORE_USERS = {
     "frontend",
+    "load",
     "serving",
     "manage",
     "params",

@@ -4,10 +4,20 @@ byte is not read at all."""
 import random
 import re
 
+import httptools
 import pytest
 
-from clipper.frontend.http.messages import KNOWN_HEADERS
-from clipper_core.http.http_head import KNOWN, Plain, read_head
+from clipper.frontend.http.messages import KNOWN_HEADERS, REPEATED
+from clipper_core.http.http_head import (
+    KNOWN,
+    ChunkedBody,
+    HttpSyntaxError,
+    MessageHead,
+    Plain,
+    read_head,
+    read_request,
+    read_response,
+)
 
 SEEDS = range(6)
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
@@ -160,3 +170,129 @@ def test_every_header_that_means_something_to_python_is_known() -> None:
 def test_what_means_more_is_not_plain(name: str) -> None:
     head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n{name.title()}: x\r\n\r\n".encode()
     assert read_head(head) is False
+
+
+# -- all of HTTP/1.1
+
+
+class Theirs:
+    """What llhttp reads: the head of one request, and the body."""
+
+    def __init__(self, text: bytes) -> None:
+        self.target, self.hosts, self.body = b"", 0, b""
+        self.has_head = self.is_complete = self.keep_alive = False
+        self._parser = httptools.HttpRequestParser(self)
+        try:
+            self._parser.feed_data(text)
+            self.refused = False
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.refused = not self.is_complete
+
+    def on_url(self, url: bytes) -> None:
+        self.target += b"" if self.has_head else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.hosts += not self.has_head and name.lower() == b"host"
+
+    def on_headers_complete(self) -> None:
+        self.has_head, self.keep_alive = True, self._parser.should_keep_alive()
+        self.method, self.minor = self._parser.get_method(), self._parser.get_http_version()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += b"" if self.is_complete else body
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+def request_of(text: bytes) -> MessageHead | str | None:
+    try:
+        return read_request(text, 0, KNOWN_HEADERS, REPEATED)
+    except HttpSyntaxError as error:
+        return str(error)
+
+
+def changed(rng: random.Random, text: bytes) -> bytes:
+    marks, head = b"\r\n\t\0 :,;/.0aZ\x7f\x80\xff-+", bytearray(text)
+    for _ in range(rng.randrange(3)):
+        at = rng.randrange(len(head))
+        if rng.random() < 0.5:
+            head[at] = rng.choice(marks)
+        elif rng.random() < 0.5:
+            del head[at]
+        else:
+            head.insert(at, rng.choice(marks))
+    return bytes(head)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_requests_are_read_as_another_parser_reads_them(seed: int) -> None:
+    rng, read = random.Random(seed), 0
+    for _ in range(3000):
+        text = changed(rng, some_head(rng))
+        mine, theirs = request_of(text), Theirs(text)
+        if not isinstance(mine, MessageHead):
+            continue
+        if theirs.refused:  # it refuses less only of what connection.py refuses
+            assert mine.headers.get(b"transfer-encoding") or b"upgrade" in text.lower(), text
+            continue
+        read += 1
+        assert (mine.method.encode(), mine.target) == (theirs.method, theirs.target), text
+        assert (mine.hosts, f"1.{mine.minor}") == (theirs.hosts, theirs.minor), text
+        assert theirs.keep_alive or not mine.keep_alive, text  # two headers: the one that closes
+    assert read > 200
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_part_of_a_request_is_not_complete(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        head = some_head(rng)
+        mine = request_of(head + b"rest")
+        if isinstance(mine, MessageHead):
+            assert mine.end == len(head)
+            assert all(request_of(head[:n]) is None for n in range(len(head)))
+            later = read_request(b"before" + head, 6, KNOWN_HEADERS, REPEATED)
+            assert later is not None
+            assert (later.end, later.headers) == (6 + len(head), mine.headers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_chunks_are_read_however_they_are_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for _ in range(500):
+        parts = [rng.randbytes(rng.randrange(1, 40)) for _ in range(rng.randrange(5))]
+        text = b"".join(
+            b"%x%s\r\n%s\r\n" % (len(part), rng.choice((b"", b";a=b")), part) for part in parts
+        )
+        text += b"0\r\n" + rng.choice((b"", b"X: y\r\n")) + b"\r\n"
+        text = changed(rng, text) if rng.random() < 0.5 else text
+        theirs = Theirs(head + text)
+        chunks, body, at = ChunkedBody(), b"", 0
+        try:
+            while at < len(text) and not chunks.done:
+                cut = rng.randrange(at + 1, len(text) + 1)
+                part, at = chunks.feed(text[:cut], at)
+                body += part
+        except HttpSyntaxError:
+            assert not theirs.is_complete, text
+            continue
+        assert not theirs.refused or not chunks.done or b";" in text, text
+        assert (chunks.done, body) == (theirs.is_complete, theirs.body), text
+        assert chunks.done or chunks.overhead <= len(text)
+
+
+def test_responses() -> None:
+    text = b"HTTP/1.1 503 Not now\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"
+    head = read_response(text)
+    assert head is not None
+    assert (head.status, head.length, head.keep_alive, text[head.end :]) == (503, 3, False, b"abc")
+    assert all(read_response(text[:n]) is None for n in range(head.end))
+    for wrong in (
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.1 2x0 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n X: y\r\n\r\n",
+    ):
+        with pytest.raises(HttpSyntaxError):
+            read_response(wrong)

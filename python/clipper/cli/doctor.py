@@ -37,7 +37,6 @@ _NEEDED = (
     "click",
     "rich",
     "uvloop",
-    "httptools",
 )
 _OPTIONAL = {  # alternative distributions -> the extra that installs one
     ("scikit-learn",): "demo",

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import httptools
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.load.measurement import Measurement, QueryOutcome
+from clipper_core.http.http_head import ChunkedBody, HttpSyntaxError, MessageHead, read_response
 
 _FIRST = 16  # connections opened before the first query
 AGAIN_S = 0.2  # before a lost connection is opened again
@@ -241,8 +241,9 @@ class _HttpConnection(asyncio.Protocol):
     def __init__(self, target: HttpTarget) -> None:
         self._target = target
         self._number = -1
-        self._parser = httptools.HttpResponseParser(self)
-        self._body = b""
+        self._received = self._body = b""
+        self._head: MessageHead | None = None
+        self._chunks = ChunkedBody()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -259,22 +260,35 @@ class _HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
+            if self._has_all(data):
+                self._finish()
+        except HttpSyntaxError:
             self.transport.abort()
 
-    def on_message_begin(self) -> None:
-        self._body = b""
+    def _has_all(self, data: bytes) -> bool:
+        """Read bytes of a response; return whether it is complete."""
+        if self._head is None:
+            self._received += data
+            self._head = read_response(self._received, (b"transfer-encoding",))
+            if self._head is None:
+                return False
+            data = self._received[self._head.end :]
+            self._chunks, self._received, self._body = ChunkedBody(), b"", b""
+        if self._head.headers:
+            self._body += self._chunks.feed(data, 0)[0]
+            return self._chunks.done
+        if self._head.length < 0:
+            raise HttpSyntaxError("the response does not give the length of its body")
+        self._body += data
+        return len(self._body) >= self._head.length
 
-    def on_body(self, data: bytes) -> None:
-        self._body = self._body + data if self._body else data
-
-    def on_message_complete(self) -> None:
+    def _finish(self) -> None:
+        head, self._head = self._head, None
         number, self._number = self._number, -1
-        if number < 0:
+        if number < 0 or head is None:
             return
-        self._target.answered(number, self._parser.get_status_code(), self._body)
-        if self._parser.should_keep_alive() and not self.transport.is_closing():
+        self._target.answered(number, head.status, self._body)
+        if head.keep_alive and not self.transport.is_closing():
             self._target.released(self)
         else:
             self.transport.close()

@@ -1,6 +1,7 @@
-# The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not
-# explained here, but left to the reader that knows all of HTTP (frontend/http/connection.py). So
-# nothing can be read in two ways: what is doubtful is not read.
+# Heads of HTTP/1.1 messages, read strictly. The one parser of the project: `head_read` reads plain
+# POST requests for the compiled server, which hands every other request, with its connection, to
+# frontend/http/connection.py; that, and the load generator, use the functions of http_head.pyi. All
+# share the scan of a line, so that nothing is read in two ways.
 #
 # Threads: any (pure functions).
 from clipper_core.runtime.machine cimport u32, u64, u8

@@ -1,4 +1,5 @@
-from typing import Final, NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple, final
 
 KNOWN: Final[frozenset[bytes]]
 
@@ -10,3 +11,30 @@ class Plain(NamedTuple):
     json_bytes: int | None
 
 def read_head(text: bytes) -> Plain | bool: ...
+
+METHODS: Final[dict[bytes, str]]
+
+class HttpSyntaxError(ValueError): ...
+
+@final
+class MessageHead:
+    method: str
+    target: bytes
+    status: int
+    minor: int
+    headers: dict[bytes, bytes]
+    hosts: int
+    length: int
+    keep_alive: bool
+    end: int
+
+def read_request(
+    text: bytes, at: int, known: Collection[bytes], repeated: Collection[bytes]
+) -> MessageHead | None: ...
+def read_response(text: bytes, known: Collection[bytes] = ()) -> MessageHead | None: ...
+@final
+class ChunkedBody:
+    overhead: int
+    @property
+    def done(self) -> bool: ...
+    def feed(self, data: bytes, at: int) -> tuple[bytes, int]: ...

@@ -4,11 +4,12 @@ On the query address the fast path (frontend/http/fast_path.py) reads first. A r
 not handle comes here together with its connection. This is the one place that knows all of HTTP,
 and every error.
 
-The protocol class runs on uvloop and parses with httptools (llhttp); a web framework costs four to
-ten times the CPU of a query. llhttp, in its strict mode, rejects requests that two parsers could
-read differently: Content-Length with Transfer-Encoding, two of either, signs and commas in a
-length, folded headers, a bare LF or CR, blanks before a colon. This module also rejects
-Transfer-Encoding in HTTP/1.0 and requests without exactly one Host. Everything that a client can
+The protocol class runs on uvloop and parses with the core (clipper_core.http.http_head); a web
+framework costs four to ten times the CPU of a query. The parser rejects heads that two parsers
+could read differently: two of Content-Length, signs and commas in a length, folded headers, a bare
+LF or CR, blanks before a colon. This module also rejects Transfer-Encoding in HTTP/1.0, or with
+Content-Length, and requests without exactly one Host. An offer of another protocol (Upgrade) is
+ignored. Everything that a client can
 make grow has a limit in `[http]`, and everything that it can delay has a time limit. One periodic
 check of all connections enforces the times, instead of a timer for each.
 
@@ -33,8 +34,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import httptools
-
 from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.auth.peer_user import is_own_user
 from clipper.frontend.http.exchange import Exchange
@@ -53,6 +52,12 @@ from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
+from clipper_core.http.http_head import (
+    ChunkedBody,
+    HttpSyntaxError,
+    MessageHead,
+    read_request,
+)
 from clipper_core.http.http_server import HttpServer
 
 _log = logging.getLogger(__name__)
@@ -61,8 +66,7 @@ _TCP_NOTSENT_LOWAT = getattr(
     socket, "TCP_NOTSENT_LOWAT", 25
 )  # 25 on Linux; not defined in Python 3.11
 _WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
-BODY_PIECE_BYTES = 16 << 10  # maximum of a body that is parsed in one call
-PIECE_BYTES = 4 << 10  # maximum that is parsed in one call, of what may be many requests
+PIECE_BYTES = 4 << 10  # of many requests; after them the connection waits for its next turn
 LARGE_BYTES = (
     32 << 10
 )  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
@@ -80,21 +84,6 @@ def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):  # not Linux, or not TCP
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, min(bytes_max, 1 << 30))
-
-
-class _Methods(dict[bytes, str]):
-    """Methods as text, by their bytes. The parser knows a few dozen, so that the table is
-    bounded."""
-
-    def __missing__(self, method: bytes) -> str:
-        text = self[method] = method.decode("ascii")
-        return text
-
-
-_METHODS = _Methods()
-_canonical: dict[
-    bytes, bytes
-] = {}  # header names as received -> lower case, or b"" if unknown; bounded
 
 
 class HttpService:
@@ -230,36 +219,31 @@ class HttpConnection(asyncio.Protocol):
         self.gone = False  # no more responses are sent
         self.is_small = False  # its last response was
         self._transport: asyncio.Transport
-        self._parser = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
-        self._parsed: deque[Exchange | ClipperError] = (
-            deque()
-        )  # requests, or a rejection, that wait for their turn
-        self._unparsed = b""  # received, not parsed
+        self._unparsed = b""  # received; waits for the connection's turn
+        self._partial = b""  # the beginning of a head
         self._is_waiting = False  # `advance` is scheduled
         self._turn_requests = self._turn_bytes = 0
-        self._raw_headers: list[tuple[bytes, bytes]] = []
         self._phase = _IDLE
         self._since_s = 0.0
         self._stalled_s = 0.0
         self._deaf = False  # further bytes are discarded
-        self._paused = self._upgrade = False
+        self._paused = False
         self.full = False  # the transport's buffer is full
-        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
-        self._messages = 0
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
+        self._head: MessageHead
+        self._chunks: ChunkedBody | None = None
         self._body: bytes | bytearray = b""
+        self._body_bytes = 0
 
     @property
     def is_busy(self) -> bool:
         """True while a request is being read or answered."""
-        return bool(self._open or self._parsed or self._unparsed) or self._phase != _IDLE
+        return bool(self._open or self._unparsed) or self._phase != _IDLE
 
     @property
     def is_chunking(self) -> bool:
         """True if the client understands chunked bodies; HTTP/1.0 does not."""
-        return self._parser.get_http_version() != "1.0"
+        return self._head.minor > 0
 
     # -- the transport
 
@@ -300,8 +284,7 @@ class HttpConnection(asyncio.Protocol):
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
-        self._parsed.clear()
-        self._unparsed = b""
+        self._unparsed = self._partial = b""
 
     def eof_received(self) -> bool:
         """Close the connection, which cancels its requests: a half-closed client counts as gone."""
@@ -326,7 +309,7 @@ class HttpConnection(asyncio.Protocol):
         read."""
         wanted = (
             self.full
-            or bool(self._parsed or self._unparsed)
+            or bool(self._unparsed)
             or len(self._open) >= self.service.settings.pipeline_max
         )
         if wanted != self._paused and not self.gone and not self._transport.is_closing():
@@ -346,15 +329,22 @@ class HttpConnection(asyncio.Protocol):
         self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Parse in pieces. After a complete request, let other connections take their turn."""
-        at, messages = 0, self._messages
-        while at < len(data) and not (
-            self._deaf or self._parsed or self._must_wait() or messages != self._messages
-        ):
-            size = BODY_PIECE_BYTES if self._phase == _BODY else PIECE_BYTES
-            at += self._feed(data[at : at + size])
+        """Parse requests. After `PIECE_BYTES` of them, let other connections take their turn."""
+        at, data, self._partial = 0, self._partial + data, b""
+        self._feeding = True
+        try:
+            while at < len(data) and not (
+                self._deaf or self._must_wait() or (self._turn_requests and at >= PIECE_BYTES)
+            ):
+                at = (self._read_body if self._phase == _BODY else self._read_head)(data, at)
+        except HttpSyntaxError as error:
+            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
+        except Exception as error:
+            self._refuse(_unreadable(error))
+        finally:
+            self._feeding = False
         self._unparsed = b"" if self._deaf else data[at:]
-        if self._unparsed or self._parsed:
+        if self._unparsed:
             self._regulate()
             self._go_on()
         elif self._plain:
@@ -386,8 +376,7 @@ class HttpConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Schedule `advance` for the loop's next turn, if there is anything to do."""
         if self._has_ready() or (
-            (self._unparsed or self._parsed)
-            and len(self._open) < self.service.settings.pipeline_max
+            self._unparsed and len(self._open) < self.service.settings.pipeline_max
         ):
             self.ask_turn()
 
@@ -400,181 +389,97 @@ class HttpConnection(asyncio.Protocol):
             self.flush()
         elif self._open and (body := self._open[0].body) is not None and not self.full:
             body.take_turn()
-        while self._parsed and not self._must_wait():
-            self._start(self._parsed.popleft())
-        if self._unparsed and not (self._deaf or self._parsed or self._must_wait()):
+        if self._unparsed and not (self._deaf or self._must_wait()):
             stored, self._unparsed = self._unparsed, b""
             self._read(stored)
         self._regulate()
         self._go_on()
 
-    def _feed(self, data: bytes) -> int:
-        """Parse some bytes; return how many were used: not all of them when an upgrade was
-        offered."""
-        messages, body_bytes = self._messages, self._body_bytes
-        was_reading = self._phase != _IDLE
-        used = len(data)
-        self._feeding = True
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            used = offer.args[0]
-            self._decline()
-        except httptools.HttpParserCallbackError as error:
-            self._refuse(_unreadable(error.__context__ or error))
-        except httptools.HttpParserError as error:
-            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
-        finally:
-            self._feeding = False
-        if (
-            was_reading
-            and self._phase != _IDLE
-            and (messages, body_bytes) == (self._messages, self._body_bytes)
-        ):
-            # bytes of headers, or of trailers and chunk headers in a body
-            self._fed_bytes += used
-            if self._fed_bytes > self.service.settings.header_bytes_max:
-                self._refuse_head()
-        elif self._phase == _BODY:
-            self._fed_bytes = 0
-        return used
-
-    def _decline(self) -> None:
-        """Parse a request that offers another protocol again, without the offer, which may be
-        ignored.
-
-        The parser has stopped at the end of the headers. It is given the same headers again, so
-        that the request passes the same checks as one without the offer.
-        """
-        self._upgrade = False
-        if self._deaf:
-            return
-        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        if method == b"CONNECT":
-            self._refuse(
-                HttpError(405, "this server is not a proxy.", headers=((b"allow", b"GET, POST"),))
-            )
-            return
-        headers = [
-            b"%s: %s\r\n" % header
-            for header in self._raw_headers
-            if header[0].lower() != b"upgrade"
-        ]
-        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self._url, version, b"".join(headers))
-        self._parser = httptools.HttpRequestParser(self)
-        try:
-            self._parser.feed_data(head)
-        except httptools.HttpParserCallbackError as error:
-            self._refuse(_unreadable(error.__context__ or error))
-        except httptools.HttpParserError as error:  # there is no offer without the header Upgrade
-            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
-
-    def on_message_begin(self) -> None:
-        """Start a request (httptools)."""
-        self._phase = _HEAD
-        self._raw_headers = []
-        self._since_s = self.service.now_s
-        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
-        self._url = self._body = b""
-        self._headers = {}
-
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the request's target (httptools)."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header or a trailer (httptools)."""
-        self._head_bytes += len(name) + len(value) + 4
-        if self._phase == _HEAD:
-            self._raw_headers.append((name, value))
-        known = _canonical.get(name)
-        if known is None:
-            known = _learn_name(name)
-        if known and self._phase == _HEAD:  # not the trailers of a chunked body
-            if known == b"host":
-                self._hosts += 1
-            elif known in REPEATED and known in self._headers:
-                value = self._headers[known] + b"," + value
-            self._headers[known] = value
-        elif self._head_bytes > self.service.settings.header_bytes_max and self._phase == _BODY:
+    def _read_head(self, data: bytes, at: int) -> int:
+        """Read the head of a request; return where it ends: `len(data)` if it is not complete."""
+        if self._phase == _IDLE:
+            self._phase, self._since_s = _HEAD, self.service.now_s
+        head = read_request(data, at, KNOWN_HEADERS, REPEATED)
+        end = len(data) if head is None else head.end
+        if end - at > self.service.settings.header_bytes_max:
             self._refuse_head()
-
-    def on_headers_complete(self) -> None:
-        """Check the headers of the request (httptools)."""
-        settings = self.service.settings
-        self._phase = _BODY
-        self._upgrade = self._parser.should_upgrade()
-        if self._deaf or self._upgrade:
-            return
-        if self._head_bytes + len(self._url) > settings.header_bytes_max:
-            self._refuse_head()
-        elif self._parser.get_http_version() not in (
-            "1.0",
-            "1.1",
-        ):  # a missing version is parsed as 0.9
-            self._refuse(
-                HttpError(
-                    400,
-                    "the request line has no version that is spoken here: HTTP/1.0 or HTTP/1.1.",
-                )
-            )
-        elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() != "1.0"):
-            self._refuse(
-                HttpError(400, f"the request has {self._hosts} Host headers: it needs one.")
-            )
-        elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
-            self._refuse(HttpError(400, "HTTP/1.0 knows no Transfer-Encoding."))
-        elif self._headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
-            named = self._headers[b"transfer-encoding"][:80].decode("latin-1")
-            self._refuse(
-                HttpError(400, f"Transfer-Encoding: {named!r} is not supported: send chunked.")
-            )
-        elif int(self._headers.get(b"content-length", 0)) > settings.body_bytes_max:
-            self._refuse_body()
-        elif b"expect" in self._headers:
-            if self._headers[b"expect"].lower() != b"100-continue":
-                self._refuse(HttpError(417, "the only expectation known here is 100-continue."))
-            elif not self._open and not self._parsed:
-                self._transport.write(_CONTINUE)
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body (httptools)."""
-        if self._deaf:
-            return
-        self._body_bytes += len(body)
-        if self._body_bytes > self.service.settings.body_bytes_max:
-            self._refuse_body()
-        elif not self._body:
-            self._body = body
-        elif isinstance(self._body, bytearray):
-            self._body += body
+        elif head is None:
+            self._partial = data[at:]
         else:
-            self._body = bytearray(self._body) + body
+            self._phase, self._head, self._body, self._body_bytes = _BODY, head, b"", 0
+            is_chunked = b"transfer-encoding" in head.headers
+            self._chunks = ChunkedBody() if is_chunked else None
+            if (refusal := self._refusal(head)) is not None:
+                self._refuse(refusal)
+            elif b"expect" in head.headers and not self._open:
+                self._transport.write(_CONTINUE)
+            if not is_chunked and head.length <= 0 and not self._deaf:
+                self._complete()
+        return end
 
-    def on_message_complete(self) -> None:
-        """Handle the complete request, or queue it (httptools)."""
-        if self._deaf or self._upgrade:
-            return
-        self._messages += 1
-        self._phase = _IDLE
-        self._since_s = self.service.now_s
-        path, query = self._url, b""
+    def _refusal(self, head: MessageHead) -> ClipperError | None:
+        """Return why a request with this head is rejected; None if it is not."""
+        headers, settings = head.headers, self.service.settings
+        coding = headers.get(b"transfer-encoding")
+        if head.method == "CONNECT":
+            return HttpError(
+                405, "this server is not a proxy.", headers=((b"allow", b"GET, POST"),)
+            )
+        if head.hosts != 1 and (head.hosts or head.minor):
+            return HttpError(400, f"the request has {head.hosts} Host headers: it needs one.")
+        if coding is not None and not head.minor:
+            return HttpError(400, "HTTP/1.0 knows no Transfer-Encoding.")
+        if coding is not None and coding.lower() != b"chunked":
+            named = coding[:80].decode("latin-1")
+            return HttpError(400, f"Transfer-Encoding: {named!r} is not supported: send chunked.")
+        if coding is not None and head.length >= 0:
+            return HttpError(400, "the request has Content-Length and Transfer-Encoding.")
+        if head.length > settings.body_bytes_max:
+            return self._too_large()
+        if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
+            return HttpError(417, "the only expectation known here is 100-continue.")
+        return None
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        """Read bytes of the body; return where they end."""
+        chunks, settings = self._chunks, self.service.settings
+        if chunks is None:
+            part = data[at : at + self._head.length - self._body_bytes]
+            at += len(part)
+        else:
+            part, at = chunks.feed(data, at)
+            if chunks.overhead > settings.header_bytes_max:
+                self._refuse_head()
+                return at
+        self._body_bytes += len(part)
+        if self._body_bytes > settings.body_bytes_max:
+            self._refuse(self._too_large())
+            return at
+        if not self._body:
+            self._body = part
+        elif isinstance(self._body, bytearray):
+            self._body += part
+        else:
+            self._body = bytearray(self._body) + part
+        if chunks.done if chunks is not None else self._body_bytes == self._head.length:
+            self._complete()
+        return at
+
+    def _complete(self) -> None:
+        """Handle the request, which has been read in full."""
+        head, service = self._head, self.service
+        self._phase, self._since_s = _IDLE, service.now_s
+        path, query = head.target, b""
         if b"?" in path:
             path, _, query = path.partition(b"?")
         if path[:1] != b"/":
             path = _origin_form(path)
-        request = HttpRequest(
-            _METHODS[self._parser.get_method()], path, query, self._headers, self._body
-        )
-        if self.service.exporter is not None or b"traceparent" in self._headers:
-            request.trace = self.service.trace_for(self._headers)
+        request = HttpRequest(head.method, path, query, head.headers, self._body)
+        if service.exporter is not None or b"traceparent" in head.headers:
+            request.trace = service.trace_for(head.headers)
         self._body = b""
-        exchange = Exchange(self, request, not self._parser.should_keep_alive())
-        self._plain = self._plain + 1 if self.service.is_plain(request) else 0
-        if self._parsed or self._must_wait():
-            self._parsed.append(exchange)
-        else:
-            self._start(exchange)
+        self._plain = self._plain + 1 if service.is_plain(request) else 0
+        self._start(Exchange(self, request, not head.keep_alive))
 
     def _start(self, item: Exchange | ClipperError) -> None:
         """Handle a request, or respond with its rejection. It is its turn."""
@@ -721,10 +626,7 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = True
         if self._phase == _IDLE:
             self._phase = _HEAD
-        if self._parsed:
-            self._parsed.append(error)
-        else:
-            self._start(error)
+        self._start(error)
 
     def _refuse_head(self) -> None:
         most = self.service.settings.header_bytes_max
@@ -736,11 +638,9 @@ class HttpConnection(asyncio.Protocol):
             )
         )
 
-    def _refuse_body(self) -> None:
+    def _too_large(self) -> ClipperError:
         most = self.service.settings.body_bytes_max
-        self._refuse(
-            TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max.")
-        )
+        return TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max.")
 
     # -- time
 
@@ -767,7 +667,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
                 self._transport.abort()
-        elif self._deaf or self._open or self._parsed or self._unparsed:
+        elif self._deaf or self._open or self._unparsed:
             return
         elif self._phase == _IDLE:
             if now_s - self._since_s > settings.idle_s:
@@ -796,14 +696,6 @@ def _unreadable(error: BaseException) -> ClipperError:
         )
     _log.exception("reading a request failed", exc_info=error)
     return HttpError(400, "the request cannot be read.")
-
-
-def _learn_name(name: bytes) -> bytes:
-    lower = name.lower()
-    known = lower if lower in KNOWN_HEADERS else b""
-    if len(_canonical) < 1024:
-        _canonical[name] = known
-    return known
 
 
 def _origin_form(target: bytes) -> bytes:
