@@ -152,7 +152,7 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
 
 
 cdef int _line(const u8** place, const u8* end, HeaderLine* line) noexcept nogil:
-    """Scan a line `Name: value`; -> HEAD_PLAIN, HEAD_UNFINISHED, or HEAD_OTHER if it is malformed."""
+    """Scan a line `Name: value`; -> HEAD_PLAIN, HEAD_UNFINISHED, or HEAD_OTHER: malformed."""
     cdef const u8* p = place[0]
     cdef const u8* last
     line.name_bytes, line.is_odd = 0, False
@@ -496,9 +496,10 @@ cdef class ChunkedBody:
         cdef bytearray body = bytearray(len(text))
         cdef u8* to = <u8*> (<char*> body)
         cdef u64 n, taken = 0
+        cdef int found = HEAD_PLAIN
         self.overhead -= before
         with nogil:
-            while self._state != CHUNKS_DONE:
+            while self._state != CHUNKS_DONE and found == HEAD_PLAIN:
                 if self._state == CHUNK_DATA:
                     n = min(self._left, <u64> (end - p))
                     if n:
@@ -510,16 +511,18 @@ cdef class ChunkedBody:
                     if self._left:
                         break
                     self._state = CHUNK_END
-                elif not self._step(&p, end):
-                    break
+                else:
+                    found = self._step(&p, end)
+        if found == HEAD_OTHER:
+            raise HttpSyntaxError("a chunk or a trailer is malformed")
         del body[taken:]
         self._rest = b"" if self._state == CHUNKS_DONE else text[p - start:]
         self.overhead += len(self._rest)
         return bytes(body), (at - before + (p - start) if self._state == CHUNKS_DONE
                              else len(data))
 
-    cdef bint _step(self, const u8** place, const u8* end) except -1 nogil:
-        """Read one line; -> whether it is complete."""
+    cdef int _step(self, const u8** place, const u8* end) noexcept nogil:
+        """Read one line; -> HEAD_PLAIN, HEAD_UNFINISHED or HEAD_OTHER, as _line()."""
         cdef HeaderLine line
         cdef const u8* p = place[0]
         cdef int found = HEAD_PLAIN
@@ -534,13 +537,10 @@ cdef class ChunkedBody:
                 self._state = CHUNK_SIZE if self._state == CHUNK_END else CHUNKS_DONE
         else:
             found = _line(&p, end, &line)
-        if found == HEAD_OTHER:
-            with gil:
-                raise HttpSyntaxError("a chunk or a trailer is malformed")
         if found == HEAD_PLAIN:
             self.overhead += <u64> (p - place[0])
             place[0] = p
-        return found == HEAD_PLAIN
+        return found
 
 
 cdef int _chunk_size(const u8** place, const u8* end, u64* size) noexcept nogil:
