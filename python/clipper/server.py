@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
@@ -38,6 +38,7 @@ from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
 from clipper.mesh.reports import ModelStatus
 from clipper.mesh.routing.router import MeshModelHandle
+from clipper.metrics.samples import Stats
 from clipper.options import (
     ApplicationOptions,
     DeployOptions,
@@ -716,7 +717,7 @@ class ClipperServer:
 
     # -- inspection
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Return counters and gauges as they are now.
 
         `models` by `name:version` (their replicas, how many are `wanted`, how many it `has`, the

@@ -334,10 +334,9 @@ METRIC = re.compile(r"\b((?:clipper|process)_[a-z_]+)\b")
 
 
 def expressions() -> list[str]:
-    panels = [
-        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())
-    ]
-    choices = [choice["query"] for choice in dashboard()["templating"]["list"]]
+    shown: dict[str, Any] = dashboard()
+    panels = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", ())]
+    choices = [choice["query"] for choice in shown["templating"]["list"]]
     return [*panels, *choices, *re.findall(r"expr: (.*(?:\n {10}.*)*)", ALERTS.read_text())]
 
 

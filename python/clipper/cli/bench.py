@@ -6,7 +6,7 @@ import sys
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +22,7 @@ from clipper.errors import InvalidInput, PackagingError
 if TYPE_CHECKING:
     from clipper.load.measurement import Measurement
     from clipper.load.runs import MakeTarget, OnProgress, RunPlan
+    from clipper.manage.rows import ApplicationRow
     from clipper.types import InputType
 
 _RATE_MAX = 1e6
@@ -206,7 +207,7 @@ def bench(
 
 def _target(
     command: ServerCommand,
-    record: dict[str, Any],
+    record: "ApplicationRow",
     text: str,
     cached: bool,
     connections: int,
@@ -224,17 +225,16 @@ def _target(
 
     type_, name, server = InputType.parse(record["input"]), record["name"], command.server
     rows = rows_of(text, type_, seed)
-    about = {} if address else server.about()
     host = urllib.parse.urlsplit(server.url).hostname or "127.0.0.1"
     if grpc:
-        at = address or _seen_from(host, about["grpc"])
+        at = address or _seen_from(host, server.about()["grpc"])
         if not at:
             raise InvalidInput(
                 "this server has no gRPC address.",
                 hint="Start it with: clipper up --grpc 127.0.0.1:8001",
             )
         return _over_grpc(at, name, rows, type_, connections, not cached, key or ""), f"grpc://{at}"
-    at = address or _seen_from(host, about["http"])
+    at = address or _seen_from(host, server.about()["http"])
     if at:
         url = at if "://" in at else f"http://{at}"
         bearer = [("Authorization", f"Bearer {key}")] if key else []

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -79,7 +78,7 @@ def schema() -> None:
     click.echo(json.dumps(schema_of(), indent=2))
 
 
-def _print_settings(rows: list[dict[str, Any]]) -> None:
+def _print_settings(rows: list[dict[str, object]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -89,8 +88,8 @@ def _print_settings(rows: list[dict[str, Any]]) -> None:
         table.add_column(title, overflow="fold")
     for row in rows:
         style = "bold" if row["origin"] != "default" else None
-        plain = [_plain(row["value"]), row["unit"], _plain(row["default"]), row["origin"]]
-        table.add_row(row["key"], *plain, style=style)
+        plain = [_plain(row["value"]), str(row["unit"]), _plain(row["default"])]
+        table.add_row(str(row["key"]), *plain, str(row["origin"]), style=style)
     Console(highlight=False, markup=False).print(table)
 
 

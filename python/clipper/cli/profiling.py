@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
     from clipper.load.profile import LatencyFit, OnProgress, Point
+    from clipper.manage.rows import ModelRow
 
 _FILES = (".onnx", ".skops")
 
@@ -160,7 +161,7 @@ def _points(
         version = f"{record['name']}:{record['version']}"
         target, places, type_ = (
             record["target"],
-            (*places, *record.get("code", ())),
+            (*places, *record["code"]),
             type_ or record["input"],
         )
         if seen or not _can_start(target):
@@ -193,7 +194,7 @@ def _points(
     )
 
 
-def _record(command: ServerCommand, model: str) -> dict[str, Any]:
+def _record(command: ServerCommand, model: str) -> "ModelRow":
     name, _, version = model.partition(":")
     rows = command.server.models(name)
     return next(

@@ -4,7 +4,7 @@ rollback.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,7 @@ from clipper.cli.server_command import ServerCommand, dry, table, with_server
 from clipper.manage.rollout import ERROR_RATE, GUARD
 
 if TYPE_CHECKING:
-    from clipper.manage.client import ChangeResult
+    from clipper.manage.rows import ChangeResult, RolloutRow, SideRow
 
 
 @click.group(
@@ -105,7 +105,7 @@ def status(command: ServerCommand, application: str) -> None:
     command.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
 
 
-def _lines(row: dict[str, Any]) -> Iterator[str]:
+def _lines(row: "RolloutRow") -> Iterator[str]:
     stages = " -> ".join(
         f"[{share:.4g}]" if i == row["stage"] else f"{share:.4g}"
         for i, share in enumerate(row["stages"])
@@ -116,18 +116,17 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         f" {stages}, since {since}"
     )
     yield f"  {row['waits'] if 'waits' in row else row['reason']}"
-    sides = [(row["model"], row["new"]), (row["control"], row["before"])]
     head = ("  SIDE", "ANSWERS", "DEFAULTS", "P50", "P99", "FEEDBACK", "REWARD")
-    if row["new"]:
-        yield table([head, *(_side(*side) for side in sides)], "")
+    if row["new"] and row["before"]:
+        sides = _side(row["model"], row["new"]), _side(row["control"], row["before"])
+        yield table([head, *sides], "")
     for guard in row["guards"]:
         yield f"  {guard['guard']}: {guard['outcome']} ({guard['reason']})"
 
 
-def _side(name: str, counts: dict[str, Any]) -> tuple[str, ...]:
+def _side(name: str, counts: "SideRow") -> tuple[str, ...]:
     times = [
-        f"{counts[key] / 1000:.2f} ms" if counts[key] is not None else "-"
-        for key in ("p50_us", "p99_us")
+        "-" if us is None else f"{us / 1000:.2f} ms" for us in (counts["p50_us"], counts["p99_us"])
     ]
     reward = f"{counts['reward'] / counts['feedbacks']:.3f}" if counts["feedbacks"] else "-"
     return (

@@ -14,7 +14,8 @@ from clipper.cli.up import file_or_default
 from clipper.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from clipper.manage.client import ChangeResult, Client
+    from clipper.manage.client import Client
+    from clipper.manage.rows import ChangeResult
 
 EXIT_INTERRUPTED = 130
 

@@ -3,12 +3,15 @@
 import json
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clipper.cli.server_command import ServerCommand, table, until_interrupted, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
+
+if TYPE_CHECKING:
+    from clipper.manage.rows import ProcessRow, ReplicaLines
 
 _CHECK_S = 0.3
 _COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
@@ -53,7 +56,7 @@ PS_HEAD = (
 )
 
 
-def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
+def ps_line(row: "ProcessRow") -> tuple[str, ...]:
     """Format a row of `ps`."""
     named = {role for role in row["roles"].values() if role != "primary"}
     role = ",".join(sorted(named)) if named else "latest" if row["latest"] else "-"
@@ -135,7 +138,7 @@ def _print_status(wanted: bool, command: ServerCommand, text: str) -> None:
         click.secho(f"-- {text}", dim=True, err=True)
 
 
-def _print(command: ServerCommand, container: str, one: dict[str, Any]) -> None:
+def _print(command: ServerCommand, container: str, one: "ReplicaLines") -> None:
     if one["lost"]:
         _print_status(
             True,

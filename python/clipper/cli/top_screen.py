@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from clipper.cli.status import state_colour
 from clipper.cli.top_state import ServerReadings
+from clipper.metrics.samples import Stats
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SORTS = ("name", "rate", "p99", "queue", "memory")
@@ -112,7 +112,7 @@ def _models(watched: ServerReadings, sort: str, bars: int) -> RenderableType:
     rows = watched.model_rows()
     if not rows:
         return Text(" no models. To add one: clipper deploy NAME module:function", "dim")
-    by: dict[str, Callable[[dict[str, Any]], float]] = {
+    by: dict[str, Callable[[Stats], float]] = {
         "rate": lambda row: -row["rows_per_s"],
         "p99": lambda row: -(row["p99_ms"] or 0),
         "queue": lambda row: -row["queued"],
@@ -145,7 +145,7 @@ def _models(watched: ServerReadings, sort: str, bars: int) -> RenderableType:
     return Group(table, *(_trouble(row) for row in rows if row["error"]))
 
 
-def _trouble(row: dict[str, Any]) -> Text:
+def _trouble(row: Stats) -> Text:
     line = Text.assemble((f" {row['name']}:{row['version']} ", "bold"), (row["error"], "yellow"))
     return line.append(f"  -> {row['next']}" if row["next"] else "", "dim")
 

@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from clipper.manage.rows import ProcessRow
+from clipper.metrics.samples import Stats
+
 ROWS_MAX = 300
 _OUTCOMES = ("ok", "default", "refused", "error")
 
@@ -22,9 +25,9 @@ class ServerReadings:
     """
 
     def __init__(self) -> None:
-        self.about: Mapping[str, Any] = {}
-        self.rows: deque[Mapping[str, Any]] = deque(maxlen=ROWS_MAX)
-        self.models: list[dict[str, Any]] = []
+        self.about: Stats = {}
+        self.rows: deque[Stats] = deque(maxlen=ROWS_MAX)
+        self.models: list[ProcessRow] = []
         self.lost_s = 0.0
         self.why = ""
         self.restarts = 0
@@ -52,7 +55,7 @@ class ServerReadings:
 
     # -- figures
 
-    def applications(self) -> list[dict[str, Any]]:
+    def applications(self) -> list[Stats]:
         """Return for each application name, slo_ms, per_s, outcomes per second, p50_ms, p99_ms
         and met of the last reading, and the histories `rates` and `p99s`.
         """
@@ -61,7 +64,7 @@ class ServerReadings:
         return [self._application(name, record, rows) for name, record in records.items()]
 
     def _application(
-        self, name: str, record: Mapping[str, object], rows: list[Mapping[str, Any]]
+        self, name: str, record: Mapping[str, object], rows: list[Stats]
     ) -> dict[str, object]:
         mine = [(row.get("apps", {}).get(name, {}), row["dt"]) for row in rows]
         now, dt = mine[-1] if mine else ({}, 1.0)
@@ -77,12 +80,12 @@ class ServerReadings:
             "p99s": [one["us"][2] / 1000 if "us" in one else 0.0 for one, _ in mine],
         }
 
-    def model_rows(self) -> list[dict[str, Any]]:
+    def model_rows(self) -> list[Stats]:
         """Return rows as in `ps`, with rows_per_s, p50_ms and p99_ms of the last reading, and
         `rates`.
         """
         rows = list(self.rows)
-        found = []
+        found: list[Stats] = []
         for model in list(self.models):
             id_ = f"{model['name']}:{model['version']}"
             mine = [(row.get("models", {}).get(id_, {}), row["dt"]) for row in rows]

@@ -4,9 +4,9 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from clipper.demo.load import Outcomes
+from clipper.manage.rows import ReplicaStats
 from clipper.server import ClipperServer
 
 FREEZE_S = 3.0
@@ -117,7 +117,7 @@ class FaultInjector:
                 finally:
                     os.close(pid_fd)
 
-    def _follow(self, at: int, fault: InjectedFault, replicas: dict[str, dict[str, Any]]) -> bool:
+    def _follow(self, at: int, fault: InjectedFault, replicas: dict[str, ReplicaStats]) -> bool:
         replica = replicas.get(fault.container)
         serves = replica is not None and replica["state"] == "ready" and not replica.get("suspect")
         unnoticed = serves and replica is not None and replica["pid"] == fault.pid
@@ -135,7 +135,7 @@ class FaultInjector:
         fault.defaults = self._outcomes.defaults - defaults
         return True
 
-    def _replicas(self) -> dict[str, dict[str, Any]]:
+    def _replicas(self) -> dict[str, ReplicaStats]:
         """Return the replicas by `name:version/number`, in the order of the models."""
         models = self._server.stats()["models"]
         return {

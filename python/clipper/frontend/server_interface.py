@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipper.catalog import Catalog
 from clipper.config import Config
+from clipper.metrics.samples import Stats
 from clipper.serving.query.application import slo_in_us
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import PredictionRequest
@@ -34,7 +35,7 @@ class ServerInterface:
     resolve: Callable[[str], ResolvedApplication]
     resolve_request: Callable[[PredictionRequest], ResolvedApplication]
     set_application: Callable[..., object]
-    stats: Callable[[], dict[str, Any]]
+    stats: Callable[[], Stats]
     closed: Callable[[], bool]
     scale: Callable[..., None]
     mesh: "MeshNode | None" = None

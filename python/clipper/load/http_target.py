@@ -9,7 +9,6 @@ import time
 import urllib.parse
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ class _Answer(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(_Answer).decode
-_read_problem = msgspec.json.Decoder(dict[str, Any]).decode
+_read_problem = msgspec.json.Decoder(dict[str, object]).decode
 
 
 def salt() -> int:

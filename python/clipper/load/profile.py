@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from clipper.types import InputType, UserValue
 
 if TYPE_CHECKING:
     from clipper.server import ClipperServer
+    from clipper_core.engine.model import Model as CoreModel
 
 SIZE_MAX = 4096
 _WARM = 2
@@ -121,7 +122,7 @@ def _repeated(rows: Sequence[object], type_: InputType, most: int) -> list[objec
 
 def _measured(
     server: "ClipperServer",
-    model: Any,
+    model: "CoreModel",
     rows: UserValue,
     most: int,
     seconds: float,
@@ -149,7 +150,7 @@ def _measured(
 
 def _times(
     server: "ClipperServer",
-    model: Any,
+    model: "CoreModel",
     rows: UserValue,
     seconds: float,
     on_progress: Callable[[int, int], None],
@@ -182,7 +183,7 @@ def _times(
     return np.array(found)
 
 
-def _ask(model: Any, rows: UserValue) -> None:
+def _ask(model: "CoreModel", rows: UserValue) -> None:
     slo_ms = _PATIENCE_S * 1000
     future = (
         model.predict_many(rows, slo_ms=slo_ms)

@@ -19,7 +19,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 import numpy as np
@@ -45,7 +45,19 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection
 
     from clipper.manage.mesh_client import MeshClient
+    from clipper.manage.rows import (
+        ApplicationRow,
+        ChangeResult,
+        FollowedLines,
+        HistoryRow,
+        ModelRow,
+        ProcessRow,
+        RolloutRow,
+        ServerRow,
+        StageRow,
+    )
     from clipper.manage.stream import Stream
+    from clipper.metrics.samples import Stats
 
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
@@ -96,23 +108,6 @@ class Trust(NamedTuple):
 _TRUST = Trust()
 
 
-class ChangedRecord(TypedDict):
-    """One record before and after a change, as JSON; None if it did not exist."""
-
-    key: str
-    before: object
-    after: object
-
-
-class ChangeResult(TypedDict):
-    """Result of a change, or of its dry run. message: one line. changed: empty for no change."""
-
-    verb: str
-    message: str
-    dry_run: bool
-    changed: list[ChangedRecord]
-
-
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
     change returns a ChangeResult, as one with dry_run=True would. tables: the parameter tables of
@@ -157,60 +152,59 @@ class Client:
 
     # -- looking
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> "ServerRow":
         """The server itself: version, process, where queries come in over HTTP and gRPC, its
         state."""
-        return self._object("GET", "/admin/about")
+        return cast("ServerRow", self._object("GET", "/admin/about"))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> "Stats":
         """Return ClipperServer.stats, with histograms as quantiles."""
         return self._object("GET", "/admin/stats")
 
-    def application_stats(self, name: str) -> dict[str, Any]:
+    def application_stats(self, name: str) -> "Stats":
         """The part of `stats` that is about one application."""
         return self._object("GET", f"/admin/applications/{_quoted(name)}/stats")
 
-    def model_stats(self, model: str) -> dict[str, Any]:
+    def model_stats(self, model: str) -> "Stats":
         """The part that is about `svm:3`, or the latest `svm`."""
         return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
 
-    def models(self, name: str = "") -> list[dict[str, Any]]:
+    def models(self, name: str = "") -> "list[ModelRow]":
         """Each version in service: its record, whether it is the `latest`, who links it, how many
         replicas it has."""
         return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
 
-    def applications(self) -> list[dict[str, Any]]:
+    def applications(self) -> "list[ApplicationRow]":
         """Return the record of each application."""
         return self._list("applications", "/admin/applications")
 
-    def application(self, name: str) -> dict[str, Any]:
+    def application(self, name: str) -> "ApplicationRow":
         """Return the record of one application. Raises UnknownApplication."""
-        return self._object("GET", f"/admin/applications/{_quoted(name)}")
+        return cast("ApplicationRow", self._object("GET", f"/admin/applications/{_quoted(name)}"))
 
     def logs(self, model: str, replica: int = 0) -> list[str]:
         """The last lines a container wrote."""
         return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
 
-    def ps(self) -> list[dict[str, Any]]:
+    def ps(self) -> "list[ProcessRow]":
         """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
         last error and what to do."""
         return self._list("models", "/admin/ps")
 
-    def follow(self, model: str, after: str = "") -> dict[str, Any]:
+    def follow(self, model: str, after: str = "") -> "FollowedLines":
         """Return the lines that all containers of a model wrote since `after`.
 
         after: as the previous call returned it. The result has `model`, `replicas` (each with
         `replica`, `lines`, and the number of `lost` lines) and `after`.
         """
-        return self._object(
-            "GET", f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}"
-        )
+        path = f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}"
+        return cast("FollowedLines", self._object("GET", path))
 
-    def history(self, count: int = 100) -> list[dict[str, Any]]:
+    def history(self, count: int = 100) -> "list[HistoryRow]":
         """The last changes, the oldest first: number, time_us, actor, verb, changed."""
         return self._list("history", f"/admin/history?count={count}")
 
-    def openapi(self, *, management: bool = False) -> dict[str, Any]:
+    def openapi(self, *, management: bool = False) -> dict[str, object]:
         """OpenAPI 3.1 of the address that takes queries, or of the one that manages."""
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
 
@@ -267,7 +261,7 @@ class Client:
         command: str | Sequence[str] | None = None,
         dry_run: bool = False,
         **settings: UserValue,
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
         .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
         is not sent: the server reads it by its path, on this host.
@@ -310,7 +304,7 @@ class Client:
             patient._timeout_s = max(self._timeout_s, _BUILD_S)
         return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
 
-    def stages(self, name: str) -> list[dict[str, Any]]:
+    def stages(self, name: str) -> "list[StageRow]":
         """Return the deployment stage of each version that was started there: version, stage,
         detail, for_s.
         """
@@ -318,26 +312,26 @@ class Client:
 
     def promote(
         self, model: str, application: str | None = None, *, dry_run: bool = False
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Make this version the latest; with `application`, link that one to this version alone."""
         return self._change(
             f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application}
         )
 
-    def rollback(self, model: str, *, dry_run: bool = False) -> ChangeResult:
+    def rollback(self, model: str, *, dry_run: bool = False) -> "ChangeResult":
         """Make the version before the latest the latest."""
         return self._change(f"/admin/models/{_quoted(model)}/rollback", dry_run, {})
 
     def scale(
         self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Run so many containers of a version, or within (least, most) as many as the load
         requires."""
         return self._change(
             f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas}
         )
 
-    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> ChangeResult:
+    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> "ChangeResult":
         """Take a version out of service for good."""
         return self._change(f"/admin/models/{_quoted(model)}/retire", dry_run, {"force": force})
 
@@ -350,18 +344,18 @@ class Client:
         *,
         dry_run: bool = False,
         **settings: object,
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         members = settings if models is None else {**settings, "models": list(models)}
         return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
 
-    def remove_application(self, name: str, *, dry_run: bool = False) -> ChangeResult:
+    def remove_application(self, name: str, *, dry_run: bool = False) -> "ChangeResult":
         """Remove an application. Raises UnknownApplication."""
         return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
 
     def link(
         self, application: str, model: str, role: str = "", *, dry_run: bool = False
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Let an application ask one more model, perhaps in a role: `shadow`,
         `challenger(share=0.1)`."""
         return self._change(
@@ -370,7 +364,7 @@ class Client:
             {"model": model, "role": role},
         )
 
-    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> ChangeResult:
+    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> "ChangeResult":
         """Remove a model from an application."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model}
@@ -378,7 +372,7 @@ class Client:
 
     def challenge(
         self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Let a model alone answer a share of an application's queries."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/challenge",
@@ -388,7 +382,7 @@ class Client:
 
     def shadow(
         self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Ask a model beside an application's queries, and never use what it says."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/shadow",
@@ -400,7 +394,7 @@ class Client:
 
     def rollout(
         self, application: str, model: str, *, dry_run: bool = False, **settings: object
-    ) -> ChangeResult:
+    ) -> "ChangeResult":
         """Let a version take over an application's queries stage by stage while its guards hold.
         settings: canary ("5%"), stages ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard
         ("p99<20ms, error<1%"), error_rate."""
@@ -410,7 +404,7 @@ class Client:
             {"model": model, **settings},
         )
 
-    def rollouts(self, application: str = "") -> list[dict[str, Any]]:
+    def rollouts(self, application: str = "") -> "list[RolloutRow]":
         """The last rollout of each application, or of one: its record, figures, and what it waits
         for."""
         where = (
@@ -420,23 +414,23 @@ class Client:
         )
         return self._list("rollouts", where)
 
-    def pause_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
+    def pause_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
         """Let it grow no more; a broken guard reverts it all the same."""
         return self._move_rollout(application, "pause", dry_run)
 
-    def resume_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
+    def resume_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
         """Resume a paused rollout."""
         return self._move_rollout(application, "resume", dry_run)
 
-    def abort_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
+    def abort_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
         """Ask the version before for everything again."""
         return self._move_rollout(application, "abort", dry_run)
 
-    def promote_rollout(self, application: str, *, dry_run: bool = False) -> ChangeResult:
+    def promote_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
         """Ask the new version for everything, whatever the guards say."""
         return self._move_rollout(application, "promote", dry_run)
 
-    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> ChangeResult:
+    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> "ChangeResult":
         return self._change(
             f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {}
         )
@@ -447,10 +441,10 @@ class Client:
         """Models with their files, applications, and what was learned: JSON, for `import_state`."""
         return msgspec.json.encode(self._object("GET", "/admin/export"))
 
-    def import_state(self, state: bytes, *, dry_run: bool = False) -> ChangeResult:
+    def import_state(self, state: bytes, *, dry_run: bool = False) -> "ChangeResult":
         """Add what `export_state` gave to this server. It runs code that is in there."""
         path = "/admin/import" + ("?dry_run=true" if dry_run else "")
-        return cast(ChangeResult, self._object("POST", path, body=state))
+        return cast("ChangeResult", self._object("POST", path, body=state))
 
     # -- queries
 
@@ -489,9 +483,9 @@ class Client:
 
     # -- inside
 
-    def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> ChangeResult:
+    def _change(self, path: str, dry_run: bool, members: dict[str, object]) -> "ChangeResult":
         path += "?dry_run=true" if dry_run else ""
-        return cast(ChangeResult, self._object("POST", path, members))
+        return cast("ChangeResult", self._object("POST", path, members))
 
     def _list(self, member: str, path: str) -> list[Any]:
         return list(self._object("GET", path)[member])

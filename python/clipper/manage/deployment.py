@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import msgspec
 
@@ -59,7 +59,9 @@ from clipper.manage.building import (
     needs_environment,
 )
 from clipper.manage.parameters import ParameterSet, make_tables
+from clipper.manage.rows import ModelStats, ReplicaStats
 from clipper.mesh.membership import MeshMembership
+from clipper.metrics.samples import Stats
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Containers, Hello, Seat
@@ -340,7 +342,7 @@ class Deployment:
 
     # -- looking in
 
-    def stats(self) -> dict[str, dict[str, Any]]:
+    def stats(self) -> dict[str, ModelStats]:
         """Return statistics by `name:version`.
 
         Each has counters, replicas (how many are `wanted`, how many it `has`), the model's own
@@ -349,7 +351,7 @@ class Deployment:
         by_place = {
             (row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]
         }
-        models = {}
+        models: dict[str, ModelStats] = {}
         started = self._deployer.list()
         for running in self._running:
             counters = by_place.get(self._engines.place_of(running.core))
@@ -361,7 +363,7 @@ class Deployment:
             wanted = self._scaling.wanted(running.model.id, running.model.replicas)
             has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
-            models[str(running.model.id)] = {
+            row = {
                 **counters,
                 **shown_costs(running.model.batching, counters, ("cost", "cost_padded")),
                 "since_us": running.model.created_us,
@@ -373,7 +375,7 @@ class Deployment:
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
                 "untaught": self.online_learning.pending(running.model.id)
-                + sum(r.get("untaught", 0) for r in replicas),
+                + sum(cast(Stats, replica).get("untaught", 0) for replica in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
                 **(
                     {"followed": running.core.watch.stats()}
@@ -381,6 +383,7 @@ class Deployment:
                     else {}
                 ),
             }
+            models[str(running.model.id)] = cast(ModelStats, row)
         return models
 
     def _output_of(self, model: Model) -> str:
@@ -405,7 +408,7 @@ class Deployment:
 
     def _replica_stats(
         self, running: Running, started: Sequence[ReplicaStatus]
-    ) -> list[dict[str, Any]]:
+    ) -> list[ReplicaStats]:
         # by number and pid: two started elsewhere may have one number, and in containers of their
         # own one pid, too
         rows: dict[tuple[int, int, int], dict[str, object]] = {}
@@ -425,7 +428,7 @@ class Deployment:
                 )
                 row |= {"restart_count": status.restart_count, "detail": status.detail}
                 row |= {"start": status.start} if status.start else {}
-        return [rows[key] for key in sorted(rows)]
+        return [cast(ReplicaStats, rows[key]) for key in sorted(rows)]
 
     # -- records and containers
 
@@ -804,10 +807,10 @@ class Deployment:
         return running
 
 
-def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
+def _accuracy(replicas: Sequence[ReplicaStats]) -> float | None:
     """Return the mean of the accuracies that replicas report; each learns by itself."""
     accuracies = [
-        replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None
+        accuracy for replica in replicas if (accuracy := replica.get("accuracy")) is not None
     ]
     return sum(accuracies) / len(accuracies) if accuracies else None
 

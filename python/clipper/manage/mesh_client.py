@@ -4,7 +4,7 @@ errors of `server.mesh`."""
 import contextlib
 import urllib.parse
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -12,6 +12,10 @@ from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
 from clipper.mesh.reports import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
+from clipper.metrics.samples import Stats
+
+if TYPE_CHECKING:
+    from clipper.manage.stream import Stream
 
 _RECORDS: Mapping[str, type[MeshModel | VModel | Instance]] = {
     "model": MeshModel,
@@ -30,7 +34,7 @@ class RequestClient(Protocol):
     ) -> dict[str, Any]:
         """Send a request to the server and return the JSON object of its reply."""
 
-    def events(self, path: str) -> Any:
+    def events(self, path: str) -> "Stream":
         """Yield the server-sent events of a path."""
 
 
@@ -47,7 +51,7 @@ class MeshClient:
         """The id of the node that answers."""
         return str(self._decoded("GET", "/v1/mesh")["instance"])
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Its counters and gauges."""
         return dict(self._decoded("GET", "/v1/mesh")["stats"])
 

@@ -60,7 +60,7 @@ class Counts(msgspec.Struct, frozen=True):
     """instance: the node that answers.  stats: its counters and gauges."""
 
     instance: str
-    stats: dict[str, Any]
+    stats: dict[str, object]
 
 
 def _about(id: str, summary: str, more: str = "", **rest: Any) -> RouteInfo:

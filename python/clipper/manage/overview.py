@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from clipper.catalog import Catalog
 from clipper.deploy.deployer import LogTail
@@ -25,7 +25,7 @@ class Server(Protocol):
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """Return the last lines of a replica's log."""
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Return the stats of the server."""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast
 import msgspec
 
 if TYPE_CHECKING:
-    from clipper.manage.client import ChangedRecord
+    from clipper.manage.rows import ChangedRecord
     from clipper.params.tables import TableSpec
 
 _AT = "/admin/tables"

@@ -3,7 +3,7 @@
 Grafana requests the Prometheus data source when the dashboard is imported.
 """
 
-from typing import Any, Final
+from typing import Final
 
 _WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
 _APPS: Final = 'application=~"$application"'
@@ -387,7 +387,7 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
 }
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> dict[str, object]:
     """Return the dashboard in the format that Grafana 9 and later import."""
     panels: list[dict[str, object]] = []
     top = 0

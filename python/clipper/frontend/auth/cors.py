@@ -6,7 +6,7 @@ runs before the check of API keys. Source: the Fetch standard.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 from clipper.errors import ClipperError
 from clipper.frontend.http.messages import (
@@ -31,6 +31,7 @@ _REQUEST_HEADERS = (
 _RESPONSE_HEADERS = b"etag, inference-header-content-length, retry-after, traceparent, x-request-id"
 Handle = Callable[[HttpRequest], HandlerResult]
 Headers = tuple[tuple[bytes, bytes], ...]
+Response = HttpResponse | StreamedResponse
 
 
 def with_cors(origins: Sequence[str], handle: Handle) -> Handle:
@@ -48,13 +49,14 @@ def with_cors(origins: Sequence[str], handle: Handle) -> Handle:
             (b"vary", b"origin"),
             (b"access-control-expose-headers", _RESPONSE_HEADERS),
         )
-        found: HandlerResult = _with_headers(lambda: handle(request), request, added)
-        return found
+        return _with_headers(lambda: handle(request), request, added)
 
     return wrapped
 
 
-def _with_headers(step: Callable[[], object], request: HttpRequest, added: Headers) -> Any:
+def _with_headers(
+    step: Callable[[], HandlerResult], request: HttpRequest, added: Headers
+) -> HandlerResult:
     """Call `step`, and add headers to its response. Errors become responses here, like in the
     connection."""
     try:
@@ -79,7 +81,7 @@ def _with_headers(step: Callable[[], object], request: HttpRequest, added: Heade
         outcome = problem(error, request.id, JSON if request.path.startswith(b"/v2") else PROBLEM)
     if isinstance(outcome, DeferredResponse):
         return DeferredResponse(
-            outcome.futures, lambda: _with_headers(outcome.make, request, added)
+            outcome.futures, lambda: cast(Response, _with_headers(outcome.make, request, added))
         )
     if isinstance(outcome, WorkerTask):
         return WorkerTask(lambda: _with_headers(outcome.run, request, added), outcome.pool)

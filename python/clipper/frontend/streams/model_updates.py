@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ from clipper.frontend.streams.consumer_group import (
     check_names,
 )
 from clipper.frontend.streams.records import Flat
+from clipper.metrics.samples import Stats
 from clipper.settings.streams import ModelStreamSettings
 from clipper.store.redis import RedisClient
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
@@ -183,7 +184,7 @@ class ModelUpdates:
         self._consumer.start()
         return self
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Return counts since the start: see StreamConsumer.stats."""
         return self._consumer.stats()
 

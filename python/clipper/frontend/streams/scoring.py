@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -29,6 +29,7 @@ from clipper.frontend.streams.records import (
     feedback_of,
     record_of,
 )
+from clipper.metrics.samples import Stats
 from clipper.serving.models.intake import Intake, late, untried
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.future_watcher import Future
@@ -324,7 +325,7 @@ class ScoringStream:
             self._learning.start()
         return self
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Return counts of the records since the start.
 
         `read`, `answered`, `refused`, `duplicates` (a second entry with the same `id`),

@@ -12,7 +12,7 @@ import secrets
 import socket
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.decision_log import DecisionLog
@@ -34,6 +34,7 @@ from clipper.mesh.reports import (
 )
 from clipper.mesh.routing.lookups import Lookups
 from clipper.mesh.routing.router import ModelRouter, Route, core_record
+from clipper.metrics.samples import Stats
 from clipper.serving.models.containers import Seat
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.settings.mesh import MeshSettings
@@ -429,7 +430,7 @@ class MeshNode:
         """
         yield from self._open().events.watch(prefix, stop)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Return counters and gauges of this node, never one for each model.
 
         Before the node has joined there are only `instance` and `awaits`.

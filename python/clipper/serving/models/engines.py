@@ -8,12 +8,13 @@ several engines is one future all the same (docs/design.md).
 
 import itertools
 import logging
+import operator
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from clipper.config import Config
+from clipper.metrics.samples import Stats
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 
@@ -73,7 +74,7 @@ class Engines:
         """Return the number of queries that have not ended."""
         return any(engine.completion.issued != engine.completion.answered for engine in self._all)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Stats:
         """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
         with its `engine`."""
         total: dict[str, object] = {}
@@ -84,10 +85,10 @@ class Engines:
         return total
 
 
-def _sum(left: Any, right: Any) -> object:
-    if isinstance(left, dict):
+def _sum(left: object, right: object) -> object:
+    if isinstance(left, dict) and isinstance(right, dict):
         return {key: _sum(left[key], right[key]) for key in left}
-    return left + right
+    return operator.add(left, right)
 
 
 def _cores() -> int:

@@ -14,12 +14,12 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from clipper.clock import wall_time_us
+from clipper.metrics.samples import Stats
 from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, agrees, is_number, is_usable, loss, losses
@@ -225,7 +225,7 @@ class ApplicationCounters:
 
     # -- looking in
 
-    def stats(self, stats: "ApplicationStats") -> dict[str, Any]:
+    def stats(self, stats: "ApplicationStats") -> Stats:
         """See docs/monitoring.md, "Statistics of an application"."""
         watching = self.watched.stats()
         roles = stats.assignment.roles if stats.assignment is not None else {}
@@ -260,7 +260,7 @@ class ApplicationCounters:
 
     def _stats_of(
         self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Role]
-    ) -> dict[str, Any]:
+    ) -> Stats:
         role = roles.get(model, PRIMARY)
         row: dict[str, object] = {
             "role": role.kind,

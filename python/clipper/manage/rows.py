@@ -1,0 +1,222 @@
+"""Types of the rows that operations of management return, as JSON has them.
+
+Times end in `_us`: microseconds, of the wall clock for records. Statistics are described in
+docs/monitoring.md.
+"""
+
+from typing import NotRequired, TypedDict
+
+from clipper_core.runtime.histogram import Snapshot
+
+
+class ReplicaStats(TypedDict, total=False):
+    """Statistics of a replica; those of feedback are not listed here.
+
+    Those of its batches are absent until it is connected, those of its process if it was started
+    elsewhere. detail: why it is in its state. start: "forked", or "plain: " and why.
+    """
+
+    number: int
+    pid: int
+    state: str
+    detail: str
+    start: str
+    restart_count: int
+    limit: int
+    limit_cost: float | None
+    row_cost: float | None
+    batches: int
+    misses: int
+    in_flight: int
+    suspect: bool
+    ejected: bool
+    ejections: int
+    failures: int
+    accuracy: float | None
+    learned: int
+    failed: int
+    profile: list[list[int]]
+
+
+class ModelStats(TypedDict, total=False):
+    """Statistics of a version of a model. ended: queries by how they ended."""
+
+    engine: int
+    replicas: list[ReplicaStats]
+    wanted: int
+    has: int
+    stage: str
+    output: str
+    queued: int
+    hits: int
+    joined: int
+    evaluated: int
+    batches: int
+    retried: int
+    cost: float | None
+    cost_padded: float | None
+    ended: dict[str, int]
+    accuracy: float | None
+    since_us: int
+    latency_us: Snapshot
+    batch_rows: Snapshot
+    duration_us: dict[str, float]
+
+
+class ServerRow(TypedDict):
+    """A server: where queries come in over HTTP (a URL) and gRPC, or empty; its state's URL."""
+
+    version: str
+    pid: int
+    http: str
+    grpc: str
+    state: str
+
+
+class ApplicationRow(TypedDict):
+    """The record of an application; see `ClipperServer.app`."""
+
+    name: str
+    models: list[str]
+    input: str
+    policy: str
+    decider: str
+    missing: str
+    slo_ms: float
+    default: object
+    confidence_min: float
+    coverage: float | None
+    context_table: str
+    output: str
+    roles: dict[str, str]
+    created_us: int
+
+
+class ModelRow(TypedDict):
+    """A version in service: the most used members of its record, and how many replicas it has."""
+
+    name: str
+    version: int
+    input: str
+    output: str
+    batching: dict[str, object]
+    target: str
+    code: list[str]
+    replicas: int
+    replicas_max: int
+    source: dict[str, object] | None
+    reads: dict[str, list[int]]
+    tolerance: float
+    applications: list[str]
+    latest: bool
+    wanted: int
+    has: int
+    created_us: int
+
+
+class ProcessRow(TypedDict):
+    """A version in service as it runs: see `clipper.manage.overview.processes`."""
+
+    name: str
+    version: int
+    latest: bool
+    roles: dict[str, str]
+    state: str
+    ready: int
+    wanted: int
+    rss_bytes: int
+    pss_bytes: int
+    starts: dict[str, str]
+    queued: int
+    batch: int
+    why: str
+    error: str
+    next: str
+
+
+class StageRow(TypedDict):
+    """The stage of the deployment of a version, and its age."""
+
+    version: int
+    stage: str
+    detail: str
+    for_s: float
+
+
+class ChangedRecord(TypedDict):
+    """One record before and after a change; None if it did not exist."""
+
+    key: str
+    before: object
+    after: object
+
+
+class ChangeResult(TypedDict):
+    """Result of a change, or of its dry run. message: one line. changed: empty for no change."""
+
+    verb: str
+    message: str
+    dry_run: bool
+    changed: list[ChangedRecord]
+
+
+class HistoryRow(TypedDict):
+    """A change in the history."""
+
+    number: int
+    time_us: int
+    actor: str
+    verb: str
+    changed: list[ChangedRecord]
+
+
+class SideRow(TypedDict):
+    """Counts of one side of a rollout in its stage."""
+
+    answers: int
+    defaults: int
+    feedbacks: float
+    reward: float
+    p50_us: float | None
+    p99_us: float | None
+
+
+class GuardRow(TypedDict):
+    """The test of a guard of a rollout, and its outcome."""
+
+    guard: str
+    outcome: str
+    reason: str
+
+
+class RolloutRow(TypedDict):
+    """A rollout: its record, the counts of its stage, and what it waits for if it is running."""
+
+    application: str
+    model: str
+    control: str
+    state: str
+    reason: str
+    stages: list[float]
+    stage: int
+    stage_us: int
+    new: SideRow | None
+    before: SideRow | None
+    guards: list[GuardRow]
+    waits: NotRequired[str]
+
+
+class ReplicaLines(TypedDict):
+    """Lines that a replica's container wrote; lost: lines that were written too fast."""
+
+    replica: int
+    lines: list[str]
+    lost: int
+
+
+class FollowedLines(TypedDict):
+    """Lines of a model's containers since the previous call; after: for the next one."""
+
+    model: str
+    replicas: list[ReplicaLines]
+    after: str
