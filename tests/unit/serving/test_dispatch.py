@@ -130,7 +130,10 @@ def test_a_callback_may_stop_the_dispatch(dispatch, engine, model):
 
 
 def test_a_loop_that_was_closed_makes_room(model, engine):
+    closed = []  # loops that the garbage collector has not found yet
+
     async def one():
+        closed.append(asyncio.get_running_loop())
         future = model.predict(ROW)
         waiting = asyncio.ensure_future(
             asyncio.wait_for(asyncio.shield(asyncio.gather(future, return_exceptions=True)), 20)

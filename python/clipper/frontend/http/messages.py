@@ -289,7 +289,7 @@ def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) 
     body = {
         "error": str(error),
         "type": f"urn:clipper:error:{_slug(error, status)}",
-        "title": _phrase(status),
+        "title": phrase(status),
         "status": status,
         "detail": error.message,
         "hint": error.hint,
@@ -315,17 +315,22 @@ def retry_after_s(error: ClipperError) -> int:
     return 5 if isinstance(error, ShuttingDown) else 1
 
 
-def _phrase(status: int) -> str:
+# What RFC 9110 calls these; the names in `http` depend on the version of Python.
+_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content", 499: "Client Closed Request"}
+
+
+def phrase(status: int) -> str:
+    """Return the reason phrase of a status, as RFC 9110 (section 15) has it; "Error" if unknown."""
     try:
-        return http.HTTPStatus(status).phrase
+        return _PHRASES.get(status) or http.HTTPStatus(status).phrase
     except ValueError:
-        return "Client Closed Request" if status == 499 else "Error"
+        return "Error"
 
 
 # -- the bytes of a response
 
 _LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    status.value: f"HTTP/1.1 {status.value} {phrase(status)}\r\n".encode()
     for status in http.HTTPStatus
 }
 _BODILESS = frozenset((204, 304))
@@ -347,7 +352,7 @@ def head_of(
     """
     line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (
         response.status,
-        _phrase(response.status).encode(),
+        phrase(response.status).encode(),
     )
     extra = (
         b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers])

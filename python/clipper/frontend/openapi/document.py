@@ -6,12 +6,12 @@ the handlers read and write. A schema is written by hand where a member is raw J
 its application's type), or where members depend on each other. Errors have one schema.
 """
 
-import http
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from clipper.frontend.http.messages import phrase
 from clipper.schema import FREE, Tensors, TensorSpec
 from clipper.types import NAME_GRAMMAR, InputType
 
@@ -171,12 +171,12 @@ class OpenApiDocument:
         if self._schemes:
             statuses.add(401)
         for status in sorted(statuses - {about.status, *about.others}):
-            found[str(status)] = self._bad(http.HTTPStatus(status).phrase, status in _COME_AGAIN)
+            found[str(status)] = self._bad(phrase(status), status in _COME_AGAIN)
         found["default"] = self._bad("Refused")
         return found
 
     def _good(self, about: RouteInfo, status: int, gives: object) -> Schema:
-        found: Schema = {"description": http.HTTPStatus(status).phrase}
+        found: Schema = {"description": phrase(status)}
         if gives is not None:
             schema = {} if gives is msgspec.UNSET else self._schema_of(gives)
             found["content"] = {
@@ -189,17 +189,17 @@ class OpenApiDocument:
             found["links"] = dict(about.links)
         return found
 
-    def _bad(self, phrase: str, come_again: bool = False) -> Schema:
+    def _bad(self, title: str, come_again: bool = False) -> Schema:
         """Return a reference to an error response.
 
         Under /v2 a Problem has the type application/json, for the protocol's clients; elsewhere
         application/problem+json.
         """
-        name = phrase.replace(" ", "").replace("-", "")
+        name = title.replace(" ", "").replace("-", "")
         if name not in self._problems:
             content = {"schema": {"$ref": f"{_REF}Problem"}}
             self._problems[name] = {
-                "description": phrase,
+                "description": title,
                 "content": {_OWN_MEDIA: content, _JSON: content},
             }
             if come_again:

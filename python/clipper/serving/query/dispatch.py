@@ -143,6 +143,8 @@ class _Awaits:
         )
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
+            for closed in [other for other in self._mailboxes if other.is_closed()]:
+                del self._mailboxes[closed]  # the garbage collector may find it much later
             mailbox = self._mailboxes[loop] = MailboxReader(self._delivery)
             loop.add_reader(mailbox.fd, _resolve, mailbox)
         self._latest = weakref.ref(loop), mailbox
