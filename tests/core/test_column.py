@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
+from clipper_core.runtime.status import Status
+from tests.memory import resident_bytes
 
 World = Any  # tests/core/conftest.py
 
@@ -137,3 +139,69 @@ def test_confidences_in_a_column(world: World) -> None:
     world.step()
     assert future.confidences(first=40).tolist() == [0.0] * 40
     assert future.result(0).tolist() == list(range(80))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2), (600,)])
+@pytest.mark.parametrize("seed", range(4))
+def test_outputs_of_an_array_are_what_its_rows_have_one_by_one(
+    world: World, shape: tuple[int, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = world.model(cached=False)
+    container = world.container(model, size_max=300)
+    future = model.predict_many(np.arange(3000.0), slo_ms=50)
+    single = [model.predict(-1.0 - i, slo_ms=50) for i in range(5)]
+
+    def output(rows: Any) -> Any:
+        return (rows[:, None] * np.ones(int(np.prod(shape)), "f4")).reshape(len(rows), *shape)
+
+    world.step()
+    confident = bool(rng.integers(2))
+    while container.read() and future.progress()[0] < 2400:
+        rows = container.inbox[0][1]
+        fields: dict[str, Any] = {}
+        if confident:
+            fields["confidence"] = np.where(rows % 7, rows / 3000, np.nan).astype("f4")
+        if rng.random() < 0.3:
+            fields |= {"status": (rows % 5 == 0).astype("u1"), "text": "each fifth"}
+        container.reply(lambda rows: output(rows).astype("f4"), **fields)
+        world.step()
+    world.pass_deadline(50_000)
+    container.reply_all(lambda rows: output(rows).astype("f4"))
+    states = future.statuses()
+    assert {Status.OK, Status.DEADLINE} <= set(states.tolist())
+    found = future.outputs(-2.0)
+    confidences = future.confidences()
+    for i, state in enumerate(states.tolist()):
+        value, confidence = future.prediction(i)
+        assert (value is None) == (state != Status.OK)
+        assert np.array_equal(found[i], np.full(shape, -2.0 if value is None else i))
+        assert value is None or np.array_equal(value, output(np.array([float(i)]))[0])
+        assert (confidence is not None) == (confident and state == Status.OK)
+        if confidence is not None:
+            assert confidence == np.float32(i / 3000) if i % 7 else np.isnan(confidence)
+        assert np.array_equal(future.confidence(i), confidence, equal_nan=confidence is not None)
+        wanted = np.nan if confidence is None else np.nan_to_num(confidence)
+        assert np.array_equal(confidences[i], wanted, equal_nan=True), "what is no number is 0"
+        assert future.detail(i) == ("each fifth" if state == Status.MODEL_ERROR else "")
+    for i, each in enumerate(single):
+        assert each.status() is not Status.OK or np.all(each.output() == -1.0 - i)
+
+
+def test_outputs_of_arrays_are_freed(world: World) -> None:
+    model = world.model(cached=False)
+    world.container(model, size_max=512)
+
+    for i in range(150):
+        future = model.predict_many(np.arange(1000.0), slo_ms=50)
+        world.step()
+        world.containers[0].read()
+        if i % 3 == 1:
+            future.cancel()
+        if i % 3 == 2:
+            world.pass_deadline(50_000)
+        world.containers[0].reply_all(lambda rows: rows[:, None] * np.ones(200, "f4"))
+        del future
+        if i == 20:
+            before = resident_bytes()
+    assert resident_bytes() - before < 16 << 20, "130 arrays of 800 kB"

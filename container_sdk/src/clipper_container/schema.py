@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -241,8 +241,38 @@ class Tensors:
         dicts, a row each; or a DataFrame of pandas or polars, or an Arrow table or batch. Raises:
         InvalidTensor.
         """
+        records = self._pack_exact(values)
+        if records is not None:
+            return records
         rows = self.by_tensor(values)
         return rows if isinstance(rows, Records) else rows.packed()
+
+    def _pack_exact(self, values: object) -> Array | None:
+        """Return the records of a batch of arrays that have the declared types and fixed sizes:
+        the hot path of a container. None for any other batch.
+        """
+        if (
+            not self.is_fixed
+            or self.finite
+            or type(values) is not dict
+            or values.keys() != self.by_name.keys()
+        ):
+            return None
+        n = -1
+        for spec in self.specs:
+            column = values[spec.name]
+            if (
+                type(column) is not np.ndarray
+                or column.dtype != spec.numpy
+                or column.shape[1:] != spec.shape
+                or n not in (-1, len(column))
+            ):
+                return None
+            n = len(column)
+        rows = np.zeros(n, self._record)
+        for name, column in values.items():
+            rows[name] = column
+        return rows.view(np.uint8).reshape(n, self.row_bytes)
 
     def by_tensor(self, values: object) -> FixedRecords | Records:
         """Return the records of a batch, not yet packed if all have `row_bytes` bytes.
@@ -289,19 +319,21 @@ class Tensors:
             for i, spec in enumerate(self.specs)
         }
 
-    def _columns(self, records: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name of each tensor, and a view of it in the records, u8 (n, row_bytes)."""
+    def _columns(self, records: Array) -> list[tuple[str, Array]]:
+        """Return the name of each tensor and a view of it in the records, u8 (n, row_bytes)."""
         if records.ndim != 2 or records.shape[1] != self.row_bytes:
             raise InvalidTensor(
                 "", f"records of shape {list(records.shape)}; a record of {self} has"
                 f" {self.row_bytes} bytes."
             )  # fmt: skip
         structured = records.view(self._record)[:, 0]
-        for spec in self.specs:
-            column: Array = structured[spec.name]
-            if spec.dtype == "bool":
-                check_bools(spec, column)
-            yield spec.name, column
+        for name in self._bools:
+            check_bools(self.by_name[name], structured[name])
+        return [(name, structured[name]) for name in self.by_name]
+
+    @cached_property
+    def _bools(self) -> list[str]:
+        return [spec.name for spec in self.specs if spec.dtype == "bool"]
 
     # -- names
 

@@ -64,9 +64,9 @@ cdef void _block_retire(CompletionState* d, Block* block) noexcept nogil:
     cdef u32 i
     cdef Value value
     for i in range(block.used):
-        if block.tag[i] == TAG_BLOB:
+        if block.tag[i] & TAG_BLOB:
             value.word = block.word[i]
-            value.tag = TAG_BLOB
+            value.tag = block.tag[i]
             value_drop(&value)
     if block.count != BLOCK_SLOTS:
         free(block)

@@ -36,8 +36,9 @@ from clipper_core.runtime.status cimport (
     BAD_INPUT, CANCELLED, FORKED, FULL, NO_MEMORY, OK, PENDING, UNNEEDED, raise_for,
 )
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, column_confidences, column_first_failed, column_latencies_us,
-    column_outputs, column_states, value_confidence, value_drop, value_prediction, value_object,
+    TAG_BLOB, TAG_NONE, Blob, blob_drop, blob_of, column_confidences, column_first_failed,
+    column_latencies_us, column_outputs, column_states, value_confidence, value_drop,
+    value_object, value_prediction,
 )
 
 from clipper_core.runtime.status import Status as StatusName, error_for
@@ -126,9 +127,10 @@ cdef class Future:
         raise TypeError("futures come from predict() and schedule_prediction()")
 
     def __dealloc__(self):
-        cdef u32 i
+        cdef u32 i, refs = 0
         cdef u8 state
-        cdef Value value
+        cdef Blob* blob
+        cdef Blob* last = NULL
         if self.is_watched:
             standard_forget(<size_t> <void*> self)
         if self.block == NULL:
@@ -138,12 +140,18 @@ cdef class Future:
             return
         for i in range(self.first, self.first + self.count):
             state = slot_state(self.block[0], i)
-            if (state != PENDING and state != CANCELLED and state != UNNEEDED
-                and self.block.tag[i] == TAG_BLOB):
-                value.word = self.block.word[i]
-                value.tag = TAG_BLOB
-                value_drop(&value)
-                self.block.tag[i] = TAG_NONE
+            if (state == PENDING or state == CANCELLED or state == UNNEEDED
+                or not self.block.tag[i] & TAG_BLOB):
+                continue
+            self.block.tag[i] = TAG_NONE
+            blob = blob_of(self.block.word[i])
+            if blob != last and refs:
+                blob_drop(last, refs)
+                refs = 0
+            last = blob
+            refs += 1
+        if refs:
+            blob_drop(last, refs)
         block_drop(self.completion.state, self.block, self.slots)
 
     cdef bint _leave_ensemble_call(self) noexcept:
@@ -455,7 +463,7 @@ cdef class Future:
         if state == PENDING or state == OK or state == CANCELLED or state == UNNEEDED:
             return ""
         value = self._held(i)
-        return value_object(&value) if value.tag == TAG_BLOB else ""
+        return value_object(&value) if value.tag & TAG_BLOB else ""
 
     def error(self, u32 i=0):
         """The exception that task `i` ended with, as a query to its model alone raises it; None

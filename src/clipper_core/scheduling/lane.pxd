@@ -26,7 +26,7 @@ from clipper_core.runtime.ring cimport Cells, Ring, Spsc, ring_row, ring_side
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status
 from clipper_core.runtime.timer_wheel cimport Wheel
-from clipper_core.wire.prediction cimport Value
+from clipper_core.wire.prediction cimport Blob, Value
 
 # -- Evaluations in flight: key -> ticket of the task that evaluates it. Threads: the loop;
 # pending_has, pending_touch: any.
@@ -223,6 +223,8 @@ cdef void chunk_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n,
 # done.
 cdef bint chunk_end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
                           u64 now_us) noexcept nogil
+# The same with the rows of a blob, whose references it takes over.
+cdef void chunk_end_blob(Lanes* lanes, const Span* span, Blob* blob, u64 now_us) noexcept nogil
 # Note that so many rows neither wait nor are at a container; the last one frees the chunk.
 cdef void chunk_leave(Lanes* lanes, Lane* lane, u64 pos, u32 rows) noexcept nogil
 # The same for all rows of a chunk's span; does nothing for a single task.

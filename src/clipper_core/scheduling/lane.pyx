@@ -36,7 +36,9 @@ from clipper_core.runtime.status cimport (
     CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING, raise_for,
 )
 from clipper_core.runtime.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
-from clipper_core.wire.prediction cimport TAG_NONE, value_drop, value_hold
+from clipper_core.wire.prediction cimport (
+    TAG_NONE, TAG_ROW, blob_drop, row_word, value_drop, value_hold,
+)
 
 # -- The evaluations in flight, so that identical queries cost one.
 #
@@ -293,6 +295,21 @@ cdef u32 _end_words(CompletionState* d, Block* block, const u32* slots, u32 n, c
     return ended
 
 
+cdef u32 _end_rows(CompletionState* d, Block* block, const u32* slots, Blob* blob,
+                   u32 latency_us) noexcept nogil:
+    """OK, each with the next row of the blob; -> how many were open."""
+    cdef u32 i, n = blob.rows, ended = 0
+    cdef Value value
+    value.tag = TAG_ROW
+    for i in range(n):
+        value.word = row_word(blob, i)
+        ended += _end(d, block, slots[i], OK, &value, latency_us)
+    _note_ended(d, ended)
+    if ended < n:
+        blob_drop(blob, n - ended)
+    return ended
+
+
 cdef void slots_fill(CompletionState* d, Block* block, u32 first, u32 n, const Value* values,
                      const u8* chosen,
                      Status status) noexcept nogil:
@@ -416,6 +433,14 @@ cdef bint chunk_end_words(Lanes* lanes, const Span* span, const u8* data, u32 si
                  _end_words(lanes.completion, task.block, task.slots + span.first, span.rows, data,
                             size, tag, latency), latency)
     return True
+
+
+cdef void chunk_end_blob(Lanes* lanes, const Span* span, Blob* blob, u64 now_us) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef u32 latency = _latency(task, now_us)
+    _count_ended(lane_of(lanes, span.ticket), task, OK,
+                 _end_rows(lanes.completion, task.block, task.slots + span.first, blob, latency),
+                 latency)
 
 
 cdef void span_leave(Lanes* lanes, const Span* span) noexcept nogil:

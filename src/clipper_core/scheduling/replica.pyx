@@ -20,9 +20,9 @@ from clipper_core.scheduling.container_connection cimport (
     connection_send_region,
 )
 from clipper_core.scheduling.lane cimport (
-    Lane, Task, chunk_end_words, lane_of, lane_places, pos_of, row_end, row_found, span_end,
-    span_is_first_try, span_key, span_leave, span_place, span_retry, span_row_end, span_rows,
-    task_of, task_row,
+    Lane, Task, chunk_end_blob, chunk_end_words, lane_of, lane_places, pos_of, row_end, row_found,
+    span_end, span_is_first_try, span_key, span_leave, span_place, span_retry, span_row_end,
+    span_rows, task_of, task_row,
 )
 from clipper_core.wire.codec cimport (
     ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, QUALIFIERS,
@@ -32,7 +32,7 @@ from clipper_core.wire.codec cimport (
 )
 from clipper_core.wire.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.wire.prediction cimport (
-    TAG_BLOB, TAG_NONE, Blob, Value, blob_new, blob_qualified, value_drop,
+    TAG_BLOB, TAG_NONE, Blob, Value, blob_new, blob_of_rows, blob_qualified, value_drop,
 )
 
 # -- Batches as they end, as words in a queue.
@@ -282,12 +282,14 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef bint words = (header.rank == 0
                        and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS)
                        and batch.keys == NULL)
+    cdef bint alike = not header.flags & (VARIABLE | QUALIFIERS | ROW_STATUS) and batch.keys == NULL
     if rows.status != NULL:
         _output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
     for s in range(batch.span_count):
-        if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes,
-                                header.dtype, now_us):
+        if (_end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes, header.dtype,
+                       now_us) if words
+                else alike and _end_rows_of(lanes, header, &batch.spans[s], rows, i, now_us)):
             at += rows.row_bytes * batch.spans[s].rows
             i += batch.spans[s].rows
             continue
@@ -320,6 +322,26 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
         memcpy(&value.word, data + <u64> k * size, size)
         cache_fill(lanes.cache, &task.keys[span.first + k], &value)
     chunk_end_words(lanes, span, data, size, tag, now_us)
+    span_leave(lanes, span)
+    return True
+
+
+cdef bint _end_rows_of(Lanes* lanes, const Header* header, const Span* span, const Rows* rows,
+                       u32 i, u64 now_us) noexcept nogil:
+    """Outputs of one shape for rows of an array, from row i of the batch on: one blob has them all.
+    False: it is a single row, or the cache shall have each, or there is no memory."""
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef Blob* blob
+    if task.slots == NULL or task.keyed:
+        return False
+    blob = blob_of_rows(rows.data + i * rows.row_bytes, rows.row_bytes, span.rows,
+                        rows.confidence + i if rows.confidence != NULL else NULL)
+    if blob == NULL:
+        return False
+    blob.dtype = header.dtype
+    blob.rank = header.rank
+    memcpy(blob.dims, header.dims, sizeof(header.dims))
+    chunk_end_blob(lanes, span, blob, now_us)
     span_leave(lanes, span)
     return True
 

@@ -1,6 +1,7 @@
 # One prediction as the core moves it: 16 bytes by value. A scalar without confidence is the word
 # itself; anything else (vector, string, bytes, any output with a confidence or qualifiers, or the
-# text of an error) is a blob that the word points to.
+# text of an error) is a blob that the word points to. Outputs of one shape for many rows of an
+# array share one blob; the word has its address and, above ROW_SHIFT bits, the row.
 from libc.stdlib cimport free, malloc
 from clipper_core.runtime.machine cimport acq_rel, atomic, relaxed, u16, u32, u64, u8
 
@@ -8,7 +9,10 @@ cdef enum:
     TAG_NONE = 0                # no value
     TAG_BLOB = 0x80             # word is a Blob*; any other tag is the DType of the scalar in word
                         # (little-endian, zero-extended)
+    TAG_ROW = 0x81              # word is a row of a Blob*; see row_word
     RANK_MAX = 4
+    ROW_SHIFT = 48              # bits of an address of a process
+    BLOB_ROWS_MAX = 65535
 
 cdef struct Value:
     u64 word
@@ -22,16 +26,24 @@ cdef cppclass Blob:
     u32 dims[4]                 # of a record (docs/wire.md) the last is its type, from 1
     float confidence
     u16 qualifier_bytes
-    u64 nbytes
-    # data follows the header, then the qualifiers
+    u16 rows                    # of an array; 0: it is one output
+    u64 nbytes                  # of the output, or of each row
+    # data follows the header, then the qualifiers; of rows their confidences
 
 # A blob is shared by the result slots and the cache; whoever drops the last reference frees it.
 # Threads: any.
 cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil
 cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
                           u16 n) noexcept nogil
+# n outputs of nbytes each, with as many references; confidences: f32 each, or NULL
+cdef Blob* blob_of_rows(const void* data, u64 nbytes, u32 n,
+                        const float* confidences) noexcept nogil
+cdef inline u64 row_word(Blob* blob, u32 i) noexcept nogil:
+    return <u64> blob | <u64> i << ROW_SHIFT
+cdef inline Blob* blob_of(u64 word) noexcept nogil:       # of a word of TAG_BLOB or TAG_ROW
+    return <Blob*> (word & ((<u64> 1 << ROW_SHIFT) - 1))
 cdef void* blob_data(Blob* blob) noexcept nogil
-cdef void blob_drop(Blob* blob) noexcept nogil
+cdef void blob_drop(Blob* blob, u32 refs=*) noexcept nogil
 cdef void value_hold(Value* value) noexcept nogil     # one more reference, if it is a blob
 cdef void value_drop(Value* value) noexcept nogil
 cdef object value_object(Value* value)                # -> int | float | bool | str | bytes |

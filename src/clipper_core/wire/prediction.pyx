@@ -10,7 +10,7 @@ import numpy as np
 from clipper_core.runtime.dtype cimport (
     BOOL, BYTES, F16, F32, F64, I16, I32, I64, I8, STR, U16, U32, U64, U8,
 )
-from clipper_core.runtime.machine cimport acquire, i64
+from clipper_core.runtime.machine cimport CHECK, acquire, i64
 from clipper_core.runtime.status cimport CANCELLED, OK, PENDING, UNNEEDED
 
 cnp.import_array()
@@ -85,6 +85,7 @@ cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
     blob.confidence = 0
     blob.nbytes = nbytes
     blob.qualifier_bytes = n
+    blob.rows = 0
     if nbytes:
         memcpy(blob_data(blob), data, nbytes)
     if n:
@@ -92,12 +93,44 @@ cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
     return blob
 
 
+cdef Blob* blob_of_rows(const void* data, u64 nbytes, u32 n,
+                        const float* confidences) noexcept nogil:
+    cdef u64 beside = <u64> n * 4 if confidences != NULL else 0
+    cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + n * nbytes + beside)
+    CHECK(n <= BLOB_ROWS_MAX and <u64> blob >> ROW_SHIFT == 0, "a blob of rows beyond its bounds")
+    if blob == NULL:
+        return NULL
+    memset(<void*> blob, 0, sizeof(Blob))
+    blob.refs.store(n, relaxed)
+    blob.rows = <u16> n
+    blob.nbytes = nbytes
+    blob.has_confidence = confidences != NULL
+    memcpy(blob_data(blob), data, n * nbytes)
+    if beside:
+        memcpy(<char*> blob_data(blob) + n * nbytes, confidences, beside)
+    return blob
+
+
 cdef void* blob_data(Blob* blob) noexcept nogil:
     return <char*> blob + sizeof(Blob)
 
 
-cdef void blob_drop(Blob* blob) noexcept nogil:
-    if blob.refs.fetch_sub(1, acq_rel) == 1:
+cdef inline const u8* _data_of(u64 word) noexcept nogil:
+    """Return where the output of a word begins that is a blob or a row of one."""
+    return <u8*> blob_data(blob_of(word)) + (word >> ROW_SHIFT) * blob_of(word).nbytes
+
+
+cdef float _confidence_of(u64 word) noexcept nogil:
+    cdef Blob* blob = blob_of(word)
+    cdef float confidence = blob.confidence
+    if blob.rows:
+        memcpy(&confidence, <u8*> blob_data(blob) + blob.rows * blob.nbytes
+               + (word >> ROW_SHIFT) * 4, 4)
+    return confidence
+
+
+cdef void blob_drop(Blob* blob, u32 refs=1) noexcept nogil:
+    if blob.refs.fetch_sub(refs, acq_rel) == refs:
         free(blob)
 
 
@@ -107,8 +140,8 @@ cdef void value_hold(Value* value) noexcept nogil:
 
 
 cdef void value_drop(Value* value) noexcept nogil:
-    if value.tag == TAG_BLOB:
-        blob_drop(<Blob*> value.word)
+    if value.tag & TAG_BLOB:
+        blob_drop(blob_of(value.word))
     value.tag = TAG_NONE
 
 
@@ -139,11 +172,12 @@ cdef class _SharedBytes:
         PyBuffer_FillInfo(view, self, blob_data(self.blob), <Py_ssize_t> self.blob.nbytes, 1, flags)
 
 
-cdef object _array(Blob* blob):
+cdef object _array(u64 word):
     cdef object raw
     cdef _SharedBytes shared
-    if record_type(blob) or blob.nbytes < SHARED_FROM:
-        raw = PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
+    cdef Blob* blob = blob_of(word)
+    if record_type(blob) or blob.rows or blob.nbytes < SHARED_FROM:
+        raw = PyBytes_FromStringAndSize(<const char*> _data_of(word), <Py_ssize_t> blob.nbytes)
         if record_type(blob):
             return _records[record_type(blob) - 1][0](raw)
     else:
@@ -159,33 +193,33 @@ cdef object value_object(Value* value):
     cdef u64 word = 0
     if value.tag == TAG_NONE:
         return None
-    if value.tag != TAG_BLOB:
+    if not value.tag & TAG_BLOB:
         return _scalar(value.tag, value.word)
-    cdef Blob* blob = <Blob*> value.word
+    cdef Blob* blob = blob_of(value.word)
     if blob.dtype == STR:
         return PyUnicode_DecodeUTF8(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes, "replace")
     if blob.dtype == BYTES and blob.dims[RANK_MAX - 1] == 0:
         return PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes)
     if blob.dtype == BYTES:
-        return _array(blob)
+        return _array(value.word)
     if blob.rank == 0:
-        memcpy(&word, blob_data(blob), blob.nbytes if blob.nbytes < 8 else 8)
+        memcpy(&word, _data_of(value.word), blob.nbytes if blob.nbytes < 8 else 8)
         return _scalar(blob.dtype, word)
-    return _array(blob)
+    return _array(value.word)
 
 
 cdef object value_confidence(Value* value):
-    if value.tag != TAG_BLOB or not (<Blob*> value.word).has_confidence:
+    if not value.tag & TAG_BLOB or not blob_of(value.word).has_confidence:
         return None
-    return (<Blob*> value.word).confidence
+    return _confidence_of(value.word)
 
 
 cdef object value_prediction(Value* value):
-    cdef Blob* blob = <Blob*> value.word
+    cdef Blob* blob = blob_of(value.word)
     cdef object output = value_object(value)
-    if value.tag != TAG_BLOB:
+    cdef object confidence = value_confidence(value)
+    if not value.tag & TAG_BLOB:
         return output, None
-    confidence = blob.confidence if blob.has_confidence else None
     if blob.qualifier_bytes == 0:
         return output, confidence
     return output, confidence, PyBytes_FromStringAndSize(<char*> blob_data(blob) + blob.nbytes,
@@ -304,14 +338,20 @@ cdef bint _alike(const Seen* c, u32 first, u32* absent) noexcept nogil:
     """Are all that arrived of the first one's kind? And how many did not arrive."""
     cdef u32 i
     cdef u8 tag = c.of.tag[first]
+    cdef Blob* like = blob_of(c.of.word[first])
     absent[0] = first
     for i in range(first, c.n):
         if c.state[i] != OK:
             absent[0] += 1
-        elif c.of.tag[i] != tag or (tag == TAG_BLOB
-                                    and not _same_shape(<Blob*> c.of.word[i],
-                                                        <Blob*> c.of.word[first])):
+        elif not tag & TAG_BLOB:
+            if c.of.tag[i] != tag:
+                return False
+        elif not c.of.tag[i] & TAG_BLOB:
             return False
+        elif blob_of(c.of.word[i]) != like:
+            if not _same_shape(blob_of(c.of.word[i]), like):
+                return False
+            like = blob_of(c.of.word[i])
     return True
 
 
@@ -326,10 +366,16 @@ cdef bint _same_shape(const Blob* a, const Blob* b) noexcept nogil:
 
 
 cdef void _copy_blobs(const Seen* c, u8* to, u64 nbytes) noexcept nogil:
-    cdef u32 i
-    for i in range(c.n):
+    """Copy the outputs; rows that lie one after another in a blob, together."""
+    cdef u32 i = 0, n
+    while i < c.n:
+        n = 1
         if c.state[i] == OK:
-            memcpy(to + i * nbytes, blob_data(<Blob*> c.of.word[i]), nbytes)
+            while (i + n < c.n and c.state[i + n] == OK
+                   and c.of.word[i + n] == c.of.word[i] + (<u64> n << ROW_SHIFT)):
+                n += 1
+            memcpy(to + i * nbytes, _data_of(c.of.word[i]), n * nbytes)
+        i += n
 
 
 cdef object _widened(object array):
@@ -433,12 +479,12 @@ cdef object column_outputs(const Column* column, object missing, object name):
     seen.of, seen.state, seen.n = column, <const u8*> cnp.PyArray_DATA(states), column.n
     first = _first(&seen)
     if first < seen.n and _alike(&seen, first, &absent):
-        if column.tag[first] != TAG_BLOB:
+        if not column.tag[first] & TAG_BLOB:
             rows = _scalars(&seen, column.tag[first])
-        elif (<Blob*> column.word[first]).dtype not in (STR, BYTES):
-            if record_type(<Blob*> column.word[first]):
-                return _columns(&seen, <Blob*> column.word[first], states, absent, missing, name)
-            rows = _arrays(&seen, <Blob*> column.word[first])
+        elif blob_of(column.word[first]).dtype not in (STR, BYTES):
+            if record_type(blob_of(column.word[first])):
+                return _columns(&seen, blob_of(column.word[first]), states, absent, missing, name)
+            rows = _arrays(&seen, blob_of(column.word[first]))
         if rows is not None and absent:
             rows = _with_missing(rows, states, missing)
     if rows is None:
@@ -469,9 +515,9 @@ cdef object column_confidences(const Column* column):
     cdef double* to = <double*> cnp.PyArray_DATA(confidences)
     cdef u32 i
     for i in range(column.n):
-        if (column.state[i].load(acquire) == OK and column.tag[i] == TAG_BLOB
-            and (<Blob*> column.word[i]).has_confidence):
-            to[i] = (<Blob*> column.word[i]).confidence
+        if (column.state[i].load(acquire) == OK and column.tag[i] & TAG_BLOB
+            and blob_of(column.word[i]).has_confidence):
+            to[i] = _confidence_of(column.word[i])
             if to[i] != to[i]:
                 to[i] = 0
     return confidences

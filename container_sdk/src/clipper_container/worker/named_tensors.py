@@ -66,7 +66,9 @@ class RecordModel(Model):
                     f" {self.outputs}."
                 )
             returned = {next(iter(self.outputs.by_name)): returned}
-        arrays = {name: _array_or_list(value) for name, value in returned.items()}
+        arrays = returned
+        if any(type(value) is not np.ndarray for value in returned.values()):
+            arrays = {name: _array_or_list(value) for name, value in returned.items()}
         try:
             if self.row_by_row:
                 return self.outputs.pack(arrays)

@@ -60,6 +60,8 @@ def to_rows(returned: object, n: int, name: str) -> Rows:
 
 def _values(returned: object, n: int, name: str) -> Sequence[object] | np.ndarray:
     """Return `returned` as an ndarray of at least one dimension, or as a list."""
+    if type(returned) is np.ndarray and returned.ndim:
+        return returned
     if isinstance(returned, (list, tuple)):
         return returned
     if isinstance(returned, (str, *_BYTES, *_SCALARS)):
