@@ -132,7 +132,7 @@ def test_a_model_of_named_tensors_is_loaded_and_asked(
     assert [one.name for one in by_grpc.outputs] == [*outputs]
     quick = {**body, "parameters": {"timeout": 200_000}}
     reply = ask(server.http_address, "POST", "/v2/models/away/infer", quick)
-    assert (reply.status, "known once it is loaded" in reply.json["error"]) == (504, True)
+    assert (reply.status, "are known once its model" in reply.json["error"]) == (504, True)
     for name in ("stated", "found", "described", "by-grpc"):
         reply = ask(server.http_address, "POST", f"/v2/models/{name}/infer", body)
         found = {one["name"]: one["data"] for one in reply.json["outputs"]}
@@ -142,6 +142,46 @@ def test_a_model_of_named_tensors_is_loaded_and_asked(
         assert [one["name"] for one in about["outputs"]] == [*outputs]
         door.unregister(name)
     door.unregister("away")
+
+
+@pytest.mark.parametrize("given", ["input", "inputs", "columns", "stream"])
+def test_over_rest_named_tensors_wait_for_the_first_load(
+    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path, given: str
+) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    path = tmp_path / "pair.onnx"
+    path.write_bytes(two_by_two())
+    door.register("first", str(path))
+    server.app("first-load", models=["first"], slo_ms=20_000)
+    row, route = {"x": [1, 2, 3], "factor": 2}, "/api/first-load/predict"
+    body: dict[str, Any] = {"inputs": [row, row]}
+    if given == "columns":
+        body = {"inputs": {"x": [[1, 2, 3]] * 2, "factor": [2, 2]}}
+    elif given != "inputs":
+        body = {"input": row}
+    if given == "stream":
+        reply = ask(server.http_address, "POST", f"{route}/stream", body)
+        assert (reply.status, b'"total":12.0' in reply.body) == (200, True)
+    else:
+        reply = ask(server.http_address, "POST", route, body)
+        assert reply.status == 200, reply.json
+        found = reply.json.get("predictions") or [reply.json]
+        assert [one["output"]["scaled"] for one in found] == [[2, 4, 6]] * len(found)
+    assert ask(server.http_address, "POST", route, {"input": {"x": [1]}}).status == 400
+    server.remove_app("first-load")
+    door.unregister("first")
+
+
+def test_over_rest_a_model_that_is_not_loaded_in_time_is_no_bad_request(
+    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
+) -> None:
+    door.register("gone", "away.py:score", key=str(tmp_path))
+    server.app("never", models=["gone"], slo_ms=200)
+    reply = ask(server.http_address, "POST", "/api/never/predict", {"input": {"x": [1]}})
+    assert reply.status == 504
+    assert "are known once its model is loaded" in reply.json["error"]
+    server.remove_app("never")
+    door.unregister("gone")
 
 
 def test_over_http_a_vmodel_stands_for_one_and_then_for_another(

@@ -33,6 +33,7 @@ from clipper.frontend.inference.json_inputs import (
     rows_in_columns,
 )
 from clipper.frontend.inference.outcome import answer_of
+from clipper.frontend.inference.type_wait import types_are_known, wait_for_types
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
 from clipper.selection import features_of
@@ -164,12 +165,27 @@ class ApplicationRoutes:
         """Answer one query or many. Raises UnknownApplication, InvalidInput."""
         resolved = self._node.resolve(request.params[0])
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
-        user, request_id = body.user, request.given_id.decode("ascii")
         slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
-        read, salt = self._inputs.reader(resolved), salt_of(body.salt)
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
+        elif body.input is _NOTHING:
+            raise InvalidInput(
+                "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
+            )
+        return _with_types(resolved, body, slo_us, functools.partial(self._predict, request, body))
+
+    def _predict(
+        self,
+        request: HttpRequest,
+        body: PredictRequest,
+        resolved: ResolvedApplication,
+        slo_us: int,
+    ) -> HandlerResult:
+        """Answer a predict request whose model's tensors are known."""
+        user, request_id = body.user, request.given_id.decode("ascii")
+        read, salt = self._inputs.reader(resolved), salt_of(body.salt)
+        if body.inputs is not _NOTHING:
             futures = self._submit_all(
                 resolved,
                 body.inputs,
@@ -182,10 +198,6 @@ class ApplicationRoutes:
                 request.trace,
             )
             return _outcome(futures, functools.partial(_many_predicted, futures, resolved))
-        if body.input is _NOTHING:
-            raise InvalidInput(
-                "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
-            )
         row, trace = read(body.input, "$.input"), request.trace
         if trace is not None:
             trace.start_query()
@@ -203,6 +215,16 @@ class ApplicationRoutes:
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
             raise InvalidInput("a request has `input` or `inputs`, one of the two.")
         slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        return _with_types(resolved, body, slo_us, functools.partial(self._stream, request, body))
+
+    def _stream(
+        self,
+        request: HttpRequest,
+        body: PredictRequest,
+        resolved: ResolvedApplication,
+        slo_us: int,
+    ) -> HandlerResult:
+        """Answer a request for a stream whose model's tensors are known."""
         given: Inputs = [body.input] if body.inputs is _NOTHING else body.inputs
         id = request.given_id.decode("ascii")
         futures = self._submit_all(
@@ -370,6 +392,31 @@ class ApplicationRoutes:
 
 
 # -- what comes in
+
+
+def _with_types(
+    resolved: ResolvedApplication,
+    body: PredictRequest,
+    slo_us: int,
+    answer: Callable[[ResolvedApplication, int], HandlerResult],
+) -> HandlerResult:
+    """Return the answer of a request with the time that is left for it. It waits, on a worker
+    thread, for the first load of a mesh model whose named tensors are known only then.
+    """
+    if types_are_known(resolved) or not _names_tensors(body):
+        return answer(resolved, slo_us)
+
+    def wait() -> HandlerResult:
+        waited_us = wait_for_types(resolved, resolved.name, slo_us)
+        return answer(resolved, max(slo_us - waited_us, 1))
+
+    return WorkerTask(wait)
+
+
+def _names_tensors(body: PredictRequest) -> bool:
+    """Return whether an input is a JSON object, or all inputs are."""
+    given = body.input if body.inputs is _NOTHING else body.inputs
+    return bytes(memoryview(given)).lstrip(b"[ \t\r\n").startswith(b"{")
 
 
 def salt_of(salt: int | float) -> int:

@@ -5,17 +5,17 @@ becomes that many queries, each with the application's SLO. More rows are one ar
 minute unless `parameters.timeout` or a deadline sets another time.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from clipper.errors import DeadlineExceeded, Forbidden, InvalidInput, UnknownModel, UnknownVersion
+from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
 from clipper.frontend.http.messages import to_json
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
+from clipper.frontend.inference.type_wait import types_are_known, wait_for_types
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
 from clipper.metrics.samples import Stats
@@ -25,7 +25,7 @@ from clipper.serving.query.arrays import predict_array
 from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, predict
-from clipper.types import ANY, Answer, InputType, Model, PredictionRequest, UserValue
+from clipper.types import Answer, InputType, Model, PredictionRequest, UserValue
 
 Rows = UserValue  # an array (n, ...), a list of n, or NamedRows
 EXTENSIONS = [
@@ -36,7 +36,6 @@ EXTENSIONS = [
     "statistics",
 ]
 _SINGLY_MAX = 32
-_TYPES_POLL_S = 0.01
 _THE_VERSION = "1"  # version of an application in statistics, which perf_analyzer requires
 _NOTHING = {"count": 0, "ns": 0}
 
@@ -269,26 +268,15 @@ class InferenceOperations:
         being loaded: the question counts as a use.
         """
         several = request is None or len(request.inputs) > 1
-        return several and target.resolved.unlisted_model is not None and not _is_known(target)
+        return several and not types_are_known(target.resolved)
 
     def wait_for_types(self, target: InferenceTarget, slo_ms: float | None = None) -> int:
         """Wait until a model's tensors are known; return the microseconds that it took. Blocks.
 
         slo_ms: the most to wait; None: the time of a query and a load. Raises DeadlineExceeded.
         """
-        model = target.resolved.unlisted_model
-        assert model is not None
         limit_us = self._node.slo_us(slo_ms, target.resolved.slo_us)
-        began = time.monotonic()
-        while not _is_known(target):
-            if time.monotonic() - began > limit_us / 1e6:
-                raise DeadlineExceeded(
-                    f"the tensors of model {target.name!r} are known once it is loaded:"
-                    f" {model.why() or 'it was not loaded by the deadline'}.",
-                    hint="State them where it is registered (input=, output=), or load it first.",
-                )
-            time.sleep(_TYPES_POLL_S)
-        return int((time.monotonic() - began) * 1e6)
+        return wait_for_types(target.resolved, target.name, limit_us)
 
     def is_ready(self, target: InferenceTarget) -> bool:
         """Return whether the target has a connected container, or can be loaded by the mesh."""
@@ -417,12 +405,6 @@ class InferenceOperations:
             resolved,
             False,
         )
-
-
-def _is_known(target: InferenceTarget) -> bool:
-    """Return whether the tensors of a mesh model are stated, or all that a loaded copy states."""
-    model = target.resolved.unlisted_model
-    return input_of(target.resolved) != ANY or model is None or not model.why()
 
 
 def timeout_ms(request: codec.InferRequest) -> float | None:
