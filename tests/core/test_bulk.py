@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.schema import Tensors
+from clipper.schema import InvalidTensor, Tensors
 from clipper_core.engine.model import predict_rows
 from clipper_core.runtime.status import Status, StatusError
 
@@ -72,6 +72,46 @@ def test_rows_of_named_tensors_are_made_of_their_columns(
     assert sent == [r.tolist() for i, r in enumerate(records) if not cached or i % 9]
     assert future.done()
     assert not cached or model.predict_many(layouts).done(), "all are known now"
+
+
+@pytest.mark.parametrize("types", [("f64", "f64"), ("i8", "f32", "u16"), ("bool",)])
+@pytest.mark.parametrize("odd", ["", "gap", "type", "tuple", "array"])
+def test_rows_of_free_lengths_are_packed_as_they_are_one_by_one(
+    new_world: Callable[..., World], types: tuple[str, ...], odd: str
+) -> None:
+    tensors = Tensors.parse({f"t{i}": f"{type}[*]" for i, type in enumerate(types)})
+    world = new_world()
+    model = world.model("bytes", tensors=tensors, cached=False)
+    container = world.container(model, size_max=100)
+    rng = np.random.default_rng(len(types))
+    columns: dict[str, Any] = {
+        spec.name: [rng.integers(0, 2, n).astype(spec.numpy) for n in rng.integers(0, 9, 250)]
+        for spec in tensors.specs
+    }
+    first = columns["t0"]
+    if odd == "gap":
+        first[7] = np.repeat(first[7], 2)[::2]
+    elif odd == "type":
+        first[7] = first[7].astype("?").tolist()
+    elif odd == "tuple":
+        columns["t0"] = tuple(first)
+    elif odd == "array":
+        columns["t0"] = rng.integers(0, 2, (250, 4)).astype(first[0].dtype)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    future = model.predict_many(columns)
+    world.step()
+    sent: list[bytes] = []
+    while container.read():
+        sent += container.inbox[0][1]
+        container.reply(lambda rows: np.arange(float(len(rows))))
+        world.step()
+    assert sent == [bytes(tensors.pack(row)) for row in rows]
+    assert future.done()
+    first = columns["t0"] = list(columns["t0"])
+    for bad, says in ((["x"], "tensor 't0'"), (np.zeros((2, 2)), "tensor 't0'")):
+        first[3] = bad
+        with pytest.raises(InvalidTensor, match=says):
+            model.predict_many(columns)
 
 
 def test_hits_of_blobs_and_their_memory(world: World) -> None:

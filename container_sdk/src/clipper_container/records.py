@@ -290,7 +290,8 @@ def _opened(
     spec: TensorSpec, data: Bytes, begins: Sizes, ends: Sizes, dims: Sequence[Sizes]
 ) -> Column:
     """Return a tensor of a batch. begins, ends: where the data of each row is."""
-    spans = zip(begins.tolist(), ends.tolist(), strict=True)
+    size = 1 if spec.is_text else spec.numpy.itemsize
+    spans = zip((begins // size).tolist(), (ends // size).tolist(), strict=True)
     if spec.is_text and not spec.shape:
         view = data.data
         if spec.dtype == "bytes":
@@ -302,9 +303,8 @@ def _opened(
     n = len(begins)
     if not spec.is_text and (not spec.is_ragged or len(spec.shape) == 1):
         numbers = data[: len(data) & ~7].view(spec.numpy)
-        size = spec.numpy.itemsize
         if spec.is_ragged:
-            rows = [numbers[start // size : end // size] for start, end in spans]
+            rows = [numbers[start:end] for start, end in spans]
             if spec.dtype == "bool":
                 check_bools(spec, np.concatenate(rows))
             return rows
@@ -312,7 +312,7 @@ def _opened(
         if count * size <= GATHER_BYTES_MAX:
             column = numbers[(begins // size)[:, None] + np.arange(count)]
         else:
-            column = np.stack([numbers[start // size : end // size] for start, end in spans])
+            column = np.stack([numbers[start:end] for start, end in spans])
         if spec.dtype == "bool":
             check_bools(spec, column)
         found: Array = column.reshape(n, *spec.shape)
@@ -320,7 +320,7 @@ def _opened(
     shapes = np.stack(dims, axis=1).tolist()
     open_one = strings_of if spec.is_text else shaped
     opened = [
-        open_one(spec, tuple(shape), data[start:end])
+        open_one(spec, tuple(shape), data[start * size : end * size])
         for shape, (start, end) in zip(shapes, spans, strict=True)
     ]
     return column_of(spec, opened)

@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -71,6 +71,9 @@ __all__ = [
 TENSORS_MAX = 64
 
 Record = Array | bytes | memoryview
+# (a sequence of arrays for each tensor, their types) -> `data` and `offsets` of Records, or None if
+# a value is not a contiguous 1-d array of the type
+PackVectors = Callable[[list[Given], list[NumpyType]], tuple[Array, Array] | None]
 ColumnT = TypeVar("ColumnT", bound=Column)
 
 
@@ -274,10 +277,13 @@ class Tensors:
             rows[name] = column
         return rows.view(np.uint8).reshape(n, self.row_bytes)
 
-    def by_tensor(self, values: object) -> FixedRecords | Records:
+    def by_tensor(
+        self, values: object, pack_vectors: "PackVectors | None" = None
+    ) -> FixedRecords | Records:
         """Return the records of a batch, not yet packed if all have `row_bytes` bytes.
 
-        values: see `pack_many`. Raises: InvalidTensor.
+        values: see `pack_many`. pack_vectors: packs lists of 1-d arrays if all tensors are numbers
+        of a free length. Raises: InvalidTensor.
         """
         if isinstance(values, (list, tuple)):
             rows_given = [self._check(row) for row in values]
@@ -289,6 +295,10 @@ class Tensors:
             items = [as_items(np.asarray(column)) for column in columns]
             return FixedRecords(items, self._offsets, self.row_bytes)
         n, given = self.rows_of(table), self._check(table)
+        if pack_vectors is not None and self._vector_types:
+            packed = pack_vectors([given[name] for name in self.by_name], self._vector_types)
+            if packed is not None:
+                return Records(*packed)
         each = zip(*given.values(), strict=True) if n <= FEW_ROWS else ()
         with contextlib.suppress(InvalidTensor):  # named below, with all its rows in view
             few = [self.pack(dict(zip(given, row, strict=True))) for row in each]
@@ -371,6 +381,12 @@ class Tensors:
                 raise InvalidTensor(name, f"tensor {name!r} is missing. Expected: {self}.")
 
     # -- records
+
+    @cached_property
+    def _vector_types(self) -> list[NumpyType]:
+        """The types of the tensors if all are unchecked numbers of a free length; else none."""
+        plain = all(spec.shape == (FREE,) and not spec.is_text for spec in self.specs)
+        return [spec.numpy for spec in self.specs] if plain and not self.finite else []
 
     @cached_property
     def _record(self) -> NumpyType:

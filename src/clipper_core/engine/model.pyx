@@ -61,6 +61,56 @@ cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dty
                        "f64": np.dtype("<f8")}
 
 
+def _pack_vectors(list columns, list dtypes):
+    """Return the records of rows of numbers of free lengths (docs/wire.md), u8 (bytes,), and where
+    each begins, i64 (n + 1,): one pass for the sizes, one for the bytes, and no object a row.
+
+    columns: a list of arrays for each tensor; dtypes: their types. None if one is not a list of
+    1-d arrays of its type without gaps: then the general way packs them, or says what is wrong.
+    """
+    cdef Py_ssize_t i, n = len(columns[0])
+    cdef u32 k, tensors = <u32> len(columns)
+    cdef i64 at = 0, size, head = (4 * tensors + 7) & ~<i64> 7
+    cdef cnp.ndarray array
+    cdef cnp.ndarray offsets = np.empty(n + 1, np.int64)
+    cdef i64* begins = <i64*> cnp.PyArray_DATA(offsets)
+    cdef u8* to
+    cdef vector[int] types
+    for dtype in dtypes:
+        types.push_back((<cnp.dtype> dtype).num)
+    if not all([type(column) is list for column in columns]):
+        return None
+    begins[0] = 0
+    for i in range(n):
+        at += head
+        for k in range(tensors):
+            given = (<list> columns[k])[i]
+            if type(given) is not np.ndarray:
+                return None
+            array = given
+            if (cnp.PyArray_TYPE(array) != types[k] or cnp.PyArray_NDIM(array) != 1
+                    or not cnp.PyArray_ISCARRAY_RO(array)
+                    or cnp.PyArray_DIM(array, 0) > 0xFFFFFFFF):
+                return None
+            at += (cnp.PyArray_NBYTES(array) + 7) & ~<i64> 7
+        begins[i + 1] = at
+    cdef cnp.ndarray data = np.empty(at, np.uint8)
+    for i in range(n):
+        to = <u8*> cnp.PyArray_DATA(data) + begins[i]
+        (<u64*> (to + head - 8))[0] = 0
+        for k in range(tensors):
+            (<u32*> to)[k] = <u32> cnp.PyArray_DIM(<cnp.ndarray> (<list> columns[k])[i], 0)
+        to += head
+        for k in range(tensors):
+            array = (<list> columns[k])[i]
+            size = (cnp.PyArray_NBYTES(array) + 7) & ~<i64> 7
+            if size:
+                (<u64*> (to + size - 8))[0] = 0
+            memcpy(to, cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array))
+            to += size
+    return data, offsets
+
+
 cdef int check_similar(str name, str dtype, tuple shape) except -1:
     if dtype not in ("f32", "f64", "any") or shape == (-1,):
         raise_for(BAD_INPUT,
@@ -303,7 +353,7 @@ cdef class Model:
         cdef u64 nbytes = 0
         cdef object _keep
         if self.tensors is not None:
-            rows = self.tensors.by_tensor(rows)
+            rows = self.tensors.by_tensor(rows, _pack_vectors)
             if len(rows):
                 self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
             return rows
