@@ -54,6 +54,7 @@ PLAN = (
     Planned("grpc", 200),
     Planned("attacks", 300),
     Planned("several", 240),
+    Planned("several_ray", 300),
     Planned("containers", 120),
     Planned("container_start", 120),
     Planned("batch_cost", 240),

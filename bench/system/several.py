@@ -59,7 +59,7 @@ policy = "{policy}"
 
 
 class Server:
-    """One `clipper up`, at the same port after each start. ready: as its last probe said."""
+    """One `clipper up`, at the same port after each start. ready: as its last probe found."""
 
     def __init__(self, number: int, port: int, folder: Path, state: str) -> None:
         self.port, self._folder, self._state = port, folder, state
@@ -80,14 +80,14 @@ class Server:
                 start_new_session=True,
             )
 
-    def said(self) -> str:
+    def log_lines(self) -> str:
         """Return the last lines that it wrote."""
         return "\n".join(Path(f"{self._own}.log").read_text().splitlines()[-20:])
 
     def probe(self) -> bool:
         """Ask whether it is ready."""
         try:
-            self.ready = ask(self.port, "GET", "/v2/health/ready")[0] == 200
+            self.ready = send_request(self.port, "GET", "/v2/health/ready")[0] == 200
         except OSError:
             self.ready = False
         return self.ready
@@ -99,7 +99,9 @@ class Server:
         self.ready = False
 
 
-def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
+def send_request(
+    port: int, method: str, path: str, body: object = None
+) -> tuple[int, dict[str, object]]:
     """Send a request over a connection of its own; return the status and the JSON of the body."""
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
@@ -160,7 +162,9 @@ class Cluster:
             PATIENCE_S,
         )
         if not server.ready:
-            raise RuntimeError(f"a server ended with {server.process.returncode}: {server.said()}")
+            raise RuntimeError(
+                f"a server ended with {server.process.returncode}: {server.log_lines()}"
+            )
 
     def places(self) -> list[tuple[str, int]]:
         """Return the addresses of the servers that are ready; of all, if none is."""
@@ -348,13 +352,13 @@ def through(
 
 def predicted(port: int, number: float) -> tuple[str, float]:
     """Ask a server; return the id of the answer, and the label that is right."""
-    _, answer = ask(port, "POST", "/api/a/predict", {"input": [number, 1.0]})
+    _, answer = send_request(port, "POST", "/api/a/predict", {"input": [number, 1.0]})
     return str(answer["id"]), number + 1.0
 
 
 def give_feedback(port: int, about: tuple[str, float]) -> dict[str, object]:
     """Tell a server the right label of an answer."""
-    return ask(port, "POST", "/api/a/feedback", {"id": about[0], "label": about[1]})[1]
+    return send_request(port, "POST", "/api/a/feedback", {"id": about[0], "label": about[1]})[1]
 
 
 def feedback_anywhere(servers: Cluster, count: int) -> tuple[int, int]:

@@ -320,6 +320,8 @@ class ClipperServer:
         if self._streams is not None:
             self._streams.stop(until - time.monotonic())
         self._engine_memory.stop()
+        while self._endpoints.is_busy and time.monotonic() < until:
+            time.sleep(_DRAIN_POLL_S)  # their queries are still answered
         self._engines.refuse_new()
         while self._engines.in_flight() and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)

@@ -4,6 +4,7 @@ Ctrl-C."""
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -105,6 +106,48 @@ def test_while_it_closes_it_takes_nothing_new():
     assert isinstance(refused.exception(0), ShuttingDown)
     closing.join(30)
     assert future.result(0) == 6.0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_request_that_arrives_in_pieces_while_the_server_closes_is_answered(workers, monkeypatch):
+    refusing = threading.Event()
+    with clipper.start(
+        drain_s=20, http={"address": "127.0.0.1:0", "workers": workers}, warmup=False
+    ) as server:
+        server.deploy("m", total, input="f64[4]")
+        server.app("a", models=["m"], slo_ms=20_000, default=-1)
+        host, _, port = server.http_address.rpartition(":")
+        body = b'{"input": [0, 1, 2, 3]}'
+        head = b"POST /api/a/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+        with socket.create_connection((host, int(port)), 30) as line:
+            line.sendall(head % len(body) + body)
+            while b"}" not in line.recv(4096):
+                pass  # now the connection is where it stays
+            body = body.replace(b"0", b"1")  # it is not in the cache
+            expects = head.replace(b"Host", b"Expect: 100-continue\r\nHost")
+            line.sendall(expects % len(body) + body[:5])
+            assert b"100 Continue" in line.recv(4096)
+            refuse_new = server._engines.refuse_new
+            monkeypatch.setattr(
+                server._engines, "refuse_new", lambda: (refuse_new(), refusing.set())
+            )
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            wait_until(lambda: refused(host, int(port)), "no new connections")
+            assert not refusing.wait(0.5), "a query is on its way"
+            line.sendall(body[5:])
+            reply = b"".join(iter(lambda: line.recv(4096), b""))
+        closing.join(30)
+    assert b"200 OK" in reply
+    assert b'"output":7.0' in reply.replace(b" ", b""), reply
+
+
+def refused(host, port):
+    try:
+        socket.create_connection((host, port), 1).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_close_wakes_who_waits():

@@ -1,9 +1,11 @@
-"""`clipper cluster --on ray` and `clipper params up --on ray`: actors of a real Ray, killed and
-started again."""
+"""`clipper up`, `clipper cluster` and `clipper params up`, all `--on ray`: actors of a real Ray,
+killed and started again."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +18,11 @@ import numpy as np
 import pytest
 
 import clipper
+from bench.system import several_ray
 from clipper.params import Client, TableSpec
 from clipper.params.local.address_file import running_shards
 from tests.end_to_end.test_shell import Process, running
+from tests.memory_container import wait_until
 from tests.params.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,21 +122,58 @@ def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
     assert "mesh-1  ended  left:" in cluster.seen
 
 
+@pytest.mark.slow
+def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_killed(
+    there: None,
+) -> None:
+    """Two servers on three Ray nodes of this machine, behind one address."""
+    pytest.importorskip("ray", reason="python tools/fetch.py ray")
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server: python tools/fetch.py redis")
+    story: several_ray.Story = (
+        ("a rolling upgrade", several_ray.upgrade),
+        ("kill -9 of an actor", several_ray.kill_actor),
+        ("a killed node", several_ray.kill_node),
+    )
+    with several_ray.serving() as servers:
+        before = servers.server_pids()
+        for name, sent, failed, _, _ in several_ray.through(servers, 300, story):
+            assert sent >= 100, name
+            assert not failed, name
+        assert not {*before} & {*servers.server_pids()}
+        with clipper.connect(
+            f"http://127.0.0.1:{servers.admin}", token=several_ray.TOKEN
+        ) as client:
+            assert [one["name"] for one in client.models()] == ["m"]
+    assert servers.process.returncode == 0
+
+
 def supervisor_of(pid: int) -> int:
     """The process that started it: an actor's."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def raylet_of(pid: int) -> int:
+    """The process of Ray whose end is that of its node."""
+    return supervisor_of(supervisor_of(pid))
 
 
 @pytest.mark.slow
 def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_killed(
     tmp_path: Path, there: None
 ) -> None:
+    """Two shards with a copy each on three Ray nodes of this machine, no two shards on one."""
+    pytest.importorskip("ray", reason="python tools/fetch.py ray")
+    with contextlib.closing(several_ray.RayMachines(3)) as machines:
+        kill_shards_actors_and_nodes(tmp_path, machines.address)
+
+
+def kill_shards_actors_and_nodes(tmp_path: Path, ray_address: str) -> None:
     words = (
         "--on",
         "ray",
         "--ray-address",
-        "local",
-        "--together",
+        ray_address,
         "--shards",
         "2",
         "--replicas",
@@ -148,7 +189,7 @@ def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_
                     "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
                 )
             )
-            for count, victim in enumerate([int, supervisor_of, supervisor_of], 1):
+            for count, victim in enumerate([int, supervisor_of, raylet_of], 1):
                 client.push("t", range(10), -np.ones((10, 2)))
                 until(
                     lambda: all(
@@ -159,10 +200,15 @@ def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_
                 )
                 before = client.call(1, "stats")["pid"]
                 os.kill(victim(before), signal.SIGKILL)
-                until(lambda: client.call(1, "stats")["pid"] != before)  # noqa: B023
+                wait_until(
+                    lambda: client.call(1, "stats")["pid"] != before,  # noqa: B023
+                    f"shard 1 is there again after the end of {victim.__name__}",
+                    PATIENCE_S,
+                )
                 assert (client.pull("t", range(10)) == count).all()
-        assert up.end() == 0
-    assert "params-1  ended" in up.seen
+        words = ("params", "down", "--on", "ray", "--ray-address", ray_address, "--folder", "set")
+        with running(*words) as down:
+            assert "params-1  ended" in down.rest()
     assert running_shards(tmp_path / "set") == []
     with open(tmp_path / "set" / "shards.json") as file:
         assert json.load(file)["engine"] == "ray"

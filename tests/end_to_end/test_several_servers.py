@@ -67,7 +67,7 @@ def test_each_server_runs_what_another_one_was_told(
     assert one.app("a").predict([1.0, 2.0]).result(60).output == 30.0
 
 
-def told_again(port: int, about: tuple[str, float]) -> dict[str, object]:
+def feedback_again(port: int, about: tuple[str, float]) -> dict[str, object]:
     """Give feedback again while the server that answered is not known to be gone."""
     until_s = time.monotonic() + PATIENCE_S
     while (found := several.give_feedback(port, about)).get("status") == 503:
@@ -101,14 +101,14 @@ def test_no_query_fails_through_an_upgrade_kills_and_a_restart_of_the_store() ->
         assert several.give_feedback(second.port, left[1]) == {"counted": True}
         assert several.give_feedback(first.port, left[1]) == {"counted": False}
         many = {"feedback": [{"id": id, "label": label} for id, label in left]}
-        counted = several.ask(first.port, "POST", "/api/a/feedback", many)[1]
+        counted = several.send_request(first.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 10, "duplicates": 2, "unknown": 0}
         # about answers of a server that was killed, two of which it had learned about
         for about, counts in zip(killed[:3], (False, False, True), strict=True):
-            assert told_again(first.port, about) == {"counted": counts}
-            assert told_again(second.port, about) == {"counted": False}
+            assert feedback_again(first.port, about) == {"counted": counts}
+            assert feedback_again(second.port, about) == {"counted": False}
         many = {"feedback": [{"id": id, "label": label} for id, label in killed]}
-        counted = several.ask(second.port, "POST", "/api/a/feedback", many)[1]
+        counted = several.send_request(second.port, "POST", "/api/a/feedback", many)[1]
         assert counted == {"counted": 5, "duplicates": 3, "unknown": 0}
 
 

@@ -139,7 +139,7 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
     wrong: list[Any] = []
     asked = [0, 0]
 
-    def ask(me: int) -> None:
+    def query(me: int) -> None:
         while not stop.is_set():
             futures = [handle.predict(row(asked[me] + i), salt=1 + me) for i in range(20)]
             for i, future in enumerate(futures):
@@ -149,7 +149,7 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
                     wrong.append(answer)
             asked[me] += 20
 
-    threads = [threading.Thread(target=ask, args=(me,)) for me in range(2)]
+    threads = [threading.Thread(target=query, args=(me,)) for me in range(2)]
     for thread in threads:
         thread.start()
     both = ["one", "two"]
@@ -325,10 +325,10 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
 
 
 def test_equal_outputs_with_other_qualifiers_are_equal_votes(deploy: Any, app: Any) -> None:
-    def told(mode: str) -> Callable[[Any], Any]:
+    def answering(mode: str) -> Callable[[Any], Any]:
         return lambda xs: Scored(["yes"] * len(xs), qualifiers=[{"mode": mode}] * len(xs))
 
-    models = [deploy(told(mode), input="f64[2]") for mode in "ab"]
+    models = [deploy(answering(mode), input="f64[2]") for mode in "ab"]
     handle = app(*models, slo_ms=SLO_MS, decider="majority")
     answer = handle.predict(row(1)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, len(answer.models)) == ("yes", "majority", 2)

@@ -16,7 +16,7 @@ def said(values, models=MODELS):
     return {model: Prediction(value) for model, value in zip(models, values, strict=True)}
 
 
-def told(values, label, models=MODELS, weight=1.0):
+def observation(values, label, models=MODELS, weight=1.0):
     return Observation(Plan(tuple(models)), said(values, models), Truth(label), None, weight)
 
 
@@ -34,7 +34,7 @@ def taught(policy, seed, n, models=MODELS):
     errors = []
     for row, y in zip(outputs.tolist(), labels.tolist(), strict=True):
         errors.append(policy.combine(state, said(row), ()).output - y)
-        state = policy.observe(state, told(row, y))
+        state = policy.observe(state, observation(row, y))
     return state, np.array(errors)
 
 
@@ -90,13 +90,13 @@ def test_arrays_share_their_weights():
     for _ in range(300):
         y = rng.standard_normal((2, 3)).astype(np.float32) * 4
         state = RIDGE.observe(
-            state, told([y + 1, 2 * y, rng.standard_normal((2, 3)).astype(np.float32)], y)
+            state, observation([y + 1, 2 * y, rng.standard_normal((2, 3)).astype(np.float32)], y)
         )
     y = np.arange(6, dtype=np.float32).reshape(2, 3)
     found = RIDGE.combine(state, said([y + 1, 2 * y, np.zeros((2, 3), np.float32)]), ())
     assert found.output.dtype == np.float32
     assert np.allclose(found.output, y, atol=0.1)
-    assert RIDGE.observe(state, told([y, y, y], np.zeros(5))).rows is state.rows, (
+    assert RIDGE.observe(state, observation([y, y, y], np.zeros(5))).rows is state.rows, (
         "a label of another shape teaches nothing"
     )
     assert RIDGE.combine(state, said([np.zeros(0)] * 3), ()).output.shape == (0,)
@@ -108,7 +108,7 @@ def test_models_come_and_go():
     alone = RIDGE.init([A, B])
     outputs, labels = world(6, 1000)
     for row, y in zip(outputs.tolist(), labels.tolist(), strict=True):
-        alone = RIDGE.observe(alone, told(row[:2], y, [A, B]))
+        alone = RIDGE.observe(alone, observation(row[:2], y, [A, B]))
     assert np.allclose(two.rows, alone.rows, rtol=1e-9)
     again = RIDGE.add_model(two, C)
     row = outputs[0].tolist()
@@ -132,7 +132,7 @@ def test_servers_that_learned_apart_add_up():
     rows = list(zip(outputs.tolist(), labels.tolist(), strict=True))
     base = mine = theirs = every = policy.init(MODELS)
     for i, (row, y) in enumerate(rows):
-        seen = told(row, y)
+        seen = observation(row, y)
         every = policy.observe(every, seen)
         if i < 100:
             base = mine = theirs = every
@@ -147,12 +147,12 @@ def test_what_is_no_number_is_voted_on():
     state, _ = taught(RIDGE, 8, 50)
     assert RIDGE.combine(state, said(["x", "y", "x"]), ()).output == "x"
     assert RIDGE.combine(state, said([1, 2, 1]), ()).output == 1
-    assert RIDGE.observe(state, told(["x", "y", "x"], "x")).rows is state.rows
-    assert RIDGE.observe(state, told([1.0, 2.0, 3.0], "x")).rows is state.rows
+    assert RIDGE.observe(state, observation(["x", "y", "x"], "x")).rows is state.rows
+    assert RIDGE.observe(state, observation([1.0, 2.0, 3.0], "x")).rows is state.rows
     assert RIDGE.combine(state, said([math.nan] * 3), ()).used == ()
     assert RIDGE.combine(state, said([math.inf, 4.0, math.nan]), ()).used == (B,)
     assert math.isfinite(RIDGE.combine(state, said([1e308, -1e308, 1e308]), ()).output)
-    assert np.isfinite(RIDGE.observe(state, told([1e308, -1e308, 1e308], 1.0)).rows).all()
+    assert np.isfinite(RIDGE.observe(state, observation([1e308, -1e308, 1e308], 1.0)).rows).all()
 
 
 def test_of_more_models_than_can_be_blended_the_mean_is_answered():
@@ -160,5 +160,5 @@ def test_of_more_models_than_can_be_blended_the_mean_is_answered():
     state = RIDGE.init(many)
     row = [float(i) for i in range(65)]
     assert RIDGE.combine(
-        RIDGE.observe(state, told(row, 1.0, many)), said(row, many), ()
+        RIDGE.observe(state, observation(row, 1.0, many)), said(row, many), ()
     ).output == pytest.approx(32.0)

@@ -10,6 +10,7 @@ import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.up import on_first_signal
+from clipper.cli.up_on_ray import runtime_env_option
 from clipper_container.model import UserValue
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _shared(verb: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Accept queries from other hosts without keys, as `clipper node`.",
 )
+@runtime_env_option()
 @click.option(
     "--wait",
     "within_s",

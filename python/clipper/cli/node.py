@@ -1,10 +1,7 @@
 """`clipper node`: run one node of a mesh until a signal; its models are moved elsewhere first."""
 
-import ctypes
 import logging
-import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -13,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from clipper.cli.up import keep_pauses_short, managed, on_first_signal, refuse_open
+from clipper.cli.up import (
+    end_with_parent_thread,
+    keep_pauses_short,
+    managed,
+    on_first_signal,
+    refuse_open,
+)
 from clipper.types import UserValue, check_name
 
 if TYPE_CHECKING:
@@ -27,7 +30,6 @@ _PROGRESS_S: Final = 1.0
 _PATIENT_S: Final = 5.0
 _RETRY_S: Final = 2.0
 _EXIT_GIVEN_UP: Final = 1
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @click.command(short_help="Run a node of a mesh.")
@@ -109,7 +111,7 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: User
     stopping = threading.Event()
     on_first_signal(stopping)
     if end_with_parent:
-        _end_with_parent(stopping)
+        end_with_parent_thread(stopping)
     server = _started(config, stopping)
     if server is None:
         click.echo("closed")
@@ -132,14 +134,6 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: User
     click.echo("closed")
     if mesh.given_up:
         sys.exit(_EXIT_GIVEN_UP)
-
-
-def _end_with_parent(stopping: threading.Event) -> None:
-    """Ask the kernel for SIGTERM then."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
-        stopping.set()  # the parent ended before the call
 
 
 def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":

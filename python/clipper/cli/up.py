@@ -1,7 +1,9 @@
 """`clipper up`: serve what a file declares until a signal."""
 
+import ctypes
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
@@ -11,15 +13,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clipper.cli.up_on_ray import on_ray, serve_on_ray
 from clipper.errors import ClipperError
 
 if TYPE_CHECKING:
+    from clipper.cli.up_on_ray import Placed
     from clipper.config import Config
     from clipper.server import ClipperServer
 
 DEFAULT_FILE = "clipper.toml"
 _CHECK_S = 0.5
 _SWITCH_S = 0.001
+_PR_SET_PDEATHSIG = 1
 _Stamp = tuple[int, int] | None  # modification time and size of a file
 
 
@@ -56,6 +61,13 @@ _Stamp = tuple[int, int] | None  # modification time and size of a file
     is_flag=True,
     help="Watch the file, and apply what it adds or changes.",
 )
+@click.option(
+    "--end-with-parent",
+    is_flag=True,
+    hidden=True,
+    help="End when the thread that started this ends.",
+)
+@on_ray
 def up(
     file: Path | None,
     http: str | None,
@@ -65,12 +77,18 @@ def up(
     insecure: bool,
     require_store: bool,
     follow: bool,
+    end_with_parent: bool,
+    placed: "Placed | None",
 ) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE defaults to ./clipper.toml; without it, all settings have their defaults. At the end,
     queries in flight have server.drain_s seconds; a second Ctrl-C does not wait. Without
     http.admin, only commands of this user on this host can manage the server.
+
+    With --on ray, servers that share server.state run on the machines of a Ray cluster, and this
+    process forwards the connections at its addresses to those that are ready. Their number follows
+    the load. SIGHUP replaces each by a new one; SIGTERM ends all.
 
     \b
     # clipper.toml
@@ -88,6 +106,7 @@ def up(
     \b
     clipper up clipper.toml
     clipper up clipper.toml --http 127.0.0.1:8080 --admin 127.0.0.1:8081
+    clipper up clipper.toml --http 0.0.0.0:8000 --insecure --on ray --servers 2 --servers-max 8
     """
     from clipper.config import load
     from clipper.server import ClipperServer
@@ -98,6 +117,9 @@ def up(
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
     refuse_open(loaded, insecure)
+    if placed is not None:
+        serve_on_ray(path, loaded, placed, insecure=insecure)
+        return
     loaded = _requiring(loaded) if require_store else loaded
     config = managed(_with_workers(loaded, http_workers))
     stopping = threading.Event()
@@ -105,6 +127,8 @@ def up(
     server.start()
     try:
         on_first_signal(stopping)
+        if end_with_parent:
+            end_with_parent_thread(stopping)
         keep_pauses_short()
         click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
@@ -221,6 +245,14 @@ def keep_pauses_short() -> None:
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
+
+
+def end_with_parent_thread(stopping: threading.Event) -> None:
+    """Let the kernel send SIGTERM when the thread that started this process ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:
+        stopping.set()  # the parent ended before the call
 
 
 def on_first_signal(stopping: threading.Event) -> None:

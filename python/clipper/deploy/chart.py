@@ -178,6 +178,7 @@ def _values(contents: ChartContents) -> Document:
                 "replicas": max(model.replicas, 1),
                 "maxReplicas": model.replicas_max,
                 "waitSeconds": 0.05,
+                "queueRows": 1000,
             }
             for name, (model, image) in shipment.models.items()
         },
@@ -291,12 +292,6 @@ def _model_template(name: str, documents: list[Document]) -> str:
         },
     }
     text += "---\n" + _if(f'and {scaled} (eq .Values.autoscaling.kind "hpa")', hpa)
-    of = f'model="{name}",namespace="@NAMESPACE@"'
-    wait = {
-        "serverAddress": _value(".Values.autoscaling.prometheus | quote"),
-        "query": f"max(clipper_queue_wait_seconds{{{of}}})",
-        "threshold": _value(f"{values}.waitSeconds | quote"),
-    }
     keda = {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -305,11 +300,35 @@ def _model_template(name: str, documents: list[Document]) -> str:
             "scaleTargetRef": {"name": target},
             "minReplicaCount": least,
             "maxReplicaCount": most,
-            "triggers": [{"type": "prometheus", "metricType": "Value", "metadata": wait}],
+            "triggers": scaler_triggers(name, "@NAMESPACE@", values),
         },
     }
     text += "---\n" + _if(f'and {scaled} (eq .Values.autoscaling.kind "keda")', keda)
     return text.replace("@NAMESPACE@", "{{ .Release.Namespace }}")
+
+
+def scaler_triggers(name: str, namespace: str, values: str = "") -> list[Document]:
+    """Return KEDA's triggers of a model: the expected wait of its queries, and its waiting rows for
+    each pod. values: expression of Helm for the thresholds.
+    """
+    of = f'model="{name}",namespace="{namespace}"'
+    queries = (
+        ("waitSeconds", "Value", f"max(clipper_queue_wait_seconds{{{of}}})"),
+        ("queueRows", "AverageValue", f"sum(clipper_queue_rows{{{of}}})"),
+    )
+    address = _value(".Values.autoscaling.prometheus | quote")
+    return [
+        {
+            "type": "prometheus",
+            "metricType": kind,
+            "metadata": {
+                "serverAddress": address,
+                "query": query,
+                "threshold": _value(f"{values}.{threshold} | quote"),
+            },
+        }
+        for threshold, kind, query in queries
+    ]
 
 
 def _budget(name: str) -> Document:

@@ -8,6 +8,7 @@ node whose actor is killed gets SIGTERM, so it leaves the mesh gracefully.
 
 import collections
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -41,7 +42,8 @@ class NodeStatus(TypedDict, total=False):
     """The status of a process that an actor keeps running.
 
     state: `starting`, `ready`, `leaving`, `ended`, `waits for a place` or `lost`. lines: the last
-    output. http, grpc, admin: addresses. host: its machine. folder: of a set of shards.
+    output. http, grpc, admin: addresses. host: its machine. node: Ray's id of that. folder: of a
+    set of shards.
     """
 
     name: str
@@ -53,14 +55,21 @@ class NodeStatus(TypedDict, total=False):
     grpc: str
     admin: str
     host: str
+    node: str
     folder: str
 
 
 class NodeProcess:
-    """Runs a command and restarts it whenever it ends, until `stop`. Threads: any."""
+    """Runs a command and restarts it whenever it ends, until `stop`, in a session of its own.
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    environment: variables besides those of this process. Threads: any.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self._name, self._command = name, (*command, "--end-with-parent")
+        self._environment = {**os.environ, **(environment or {})}
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_MAX)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -127,6 +136,8 @@ class NodeProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                env=self._environment,
+                start_new_session=True,
             )
             self._state, self._addresses = "starting", {}
             self._starts += 1
@@ -146,7 +157,8 @@ class NodeProcess:
                 self._state = "ready"
             for state, what in _EVENT_KINDS.items():
                 if line.startswith(state):
-                    self._addresses[what] = line.removeprefix(state).strip().partition(",")[0]
+                    address = line.removeprefix(state).strip().partition(",")[0]
+                    self._addresses[what] = address.removesuffix("/admin")
 
 
 def node_command(name: str, words: Sequence[str], program: Sequence[str] = NODE) -> list[str]:
@@ -184,7 +196,7 @@ class RayNode:
 @dataclass(frozen=True, slots=True)
 class RayCluster:
     """Parameters of a mesh on Ray. words: further arguments of `clipper node`. cpus, gpus,
-    resources: of each node, as Ray counts them.
+    resources: of each node, as Ray counts them. runtime_env: Ray's, of each node.
     """
 
     mesh: str = "mesh"
@@ -194,6 +206,7 @@ class RayCluster:
     gpus: float = 0.0
     resources: Mapping[str, float] = field(default_factory=dict)
     http_port: int = 0
+    runtime_env: Mapping[str, object] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Return the names of the nodes."""
@@ -229,6 +242,33 @@ def join_ray(address: str) -> ModuleType:
     return cast("ModuleType", ray)
 
 
+def actor_options(
+    name: str,
+    namespace: str,
+    cpus: float,
+    gpus: float = 0.0,
+    resources: Mapping[str, float] | None = None,
+    runtime_env: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Return the options of an actor that outlives this process, is restarted for ever, and is
+    spread over the machines. cpus, gpus, resources: that Ray reserves. runtime_env: Ray's.
+    """
+    return {
+        "name": name,
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_task_retries": 0,  # what a lost actor does not answer is asked again later
+        "max_concurrency": _CALLS,
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "resources": dict(resources or {}),
+        "scheduling_strategy": "SPREAD",
+        **({"runtime_env": dict(runtime_env)} if runtime_env else {}),
+    }
+
+
 def bring_up(ray: ModuleType, cluster: RayCluster) -> "dict[str, ActorHandle]":
     """Create an actor for each node that has none; return all by name."""
     kind = ray.remote(RayNode)
@@ -236,17 +276,14 @@ def bring_up(ray: ModuleType, cluster: RayCluster) -> "dict[str, ActorHandle]":
     words = [*cluster.words, *(word for tag in tags for word in ("--label", tag))]
     return {
         name: kind.options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=_CALLS,
-            num_cpus=cluster.cpus,
-            num_gpus=cluster.gpus,
-            resources=dict(cluster.resources),
-            scheduling_strategy="SPREAD",
+            **actor_options(
+                name,
+                NAMESPACE,
+                cluster.cpus,
+                cluster.gpus,
+                cluster.resources,
+                cluster.runtime_env,
+            )
         ).remote(name, words, cluster.http_port)
         for name in cluster.names()
     }

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from clipper.deploy.ray_nodes import NodeProcess, NodeStatus, actors_of, here, statuses
+from clipper.deploy.ray_nodes import (
+    NodeProcess,
+    NodeStatus,
+    actor_options,
+    actors_of,
+    here,
+    statuses,
+)
 from clipper.errors import AlreadyExists
 
 if TYPE_CHECKING:
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "clipper-params"
 SHARD: Final = (sys.executable, "-m", "clipper", "params", "shard")
-_CALLS: Final = 4  # of one actor at once
 
 
 def shard_command(name: str, folder: str, host: str, program: Sequence[str] = SHARD) -> list[str]:
@@ -82,16 +88,12 @@ def bring_up_shards(ray: ModuleType, plan: RayShards) -> "dict[str, ActorHandle]
     kind = ray.remote(RayShard)
     return {
         name: kind.options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=_CALLS,
-            num_cpus=plan.cpus,
-            resources=dict(plan.resources),
-            scheduling_strategy=Placed(placement_group=group, placement_group_bundle_index=number),
+            **{
+                **actor_options(name, NAMESPACE, plan.cpus, resources=plan.resources),
+                "scheduling_strategy": Placed(
+                    placement_group=group, placement_group_bundle_index=number
+                ),
+            }
         ).remote(name, plan.folder)
         for number, name in enumerate(plan.names())
     }

@@ -189,6 +189,11 @@ class Frontends:
         if self._listeners is not None:
             self._listeners.drain()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while connections of HTTP are open."""
+        return self._listeners is not None and self._listeners.is_busy
+
     def stop(self) -> None:
         """Send the last responses and stop. Every query has ended before. Idempotent."""
         listeners, self._listeners = self._listeners, None

@@ -83,6 +83,11 @@ class Endpoints:
         if self.frontends is not None:
             self.frontends.drain()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while connections of HTTP are open."""
+        return self.frontends is not None and self.frontends.is_busy
+
     def stop(self) -> None:
         """Close all connections. Idempotent."""
         if self.frontends is not None:

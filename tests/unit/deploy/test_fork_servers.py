@@ -76,7 +76,7 @@ def packages(tmp_path):
     return make
 
 
-def told(deployer, replica=0):
+def report(deployer, replica=0):
     """The JSON line that SOURCE prints."""
     until(lambda: any(line.startswith("{") for line in deployer.logs("svm", 1, replica)))
     lines = deployer.logs("svm", 1, replica)
@@ -99,7 +99,7 @@ def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec, pac
     deployer.start(made, 0)
     deployer.start(made, 1)
     pids = [events.next(EventKind.STARTED).pid for _ in range(2)]
-    first, second = told(deployer, 0), told(deployer, 1)
+    first, second = report(deployer, 0), report(deployer, 1)
     assert start(deployer, 0) == start(deployer, 1) == "forked"
     assert first["parent"] == second["parent"] == parent(pids[0]) != os.getpid()
     assert first["folder"] == os.getcwd()
@@ -282,7 +282,7 @@ def test_a_changed_package_and_changed_limits_make_another_fork_server(
     try:
         os.kill(second, signal.SIGKILL)
         events.next(EventKind.STARTED)
-        until(lambda: told(deployer)["files"] == soft - 1)
+        until(lambda: report(deployer)["files"] == soft - 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

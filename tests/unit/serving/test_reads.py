@@ -16,7 +16,7 @@ def everything(x: Any) -> dict[str, Any]:
     return {"all": x}
 
 
-def told(reads: Any, x: Any) -> dict[str, list[int]] | None:
+def rows_read(reads: Any, x: Any) -> dict[str, list[int]] | None:
     found = ids_of(declaration_of("m", reads))(x)
     return None if found is None else {table: ids.tolist() for table, ids in found.items()}
 
@@ -44,10 +44,10 @@ def told(reads: Any, x: Any) -> dict[str, list[int]] | None:
     ],
 )
 def test_rows_of_an_input(reads: Any, x: Any, ids: dict[str, list[int]] | None) -> None:
-    assert told(reads, x) == ids
+    assert rows_read(reads, x) == ids
 
 
-def test_functions_without_a_name_are_told_from_one_another() -> None:
+def test_functions_without_a_name_are_distinguished() -> None:
     each: list[Callable[[Any], Any]] = [lambda x, n=n: {"t": [n]} for n in range(3)]
     said = [declaration_of("m", one) for one in each]
     assert [ids_of(one)(0)["t"].tolist() for one in said] == [[0], [1], [2]]  # type: ignore[index]

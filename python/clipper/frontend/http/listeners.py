@@ -180,9 +180,18 @@ class HttpListeners:
     def drain(self) -> None:
         """Accept no new connections; close idle ones now, the others after their responses."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._drain)
+            drained = threading.Event()
+            self._loop.call_soon_threadsafe(self._drain, drained)
+            drained.wait(_GRACE_S)  # else a query could still arrive unseen
 
-    def _drain(self) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """True while connections are open."""
+        return any(service.connections for service in self._services) or (
+            self._hot is not None and self._hot.is_busy
+        )
+
+    def _drain(self, drained: threading.Event) -> None:
         for server in self._servers:
             server.close()
         if self._hot is not None:
@@ -190,6 +199,7 @@ class HttpListeners:
         for service in self._services:
             service.drain()
         self._closing = [self._loop.create_task(each.close()) for each in self._tls_listeners]
+        drained.set()
 
     def stop(self) -> None:
         """Send the remaining responses, then stop the threads. Every query has ended before."""
@@ -207,10 +217,7 @@ class HttpListeners:
             listener.close()
 
     def _leave(self, until_s: float) -> None:
-        busy = any(service.connections for service in self._services) or (
-            self._hot is not None and self._hot.is_busy
-        )
-        if self._loop.time() < until_s and busy:
+        if self._loop.time() < until_s and self.is_busy:
             self._loop.call_later(0.005, self._leave, until_s)
         else:
             self._loop.stop()

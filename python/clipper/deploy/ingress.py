@@ -1,0 +1,283 @@
+"""One address for several servers: forwards TCP connections to servers that are ready.
+
+Bytes are copied as they are, so HTTP, gRPC and TLS pass unchanged, and a connection stays with one
+server until either side closes it. A server is ready while `GET /v2/health/ready` is answered with
+200. A new connection goes to the next ready server in turn, or to the one after it if that one
+refuses. A server that breaks a connection, or closes it without an answer, gets no new ones until
+its next probe. If nothing is heard of a server's machine for `SILENT_S`, its connections are
+aborted, so that clients try again elsewhere. A proxy of HTTP was rejected: it would have to answer
+for a query whose server was killed, and cannot know whether it may be repeated; a broken connection
+says what is known.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from clipper.errors import ConfigError
+
+CONNECTIONS_MAX: Final = 8192  # of clients; each needs two descriptors
+CONNECT_S: Final = 1.0
+PROBE_GAP_S: Final = 0.1
+PROBE_S: Final = 2.0
+SILENT_S: Final = 5.0
+_HEALTH: Final = b"GET /v2/health/ready HTTP/1.1\r\nHost: clipper\r\nConnection: close\r\n\r\n"
+
+
+class Backend(NamedTuple):
+    """A server. addresses: URL or HOST:PORT by port name; `http` is needed, and is probed."""
+
+    name: str
+    addresses: Mapping[str, str]
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT or of a URL. Raises: ConfigError."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        if parts.hostname and parts.port is not None:
+            return parts.hostname, parts.port
+    raise ConfigError(f"{address!r} is not an address.", hint="Give HOST:PORT.")
+
+
+class _Pipe(asyncio.Protocol):
+    """One side of a forwarded connection: writes what it reads to the other side."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _Pipe | None = None
+        self.is_paused = False  # more than it can send waits, so the other side is not read
+        self.is_ended = False  # by the other side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.is_ended = True
+            self.other.transport.abort() if error else self.other.transport.close()
+
+
+class _ServerPipe(_Pipe):
+    """A server's side; it notices whether the server answers."""
+
+    def __init__(self, ingress: "Ingress", name: str, client: _Pipe) -> None:
+        super().__init__()
+        self._ingress, self._name, self.other = ingress, name, client
+        self._has_answered = False
+
+    def data_received(self, data: bytes) -> None:
+        self._has_answered = True
+        super().data_received(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.is_ended and (error or not self._has_answered):
+            self._ingress.suspect(self._name)
+        super().connection_lost(error)
+
+
+class _ClientPipe(_Pipe):
+    """A client's side, which is not read before it has a server."""
+
+    def __init__(self, ingress: "Ingress", port: str) -> None:
+        super().__init__()
+        self._ingress, self._port = ingress, port
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        cast("asyncio.Transport", transport).pause_reading()
+        self._ingress.accept(self, self._port)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._ingress.remove(self)
+
+
+class Ingress:
+    """Forwards connections at its addresses to servers that are ready.
+
+    listen: HOST:PORT by port name (`http`, `grpc`, `admin`); port 0 is any free port. Threads:
+    any; the event loop has its own.
+
+    Raises: ConfigError for an address that cannot be used.
+    """
+
+    def __init__(self, listen: Mapping[str, str]) -> None:
+        self.addresses: dict[str, str] = {}
+        self._backends: dict[str, Backend] = {}
+        self._seen_s: dict[str, float] = {}  # when it was ready last
+        self._ready: frozenset[str] = frozenset()
+        self._pipes: dict[_ClientPipe, str] = {}  # with the name of its server
+        self._turn = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="clipper-ingress", daemon=True
+        )
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._listen(listen), self._loop).result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The names of the servers that are ready."""
+        return self._ready
+
+    def route(self, backends: Iterable[Backend]) -> None:
+        """Forward new connections to these servers; those of others stay until they end."""
+        new = {one.name: one for one in backends}
+        self._loop.call_soon_threadsafe(self._set_backends, new)
+
+    def close(self) -> None:
+        """Abort all connections, and stop listening."""
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # -- in the event loop
+
+    async def _listen(self, listen: Mapping[str, str]) -> None:
+        self._servers: list[asyncio.Server] = []
+        for port, address in listen.items():
+            try:
+                made = partial(_ClientPipe, self, port)
+                server = await self._loop.create_server(made, *host_port(address))
+            except OSError as error:
+                raise ConfigError(f"cannot listen at {address}: {error.strerror}.") from None
+            self._servers.append(server)
+            self.addresses[port] = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+        self._run(self._probe_all())
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in [*self._tasks]:
+            task.cancel()
+        for pipe in [*self._pipes]:
+            _abort(pipe)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports report their end
+
+    def _run(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set_backends(self, new: dict[str, Backend]) -> None:
+        self._backends = new
+        self._ready &= new.keys()
+
+    def accept(self, pipe: "_ClientPipe", port: str) -> None:
+        """Connect a new client to a server, or end it if there are too many."""
+        if len(self._pipes) >= CONNECTIONS_MAX:
+            _abort(pipe)
+            return
+        self._pipes[pipe] = ""
+        self._run(self._connect(pipe, port))
+
+    def remove(self, pipe: "_ClientPipe") -> None:
+        """Forget a client that is gone."""
+        self._pipes.pop(pipe, None)
+
+    def suspect(self, name: str) -> None:
+        """Send no new connection to a server before its next probe."""
+        self._ready -= {name}
+
+    async def _connect(self, pipe: _ClientPipe, port: str) -> None:
+        """Try each ready server once, then those that are not; close the client's connection if
+        none accepts."""
+        turn = next(self._turn)
+        ready = [one for name, one in self._backends.items() if name in self._ready]
+        others = [one for name, one in self._backends.items() if name not in self._ready]
+        for backend in (*_rotated(ready, turn), *_rotated(others, turn)):
+            if port not in backend.addresses or pipe not in self._pipes:
+                continue
+            made = partial(_ServerPipe, self, backend.name, pipe)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(CONNECT_S):
+                    place = host_port(backend.addresses[port])
+                    _, server = await self._loop.create_connection(made, *place)
+                pipe.other = server
+                if pipe not in self._pipes:
+                    _abort(server)  # the client went away meanwhile
+                    return
+                self._pipes[pipe] = backend.name
+                assert pipe.transport is not None
+                pipe.transport.resume_reading()
+                return
+        _abort(pipe)
+
+    async def _probe_all(self) -> None:
+        while True:
+            await asyncio.gather(*(self._probe(one) for one in [*self._backends.values()]))
+            await asyncio.sleep(PROBE_GAP_S)
+
+    async def _probe(self, backend: Backend) -> None:
+        name, now_s = backend.name, time.monotonic()
+        alive, ready = await _health(backend.addresses.get("http", ""))
+        if name not in self._backends:
+            return
+        if alive:
+            self._seen_s[name] = now_s
+        elif now_s - self._seen_s.setdefault(name, now_s) > SILENT_S:
+            for pipe in [pipe for pipe, of in self._pipes.items() if of == name]:
+                _abort(pipe)
+        self._ready = self._ready | {name} if ready else self._ready - {name}
+
+
+async def _health(address: str) -> tuple[bool, bool]:
+    """Ask a server whether it is ready; return whether its machine replied, and whether it is
+    ready. Its certificate is not checked, as by probes of Kubernetes."""
+    try:
+        async with asyncio.timeout(PROBE_S):
+            tls = _UNCHECKED if address.startswith("https:") else None
+            reader, writer = await asyncio.open_connection(*host_port(address), ssl=tls)
+            try:
+                writer.write(_HEALTH)
+                status = await reader.readline()
+                return True, b" 200 " in status
+            finally:
+                writer.close()
+    except ConnectionError:  # its machine refuses: it ends, or starts
+        return True, False
+    except (OSError, TimeoutError, ValueError, ConfigError):
+        return False, False
+
+
+_UNCHECKED: Final = ssl._create_unverified_context()
+
+
+def _rotated(backends: list[Backend], turn: int) -> list[Backend]:
+    first = turn % len(backends) if backends else 0
+    return [*backends[first:], *backends[:first]]
+
+
+def _abort(pipe: _Pipe) -> None:
+    if pipe.transport is not None:
+        pipe.transport.abort()
