@@ -4,24 +4,6 @@ records for people."""
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
-
-
-class Clock(Protocol):
-    """A clock for durations and deadlines."""
-
-    def now_us(self) -> int:
-        """Microseconds of a clock that never goes back; only differences mean something."""
-
-
-class SystemClock:
-    """CLOCK_MONOTONIC, the clock the core reads too. Threads: any."""
-
-    __slots__ = ()
-
-    def now_us(self) -> int:
-        """Return CLOCK_MONOTONIC in microseconds."""
-        return time.monotonic_ns() // 1000
 
 
 def wall_time_us() -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -18,6 +17,24 @@ import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.end_process import end_process
+from clipper.cli.params_tables import (
+    FILE as _FILE,
+)
+from clipper.cli.params_tables import (
+    FOLDER as _FOLDER,
+)
+from clipper.cli.params_tables import (
+    TABLE_COMMANDS,
+)
+from clipper.cli.params_tables import (
+    folder_of as _folder,
+)
+from clipper.cli.params_tables import (
+    of_set as _of_folder,
+)
+from clipper.cli.params_tables import (
+    show as _show,
+)
 from clipper.cli.up import file_or_default
 from clipper.errors import NoServer
 from clipper_container.model import UserValue
@@ -25,9 +42,6 @@ from clipper_container.model import UserValue
 if TYPE_CHECKING:
     from clipper.params.client.stats_reader import StatsReader
     from clipper.params.shard.server import Beside
-
-_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.group(cls=CommandGroup, short_help="Run a parameter server, and manage its tables.")
@@ -40,25 +54,6 @@ def params() -> None:
     clipper params ps
     clipper params down
     """
-
-
-def _of_folder(verb: Callable[..., None]) -> Callable[..., None]:
-    option = click.option(
-        "--folder",
-        type=_FOLDER,
-        help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
-    )
-    return option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
-
-
-def _folder(given: Path | None) -> Path:
-    from clipper.config import load
-
-    return given if given is not None else Path(load(file_or_default(None)).params.folder)
-
-
-def _show(result: object, as_json: bool, text: str) -> None:
-    click.echo(json.dumps(result, indent=2) if as_json else text)
 
 
 def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
@@ -330,206 +325,6 @@ def top(folder: Path | None, every_s: float, times: int | None) -> None:
         reader.close()
 
 
-@params.command(short_help="Print rows of a table by id.")
-@click.argument("table")
-@click.argument("ids", nargs=-1, required=True, type=int)
-@_of_folder
-def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -> None:
-    """Print rows of TABLE.
-
-    \b
-    clipper params pull users 3 17 --folder shop
-    """
-    from clipper.params import Client
-
-    with Client(_folder(folder)) as client:
-        rows = client.pull(table, ids).tolist()
-    text = "\n".join(
-        f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
-        for one, row in zip(ids, rows, strict=True)
-    )
-    _show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
-
-
-@params.command(short_help="Create a table.")
-@click.argument("table")
-@click.argument("dim", type=click.IntRange(1))
-@click.option(
-    "--dtype", default="f32", help="Type of the stored weights: f32, f16, bf16 or i8.  [f32]"
-)
-@click.option("--optimizer", default="adagrad", help="Optimizer, such as adam.  [adagrad]")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A setting of the optimizer, such as rate=0.01.",
-)
-@click.option(
-    "--initializer", default="uniform", help="Initial values, such as normal or zeros.  [uniform]"
-)
-@click.option(
-    "--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Maximum of one shard."
-)
-@click.option("--evicts", is_flag=True, help="Drop the oldest row of a full table.")
-@_of_folder
-def create(
-    table: str,
-    dim: int,
-    settings: tuple[str, ...],
-    folder: Path | None,
-    as_json: bool,
-    **given: UserValue,
-) -> None:
-    """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
-    nothing changes.
-
-    \b
-    clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
-    """
-    from clipper.cli import params_tables
-
-    result = params_tables.create(_folder(folder), table, dim, settings, given)
-    text = ", ".join(f"{key} {value}" for key, value in result.items() if key != "name")
-    _show(result, as_json, f"{table}: {text}")
-
-
-@params.command(short_help="Change settings of a table while it is trained.")
-@click.argument("table")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A setting of the optimizer, such as rate=0.01.",
-)
-@click.option("--rows-max", type=click.IntRange(1), help="Maximum of one shard.")
-@click.option("--evicts/--no-evicts", default=None, help="Drop the oldest row of a full table.")
-@click.option(
-    "--expire-s",
-    type=click.IntRange(0),
-    help="Seconds after which unused rows are dropped; 0: never.",
-)
-@click.option("--quota-rows", type=click.IntRange(0), help="Quota of one shard; 0: none.")
-@click.option("--quota-bytes", type=click.IntRange(0), help="Quota of one shard; 0: none.")
-@_of_folder
-def alter(
-    table: str,
-    settings: tuple[str, ...],
-    rows_max: int | None,
-    evicts: bool | None,
-    expire_s: int | None,
-    quota_rows: int | None,
-    quota_bytes: int | None,
-    folder: Path | None,
-    as_json: bool,
-) -> None:
-    """Change settings of TABLE on all shards. Workers continue.
-
-    \b
-    clipper params alter users --set rate=0.001 --folder shop
-    """
-    from clipper.cli import params_tables
-
-    given = {
-        "rows_max": rows_max,
-        "evicts": evicts,
-        "expire_s": expire_s,
-        "quota_rows": quota_rows,
-        "quota_bytes": quota_bytes,
-    }
-    result = params_tables.alter(_folder(folder), table, settings, given)
-    text = ", ".join(f"{key} {value}" for key, value in result.items() if key != "name")
-    _show(result, as_json, f"{table}: {text}")
-
-
-@params.command(short_help="Remove a table.")
-@click.argument("table")
-@_of_folder
-def drop(table: str, folder: Path | None, as_json: bool) -> None:
-    """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
-    Earlier snapshots contain it until they are deleted.
-
-    \b
-    clipper params drop users-before --folder shop
-    """
-    from clipper.cli import params_tables
-
-    count = params_tables.drop(_folder(folder), table)
-    _show({"rows": count}, as_json, f"table {table} is gone, with {count} rows")
-
-
-@params.command(short_help="Remove rows of a table.")
-@click.argument("table")
-@click.argument("ids", nargs=-1, type=int)
-@click.option("--file", type=_FILE, help="File with one id per line.")
-@_of_folder
-def erase(
-    table: str, ids: tuple[int, ...], file: Path | None, folder: Path | None, as_json: bool
-) -> None:
-    """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
-    earlier snapshots do, until they are deleted.
-
-    \b
-    clipper params erase users 3 17 --folder shop
-    clipper params snapshot --whole --folder shop
-    """
-    from clipper.cli import params_tables
-
-    count = params_tables.erase(_folder(folder), table, ids, file)
-    _show({"erased": count}, as_json, f"{count} rows are gone")
-
-
-@params.command(short_help="Write a table to a file.")
-@click.argument("table")
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@_of_folder
-def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
-    """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
-
-    \b
-    clipper params export users users.npz --folder shop
-    """
-    from clipper.cli import params_tables
-
-    count = params_tables.export_rows(_folder(folder), table, path)
-    _show({"rows": count}, as_json, f"{count} rows in {path}")
-
-
-@params.command("import", short_help="Read rows of a table from a file.")
-@click.argument("table")
-@click.argument("path", type=_FILE)
-@click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
-@_of_folder
-def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: bool) -> None:
-    """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
-    with the ids 0, 1, 2 and so on.
-
-    \b
-    clipper params import words glove.npy --create --folder shop
-    """
-    from clipper.cli import params_tables
-
-    count = params_tables.import_rows(_folder(folder), table, path, create=create)
-    _show({"rows": count}, as_json, f"{count} rows of {path} are in {table}")
-
-
-@params.command(short_help="Copy a table.")
-@click.argument("table")
-@click.argument("name")
-@_of_folder
-def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
-    """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
-
-    \b
-    clipper params copy users users-before --folder shop
-    """
-    from clipper.cli import params_tables
-
-    count = params_tables.copy(_folder(folder), table, name)
-    _show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
-
-
 @params.command(short_help="Write a snapshot of a running set.")
 @click.option(
     "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
@@ -766,3 +561,7 @@ def _reached(listens: str) -> str:
     """Return the address at which this process reaches a listener."""
     host, _, port = listens.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"
+
+
+for _verb in TABLE_COMMANDS:
+    params.add_command(_verb)

@@ -1,37 +1,111 @@
-"""`clipper params create`, `alter`, `drop`, `erase`, `export` and others: tables of a set."""
+"""`clipper params create`, `alter`, `drop`, `erase`, `export` and others: commands on the tables of
+a set, and what the commands of a set share."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from clipper.cli.up import file_or_default
+from clipper_container.model import UserValue
+
 if TYPE_CHECKING:
+    from clipper.params.tables import TableSpec
+
+FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def of_set(verb: Callable[..., None]) -> Callable[..., None]:
+    """Add the options --folder and --json to a command."""
+    option = click.option(
+        "--folder",
+        type=FOLDER,
+        help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
+    )
+    return option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
+
+
+def folder_of(given: Path | None) -> Path:
+    """Return the folder that was given, or else that of the configuration."""
+    from clipper.config import load
+
+    return given if given is not None else Path(load(file_or_default(None)).params.folder)
+
+
+def show(result: object, as_json: bool, text: str) -> None:
+    """Print the result of a command, as JSON or as text."""
+    click.echo(json.dumps(result, indent=2) if as_json else text)
+
+
+@click.command(short_help="Print rows of a table by id.")
+@click.argument("table")
+@click.argument("ids", nargs=-1, required=True, type=int)
+@of_set
+def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -> None:
+    """Print rows of TABLE.
+
+    \b
+    clipper params pull users 3 17 --folder shop
+    """
     from clipper.params import Client
 
+    with Client(folder_of(folder)) as client:
+        rows = client.pull(table, ids).tolist()
+    text = "\n".join(
+        f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
+        for one, row in zip(ids, rows, strict=True)
+    )
+    show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
 
-@contextlib.contextmanager
-def client_of(folder: Path) -> Iterator["Client"]:
-    """A client of the set in a folder, for the time of a command."""
-    from clipper.params import Client
 
-    with Client(folder) as client:
-        yield client
-
-
+@click.command(short_help="Create a table.")
+@click.argument("table")
+@click.argument("dim", type=click.IntRange(1))
+@click.option(
+    "--dtype", default="f32", help="Type of the stored weights: f32, f16, bf16 or i8.  [f32]"
+)
+@click.option("--optimizer", default="adagrad", help="Optimizer, such as adam.  [adagrad]")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A setting of the optimizer, such as rate=0.01.",
+)
+@click.option(
+    "--initializer", default="uniform", help="Initial values, such as normal or zeros.  [uniform]"
+)
+@click.option(
+    "--rows-max", type=click.IntRange(1), default=(1 << 32) - 1, help="Maximum of one shard."
+)
+@click.option("--evicts", is_flag=True, help="Drop the oldest row of a full table.")
+@of_set
 def create(
-    folder: Path, table: str, dim: int, settings: tuple[str, ...], given: Mapping[str, object]
-) -> dict[str, object]:
-    """Create a table. Return its specification."""
+    table: str,
+    dim: int,
+    settings: tuple[str, ...],
+    folder: Path | None,
+    as_json: bool,
+    **given: UserValue,
+) -> None:
+    """Create TABLE with rows of DIM floats on all shards. If it exists with the same settings,
+    nothing changes.
+
+    \b
+    clipper params create users 64 --dtype f16 --set rate=0.05 --folder shop
+    """
+    from clipper.params import Client
     from clipper.params.tables import TableSpec
 
     fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
     spec = msgspec.convert(fields, TableSpec)
-    with client_of(folder) as client:
+    with Client(folder_of(folder)) as client:
         client.create(spec)
-    return dict(msgspec.to_builtins(spec))
+    _show_spec(spec, as_json)
 
 
 def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
@@ -47,34 +121,90 @@ def _numbers(settings: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
+def _show_spec(spec: "TableSpec", as_json: bool) -> None:
+    found = msgspec.to_builtins(spec)
+    text = ", ".join(f"{key} {value}" for key, value in found.items() if key != "name")
+    show(found, as_json, f"{spec.name}: {text}")
+
+
+@click.command(short_help="Change settings of a table while it is trained.")
+@click.argument("table")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A setting of the optimizer, such as rate=0.01.",
+)
+@click.option("--rows-max", type=click.IntRange(1), help="Maximum of one shard.")
+@click.option("--evicts/--no-evicts", default=None, help="Drop the oldest row of a full table.")
+@click.option(
+    "--expire-s",
+    type=click.IntRange(0),
+    help="Seconds after which unused rows are dropped; 0: never.",
+)
+@click.option("--quota-rows", type=click.IntRange(0), help="Quota of one shard; 0: none.")
+@click.option("--quota-bytes", type=click.IntRange(0), help="Quota of one shard; 0: none.")
+@of_set
 def alter(
-    folder: Path,
     table: str,
     settings: tuple[str, ...],
-    given: Mapping[str, int | None],
-) -> dict[str, object]:
-    """Change settings of a table. Return its specification."""
-    changes: dict[str, object] = {}
+    folder: Path | None,
+    as_json: bool,
+    **given: UserValue,
+) -> None:
+    """Change settings of TABLE on all shards. Workers continue.
+
+    \b
+    clipper params alter users --set rate=0.001 --folder shop
+    """
+    from clipper.params import Client
+
+    changes = {key: value for key, value in given.items() if value is not None}
     if optimizer := _numbers(settings):
         changes["optimizer_settings"] = optimizer
-    changes |= {key: value for key, value in given.items() if value is not None}
     if not changes:
         raise click.UsageError(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
-    with client_of(folder) as client:
-        found: dict[str, object] = msgspec.to_builtins(client.alter(table, **changes))
-    return found
+    with Client(folder_of(folder)) as client:
+        _show_spec(client.alter(table, **changes), as_json)
 
 
-def drop(folder: Path, table: str) -> int:
-    """Remove a table. Return how many rows it had."""
-    with client_of(folder) as client:
-        return client.drop(table)
+@click.command(short_help="Remove a table.")
+@click.argument("table")
+@of_set
+def drop(table: str, folder: Path | None, as_json: bool) -> None:
+    """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
+    Earlier snapshots contain it until they are deleted.
+
+    \b
+    clipper params drop users-before --folder shop
+    """
+    from clipper.params import Client
+
+    with Client(folder_of(folder)) as client:
+        count = client.drop(table)
+    show({"rows": count}, as_json, f"table {table} is gone, with {count} rows")
 
 
-def erase(folder: Path, table: str, ids: tuple[int, ...], file: Path | None) -> int:
-    """Remove rows by their ids, and by the ids that a text file has, one a line."""
+@click.command(short_help="Remove rows of a table.")
+@click.argument("table")
+@click.argument("ids", nargs=-1, type=int)
+@click.option("--file", type=FILE, help="File with one id per line.")
+@of_set
+def erase(
+    table: str, ids: tuple[int, ...], file: Path | None, folder: Path | None, as_json: bool
+) -> None:
+    """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
+    earlier snapshots do, until they are deleted.
+
+    \b
+    clipper params erase users 3 17 --folder shop
+    clipper params snapshot --whole --folder shop
+    """
+    from clipper.params import Client
+
     each = list(ids)
     if file is not None:
         try:
@@ -83,31 +213,67 @@ def erase(folder: Path, table: str, ids: tuple[int, ...], file: Path | None) -> 
             raise click.BadParameter(f"{file}: {error}; write one id per line.") from None
     if not each:
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
-    with client_of(folder) as client:
-        return client.erase(table, each)
+    with Client(folder_of(folder)) as client:
+        count = client.erase(table, each)
+    show({"erased": count}, as_json, f"{count} rows are gone")
 
 
-def export_rows(folder: Path, table: str, path: Path) -> int:
-    """Write a table to a file."""
+@click.command(short_help="Write a table to a file.")
+@click.argument("table")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@of_set
+def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
+    """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
+
+    \b
+    clipper params export users users.npz --folder shop
+    """
+    from clipper.params import Client
     from clipper.params.client.table_files import export_table
 
-    with client_of(folder) as client:
-        return export_table(client, table, path)
+    with Client(folder_of(folder)) as client:
+        count = export_table(client, table, path)
+    show({"rows": count}, as_json, f"{count} rows in {path}")
 
 
-def import_rows(folder: Path, table: str, path: Path, *, create: bool) -> int:
-    """Write the rows of a file into a table."""
+@click.command("import", short_help="Read rows of a table from a file.")
+@click.argument("table")
+@click.argument("path", type=FILE)
+@click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
+@of_set
+def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: bool) -> None:
+    """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
+    with the ids 0, 1, 2 and so on.
+
+    \b
+    clipper params import words glove.npy --create --folder shop
+    """
+    from clipper.params import Client
     from clipper.params.client.table_files import create_for, import_table
 
-    with client_of(folder) as client:
+    with Client(folder_of(folder)) as client:
         if create:
             create_for(client, table, path)
-        return import_table(client, table, path)
+        count = import_table(client, table, path)
+    show({"rows": count}, as_json, f"{count} rows of {path} are in {table}")
 
 
-def copy(folder: Path, table: str, name: str) -> int:
-    """Copy a table, with the state of its rows."""
+@click.command(short_help="Copy a table.")
+@click.argument("table")
+@click.argument("name")
+@of_set
+def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
+    """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
+
+    \b
+    clipper params copy users users-before --folder shop
+    """
+    from clipper.params import Client
     from clipper.params.client.table_files import copy_table
 
-    with client_of(folder) as client:
-        return copy_table(client, table, name)
+    with Client(folder_of(folder)) as client:
+        count = copy_table(client, table, name)
+    show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
+
+
+TABLE_COMMANDS = (pull, create, alter, drop, erase, export, import_, copy)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from clipper.server import ClipperServer
     from clipper_core.engine.model import Model as CoreModel
 
-SIZE_MAX = 4096
 _WARM = 2
 _TURNS_MIN, _TURNS_MAX = 5, 60
 _TOO_LONG_S = 5.0  # after a batch this slow no larger one is tried

@@ -32,6 +32,7 @@ def read_request(
     text: bytes, at: int, known: Collection[bytes], repeated: Collection[bytes]
 ) -> MessageHead | None: ...
 def read_response(text: bytes, known: Collection[bytes] = ()) -> MessageHead | None: ...
+
 @final
 class ChunkedBody:
     overhead: int
