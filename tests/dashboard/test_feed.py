@@ -26,7 +26,7 @@ from clipper.manage.dashboard.feed import (
     Feed,
 )
 from clipper.manage.dashboard.seconds import NAMES_MAX, between, busiest, outcome_of
-from clipper.serving.query.slowest import SLOWEST_QUERIES_MAX, Slowest
+from clipper.serving.query.stats import SLOWEST_QUERIES_MAX, Slowest
 from clipper_core.runtime.histogram import LatencyHistogram
 from clipper_core.runtime.status import Status
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask

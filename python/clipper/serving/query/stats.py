@@ -8,12 +8,14 @@ and sampled at a high one. Counts survive changes of the catalog; they end with 
 application.
 """
 
+import heapq
+import itertools
 import math
 import threading
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import combinations
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -24,7 +26,6 @@ from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import Predictions, agrees, is_number, is_usable, loss, losses
 from clipper.serving.query.missing_outputs import Means
-from clipper.serving.query.slowest import Slowest
 from clipper.serving.rollout.observers import Late, Watch, Watched
 from clipper.serving.rollout.roles import PRIMARY, Role, RoleAssignment
 from clipper.serving.rollout.sketch import Bucket
@@ -42,7 +43,71 @@ _PAIRS_RATE, _PAIRS_BURST = (
 _ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
 _FEEDBACK_RATE, _FEEDBACK_BURST = 20_000.0, 20_000.0  # of feedbacks looked at, other than labels
 _MODELS_MAX = 16  # in the matrix
+SLOWEST_QUERIES_MAX: Final = 5  # between two readings
+_TASKS_MAX = 16  # that are listed of one of these
 _OVERLOAD = (Status.FULL, Status.DROPPED)
+
+
+class Slowest:
+    """The slowest queries of an application: what to look at when the p99 is too high.
+
+    An answer costs a comparison with the bar; the few above it are written down. `take` returns
+    them and lowers the bar, so that a reader that calls it once a second has the slowest of each
+    second. Without a reader the bar only rises, and soon no query is above it.
+
+    bar_us: a query that took longer is among the slowest. Threads: any.
+    """
+
+    __slots__ = ("_heap", "_lock", "_numbers", "bar_us")
+
+    def __init__(self) -> None:
+        self.bar_us = -1
+        self._heap: list[tuple[int, int, dict[str, object]]] = []
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+
+    def add(
+        self,
+        future: Future,
+        models: Sequence[VersionedModel],
+        used: Sequence[VersionedModel],
+        reason: str,
+    ) -> None:
+        """Add a query that took longer than the bar, on the thread that answers it. models:
+        queried, task by task."""
+        took_us = future.latency_us
+        n = min(len(models), len(future), _TASKS_MAX)
+        waited, took, ended = future.latencies_us()[:n].tolist(), took_us, wall_time_us()
+        tasks = [
+            {
+                "model": str(models[i]),
+                "status": future.status(i).name.lower(),
+                "us": _shown(future.status(i), waited[i], took),
+            }
+            for i in range(n)
+        ]
+        row = {
+            "number": f"{future.id:x}",
+            "time_us": ended,
+            "us": took_us,
+            "tasks": tasks,
+            "used": [str(one) for one in used],
+            "reason": reason[:200],
+        }
+        with self._lock:
+            entry = (took_us, next(self._numbers), row)
+            if len(self._heap) < SLOWEST_QUERIES_MAX:
+                heapq.heappush(self._heap, entry)
+            elif took_us > self._heap[0][0]:
+                heapq.heapreplace(self._heap, entry)
+            if len(self._heap) == SLOWEST_QUERIES_MAX:
+                self.bar_us = self._heap[0][0]
+
+    def take(self) -> list[dict[str, object]]:
+        """Return the slowest queries since the last call, the slowest first."""
+        with self._lock:
+            found, self._heap, self.bar_us = self._heap, [], -1
+        return [row for _, _, row in sorted(found, key=lambda entry: -entry[0])]
 
 
 class _OfModel:
@@ -158,7 +223,7 @@ class ApplicationCounters:
         close = {model: closeness(arrived[model].output, answer) for model in models}
         pairs = {
             (one, other): closeness(arrived[one].output, arrived[other].output)
-            for one, other in combinations(models, 2)
+            for one, other in itertools.combinations(models, 2)
         }
         with self._lock:
             for model, value in close.items():
@@ -454,3 +519,8 @@ def _near(size: float, away: float) -> float:
     if away == 0.0:
         return 1.0
     return size / (size + away) if math.isfinite(size) else 0.0
+
+
+def _shown(status: Status, waited_us: int, took_us: int) -> int:
+    """Return when a task ended, or when the query was answered if that was earlier."""
+    return took_us if status in (Status.PENDING, Status.CANCELLED) else waited_us
