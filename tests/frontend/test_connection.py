@@ -24,6 +24,7 @@ from clipper.frontend.http.messages import (
     head_of,
     inflating,
 )
+from clipper_core.http.http_head import read_request
 from tests.frontend.conftest import Line
 
 
@@ -652,6 +653,22 @@ def test_a_head_has_a_bound_however_it_comes(cut: int) -> None:
     assert fed(get("/" + "a" * 1100)) == [431]
     assert fed(get("/", "X: " + "a" * 1100)) == [431]
     assert fed(get("/", *[f"X{i}: {i}" for i in range(200)])) == [431]
+
+
+def test_a_head_in_single_bytes_is_parsed_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+
+    def counted(data: bytes, at: int, *names: Any) -> Any:
+        parsed.append(len(data) - at)
+        return read_request(data, at, *names)
+
+    monkeypatch.setattr("clipper.frontend.http.connection.read_request", counted)
+    request = get("/a", *["Accept: x"] * 1000)
+    line = Line(echo)
+    for i in range(len(request)):
+        line.feed(request[i : i + 1])
+    assert line.statuses == [200]
+    assert sum(parsed) < 4 * len(request)
 
 
 def test_a_head_without_end_is_not_kept() -> None:

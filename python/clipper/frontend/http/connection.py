@@ -71,6 +71,7 @@ LARGE_BYTES = (
     32 << 10
 )  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
 TURN_S = 0.001  # then connections with more than one request wait for the next turn of the loop
+_HEAD_END = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 # eligible requests in a row before the fast path gets the connection back; doubles each time
@@ -222,6 +223,8 @@ class HttpConnection(asyncio.Protocol):
         self._open: deque[Exchange] = deque()
         self._unparsed = b""  # received; waits for the connection's turn
         self._partial = b""  # the beginning of a head
+        self._seen = 0  # its size when it was last searched for the end
+        self._parse_from = 0  # it is parsed when it has so many bytes
         self._is_waiting = False  # `advance` is scheduled
         self._turn_requests = self._turn_bytes = 0
         self._phase = _IDLE
@@ -396,15 +399,23 @@ class HttpConnection(asyncio.Protocol):
         self._go_on()
 
     def _read_head(self, data: bytes, at: int) -> int:
-        """Read the head of a request; return where it ends: `len(data)` if it is not complete."""
+        """Read the head of a request; return where it ends: `len(data)` if it is not complete.
+
+        One that arrives in pieces is parsed when its end has arrived, and when its size has
+        doubled, so that a client pays for each of its bytes.
+        """
         if self._phase == _IDLE:
             self._phase, self._since_s = _HEAD, self.service.now_s
-        head = read_request(data, at, KNOWN_HEADERS, REPEATED)
+            self._seen = self._parse_from = 0
+        size, head = len(data) - at, None
+        if size >= self._parse_from or data.find(_HEAD_END, at + max(0, self._seen - 3)) >= 0:
+            head = read_request(data, at, KNOWN_HEADERS, REPEATED)
+            self._parse_from = 2 * size
         end = len(data) if head is None else head.end
         if end - at > self.service.settings.header_bytes_max:
             self._refuse_head()
         elif head is None:
-            self._partial = data[at:]
+            self._partial, self._seen = data[at:], size
         else:
             self._phase, self._head, self._body, self._body_bytes = _BODY, head, b"", 0
             is_chunked = b"transfer-encoding" in head.headers
