@@ -1,7 +1,9 @@
 """TLS for queries, management and gRPC: who is let in, what a stranger is told, and certificates
 that change."""
 
+import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -18,9 +20,13 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, NoServer, NotAllowed
-from clipper.frontend.http.messages import StreamedResponse
+from clipper.frontend.http import tls
+from clipper.frontend.http.messages import HttpResponse, StreamedResponse
+from clipper.metrics import TlsCounts
+from clipper.settings.http import TlsFiles
+from clipper.tls import Certificate
 from tests.frontend.certificates import Authority
-from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
+from tests.frontend.conftest import PATIENCE_S, QUICK, Line, total, warm_workers
 
 ASKED = b'{"input": [1, 2, 3]}'
 
@@ -426,3 +432,34 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
         await_that(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
     assert ended(line)
     line.close()
+
+
+def test_a_connection_that_cannot_be_accepted_is_tried_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of a server without a free descriptor: `accept` fails at first."""
+    monkeypatch.setattr(tls, "_RETRY_S", 0.0)
+    calls: list[int] = []
+
+    async def run() -> None:
+        loop: Any = asyncio.get_running_loop()
+        accepted, accept = asyncio.Event(), loop.sock_accept
+
+        async def failing(listener: socket.socket) -> Any:
+            calls.append(1)
+            if len(calls) < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            accepted.set()
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", failing, raising=False)
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            bound.setblocking(False)
+            certificate = Certificate(TlsFiles(*authority.sign("busy"), ""))
+            service = Line(lambda request: HttpResponse(200, b"")).service
+            listener = tls.TlsListener(loop, bound, service, certificate, TlsCounts("query"))
+            await asyncio.wait_for(accepted.wait(), PATIENCE_S)
+            await listener.close()
+
+    asyncio.run(run())
+    assert len(calls) == 4

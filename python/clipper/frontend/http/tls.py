@@ -74,7 +74,8 @@ class TlsListener:
                 return
             until_s = self._loop.time() + service.settings.header_s
             try:
-                first = await asyncio.wait_for(self._first_byte(client), service.settings.header_s)
+                async with asyncio.timeout_at(until_s):
+                    first = await self._first_byte(client)
                 if not first:
                     self._counts.count("gone")
                 elif first.isalpha():  # a TLS connection starts with the byte 0x16
