@@ -193,6 +193,18 @@ def test_nothing_is_read_after_the_last_request() -> None:
     assert line.statuses == [200]
 
 
+@pytest.mark.parametrize(
+    "last", [get("/1", "Connection: close"), b"GET /1 HTTP/1.0\r\nHost: here\r\n\r\n"]
+)
+def test_no_request_after_the_last_one_is_handled(last: bytes) -> None:
+    handle = Waiting()
+    line = Line(handle).feed(last + get("/2")).feed(get("/3"))
+    assert len(handle.futures) == 1
+    handle.finish(line, 0)
+    assert [body for _, _, body in line.transport.replies()] == [b"/1"]
+    assert line.transport.closed
+
+
 def test_head_has_the_length_and_no_body() -> None:
     line = Line(echo).feed(b"HEAD /abc HTTP/1.1\r\nHost: here\r\n\r\n")
     assert b"content-length: 5\r\n" in line.transport.written

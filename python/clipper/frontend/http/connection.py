@@ -489,6 +489,7 @@ class HttpConnection(asyncio.Protocol):
         if service.exporter is not None or b"traceparent" in head.headers:
             request.trace = service.trace_for(head.headers)
         self._body = b""
+        self._deaf = not head.keep_alive  # RFC 9112, section 9.6: no further request is handled
         self._plain = self._plain + 1 if service.is_plain(request) else 0
         self._start(Exchange(self, request, not head.keep_alive))
 
