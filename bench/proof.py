@@ -77,6 +77,7 @@ PLAN = (
     Planned("upgrade", 120),
     Planned("durability", 300, ("--kills", "20")),
     Planned("params_kills", 120),
+    Planned("params_reshard", 150),
     Planned("stream_kills", 240, ("--kills", "20")),
     Planned("feedback_kills", 180, ("--kills", "20")),
     Planned("gpu", 120),

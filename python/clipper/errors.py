@@ -14,6 +14,7 @@ from clipper_container.errors import OutOfMemory as OutOfMemory
 from clipper_container.errors import Overloaded as Overloaded
 from clipper_container.errors import QuotaExceeded as QuotaExceeded
 from clipper_container.errors import ShardAway as ShardAway
+from clipper_container.errors import ShardsMoved as ShardsMoved
 from clipper_container.errors import StalePush as StalePush
 from clipper_container.errors import StateLost as StateLost
 from clipper_container.errors import TooLarge as TooLarge

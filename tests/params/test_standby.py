@@ -119,11 +119,13 @@ def test_what_cannot_be_forked_is_said_and_tried_again(
     monkeypatch.setattr(os, "fork", no)
     with ours, theirs:
         ForkServer(theirs, -1, None)._fork(3, "nowhere")  # type: ignore[arg-type]
-        assert heard(ours) == ({"number": 3, "error": "too many processes"}, [])
+        error = {"number": 3, "folder": "nowhere", "error": "too many processes"}
+        assert heard(ours) == (error, [])
     local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
     try:
-        local._wanted.add(0)
-        local._received(({"number": 0, "error": "too many processes"}, -1))
+        local._wanted.add((local.folder, 0))
+        again = {"number": 0, "folder": str(local.folder), "error": "too many processes"}
+        local._received((again, -1))
         assert not local._wanted
         assert len(local._due) == 1
     finally:

@@ -174,6 +174,15 @@ class ShardAway(ClipperError, ConnectionError):
         self.sequence = sequence
 
 
+class ShardsMoved(ClipperError):
+    """The rows of a set have moved to another number of shards; a client learns the new addresses
+    from the folder, or from the old shards for a while."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "shards-moved"
+
+
 class TlsFailed(ClipperError):
     """A connection with TLS was not made: a certificate is not trusted, has expired or is missing,
     or one side speaks without TLS."""

@@ -229,6 +229,7 @@ def ps(folder: Path | None, as_json: bool) -> None:
     """
     from clipper.cli.params_shown import held
     from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.local.live_reshard import home_in
     from clipper.params.shard.snapshots import sets_in
 
     place = _folder(folder)
@@ -243,7 +244,7 @@ def ps(folder: Path | None, as_json: bool) -> None:
             "rows": sum(p.rows for p in one.parts),
             "nbytes": sum(p.nbytes for p in one.parts),
         }
-        for one in sets_in(place / "snapshots")
+        for one in sets_in(home_in(place) / "snapshots")
     ]
     _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
 
@@ -408,27 +409,59 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     "--shards",
     type=click.IntRange(1, 1024),
     required=True,
-    help="Number of shards at the next start.",
+    help="Number of shards: at once of a set that runs, else at the next start.",
 )
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @_of_folder
-def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
-    """Change the number of shards of a set that does not run. At its next start, each shard reads
-    its part of the last snapshots.
+def reshard(folder: Path | None, as_json: bool, shards: int, no_wait: bool) -> None:
+    """Change the number of shards. A set that `clipper params up` or a server runs continues to
+    serve meanwhile; the same command again shows how far it is. With the number that it has, all
+    rows move to new processes. If the set does not run, each shard reads its part of the last
+    snapshots at the next start.
 
     \b
-    clipper params down --folder shop
     clipper params reshard --folder shop --shards 6
-    clipper params up --folder shop --shards 6
     """
     from clipper.params.local.local_set import reshard as resharded
+    from clipper.params.local.local_set import supervisor_of
 
     place = _folder(folder)
+    if supervisor_of(place):
+        _reshard_live(place, shards, as_json, wait=not no_wait)
+        return
     result = resharded(place, shards)
     text = (
         f"{shards} shards will read snapshot {result}: clipper params up --folder {place} --shards"
         f" {shards}"
     )
     _show({"shards": shards, "number": result}, as_json, text)
+
+
+def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> None:
+    import msgspec
+
+    from clipper.errors import DoesNotFit
+    from clipper.params.local.live_reshard import request, request_in, state_in
+
+    request(folder, shards)
+    shown = ""
+    while wait and request_in(folder):
+        time.sleep(0.1)
+        state = state_in(folder)
+        left = f", {state.left_s:.0f} s left" if state is not None and state.left_s > 0 else ""
+        text = f"{state.phase}: {state.done:.0%}{left}" if state is not None else ""
+        if text != shown and not as_json:
+            shown = text
+            click.echo(text)
+    state = state_in(folder)
+    if wait and state is not None and state.phase == "failed":
+        raise DoesNotFit(f"the set was not resharded: {state.error}")
+    text = (
+        f"{shards} shards serve; pushes waited for {state.pause_s:.3f} s."
+        if wait and state is not None
+        else f"requested: clipper params reshard --shards {shards} --folder {folder} shows it"
+    )
+    _show(msgspec.to_builtins(state) if state is not None else {"shards": shards}, as_json, text)
 
 
 @params.command(short_help="Stop the shards that `clipper params up` started.")

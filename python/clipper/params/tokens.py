@@ -9,7 +9,7 @@ from clipper.errors import Forbidden
 
 ROLES: Final = ("read", "train", "manage")  # each may do what those before it may
 _READ = {"pull_variable", "pull_embedding_vector"}  # of gRPC
-_READ |= {"tables", "pull_replica", "pull_variables", "walk", "watch", "stats"}
+_READ |= {"tables", "pull_replica", "pull_variables", "walk", "watch", "stats", "whereabouts"}
 _TRAIN = {"create", "push_model", "push_gradient", "push_gradients", "push_rows", "begin_anew"}
 
 

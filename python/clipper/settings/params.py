@@ -97,6 +97,26 @@ class ParamsSettings(msgspec.Struct, frozen=True):
             le=1 << 32,
         ),
     ] = 1 << 23
+    reshard_pause_s: Annotated[
+        float,
+        about(
+            "longest pause of pushes when the number of shards is changed while they serve; a "
+            "switch that takes longer is tried again",
+            "s",
+            ge=0.01,
+            le=60,
+        ),
+    ] = 1.0
+    reshard_keep_s: Annotated[
+        float,
+        about(
+            "time for which the shards of before tell clients the new addresses; clients that "
+            "have the folder need none",
+            "s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 30.0
     address: Annotated[
         str,
         about(

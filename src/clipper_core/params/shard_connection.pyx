@@ -16,13 +16,13 @@ from posix.unistd cimport close as close_fd, usleep
 from clipper_core.params.embedding_rows cimport PULL_I8, Pulled, distinct_init, rows_pull, rows_push
 from clipper_core.params.optimizer cimport all_finite, optimizer_step, stride_of
 from clipper_core.params.shard_state cimport (
-    BY_PYTHON, DENSE_TABLE, HEAD_BYTES, NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH,
-    OVER_QUOTA, READS_ONLY, REGION_MAPPED, REGION_TOO_LARGE, SHARD_ANSWER, SHARD_CALL,
-    SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP,
-    SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE, STATE_LOST, TABLES_MAX, Call,
-    DenseVariable, PartWork, Place, RegionFault, ShardPart, answer_push, answer_room, calm_loopback,
-    counts_push, is_local, kDenseBit, padded, place_of, push_is_known, push_is_new, put_answer,
-    quotas_exceeded, shard_head_is_one, shard_refuse,
+    BY_PYTHON, DENSE_TABLE, GATE_MOVED, GATE_OPEN, GATE_SEALED, HEAD_BYTES, MOVED, NOT_ADMITTED,
+    NOT_READY, NOT_SHARED, OTHER_EPOCH, OVER_QUOTA, READS_ONLY, REGION_MAPPED, REGION_TOO_LARGE,
+    SHARD_ANSWER, SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES,
+    SHARD_PUSH, SHARD_PUSH_STEP, SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE,
+    STATE_LOST, TABLES_MAX, Call, DenseVariable, PartWork, Place, RegionFault, ShardPart,
+    answer_push, answer_room, calm_loopback, counts_push, is_local, kDenseBit, padded, place_of,
+    push_is_known, push_is_new, put_answer, quotas_exceeded, shard_head_is_one, shard_refuse,
 )
 from clipper_core.params.shard_stream cimport (
     replay_is_exact, replay_send, stream_closed, stream_received,
@@ -327,13 +327,17 @@ cdef bint _send_ahead(ShardLoopState* s, const ShardHead* h, u64 version, const 
 
 cdef bint _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, double scale,
                  const u8* data, const u8* end) noexcept nogil:
-    """False: a quota would be exceeded, and nothing has changed."""
+    """False: it is refused, and nothing has changed."""
     cdef u32[4] counted = [0, 0, 0, 0]
     cdef i64 about = 0
     cdef PartWork* work
     cdef u64 i, version
     cdef bint noted
     s.still.lock()
+    if s.gate.load(acquire) != GATE_OPEN:       # since it was looked at
+        s.still.unlock()
+        shard_refuse(s, c, h, NOT_READY, 0)
+        return False
     if quotas_exceeded(s, s.works.data(), s.works.size(), &about):
         s.still.unlock()
         shard_refuse(s, c, h, OVER_QUOTA, about)
@@ -630,6 +634,7 @@ cdef void _to_python(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
 cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                         const u8* payload) noexcept nogil:
     cdef u64 epoch = s.epoch.load(acquire)
+    cdef u32 gate = s.gate.load(acquire)
     if h.kind == SHARD_CALL:
         _to_python(s, c, h, payload)
         return
@@ -651,7 +656,12 @@ cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* 
     if not s.ready.load(acquire):
         shard_refuse(s, c, h, STATE_LOST if s.state_lost.load(acquire) else NOT_READY, 0)
         return
-    if h.kind == SHARD_PULL_TABLES:
+    if gate == GATE_MOVED:
+        shard_refuse(s, c, h, MOVED, 0)
+    elif gate > GATE_SEALED or (gate == GATE_SEALED
+                                and (h.kind == SHARD_PUSH or h.kind == SHARD_PUSH_STEP)):
+        shard_refuse(s, c, h, NOT_READY, 0)
+    elif h.kind == SHARD_PULL_TABLES:
         pull_tables(s, c, h, payload)
     elif h.kind == SHARD_PULL_DENSE:
         pull_dense(s, c, h)

@@ -75,7 +75,7 @@ struct Follower {
 };
 
 struct ShardLog {
-    static constexpr std::size_t kFollowers = 11;
+    static constexpr std::size_t kFollowers = 12;
     std::mutex guard;
     std::deque<Change> changes;
     std::deque<std::int64_t> ids;

@@ -48,7 +48,7 @@ cdef enum:
     KEEP_BYTES = 1048576        # of a buffer, between large frames
     TURN_BYTES = 1048576        # of frames and their answers, that one connection gets in a turn;
                                 # and as many are sent
-    FOLLOWERS = 11
+    FOLLOWERS = 12
     SEQUENCES_BYTES = 144
     TURN_US = 50                # between two looks whether the loop has begun a turn
 
@@ -544,6 +544,16 @@ cdef class ShardLoop:
         self.state.state_lost.store(value, release)
 
     @property
+    def gate(self):
+        """What is taken while rows move to another set: 0, all; 1, no pushes; 2, no pulls either;
+        3, they have moved. After a change, hold() waits for the push that is applied now."""
+        return self.state.gate.load(relaxed)
+
+    @gate.setter
+    def gate(self, u32 value):
+        self.state.gate.store(value, release)
+
+    @property
     def version(self):
         """The version of the model: the number of pushes applied."""
         return self.state.model.load(relaxed)
@@ -746,7 +756,7 @@ cdef class ShardLoop:
             raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
 
     def follow(self, u32 number, *, bint waited=False):
-        """Send follower `number` (below 11) changes from now on; waited: a push is answered when
+        """Send follower `number` (below 12) changes from now on; waited: a push is answered when
         the follower has it. It counts as empty until it acknowledges a position."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()

@@ -33,7 +33,8 @@ enum ShardRefusal {
     WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
     OVER_QUOTA = 111,     // nothing was applied
     READS_ONLY = 110,     // the connection may pull, and not push
-    STATE_LOST = 109      // the shard came back without what it had, and waits for `begin_anew`
+    STATE_LOST = 109,     // the shard came back without what it had, and waits for `begin_anew`
+    MOVED = 112           // another set has this one's rows: `whereabouts` tells its addresses
 };
 
 struct ShardHead {

@@ -62,7 +62,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         u64 ids_max
         u64 held_max
         u64 workers_max
-        Follower[11] followers
+        Follower[12] followers
         deque[Held] held
         int fd
         int wake_fd             # written at the next change if `asleep`
@@ -172,6 +172,7 @@ cdef extern from "params/shard_state.hpp" namespace "clipper" nogil:
         STATE_LOST
         READS_ONLY
         OVER_QUOTA
+        MOVED
     cdef cppclass ShardHead:
         u8 kind
         u8 dtype
@@ -222,6 +223,10 @@ cdef enum:
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
     NO_TABLE = 0x7FFFFFFF
+    GATE_OPEN = 0               # what a shard takes while its rows move to another set
+    GATE_SEALED = 1             # no pushes
+    GATE_CLOSED = 2             # no pulls either
+    GATE_MOVED = 3              # nothing any more
 
 cdef cppclass Place:            # a table as the loop has it
     atomic[u32] number          # of the table that is here; NO_TABLE: it was dropped
@@ -335,6 +340,7 @@ cdef cppclass ShardLoopState:
                                 # descriptors
     atomic[u32] stop
     atomic[u32] ready           # else pulls and pushes are refused: it recovers
+    atomic[u32] gate            # GATE_OPEN and so on; a push looks again under `still`
     atomic[u32] state_lost      # and this is why: it has recovered nothing, and there was something
     atomic[u64] epoch
     atomic[u64] model           # version: pushes applied

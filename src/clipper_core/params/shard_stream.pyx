@@ -231,7 +231,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendmsg(int fd, const msghdr* message, int flags) noexcept
 
 cdef enum:
-    FOLLOWERS = 11
+    FOLLOWERS = 12
     PIECES = 4                  # of a message: head, push, heads of its parts, its parts
     PARTS_MAX = 64              # of a push that is replayed: their heads lie on the stack
 

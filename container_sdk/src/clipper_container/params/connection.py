@@ -51,6 +51,7 @@ from clipper_container.wire.frames import BytesLike
 from clipper_container.wire.transport import connect
 
 Connect = Callable[[str, float], socket.socket]  # (address, seconds)
+Check = Callable[[int], None]  # of the generation of a set
 Fill = Callable[[socket.socket, bytearray | memoryview], bool]
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 SHARED_BYTES_MIN = 1 << 16  # smaller answers are as fast over the socket
@@ -124,7 +125,9 @@ class ShardConnection:
     number: of the shard. address: called at each connect, since a restarted shard may have another
     address. identity: of the client that pushes; None: nothing is pushed. shares: use shared memory
     for large pulls from a shard on this host. fill: reads from the socket until a buffer is full,
-    and returns False if the shard closed the connection. connect: as `connected`.
+    and returns False if the shard closed the connection. connect: as `connected`. check: is given
+    the generation of the set at each connect, and raises if it is another. sent: the highest
+    sequence that this client may have sent.
     """
 
     def __init__(
@@ -138,7 +141,10 @@ class ShardConnection:
         shares: bool = False,
         fill: Fill | None = None,
         connect: Connect | None = None,
+        check: Check | None = None,
+        sent: int = 0,
     ) -> None:
+        self._check_generation = check
         self._connect = connect or connected
         self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
         self._identity = identity
@@ -153,7 +159,7 @@ class ShardConnection:
         self.epoch = 0  # highest seen; a shard with a lower one has been replaced
         self.version = 0  # of the model on the shard, as of the last answer
         self.sequence = 0  # highest push of this worker that the shard knew at connect
-        self._sent = 0  # highest that this client sent or knew of
+        self._sent = sent  # highest that this client sent or knew of
         self.frame_bytes_max = 0  # limit of a payload; 0: unknown
         self.mode = "async"
         self.replicas = 0  # of each shard
@@ -178,6 +184,11 @@ class ShardConnection:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def interrupt(self) -> None:
+        """Have a thread that waits for an answer find the connection closed. Threads: any."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]  # it may be None
 
     # -- one request
 
@@ -424,6 +435,8 @@ class ShardConnection:
                     f"{self.name} says that it is shard {answer.get('shard')}.",
                     hint="Give the addresses in order.",
                 )
+            if self._check_generation is not None:
+                self._check_generation(int(answer.get("generation", 0)))
             if head.epoch < self.epoch:
                 raise ShardAway(
                     f"{self.name}: it has epoch {head.epoch} and should be dead; its successor"
@@ -524,16 +537,36 @@ def set_timeouts(connection: socket.socket, answer_s: float) -> None:
         connection.setsockopt(socket.SOL_SOCKET, option, waits)
 
 
+class SetAddress(NamedTuple):
+    """The addresses of a set. generation, before: the number of the set, and that of the set that
+    was resharded to it; -1: unknown."""
+
+    addresses: list[str]
+    token: str
+    generation: int = -1
+    before: int = -1
+
+
+def set_in(folder: str | os.PathLike[str]) -> SetAddress:
+    """Return what the file of a set says, which its supervisor wrote. Raises InvalidInput."""
+    path = Path(folder) / SHARDS_FILE
+    try:
+        found = json.loads(path.read_text())
+        return SetAddress(
+            [str(one) for one in found["addresses"]],
+            str(found.get("token", "")),
+            int(found.get("generation", 0)),
+            int(found.get("before", 0)),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`."
+        ) from None
+
+
 def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
     """Return the addresses of all shards and their token, from the file that the supervisor wrote.
 
     Raises InvalidInput.
     """
-    path = Path(folder) / SHARDS_FILE
-    try:
-        answer = json.loads(path.read_text())
-        return [str(one) for one in answer["addresses"]], str(answer.get("token", ""))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`."
-        ) from None
+    return set_in(folder)[:2]

@@ -73,6 +73,7 @@ class RefusalCode(IntEnum):
     STATE_LOST = 109
     READS_ONLY = 110
     OVER_QUOTA = 111
+    MOVED = 112
 
 
 class Head(NamedTuple):
@@ -240,6 +241,11 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         errors.Forbidden,
         "a push needs a token with the role 'train', and this one has 'read'",
         "clipper key NAME --role train --file FILE, of params.tokens_file, makes one.",
+    ),
+    RefusalCode.MOVED: (
+        errors.ShardsMoved,
+        "its rows have moved to another set",
+        "Connect by the folder of the set, or with the new addresses.",
     ),
     RefusalCode.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
     RefusalCode.OTHER_EPOCH: (

@@ -7,13 +7,16 @@ refuses a second live client of a number. A forked child is a client of its own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import struct
 import threading
 import weakref
 from typing import Protocol
 
 SEQUENCE_MAX = (1 << 64) - 1
+JUMP = 2048  # sequences that are left out when a set has moved: twice what shards remember
 
 
 class PushIdentity:
@@ -40,6 +43,13 @@ class PushIdentity:
         with self._lock:
             self._sequence = max(self._sequence, seen)
 
+    def jump(self) -> int:
+        """Leave JUMP sequences out, and return the last one before them."""
+        with self._lock:
+            last = self._sequence
+            self._sequence = min(last + JUMP, SEQUENCE_MAX) if last else 0
+            return last
+
     def next(self) -> int:
         """Return the sequence of a new push. Raises: OverflowError when none is left."""
         with self._lock:
@@ -49,6 +59,13 @@ class PushIdentity:
                 )
             self._sequence += 1
             return self._sequence
+
+
+def origin_worker(worker: int, generation: int, shard: int) -> int:
+    """Return the worker number under which a push that was made to a shard is sent again to the
+    set of the next generation, which has that shard's rows and knows what it has seen."""
+    data = struct.pack("<3Q", worker, generation, shard)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") | 1
 
 
 class Forked(Protocol):

@@ -4,23 +4,41 @@ they are answered, and the rows of one table.
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from clipper_container.errors import InvalidInput, ShardAway, StalePush, TableLost, UnknownTable
+from clipper_container.errors import (
+    ClipperError,
+    InvalidInput,
+    ShardAway,
+    ShardsMoved,
+    StalePush,
+    TableLost,
+    UnknownTable,
+)
 from clipper_container.model import UserValue
 from clipper_container.params.connection import (
+    PAUSE_S,
     Fill,
+    SetAddress,
     ShardConnection,
     ShardRequest,
-    addresses_in,
     call,
+    call_once,
+    set_in,
 )
 from clipper_container.params.frames import DTYPES, Head, MessageKind, padding, unpacked
-from clipper_container.params.push_identity import PushIdentity, renew_after_fork
+from clipper_container.params.push_identity import (
+    JUMP,
+    PushIdentity,
+    origin_worker,
+    renew_after_fork,
+)
 from clipper_container.params.rows import (
     NUMPY,
     Array,
@@ -35,6 +53,50 @@ from clipper_container.wire.frames import BytesLike
 
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 Spec = TypeVar("Spec")
+Result = TypeVar("Result")
+Given = TypeVar("Given")
+Rows = tuple[Ids, Array]
+
+
+class Past(NamedTuple):
+    """Knowledge of a client about the set before: its number of shards, the last push that was
+    numbered before the move, and the last one before the set before."""
+
+    shards: int
+    boundary: int
+    before: int
+
+
+class Layout:
+    """One set that a client is connected to; after a move there is another. Threads: any.
+
+    past: of the set before, if this client has seen the move. folder: of the set; empty if the
+    addresses were given. skipped: its successor is not the next set, but a later one.
+    """
+
+    def __init__(self, place: SetAddress, past: Past | None, folder: str) -> None:
+        self.place, self.past, self._folder = place, past, folder
+        self.connections: list[ShardConnection] = []
+        self.successor: Layout | None = None
+        self.retired = self.skipped = False
+
+    def address(self, shard: int) -> str:
+        """Return the address of a shard, which may change. Raises ShardsMoved, InvalidInput."""
+        if self.retired:
+            raise _moved()
+        if self._folder:
+            place = set_in(self._folder)
+            if place.generation != self.place.generation:
+                raise _moved()
+            self.place = place
+        return self.place.addresses[shard]
+
+    def check(self, generation: int) -> None:
+        """Check that a shard is of this set. Raises ShardsMoved."""
+        if self.place.generation < 0:
+            self.place = self.place._replace(generation=generation)
+        if generation != self.place.generation:
+            raise _moved()
 
 
 class ShardSet(Generic[Spec]):
@@ -61,49 +123,52 @@ class ShardSet(Generic[Spec]):
         shared: bool = True,
         fill: Callable[[], Fill] | None = None,
     ) -> None:
-        addresses: list[str]
-        self.folder, known = "", ""
+        self.folder = ""
         if isinstance(shards, str) and shards.startswith(("unix:", "tcp:", "tls:")):
-            addresses = [shards]
+            place = SetAddress([shards], "")
         elif isinstance(shards, str | os.PathLike):
             self.folder = os.fspath(shards)
-            addresses, known = addresses_in(self.folder)
+            place = set_in(self.folder)
         else:
-            addresses = list(shards)
-        if not addresses:
+            place = SetAddress(list(shards), "")
+        if not place.addresses:
             raise InvalidInput(
                 "a set of no shards.", hint="Give the addresses of all of them, in order."
             )
-        self._addresses = addresses
         self.patience_s = patience_s
         self.specs: dict[str, Spec] = {}
         self._parse_spec = parse_spec
-        self._token = token or known or os.environ.get(TOKEN_VARIABLE, "")
+        self._token = token or place.token or os.environ.get(TOKEN_VARIABLE, "")
         self._answer_s, self._shared, self._new_fill = answer_s, shared, fill
         self.identity = PushIdentity(worker)
-        self.connections = self._new_connections()
+        self._held, self._moving = threading.local(), threading.Lock()
+        self._layout = self._connected(place)
         renew_after_fork(self)
 
-    def _new_connections(self) -> list[ShardConnection]:
-        return [
+    def _connected(self, place: SetAddress, past: "Past | None" = None, sent: int = 0) -> "Layout":
+        layout = Layout(place, past, self.folder)
+        layout.connections = [
             ShardConnection(
                 i,
-                self._address,
+                layout.address,
                 self._token,
                 self.identity,
                 self._answer_s,
                 shares=self._shared,
                 fill=self._new_fill() if self._new_fill is not None else None,
+                check=layout.check,
+                sent=sent,
             )
-            for i in range(len(self._addresses))
+            for i in range(len(place.addresses))
         ]
+        return layout
 
     def forked(self) -> None:
         """Replace connections and worker number in a forked child; they belong to the parent."""
-        parents = self.connections
-        self.identity = PushIdentity()
-        self.connections = self._new_connections()
-        for connection in parents:
+        parents = self._layout
+        self.identity, self._moving = PushIdentity(), threading.Lock()
+        self._layout = self._connected(parents.place)
+        for connection in parents.connections:
             connection.close()
 
     def close(self) -> None:
@@ -115,17 +180,156 @@ class ShardSet(Generic[Spec]):
     def __len__(self) -> int:
         return len(self.connections)
 
-    def _address(self, shard: int) -> str:
-        if self.folder:
-            self._addresses, _ = addresses_in(self.folder)
-        return self._addresses[shard]
+    # -- sets that move
+
+    @property
+    def layout(self) -> "Layout":
+        """The set as this thread's request sees it, else the one that serves."""
+        return getattr(self._held, "layout", None) or self._layout
+
+    @property
+    def connections(self) -> list[ShardConnection]:
+        """The connections of `layout`."""
+        return self.layout.connections
+
+    def held(self, layout: "Layout", work: Callable[[], Result]) -> Result:
+        """Run a part of a request, all of it with one layout. Raises ShardsMoved."""
+        before = getattr(self._held, "layout", None)
+        self._held.layout = layout
+        try:
+            return work()
+        finally:
+            self._held.layout = before
+
+    def following(self, work: Callable[[], Result]) -> Result:
+        """Run a request that may be repeated; again if the rows have moved meanwhile."""
+        while True:
+            layout = self.layout
+            try:
+                return self.held(layout, work)
+            except ShardsMoved:
+                if getattr(self._held, "layout", None) is not None:
+                    raise  # a part of another request, which is repeated as a whole
+                self.successor(layout)
+
+    def started(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
+        """Start a request that may be repeated; the function that is returned waits for its end."""
+        layout, take = self.layout, None
+        with contextlib.suppress(ShardsMoved):
+            take = self.held(layout, start)
+
+        def result() -> Result:
+            if take is not None:
+                with contextlib.suppress(ShardsMoved):
+                    return self.held(layout, take)
+            return self.following(lambda: start()())
+
+        return result
+
+    def once(
+        self,
+        push: Given,
+        sequence: int,
+        send: Callable[[Given, int], Callable[[], Result]],
+        divide: Callable[[Given, int], Iterable[tuple[int, Given]]],
+    ) -> Callable[[], list[Result]]:
+        """Send a push; the function that is returned waits for its end, and returns the result of
+        each set that took a part. The push is applied once, also if the set moves meanwhile.
+
+        send: starts a push as a worker. divide: returns (shard, its part) for a number of shards.
+        """
+        layout, past, worker = self._layout, self._layout.past, self.identity.worker
+        if past is not None and sequence <= past.boundary:
+            if sequence <= past.before:
+                raise _stale()
+            return lambda: self._divided(push, worker, past.shards, layout, send, divide)
+        take: Callable[[], Result] | None = None
+        with contextlib.suppress(ShardsMoved):
+            take = self.held(layout, lambda: send(push, worker))
+
+        def result() -> list[Result]:
+            if take is not None:
+                with contextlib.suppress(ShardsMoved):
+                    return [self.held(layout, take)]
+            new = self._next(layout)
+            return self._divided(push, worker, len(layout.connections), new, send, divide)
+
+        return result
+
+    def _divided(
+        self,
+        push: Given,
+        worker: int,
+        shards: int,
+        layout: "Layout",
+        send: Callable[[Given, int], Callable[[], Result]],
+        divide: Callable[[Given, int], Iterable[tuple[int, Given]]],
+    ) -> list[Result]:
+        """Send each old shard's part of a push to the set that has its rows: set_move says why."""
+        found = []
+        for shard, part in divide(push, shards):
+            origin = origin_worker(worker, layout.place.generation, shard)
+            try:
+                found.append(self.held(layout, partial(_finished, send, part, origin)))
+            except ShardsMoved:
+                new = self._next(layout)
+                again = len(layout.connections)
+                found += self._divided(part, origin, again, new, send, divide)
+        return found
+
+    def successor(self, layout: "Layout") -> "Layout":
+        """Return the set that has the rows of one that has moved. Raises ShardAway."""
+        with self._moving:
+            if layout.successor is None:
+                place = self._new_place(layout)
+                if place.before != layout.place.generation >= 0:
+                    layout.skipped = True
+                before = layout.past.boundary if layout.past is not None else 0
+                last = self.identity.jump()
+                past = Past(len(layout.connections), last, before)
+                layout.successor = self._connected(place, past, last + JUMP)
+                self._layout = layout.successor
+                layout.retired = True
+                for connection in layout.connections:
+                    connection.interrupt()
+                    with connection.lock:
+                        connection.close()
+        return layout.successor
+
+    def _next(self, layout: "Layout") -> "Layout":
+        """Return the successor. Raises ShardAway; StalePush if it does not know the pushes that
+        were made to this set, since it is a later one."""
+        found = self.successor(layout)
+        if layout.skipped:
+            raise _stale()
+        return found
+
+    def _new_place(self, layout: "Layout") -> SetAddress:
+        """Return where the rows have moved to, from the folder, or else from an old shard."""
+        until, pause = time.monotonic() + self.patience_s, PAUSE_S
+        while True:
+            if self.folder:
+                place = set_in(self.folder)
+                if place.generation != layout.place.generation:
+                    return place
+            for connection in layout.connections if not self.folder else ():
+                with contextlib.suppress(OSError, ClipperError), connection.lock:
+                    answer = call_once(connection, "whereabouts")[1]
+                    addresses = [str(one) for one in answer["addresses"]]
+                    numbers = int(answer["generation"]), int(answer["before"])
+                    return SetAddress(addresses, self._token, *numbers)
+            if time.monotonic() + pause > until:
+                raise ShardAway("the set has moved, and no shard tells its new addresses.")
+            time.sleep(pause)
 
     # -- requests
 
     def call(self, shard: int, name: str, **fields: object) -> dict[str, Any]:
         """Call one shard and return its answer. Raises the error that the shard answers, and
         ShardAway."""
-        request = call(name, **fields)
+        return self.following(lambda: self._call(shard, call(name, **fields)))
+
+    def _call(self, shard: int, request: ShardRequest) -> dict[str, Any]:
         self.wait(shard, request, time.monotonic() + self.patience_s)
         return unpacked(request.body)
 
@@ -133,12 +337,15 @@ class ShardSet(Generic[Spec]):
         self, name: str, *, each: Sequence[Mapping[str, object]] | None = None, **fields: object
     ) -> list[tuple[ShardConnection, dict[str, Any]]]:
         """Call all shards at once. each: additional fields, by shard."""
-        requests = [
-            (i, call(name, **fields, **(each[i] if each else {})))
-            for i in range(len(self.connections))
-        ]
-        self.request_all(requests)
-        return [(self.connections[i], unpacked(request.body)) for i, request in requests]
+
+        def answered() -> list[tuple[ShardConnection, ShardRequest]]:
+            shards = range(len(self.connections))
+            made = [(i, call(name, **fields, **(each[i] if each else {}))) for i in shards]
+            self.request_all(made)
+            return [(self.connections[i], request) for i, request in made]
+
+        each_answered = self.following(answered)
+        return [(shard, unpacked(request.body)) for shard, request in each_answered]
 
     def request_all(self, requests: Sequence[tuple[int, ShardRequest]]) -> list[tuple[int, Head]]:
         """Send all requests, then wait for the answers. Raises TooLarge before anything is sent."""
@@ -246,6 +453,9 @@ class ShardSet(Generic[Spec]):
     def pulling(self, table: str, dim: int, ids: Ids, dtype: str) -> Callable[[], Array]:
         """Send the requests of a pull; the function that is returned waits for the rows."""
         check_dtype(dtype)
+        return self.started(lambda: self._pulling(table, dim, ids, dtype))
+
+    def _pulling(self, table: str, dim: int, ids: Ids, dtype: str) -> Callable[[], Array]:
         parts, until = [], time.monotonic() + self.patience_s
         for shard, mine, places in self.parts(ids):
             self.check_tables(shard, [table])
@@ -282,6 +492,36 @@ class ShardSet(Generic[Spec]):
 
         all_shards: shards that have none of the ids count the step too.
         """
+
+        def send(push: Rows, worker: int) -> Callable[[], list[tuple[int, Head, memoryview]]]:
+            requests = self._push_requests(
+                table, *push, worker, sequence, scale, versioned=versioned, all_shards=all_shards
+            )
+            sent = self.send_all(requests)
+            return lambda: [
+                (shard, self.wait(shard, request, until), request.body)
+                for shard, request, until in sent
+            ]
+
+        def divide(push: Rows, shards: int) -> Iterator[tuple[int, Rows]]:
+            for shard, places in split_by_shard(push[0], shards):
+                yield shard, (push[0][places], push[1][places])
+
+        each = self.once((ids, gradients), sequence, send, divide)()
+        return [answer for answers in each for answer in answers]
+
+    def _push_requests(
+        self,
+        table: str,
+        ids: Ids,
+        gradients: Array,
+        worker: int,
+        sequence: int,
+        scale: float,
+        *,
+        versioned: bool,
+        all_shards: bool,
+    ) -> list[tuple[int, ShardRequest]]:
         parts = self.parts(ids)
         if parts and all_shards:
             there = {shard for shard, _, _ in parts}
@@ -294,7 +534,7 @@ class ShardSet(Generic[Spec]):
             head = Head(
                 MessageKind.PUSH,
                 rows=mine.size,
-                worker=self.identity.worker,
+                worker=worker,
                 sequence=sequence,
                 model=self.connections[shard].version if versioned else 0,
                 scale=scale,
@@ -302,11 +542,25 @@ class ShardSet(Generic[Spec]):
             )
             self.check_tables(shard, [table])
             requests.append((shard, ShardRequest(head, buffers, table=table)))
-        answers = self.request_all(requests)
-        return [
-            (shard, head, request.body)
-            for (shard, head), (_, request) in zip(answers, requests, strict=True)
-        ]
+        return requests
+
+
+def _finished(
+    send: Callable[[Given, int], Callable[[], Result]], push: Given, worker: int
+) -> Result:
+    return send(push, worker)()
+
+
+def _moved() -> ShardsMoved:
+    return ShardsMoved("the set has moved.", hint="Make the request again.")
+
+
+def _stale() -> StalePush:
+    return StalePush(
+        "the set was resharded twice, or while it was stopped, since this push was made; whether it"
+        " was applied is not known.",
+        hint="Do not send it again.",
+    )
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypedDict, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, Self, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -88,6 +89,16 @@ class StepResult(TypedDict):
     sequence: int
     no_room: int
     token: Token
+
+
+class ModelStep(NamedTuple):
+    """Gradients of one step: of variables by name, and (ids, f32[n, dim]) by table. versions: of
+    each shard, that they were computed at."""
+
+    variables: Mapping[str, Array]
+    tables: Mapping[str, tuple[Ids, Array]]
+    versions: Sequence[int] | None
+    scale: float
 
 
 Result = TypeVar("Result")
@@ -246,10 +257,15 @@ class Client:
         the initial value. Raises UnknownTable, InvalidInput, ShardAway.
         """
         self.spec(table)
-        parts = self._shards.parts(as_ids(ids))
-        requests = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
-        self._shards.request_all(requests)
-        return sum(int(unpacked(request.body)["erased"]) for _, request in requests)
+        each = as_ids(ids)
+
+        def work() -> int:
+            parts = self._shards.parts(each)
+            requests = [(shard, call("erase", table=table, ids=mine)) for shard, mine, _ in parts]
+            self._shards.request_all(requests)
+            return sum(int(unpacked(request.body)["erased"]) for _, request in requests)
+
+        return self._shards.following(work)
 
     def write(self, table: str, ids: npt.ArrayLike, rows: npt.ArrayLike, *, steps: int = 0) -> int:
         """Set rows to values, as of embeddings that were trained elsewhere. Return how many ids
@@ -263,28 +279,35 @@ class Client:
         each, values = as_ids(ids), np.ascontiguousarray(rows, np.float32)
         if values.ndim != 2 or len(values) != each.size:
             check_gradients(table, each.size, self.spec(table).dim, values)
-        requests = []
-        for shard, mine, places in self._shards.parts(each):
-            part = values if places is None else values[places]
-            requests.append((shard, call("write", table=table, ids=mine, rows=part, steps=steps)))
-        self._shards.request_all(requests)
-        return sum(int(unpacked(request.body)["no_room"]) for _, request in requests)
+
+        def work() -> int:
+            requests = []
+            for shard, mine, places in self._shards.parts(each):
+                part = values if places is None else values[places]
+                fields = {"table": table, "ids": mine, "rows": part, "steps": steps}
+                requests.append((shard, call("write", **fields)))
+            self._shards.request_all(requests)
+            return sum(int(unpacked(request.body)["no_room"]) for _, request in requests)
+
+        return self._shards.following(work)
 
     def walk(self, table: str) -> Iterator[tuple[Ids, Array]]:
         """Yield all rows with their state: (i64[n], f32[n, width]). The first dim floats are the
         row.
 
-        Each row is whole as it was at one moment. Raises UnknownTable, ShardAway.
+        Each row is whole as it was at one moment. Raises UnknownTable, ShardAway, ShardsMoved (to
+        be called again).
         """
-        for shard in range(len(self.connections)):
-            self._shards.check_tables(shard, [table])
-            number = self.connections[shard].tables[table]
+        layout, held = self._shards.layout, self._shards.held
+        for shard, connection in enumerate(layout.connections):
+            held(layout, partial(self._shards.check_tables, shard, [table]))
+            number = connection.tables[table]
             place = number % TABLES_MAX
             cursor: list[int] | None = [place, 0]
             while cursor is not None and cursor[0] == place:
-                answer = self.call(shard, "walk", cursor=cursor)
+                answer = held(layout, partial(self.call, shard, "walk", cursor=cursor))
                 for part in answer.get("rows", ()):
-                    if part["table"] != number or table not in self.connections[shard].tables:
+                    if part["table"] != number or table not in connection.tables:
                         raise UnknownTable(f"table {table!r} was dropped.")
                     if part["ids"].size:
                         yield part["ids"], part["rows"]
@@ -317,7 +340,10 @@ class Client:
             rows = self.pull(table, each, dtype, max_staleness_s=max_staleness_s, after=after)
             return np.take(rows, where, axis=0)
         if max_staleness_s is not None or after is not None:
-            return self._pull_replicas(table, as_ids(ids), dtype, max_staleness_s, after or {})
+            each = as_ids(ids)
+            return self._shards.following(
+                lambda: self._pull_replicas(table, each, dtype, max_staleness_s, after or {})
+            )
         return self._pulling(table, as_ids(ids), dtype)()
 
     def _pull_replicas(
@@ -427,8 +453,12 @@ class Client:
         """
         for spec in tables:
             self.create(spec)
-        for shard, mine in enumerate(self._by_shard(variables)):
-            self.call(shard, "push_model", variables=mine, **settings)
+
+        def work() -> None:
+            for shard, mine in enumerate(self._by_shard(variables)):
+                self.call(shard, "push_model", variables=mine, **settings)
+
+        self._shards.following(work)
 
     def pull_variables(
         self, since: Sequence[int] | None = None
@@ -444,21 +474,28 @@ class Client:
         self, since: Sequence[int] | None = None
     ) -> Pending[tuple[list[int], dict[str, Array]]]:
         """Request dense variables now; `result()` of what is returned waits for them."""
-        requests = [
-            (i, ShardRequest(Head(MessageKind.PULL_DENSE, model=since[i] + 1 if since else 0)))
-            for i in range(len(self.connections))
-        ]
-        sent = self._shards.send_all(requests)
 
-        def take() -> tuple[list[int], dict[str, Array]]:
-            versions, found = [], {}
-            for shard, request, until in sent:
-                head = self._shards.wait(shard, request, until)
-                found.update(self._dense_in(shard, head.rows, request.body))
-                versions.append(head.model)
-            return versions, found
+        def start() -> Callable[[], tuple[list[int], dict[str, Array]]]:
+            shards = len(self.connections)
+            least = [one + 1 for one in since or ()]
+            least = least if len(least) == shards else [0] * shards  # of another number of shards
+            requests = [
+                (i, ShardRequest(Head(MessageKind.PULL_DENSE, model=least[i])))
+                for i in range(shards)
+            ]
+            sent = self._shards.send_all(requests)
 
-        return Pending(take)
+            def take() -> tuple[list[int], dict[str, Array]]:
+                versions, found = [], {}
+                for shard, request, until in sent:
+                    head = self._shards.wait(shard, request, until)
+                    found.update(self._dense_in(shard, head.rows, request.body))
+                    versions.append(head.model)
+                return versions, found
+
+            return take
+
+        return Pending(self._shards.started(start))
 
     def push_gradients(
         self,
@@ -498,15 +535,28 @@ class Client:
         Synchronous shards are waited for here.
         """
         sequence = sequence or self._shards.new_sequence()
-        dense = self._by_shard(variables or {})
+        dense = {k: np.ascontiguousarray(v, np.float32) for k, v in (variables or {}).items()}
         tables = {name: self._checked_rows(name, *given) for name, given in (rows or {}).items()}
         if not self.connections[0].frame_bytes_max:
             self.call_all("tables")  # connects, which tells the mode
         with numbered(sequence):
             if self.connections[0].mode == "sync":
-                gathered = self._push_gathered(dense, tables, versions, scale, sequence)
+                gathered = self._push_gathered(
+                    self._by_shard(dense), tables, versions, scale, sequence
+                )
                 return Pending(lambda: gathered)
-            return self._push_step(dense, tables, versions, scale, sequence)
+            take = self._shards.once(
+                ModelStep(dense, tables, versions, scale or 1.0),
+                sequence,
+                lambda step, worker: self._push_step(step, worker, sequence),
+                _divided_step,
+            )
+
+        def result() -> StepResult:
+            with numbered(sequence):
+                return _merged(take())
+
+        return Pending(result)
 
     # -- calls
 
@@ -530,15 +580,11 @@ class Client:
         check_gradients(table, each.size, self.spec(table).dim, given)
         return each, given
 
-    def _push_step(
-        self,
-        dense: list[dict[str, Array]],
-        tables: Mapping[str, tuple[Ids, Array]],
-        versions: Sequence[int] | None,
-        scale: float,
-        sequence: int,
-    ) -> Pending[StepResult]:
+    def _push_step(self, step: "ModelStep", worker: int, sequence: int) -> Callable[[], StepResult]:
         """Push a step to asynchronous shards: to each its part, in one message."""
+        dense, tables, versions = self._by_shard(step.variables), step.tables, step.versions
+        if versions is not None and len(versions) != len(dense):
+            versions = [min(versions)] * len(dense)  # of another number of shards
         parts: list[list[RequestPart]] = [[] for _ in dense]
         buffers: list[list[BytesLike]] = [[] for _ in dense]
         sizes = [0] * len(dense)  # bytes of the buffers
@@ -571,10 +617,10 @@ class Client:
             head = Head(
                 MessageKind.PUSH_STEP,
                 rows=len(each),
-                worker=self.worker,
+                worker=worker,
                 sequence=sequence,
                 model=versions[shard] if versions is not None else 0,
-                scale=scale or 1.0,
+                scale=step.scale,
                 payload_bytes=PART_BYTES * len(each) + sizes[shard],
             )
             requests.append((shard, ShardRequest(head, buffers[shard], parts=each)))
@@ -582,13 +628,12 @@ class Client:
 
         def take() -> StepResult:
             try:
-                with numbered(sequence):
-                    return self._step_answers(sent, sequence)
+                return self._step_answers(sent, sequence)
             except InvalidInput:
                 _check_finite(dense, tables)
                 raise
 
-        return Pending(take)
+        return take
 
     def _add_counted(self, parts: list[list[RequestPart]], tables: Sequence[str]) -> None:
         """Let all shards count the step of tables whose optimizer corrects its bias by it, so that
@@ -724,9 +769,15 @@ class Client:
     def _pulling_tables(
         self, ids: Mapping[str, npt.ArrayLike], dtype: str
     ) -> Callable[[], dict[str, Array]]:
-        """Send the requests of `pull_tables`; the function that is returned waits for the rows."""
         check_dtype(dtype)
-        names, each = list(ids), [as_ids(given) for given in ids.values()]
+        each = {name: as_ids(given) for name, given in ids.items()}
+        return self._shards.started(lambda: self._start_pulling_tables(each, dtype))
+
+    def _start_pulling_tables(
+        self, ids: Mapping[str, Ids], dtype: str
+    ) -> Callable[[], dict[str, Array]]:
+        """Send the requests of `pull_tables`; the function that is returned waits for the rows."""
+        names, each = list(ids), list(ids.values())
         dims, until = (
             [self.spec(name).dim for name in names],
             time.monotonic() + self._shards.patience_s,
@@ -766,6 +817,32 @@ class Client:
             return found
 
         return take
+
+
+def _divided_step(step: ModelStep, shards: int) -> Iterator[tuple[int, ModelStep]]:
+    """Yield (shard, its part of a step) for each shard that has some."""
+    dense: list[dict[str, Array]] = [{} for _ in range(shards)]
+    tables: list[dict[str, tuple[Ids, Array]]] = [{} for _ in range(shards)]
+    for name, value in step.variables.items():
+        dense[shard_of_name(name, shards)][name] = value
+    for table, (ids, gradients) in step.tables.items():
+        for shard, places in split_by_shard(ids, shards):
+            tables[shard][table] = ids[places], gradients[places]
+    for shard in range(shards):
+        if dense[shard] or tables[shard] or (shard == 0 and not (any(dense) or any(tables))):
+            versions = None if step.versions is None else [min(step.versions)]
+            yield shard, ModelStep(dense[shard], tables[shard], versions, step.scale)
+
+
+def _merged(parts: Sequence[StepResult]) -> StepResult:
+    """Return the result of a step that was pushed in several parts, because the set has moved."""
+    found = parts[-1]
+    for one in parts[:-1]:
+        found["accepted"] = found["accepted"] and one["accepted"]
+        found["no_room"] += one["no_room"]
+        if len(one["why"]) == len(found["why"]):
+            found["why"] = [a or b for a, b in zip(one["why"], found["why"], strict=True)]
+    return found
 
 
 def _check_finite(

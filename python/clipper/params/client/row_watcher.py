@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from clipper.errors import ClipperError, UnknownTable
+from clipper.errors import ClipperError, InvalidInput, ShardsMoved, UnknownTable
 from clipper.params.client.client import Client
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
 from clipper.types import UserValue
-from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
+from clipper_container.params.connection import ShardConnection, ShardRequest, call, set_in
 from clipper_container.params.frames import MessageKind, refusal, unpacked
 
 _log = logging.getLogger(__name__)
@@ -92,13 +92,14 @@ class ShardWatch:
     """State of the request at one shard.
 
     request: the open one. number: its number, or that of the last. position: of the last answer;
-    -1: nothing is known. due_s: when to send the next, or to give up.
+    -1: nothing is known. due_s: when to send the next, or to give up. away: it did not answer.
     """
 
-    def __init__(self, connection: ShardConnection) -> None:
+    def __init__(self, connection: ShardConnection, number: int = 0) -> None:
         self.connection = connection
         self.request: ShardRequest | None = None
-        self.number, self.position, self.epoch, self.due_s = 0, -1, -1, 0.0
+        self.number, self.position, self.epoch, self.due_s = number, -1, -1, 0.0
+        self.away = False
 
 
 class RowWatcher:
@@ -118,6 +119,7 @@ class RowWatcher:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._client: Client
         self._posts: list[ShardWatch] = []
+        self._generation = -1  # of the set that is watched
 
     def watched(
         self,
@@ -168,7 +170,7 @@ class RowWatcher:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                addresses, token = addresses_in(self._shards)
+                self._watch_set()
                 self._client = Client(self._shards, patience_s=ANSWER_S, answer_s=ANSWER_S)
                 break
             except ClipperError as error:
@@ -176,10 +178,6 @@ class RowWatcher:
                 self._pause(1.0)
         else:
             return
-        self._posts = [
-            ShardWatch(ShardConnection(i, self._address, token, None, ANSWER_S))
-            for i in range(len(addresses))
-        ]
         try:
             while not self._stopping:
                 self._turn()
@@ -188,8 +186,26 @@ class RowWatcher:
                 post.connection.close()
             self._client.close()
 
+    def _watch_set(self) -> None:
+        """Have a watch of each shard, anew when the set was resharded. Raises InvalidInput."""
+        place = set_in(self._shards)
+        if place.generation == self._generation:
+            return
+        number = max((post.number for post in self._posts), default=0)
+        for post in self._posts:
+            post.connection.close()
+        self._generation = place.generation
+        self._posts = [
+            ShardWatch(ShardConnection(i, self._address, place.token, None, ANSWER_S), number)
+            for i in range(len(place.addresses))
+        ]
+        self._forget_all("the set was resharded")
+
     def _address(self, shard: int) -> str:
-        return addresses_in(self._shards)[0][shard]
+        place = set_in(self._shards)
+        if place.generation != self._generation:
+            raise ShardsMoved("the set was resharded.")
+        return place.addresses[shard]
 
     def _pause(self, seconds: float) -> None:
         poll = select.poll()
@@ -198,6 +214,9 @@ class RowWatcher:
 
     def _turn(self) -> None:
         now = time.monotonic()
+        if any(post.away for post in self._posts):
+            with contextlib.suppress(InvalidInput):
+                self._watch_set()
         for post in self._posts:
             if post.request is None and now >= post.due_s:
                 self._ask(post, now)
@@ -241,7 +260,7 @@ class RowWatcher:
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
-        post.request, post.due_s = None, time.monotonic() + PACE_S
+        post.request, post.due_s, post.away = None, time.monotonic() + PACE_S, False
         known = post.position >= 0
         post.position, post.epoch = int(answer["position"]), int(answer["epoch"])
         if answer["lost"]:
@@ -254,7 +273,7 @@ class RowWatcher:
 
     def _is_away(self, post: ShardWatch, why: str) -> None:
         post.connection.close()
-        post.request, post.due_s = None, time.monotonic() + AGAIN_S
+        post.request, post.due_s, post.away = None, time.monotonic() + AGAIN_S, True
         if post.position >= 0:
             post.position = -1
             self._forget_all(f"{post.connection.name}: {why}")

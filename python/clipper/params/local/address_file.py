@@ -28,8 +28,9 @@ FRESH_S = 0.2  # age at which the cached addresses are read again
 
 class ShardAddresses(TypedDict, total=False):
     """The contents of shards.json. pid: of the supervisor. grpc: addresses, if
-    they serve gRPC. engine: `ray` or `kubernetes`, if it
-    runs the shards.
+    they serve gRPC. engine: `ray` or `kubernetes`, if it runs the shards. generation: the number
+    of this set, above those of sets that were resharded to it. before: that of the set before this
+    one; -1: it was resharded while it was stopped. fills: the set before still has the rows.
     """
 
     addresses: list[str]
@@ -37,6 +38,9 @@ class ShardAddresses(TypedDict, total=False):
     pid: int
     grpc: list[str]
     engine: str
+    generation: int
+    before: int
+    fills: bool
     settings: dict[str, Any]
 
 

@@ -4,7 +4,7 @@ clipper.params.local.fork_server`.
 To start Python and import what a shard needs takes half a second of a core, on a busy machine two;
 to fork a process that has imported it takes 5 ms. The fork server has no thread (a fork copies only
 the thread that forks) and no state of a shard. Its standard input is a socket of packets. A request
-is {"number": I, "folder": DIR}. The reply is {"number", "pid"} with the child's pidfd, sent before
+is {"number": I, "folder": DIR}. The reply is both with {"pid"} with the child's pidfd, sent before
 the child starts; later {"pid", "code"}. If the fork server is killed, its shards go on.
 
 A shard ends when its supervisor has ended, since it watches the supervisor's pidfd.
@@ -51,7 +51,15 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
     book = folder if content.get("engine") else None
     return ShardConfig(
-        number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book
+        number,
+        tuple(addresses),
+        settings,
+        token,
+        folder_of(keep or folder, number),
+        book=book,
+        home=folder,
+        generation=int(content.get("generation", 0)),
+        fills=bool(content.get("fills", False)),
     )
 
 
@@ -103,7 +111,7 @@ class ForkServer:
         except OSError as error:
             os.close(waits)
             os.close(goes)
-            self._send([], number=number, error=str(error))
+            self._send([], number=number, folder=folder, error=str(error))
             return None
         if pid == 0:
             os.close(goes)
@@ -111,7 +119,7 @@ class ForkServer:
         os.close(waits)
         fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
         self._children[fd] = pid
-        self._send([fd], number=number, pid=pid)
+        self._send([fd], number=number, folder=folder, pid=pid)
         with contextlib.suppress(BrokenPipeError):
             os.write(goes, b".")
         os.close(goes)

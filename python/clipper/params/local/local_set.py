@@ -43,6 +43,7 @@ from clipper.params.local.address_file import (
 )
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
+from clipper.params.local.live_reshard import LiveReshard, complete_move, home_in
 from clipper.params.shard.disk_log import check_other_sizes, log_files
 from clipper.params.shard.dropped_tables import forget_drops
 from clipper.params.shard.snapshots import newest_of, newest_position, parts_in, sets_in
@@ -61,6 +62,7 @@ from clipper_container.params.connection import ShardConnection, addresses_in, c
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for a last snapshot
+END_POLL_S = 0.02
 QUICK_S = 1.0  # a shard that lives shorter has failed to start
 QUICK_MAX = 3  # failures in a row before restarts are delayed
 PAUSE_S_MAX = 1.5  # serving waits for the rows of a shard, and its start costs little
@@ -94,7 +96,7 @@ def snapshot_all(
 
     Raises ShardAway, and the error of the first shard that fails.
     """
-    number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
+    number = 1 + max((one.number for one in sets_in(home_in(folder) / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
         connection = ShardConnection(shard, addresses.__getitem__, token, None, 600.0)
@@ -162,8 +164,11 @@ class _ForkServerProcess:
         return code
 
 
+Key = tuple[Path, int]  # folder of a set, number of a shard
+
+
 class _Shard(NamedTuple):
-    number: int
+    key: Key
     pid: int
     pid_fd: int
     began_s: float
@@ -172,13 +177,14 @@ class _Shard(NamedTuple):
 class LocalSet:
     """Supervisor of a set: start(), then clients may connect to `folder`; stop(). Threads: any.
 
-    The number of shards in a folder is changed by `reshard`. Raises ConfigError, AlreadyExists
-    (another supervisor runs it), DoesNotFit.
+    The number of shards in a folder is changed by `reshard`, or, while it runs, by LiveReshard;
+    `home` is the folder of the shards that serve. Raises ConfigError, AlreadyExists (another
+    supervisor runs it), DoesNotFit.
     """
 
     def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
         self.settings = settings = with_absolute_paths(settings)
-        self.folder = Path(settings.folder).absolute()
+        self.folder = self.home = Path(settings.folder).absolute()
         if settings.replicas >= settings.shards:
             raise ConfigError(
                 f"params.replicas = {settings.replicas}: fewer than params.shards ="
@@ -194,6 +200,7 @@ class LocalSet:
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            complete_move(self.folder)
             self.addresses, self.token = self._write_addresses()
         except BlockingIOError:
             os.close(self._lock)
@@ -203,20 +210,22 @@ class LocalSet:
             os.close(self._lock)
             raise
         self._program = PROGRAM_WITH_GRPC if settings.grpc else PROGRAM
-        self._shards: dict[int, _Shard] = {}
-        self._wanted: set[int] = set()  # requested and not started yet
+        self._shards: dict[Key, _Shard] = {}
+        self._wanted: set[Key] = set()  # requested and not started yet
         self._names: dict[int, int] = {}  # pid -> number, until the exit code is known
+        self._retired: set[Path] = set()  # sets whose shards are not started again
+        self._posted: deque[Callable[[], None]] = deque()
         self._fork_server: _ForkServerProcess
-        self._quick = [0] * settings.shards
+        self._quick: dict[Key, int] = {}
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.restarts = 0
         self._hung: deque[int] = deque()  # shards to kill
-        self._health_check = (
-            HealthCheck(self.addresses, self.token, settings.hung_s, self._is_hung)
-            if settings.hung_s
-            else None
+        self._health_check = self._new_health_check()
+        self._ends = threading.Event()
+        self._reshards = threading.Thread(
+            target=LiveReshard(self).run, name="clipper-params-reshard", daemon=True
         )
         self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
@@ -251,7 +260,7 @@ class LocalSet:
                 f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint
             )
         token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
-        addresses = [self._address(i) for i in range(settings.shards)]
+        addresses = self.addresses_of(self.folder, settings)
         grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
         public = msgspec.to_builtins(
             msgspec.structs.replace(settings, token="", folder=str(self.folder))
@@ -262,25 +271,30 @@ class LocalSet:
             "pid": os.getpid(),
             "settings": public,
             "grpc": grpc,
+            "generation": before.get("generation", 0),
+            "before": before.get("before", 0),
         }
         write_address_file(self.folder, content)
         return addresses, token
 
-    def _address(self, shard: int) -> str:
-        if self.settings.address != "unix":
-            host, _, port = self.settings.address.rpartition(":")
+    def _new_health_check(self) -> HealthCheck | None:
+        if not self.settings.hung_s:
+            return None
+        return HealthCheck(self.addresses, self.token, self.settings.hung_s, self._is_hung)
+
+    def _address(self, home: Path, settings: ParamsSettings, shard: int) -> str:
+        if settings.address != "unix":
+            host, _, port = settings.address.rpartition(":")
             if not host or not port.isdecimal():
-                raise ConfigError(
-                    f"params.address = {self.settings.address!r}: `unix`, or HOST:PORT."
-                )
+                raise ConfigError(f"params.address = {settings.address!r}: `unix`, or HOST:PORT.")
             where = f"{host}:{int(port) + shard}"
-            return tls_address(self.settings, where) if self.settings.tls_cert else f"tcp:{where}"
-        if self.settings.tls_cert:
+            return tls_address(settings, where) if settings.tls_cert else f"tcp:{where}"
+        if settings.tls_cert:
             raise ConfigError(
                 "params.tls_cert is set, and params.address is 'unix': no other host reaches it.",
                 hint="Set params.address = 'HOST:PORT'.",
             )
-        path = self.folder / f"shard-{shard}.sock"
+        path = home / f"shard-{shard}.sock"
         if len(str(path)) > UNIX_PATH_MAX:
             raise ConfigError(
                 f"{path} is too long for a socket.",
@@ -295,6 +309,7 @@ class LocalSet:
         self._thread.start()
         if self._health_check is not None:
             self._health_check.start()
+        self._reshards.start()
         return self
 
     def _is_hung(self, number: int) -> None:
@@ -333,13 +348,17 @@ class LocalSet:
 
     def pids(self) -> dict[int, int]:
         """Return the process ids of the shards that run, by number."""
-        return {number: one.pid for number, one in list(self._shards.items())}
+        each = list(self._shards.items())
+        return {number: one.pid for (home, number), one in each if home == self.home}
 
     def stop(self, *, snapshot: bool = True) -> None:
         """End all shards. snapshot: take a snapshot of all first."""
+        self._ends.set()
+        if self._reshards.ident is not None:
+            self._reshards.join()
         if snapshot and self._thread.is_alive():
             try:
-                snapshot_all(self.addresses, self.token, self.folder)
+                snapshot_all(self.addresses, self.token, self.home)
             except ClipperError as error:
                 log.warning("no snapshot of all shards before the end: %s", error)
         if self._health_check is not None:
@@ -351,13 +370,56 @@ class LocalSet:
         os.close(self._wake)
         os.close(self._lock)
 
+    # -- for LiveReshard, from its thread
+
+    def addresses_of(self, home: Path, settings: ParamsSettings) -> list[str]:
+        """Return the addresses of a set in a folder. Raises ConfigError."""
+        return [self._address(home, settings, i) for i in range(settings.shards)]
+
+    def start_set(self, home: Path, shards: int) -> None:
+        """Start the shards of another set, and restart them when they end."""
+        for number in range(shards):
+            self._post(partial(self._start, (home, number)))
+
+    def retire_set(self, home: Path) -> None:
+        """Start no shard of a set again."""
+        self._retired.add(home)
+
+    def end_set(self, home: Path) -> None:
+        """End the shards of a retired set, and wait for that."""
+        until_s, signalled = time.monotonic() + GRACE_S, set[int]()
+        while any(key[0] == home for key in (*self._shards, *self._wanted)):
+            if time.monotonic() > until_s:
+                signalled, until_s = set(), time.monotonic() + GRACE_S
+                self._post(partial(self._signal_set, home, signal.SIGKILL, set()))
+            self._post(partial(self._signal_set, home, signal.SIGTERM, signalled))
+            time.sleep(END_POLL_S)
+
+    def serve(self, home: Path, settings: ParamsSettings, addresses: list[str]) -> None:
+        """Have another set as the one that serves."""
+        if self._health_check is not None:
+            self._health_check.stop()
+        self.settings, self.addresses, self.home = settings, addresses, home
+        self._health_check = self._new_health_check()
+        if self._health_check is not None:
+            self._health_check.start()
+
+    def ends(self, wait_s: float) -> bool:
+        """Wait, and tell whether this set ends."""
+        return self._ends.wait(wait_s)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have the supervising thread do something."""
+        self._posted.append(work)
+        os.eventfd_write(self._wake, 1)
+
     # -- the supervising thread: the process that shards are forked from asks for a signal when the
     # thread that made it ends
 
     def _run(self) -> None:
         self._fork_server = _ForkServerProcess(self.folder, self._program)
         for number in range(self.settings.shards):
-            self._start(number)
+            self._start((self.home, number))
         while not self._stopping:
             self._turn(min((at for at, _ in self._due), default=time.monotonic() + 60))
             now = time.monotonic()
@@ -378,6 +440,8 @@ class LocalSet:
             os.eventfd_read(self._wake)
         while self._hung:
             self._kill_hung(self._hung.popleft())
+        while self._posted:
+            self._posted.popleft()()
         if fork_server.connection.fileno() in happened:
             self._received(fork_server.receive())
         for fd in happened:
@@ -386,9 +450,17 @@ class LocalSet:
         if fork_server.pid_fd in happened:
             self._lost()
 
-    def _start(self, number: int) -> None:
-        self._wanted.add(number)
-        self._fork_server.ask(number, self.folder)
+    def _start(self, key: Key) -> None:
+        if key[0] not in self._retired:
+            self._wanted.add(key)
+            self._fork_server.ask(key[1], key[0])
+
+    def _signal_set(self, home: Path, number: int, signalled: set[int]) -> None:
+        """Signal each shard of a set once."""
+        for one in self._shards.values():
+            if one.key[0] == home and one.pid not in signalled:
+                signalled.add(one.pid)
+                _signal(one, number)
 
     def _received(self, message: tuple[dict[str, Any], int] | None) -> None:
         if message is None:
@@ -398,11 +470,10 @@ class LocalSet:
             number = self._names.pop(event["pid"], None)
             log.info("shard %s, process %d: %s", number, event["pid"], _exit(event["code"]))
             return
-        self._wanted.discard(event["number"])
+        key = Path(event["folder"]), event["number"]
+        self._wanted.discard(key)
         if "pid" in event:
-            self._shards[event["number"]] = _Shard(
-                event["number"], event["pid"], pid_fd, time.monotonic()
-            )
+            self._shards[key] = _Shard(key, event["pid"], pid_fd, time.monotonic())
             self._names[event["pid"]] = event["number"]
         else:
             log.warning(
@@ -411,7 +482,7 @@ class LocalSet:
                 event["error"],
                 PAUSE_S_MAX,
             )
-            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(event["number"])))
+            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(key)))
 
     def _lost(self) -> None:
         """Replace the fork server that has ended; its shards go on."""
@@ -423,32 +494,31 @@ class LocalSet:
         )
         self._names.clear()  # their exit codes are lost
         self._fork_server = _ForkServerProcess(self.folder, self._program)
-        for number in self._wanted:
-            self._fork_server.ask(number, self.folder)
+        for home, number in self._wanted:
+            self._fork_server.ask(number, home)
 
     def _ended(self, one: _Shard) -> None:
         os.close(one.pid_fd)
-        number = one.number
-        del self._shards[number]
-        if self._stopping:
+        key, number = one.key, one.key[1]
+        del self._shards[key]
+        if self._stopping or key[0] in self._retired:
             return
         self.restarts += 1
-        self._quick[number] = (
-            self._quick[number] + 1 if time.monotonic() - one.began_s < QUICK_S else 0
-        )
-        late = self._quick[number] - QUICK_MAX
+        quick = time.monotonic() - one.began_s < QUICK_S
+        self._quick[key] = self._quick.get(key, 0) + 1 if quick else 0
+        late = self._quick[key] - QUICK_MAX
         pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
         log.warning(
             "shard %d ended; it is started again%s", number, f" in {pause_s:g} s" if pause_s else ""
         )
         if pause_s:
-            self._due.append((time.monotonic() + pause_s, lambda: self._start(number)))
+            self._due.append((time.monotonic() + pause_s, lambda: self._start(key)))
         else:
-            self._start(number)
+            self._start(key)
 
     def _kill_hung(self, number: int) -> None:
         """Kill a shard that does not answer, unless it has just been started."""
-        one, patience_s = self._shards.get(number), self.settings.hung_s
+        one, patience_s = self._shards.get((self.home, number)), self.settings.hung_s
         if one is not None and time.monotonic() - one.began_s >= patience_s and not self._stopping:
             log.warning("shard %d has not answered for %g s: it is killed", number, patience_s)
             _signal(one, signal.SIGKILL)
@@ -463,7 +533,7 @@ class LocalSet:
             self._turn(until_s)
             if time.monotonic() >= until_s:
                 for one in self._shards.values():
-                    log.warning("shard %d does not end: it is killed", one.number)
+                    log.warning("shard %d does not end: it is killed", one.key[1])
                     _signal(one, signal.SIGKILL)
                 until_s = time.monotonic() + GRACE_S
         self._fork_server.close()
@@ -491,6 +561,7 @@ def _must_rest(folder: Path) -> None:
         raise DoesNotFit(
             f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}"
         )
+    complete_move(folder)
 
 
 def reshard(folder: Path, shards: int) -> int:
@@ -515,6 +586,7 @@ def reshard(folder: Path, shards: int) -> int:
     ]
     content["settings"]["shards"] = shards
     content["settings"]["replicas"] = min(content["settings"].get("replicas", 0), shards - 1)
+    content["generation"], content["before"] = content.get("generation", 0) + 1, -1
     write_address_file(folder, content)
     return max(chain[-1].number for chain in chains)
 

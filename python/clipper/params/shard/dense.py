@@ -14,6 +14,7 @@ from clipper.errors import InvalidInput, UnknownVariable
 from clipper_core.params.optimizer import Optimizer
 
 F32 = npt.NDArray[np.float32]
+Message = Mapping[str, Any]
 NAME_MAX = 1024
 
 
@@ -135,7 +136,7 @@ class Dense:
             "settings": dict(self.optimizer.settings),
         }
 
-    def receive(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Message) -> None:
         """Take over the optimizer of another copy."""
         self.initialized = bool(message["initialized"])
         if (self.optimizer.name, self.optimizer.settings) != (
@@ -144,13 +145,21 @@ class Dense:
         ):
             self.optimizer = Optimizer(message["optimizer"], **message["settings"])
 
-    def write(self, variables: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, variables: Iterable[Message]) -> None:
         """Write variables with their states; unknown ones are added."""
         for each in variables:
             value, state = np.array(each["value"], np.float32), np.array(each["state"], np.float32)
             self._add(
                 Variable(str(each["name"]), value, state, int(each["steps"]), int(each["changed"]))
             )
+
+    def overwrite(self, message: Message) -> int:
+        """Write a variable that there is, in its place; return its number."""
+        number = self._numbers[str(message["name"])]
+        one = self.variables[number]
+        one.value[...], one.state[...] = message["value"], message["state"]
+        one.marks[:] = int(message["steps"]), int(message["changed"])
+        return number
 
     def _add(self, one: Variable) -> None:
         number = self._numbers.setdefault(one.name, len(self.variables))

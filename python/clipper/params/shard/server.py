@@ -18,6 +18,7 @@ from clipper.errors import AddressInUse, ClipperError, InvalidInput
 from clipper.params.local.address_file import publish_address
 from clipper.params.shard.recovery import EpochFile, Recovered, recover
 from clipper.params.shard.saved_copies import save_copy
+from clipper.params.shard.set_move import OPEN
 from clipper.params.shard.shard import Shard, ShardConfig
 from clipper.params.shard.snapshots import Snapshots
 
@@ -104,6 +105,9 @@ class ShardServer:
         for copy in shard.copies.values():
             copy.stop()
         shard.core.ready, was_ready = False, shard.core.ready
+        shard.move.end()
+        shard.fill.tick()
+        snapshot = snapshot and shard.core.gate == OPEN
         if shard.snapshots is not None:
             shard.snapshots.close(last=snapshot and was_ready and "fenced" not in shard.ended)
         shard.core.stop()

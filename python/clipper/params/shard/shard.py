@@ -33,6 +33,8 @@ from clipper.params.shard.recovery import Recovered, StateMark
 from clipper.params.shard.replica_reads import ReplicaReads
 from clipper.params.shard.replication import FollowerSet, ReplicaFollower, pushes_paused
 from clipper.params.shard.saved_copies import load_copy
+from clipper.params.shard.set_fill import SetFill
+from clipper.params.shard.set_move import CLOSED, MOVED, OPEN, SetMove
 from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.shard.table_changes import TableChanges
@@ -52,6 +54,8 @@ TICK_S = 0.25
 VERSION_MAX = 1 << 62  # first version that a worker may choose
 EXPIRE_S = 5.0  # between two searches for expired rows
 CallId = tuple[int, int, int]
+_READS = {"tables", "pull_variables", "watch", "pull_replica"}  # also of a sealed shard
+_OF_SHARDS = {"synchronize", "stream", "walk", "snapshot"}  # also of a closed one
 
 
 class ShardConfig(msgspec.Struct, frozen=True):
@@ -60,7 +64,9 @@ class ShardConfig(msgspec.Struct, frozen=True):
     addresses: of all shards in order. folder: its own; None keeps nothing. listen: where it
     listens, if not at its address. With port 0 it publishes the port in `book`, the folder of the
     set. alive: a file to touch (health_files). plain: the address of this process's own
-    connections, where others need TLS.
+    connections, where others need TLS. home: folder of the set; None: it cannot be resharded while
+    it runs. generation: how many sets there were before this one. fills: it serves when the rows of
+    the set before have moved to it.
     """
 
     number: int
@@ -72,6 +78,9 @@ class ShardConfig(msgspec.Struct, frozen=True):
     alive: Path | None = None
     book: Path | None = None
     plain: str = ""
+    home: Path | None = None
+    generation: int = 0
+    fills: bool = False
 
     @property
     def shards(self) -> int:
@@ -147,6 +156,7 @@ class Shard:
         }
         self.replica_reads = ReplicaReads(self.copies, self.core.answer)
         self.changes_to_tables = TableChanges(self)
+        self.move, self.fill = SetMove(self), SetFill(self)
         self._calls: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "create": self._create,
             "tables": self._tables,
@@ -162,6 +172,12 @@ class Shard:
             "stream": self._stream,
             "walk": self._walk,
             "snapshot": self._snapshot,
+            "fill": self.fill.fill,
+            "fill_resync": self.fill.resync,
+            "fill_open": self.fill.open,
+            "move_begin": self.move.start,
+            "move_seal": self.move.seal,
+            "move_close": self.move.close,
             "watch": lambda message, call_id: self.changes.watch(message, call_id, self._now_s),
         }
         self._early: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
@@ -172,6 +188,9 @@ class Shard:
             ),
             "stats": self._stats,
             "begin_anew": self._begin_anew,
+            "move_state": self.move.state,
+            "move_settle": self.move.settle,
+            "whereabouts": self.move.whereabouts,
         }
 
     def connection(self, shard: int, answer_s: float = 5.0) -> ShardConnection:
@@ -233,6 +252,8 @@ class Shard:
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._housekeeping()
+        self.move.restore()
+        self.fill.restore()
         self.core.ready, self.core.state_lost = True, False
 
     def set_quotas(self) -> None:
@@ -325,6 +346,8 @@ class Shard:
             self._checked_s = self._now_s
             self._check_tokens()
             self._housekeeping()
+            self.move.tick(self._now_s)
+            self.fill.tick()
             self._health_files.update(self.core.ready, self.followers.each, self._now_s)
 
     def _answer(self, call_id: CallId, head: tuple[object, ...], body: bytes) -> None:
@@ -346,6 +369,9 @@ class Shard:
                     hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.",
                 )
             check_role(role, name)
+            if refused := self._moving(name):
+                self.core.answer(call_id, bytes(8), refused=refused)
+                return
             if not self.core.ready and name not in self._early:
                 self.core.answer(
                     call_id,
@@ -362,6 +388,17 @@ class Shard:
             if not isinstance(error, ClipperError):
                 log.warning("a call failed", exc_info=True)
             self.core.answer(call_id, frames.failed(error), refused=RefusalCode.CALL_FAILED)
+
+    def _moving(self, name: str) -> RefusalCode | None:
+        """Return why a call cannot be made while the rows move to another set; None if it can."""
+        gate = self.core.gate
+        if gate == OPEN or name in _OF_SHARDS or name.startswith(("move_", "fill")):
+            return None
+        if name in self._early and name not in ("pull_replica", "begin_anew"):
+            return None
+        if gate == MOVED:
+            return RefusalCode.MOVED
+        return RefusalCode.NOT_READY if gate == CLOSED or name not in _READS else None
 
     def _answer_replicated(self) -> None:
         """Send the answers whose changes the followers have."""
@@ -383,7 +420,7 @@ class Shard:
         self.core.stamp = wall_time_us() // 1_000_000
         if not self.core.ready:
             return
-        if self._now_s - self._expired_s >= EXPIRE_S:
+        if self._now_s - self._expired_s >= EXPIRE_S and self.core.gate == OPEN:
             self._expired_s = self._now_s
             self.expire()
         self.ages.note(self._now_s, self.core.position)
@@ -483,6 +520,7 @@ class Shard:
         answer = {
             "shard": self.config.number,
             "shards": self.config.shards,
+            "generation": self.config.generation,
             "tables": self.parameters.numbers(),
             "variables": self.parameters.dense.names(),
         }
@@ -509,6 +547,12 @@ class Shard:
             raise InvalidInput(f"a table's specification: {error}.") from None
         if spec.name not in self.parameters.numbers():
             self.check_room()
+        number = self.add_table(spec)
+        self.answer_when_replicated(PushResult({"number": number}, self.core.position), call_id)
+
+    def add_table(self, spec: TableSpec) -> int:
+        """Have a table, and tell followers of it. Return its number. Raises InvalidInput,
+        TypeConflict."""
         place, is_new = self.parameters.create(spec)
         number = self.parameters.table_numbers[place]
         if is_new:
@@ -516,9 +560,9 @@ class Shard:
             self.core.add_table(table, number, by_python=self.training.by_python)
             self.set_quotas()
             self.followers.end_streams()
-            self.core.note(DENSE, [])  # tells followers of it
+            self.core.note(DENSE, [])
             self.mark.set()
-        self.answer_when_replicated(PushResult({"number": number}, self.core.position), call_id)
+        return number
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {
@@ -545,13 +589,18 @@ class Shard:
             if first:
                 self.core.version = version
         if first:
-            self.followers.end_streams()
-            self._serve_variables()
-            self.mark.set()
-        position = self.core.note(DENSE, range(len(dense))) if first else self.core.position
+            self.serve_variables()
+        position = self.core.position
         self.answer_when_replicated(
             PushResult({"accepted": first, "version": self.core.version}, position), call_id
         )
+
+    def serve_variables(self) -> None:
+        """Have the core serve the dense variables that there are now, and tell followers."""
+        self.followers.end_streams()
+        self._serve_variables()
+        self.mark.set()
+        self.core.note(DENSE, range(len(self.parameters.dense)))
 
     def _pull_variables(self, message: Piece, _: CallId) -> Piece:
         since, dense = message.get("since", -1), self.parameters.dense
@@ -638,6 +687,8 @@ class Shard:
     def _snapshot(self, message: Piece, call_id: CallId) -> None:
         if self.snapshots is None:
             raise InvalidInput("this shard keeps no snapshots: it has no folder.")
+        if self.core.gate == MOVED:
+            raise DoesNotFit(f"shard {self.config.number} has moved.")
 
         def on_done(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):

@@ -500,7 +500,8 @@ class Snapshots:
                 self._try(*work)
             elif every_s and time.monotonic() >= next_s:
                 next_s = time.monotonic() + every_s
-                self._all()
+                if not self._shard.core.gate:
+                    self._all()
 
     def _all(self) -> None:
         """Ask all other shards for a snapshot of one number; those that are away are skipped."""

@@ -1,0 +1,479 @@
+"""Resharding of a set while it serves: a second set is started beside it, gets its rows, and takes
+its place.
+
+The new set is in the folder `set-N` of the set's folder. Its shards are ordinary ones, with their
+own replicas, logs and snapshots, that refuse workers. set_move explains what the shards do; this
+module tells them when. Everything up to the decision can be given up and begun again: a shard that
+is killed, or this process, only ends the attempt. After the decision, the next start of the set can
+complete the rest.
+
+A request is the file reshard.json in the set's folder; reshard-state.json says how far it is.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from clipper.errors import ClipperError, DoesNotFit, ShardAway
+from clipper.params.local.address_file import (
+    ShardAddresses,
+    read_address_file,
+    write_address_file,
+)
+from clipper.params.shard.decision import (
+    MOVE_FILE,
+    decide,
+    note_move,
+)
+from clipper.params.shard.parameters import Piece
+from clipper.params.shard.recovery import EpochFile, write_atomically
+from clipper.params.shard.server import folder_of
+from clipper.settings.params import ParamsSettings
+from clipper_container.params.connection import ShardConnection, call_once
+
+log = logging.getLogger("clipper.params")
+REQUEST, STATE = "reshard.json", "reshard-state.json"
+ATTEMPTS_MAX = 20
+SEALS_MAX = 10  # of one attempt
+POLL_S = 0.05
+SEALED_POLL_S = 0.001
+START_S = 120.0  # for the new set to be ready
+AGAIN_S = 0.5
+ANSWER_S = 30.0
+SNAPSHOT_S = 3600.0
+FULL = 0.9  # of rows_max
+
+
+class ReshardState(msgspec.Struct, frozen=True):
+    """Progress of a request. phase: start, copy, follow, switch, done, failed. done: share of the
+    rows, 0 to 1. left_s: estimated; -1: unknown. pause_s: that pushes waited at the switch."""
+
+    shards: int
+    phase: str
+    done: float = 0.0
+    left_s: float = -1.0
+    attempt: int = 1
+    pause_s: float = 0.0
+    error: str = ""
+
+
+class SetHost(Protocol):
+    """The supervisor of a set's processes."""
+
+    folder: Path
+    home: Path
+    settings: ParamsSettings
+    addresses: list[str]
+    token: str
+
+    def addresses_of(self, home: Path, settings: ParamsSettings) -> list[str]:
+        """Return the addresses of a set in a folder."""
+
+    def start_set(self, home: Path, shards: int) -> None:
+        """Start the shards of another set, and restart them when they end."""
+
+    def end_set(self, home: Path) -> None:
+        """End the shards of a set, and wait for that."""
+
+    def retire_set(self, home: Path) -> None:
+        """Start no shard of a set again."""
+
+    def serve(self, home: Path, settings: ParamsSettings, addresses: list[str]) -> None:
+        """Have another set as the one that serves."""
+
+    def ends(self, wait_s: float) -> bool:
+        """Wait, and tell whether the host ends."""
+
+
+class _Ended(Exception):
+    """The host ends: the request is continued at the next start."""
+
+
+class _Set(NamedTuple):
+    """Connections to the shards of one set."""
+
+    connections: list[ShardConnection]
+
+    def call_all(self, name: str, **fields: object) -> list[Piece]:
+        """Call each shard, one after the other. Raises ShardAway, ClipperError."""
+        try:
+            return [call_once(one, name, **fields)[1] for one in self.connections]
+        except OSError as error:
+            raise ShardAway(f"{name}: {error}.") from None
+
+    def close(self) -> None:
+        """Close all connections."""
+        for one in self.connections:
+            one.close()
+
+
+def request_in(folder: Path) -> int:
+    """Return the number of shards that is requested; 0: none."""
+    try:
+        return int(json.loads((folder / REQUEST).read_bytes())["shards"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def state_in(folder: Path) -> ReshardState | None:
+    """Return the state of the last request; None if there was none."""
+    try:
+        return msgspec.json.decode((folder / STATE).read_bytes(), type=ReshardState)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def request(folder: Path, shards: int) -> None:
+    """Request a number of shards of a running set. The same request again changes nothing.
+
+    Raises DoesNotFit: another one is under way, or the set cannot be resharded while it runs.
+    """
+    under_way = request_in(folder)
+    if under_way == shards:
+        return
+    if under_way:
+        raise DoesNotFit(
+            f"the set in {folder} is being resharded to {under_way} shards.",
+            hint=f"Wait: clipper params reshard --shards {under_way} --folder {folder}",
+        )
+    content = read_address_file(folder)
+    check(msgspec.convert(content.get("settings", {}), ParamsSettings))
+    (folder / STATE).unlink(missing_ok=True)
+    write_atomically(folder / REQUEST, json.dumps({"shards": shards}).encode())
+
+
+def check(settings: ParamsSettings) -> None:
+    """Raise DoesNotFit if a set with these settings cannot be resharded while it runs."""
+    why = {
+        "mode": settings.mode == "sync" and "synchronous steps wait in its shards",
+        "grpc": settings.grpc and "clients of its gRPC service know the number of shards",
+    }
+    for setting, what in why.items():
+        if what:
+            raise DoesNotFit(
+                f"a set with params.{setting} = {getattr(settings, setting)!r} cannot be resharded"
+                f" while it serves: {what}.",
+                hint="clipper params down, reshard, and up.",
+            )
+
+
+class LiveReshard:
+    """Does what is requested in a set's folder. Threads: one."""
+
+    def __init__(self, host: SetHost) -> None:
+        self._host = host
+        self._state = ReshardState(0, "")
+        self._last = 0  # number of the last attempt's set
+
+    def run(self) -> None:
+        """Look for requests until the host ends."""
+        with contextlib.suppress(_Ended):
+            while not self._host.ends(AGAIN_S):
+                if shards := request_in(self._host.folder):
+                    self._reshard(shards)
+
+    def _reshard(self, shards: int) -> None:
+        host = self._host
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            self._state = ReshardState(shards, "start", attempt=attempt)
+            try:
+                check(host.settings)
+                self._attempt(shards)
+                break
+            except DoesNotFit as error:
+                self._failed(str(error))
+                break
+            except (ClipperError, OSError) as error:
+                log.warning("the set is not resharded, attempt %d: %s", attempt, error)
+                self._write_state(error=str(error))
+                if attempt == ATTEMPTS_MAX:
+                    self._failed(str(error))
+                    break
+                self._wait(AGAIN_S)
+
+    def _failed(self, why: str) -> None:
+        log.error("the set is not resharded: %s", why)
+        self._write_state(phase="failed", error=why)
+        (self._host.folder / REQUEST).unlink(missing_ok=True)
+
+    def _write_state(self, **fields: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **fields)
+        write_atomically(self._host.folder / STATE, msgspec.json.encode(self._state))
+
+    def _wait(self, seconds: float) -> None:
+        if self._host.ends(seconds):
+            raise _Ended
+
+    # -- an attempt
+
+    def _attempt(self, shards: int) -> None:
+        """Move the set. Raises DoesNotFit, ClipperError, OSError; nothing has changed then."""
+        host, old = self._host, self._host.home
+        sources = self._connections(host.addresses)
+        self._until(lambda: self._serve(sources), START_S)
+        home, settings, addresses = self._new_set(shards)
+        targets = self._connections(addresses)
+        try:
+            self._check_room(sources, shards)
+            note_move(old, home)
+            host.start_set(home, shards)
+            self._write_state(phase="start")
+            self._until(lambda: self._serve(targets), START_S)
+            sources.call_all("move_begin", to=str(home), pause_s=settings.reshard_pause_s)
+            self._copy(sources)
+            self._settled(targets, addresses)
+            paused_s = self._switch(sources, home, settings.reshard_pause_s)
+        except BaseException:
+            if decide(home, "abort") != "commit":
+                self._give_up(sources, home)
+                raise
+            paused_s = 0.0
+        finally:
+            sources.close()
+            targets.close()
+        self._complete(home, settings, addresses, old, paused_s)
+
+    def _new_set(self, shards: int) -> tuple[Path, ParamsSettings, list[str]]:
+        """Write the folder of the new set. Its epochs are above those of the old one."""
+        host = self._host
+        before = int(read_address_file(host.folder).get("generation", 0))
+        self._last = max([self._last, before, *map(number_of, sets_of(host.folder))]) + 1
+        generation = self._last
+        home = host.folder / f"set-{generation}"
+        replicas = min(host.settings.replicas, shards - 1)
+        settings = msgspec.structs.replace(host.settings, shards=shards, replicas=replicas)
+        if settings.address != "unix":
+            name, _, port = settings.address.rpartition(":")
+            settings = msgspec.structs.replace(
+                settings, address=f"{name}:{int(port) + host.settings.shards}"
+            )
+        home.mkdir(mode=0o700)
+        addresses = host.addresses_of(home, settings)
+        public = msgspec.structs.replace(settings, token="", folder=str(host.folder))
+        content: ShardAddresses = {
+            "addresses": addresses,
+            "token": host.token,
+            "pid": os.getpid(),
+            "settings": msgspec.to_builtins(public),
+            "generation": generation,
+            "before": before,
+            "fills": True,
+        }
+        write_address_file(home, content)
+        epoch = 1 + max(_epoch_in(folder_of(host.home, i)) for i in range(host.settings.shards))
+        for shard in range(shards):
+            file = EpochFile(folder_of(home, shard))
+            file.write(epoch)
+            file.close()
+        return home, settings, addresses
+
+    def _connections(self, addresses: Sequence[str], answer_s: float = ANSWER_S) -> _Set:
+        token = self._host.token
+        each = [
+            ShardConnection(i, addresses.__getitem__, token, None, answer_s)
+            for i in range(len(addresses))
+        ]
+        return _Set(each)
+
+    def _check_room(self, sources: _Set, shards: int) -> None:
+        """Raise DoesNotFit if a table would have more rows in a shard than its `rows_max`."""
+        specs = sources.call_all("tables")[0]["tables"]
+        stats = sources.call_all("stats")
+        for name, spec in specs.items():
+            rows = sum(one["tables"].get(name, {}).get("rows", 0) for one in stats)
+            if not spec["evicts"] and rows > FULL * spec["rows_max"] * shards:
+                raise DoesNotFit(
+                    f"table {name!r} has {rows} rows; {shards} shards have room for"
+                    f" {spec['rows_max'] * shards}.",
+                    hint=f"Raise its rows_max: clipper params alter {name} --rows-max N",
+                )
+
+    def _serve(self, targets: _Set) -> bool:
+        try:
+            return all(one["ready"] for one in targets.call_all("stats"))
+        except ClipperError:
+            return False
+
+    def _until(self, true: Callable[[], bool], seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > until_s:
+                raise ShardAway("shards do not get ready.")
+            self._wait(POLL_S)
+
+    def _states(self, sources: _Set) -> list[Piece]:
+        """Return the states of the old shards. Raises ShardAway if one has given up."""
+        states = sources.call_all("move_state")
+        for number, one in enumerate(states):
+            if one["error"]:
+                raise ShardAway(f"shard {number} does not move: {one['error']}.")
+        return states
+
+    def _copy(self, sources: _Set) -> None:
+        """Wait until all rows are copied."""
+        began_s, written_s = time.monotonic(), 0.0
+        while (states := self._states(sources)) and any(one["phase"] == "copy" for one in states):
+            now = time.monotonic()
+            if now - written_s > AGAIN_S:
+                written_s = now
+                sent, total = (sum(one[key] for one in states) for key in ("sent", "total"))
+                done = min(1.0, sent / max(1, total))
+                left_s = (now - began_s) * (1 - done) / done if done else -1.0
+                self._write_state(phase="copy", done=done, left_s=left_s)
+            self._wait(POLL_S)
+        self._write_state(phase="follow", done=1.0, left_s=0.0)
+
+    def _settled(self, targets: _Set, addresses: list[str]) -> None:
+        """Have the new set keep what it has as the old one did: in replicas and in a snapshot."""
+        targets.call_all("fill_resync")
+        slow = self._connections(addresses, SNAPSHOT_S)
+        try:
+            slow.call_all("snapshot", number=1, whole=True)
+        finally:
+            slow.close()
+        self._until(
+            lambda: all(
+                follower["whole"]
+                for one in targets.call_all("stats")
+                for follower in one["followers"]
+            ),
+            START_S,
+        )
+
+    # -- the switch
+
+    def _switch(self, sources: _Set, home: Path, pause_s: float) -> float:
+        """Decide for the new set. Return for how long pushes waited. Raises ShardAway."""
+        self._write_state(phase="switch")
+        for _ in range(SEALS_MAX):
+            began_s = time.monotonic()
+            sources.call_all("move_seal", sealed=True)
+            while time.monotonic() - began_s < pause_s:
+                if all(one["phase"] == "sealed" for one in self._states(sources)):
+                    sources.call_all("move_close")
+                    if decide(home, "commit") != "commit":
+                        raise ShardAway("a shard has given the move up.")
+                    return time.monotonic() - began_s
+                time.sleep(SEALED_POLL_S)
+            sources.call_all("move_seal", sealed=False)
+            self._wait(AGAIN_S)
+        raise ShardAway(f"the last changes took longer than {pause_s:g} s to send.")
+
+    def _complete(
+        self,
+        home: Path,
+        settings: ParamsSettings,
+        addresses: list[str],
+        old: Path,
+        paused_s: float,
+    ) -> None:
+        """Have the new set serve, and after a while end the old one."""
+        host = self._host
+        host.retire_set(old)
+        publish(host.folder, home)
+        for who, name in ((addresses, "fill_open"), (host.addresses, "move_settle")):
+            each = self._connections(who)
+            with contextlib.suppress(ClipperError):  # they look at the decision themselves
+                each.call_all(name)
+            each.close()
+        host.serve(home, settings, addresses)
+        log.info("the set has %d shards now; pushes waited for %.3f s", settings.shards, paused_s)
+        self._write_state(phase="done", done=1.0, left_s=0.0, pause_s=paused_s)
+        (host.folder / REQUEST).unlink(missing_ok=True)
+        host.ends(settings.reshard_keep_s)
+        host.end_set(old)
+        link(host.folder, home)
+
+    def _give_up(self, sources: _Set, home: Path) -> None:
+        for one in sources.connections:
+            with contextlib.suppress(ClipperError, OSError):
+                one.close()  # a request may be under way
+                call_once(one, "move_settle")
+        self._host.retire_set(home)
+        self._host.end_set(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+# -- folders
+
+
+def home_in(folder: Path) -> Path:
+    """Return the folder that has the shards and snapshots of a set: its own until it is resharded
+    while it serves."""
+    home = folder / f"set-{read_address_file(folder).get('generation', 0)}"
+    return home if home.is_dir() else folder
+
+
+def sets_of(folder: Path) -> list[Path]:
+    """Return the folders of the sets that were made beside the first one."""
+    return [path for path in folder.glob("set-*") if path.is_dir() and number_of(path)]
+
+
+def number_of(home: Path) -> int:
+    """Return the generation of the set in a folder, from its name; 0 for another name."""
+    number = home.name.removeprefix("set-")
+    return int(number) if number.isdecimal() else 0
+
+
+def _epoch_in(folder: Path) -> int:
+    try:
+        return int((folder / "epoch").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def publish(folder: Path, home: Path) -> None:
+    """Have clients find the new set. Raises OSError, InvalidInput."""
+    content = read_address_file(home)
+    content.pop("fills", None)
+    write_address_file(folder, content)
+
+
+def link(folder: Path, home: Path) -> None:
+    """Have the folders of the new set under the names of those of the old one, which has ended.
+
+    The snapshots of the old set are kept in `snapshots-before-N`. Raises OSError.
+    """
+    shards = len(read_address_file(home)["addresses"])
+    there = folder / "snapshots"
+    if there.is_dir() and there.resolve() != (home / "snapshots").resolve():
+        before = there.resolve()
+        os.rename(before, folder / f"snapshots-before-{number_of(home)}")
+    names = {path.name for path in folder.glob("shard-*") if path.is_dir() or path.is_symlink()}
+    for name in (*names, "snapshots"):
+        path = folder / name
+        if path.is_symlink():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+    for name in (*(f"shard-{i}" for i in range(shards)), "snapshots"):
+        os.symlink(Path(home.name) / name, folder / name)
+    for other in sets_of(folder):
+        if other.name != home.name:
+            shutil.rmtree(other, ignore_errors=True)
+    (folder / MOVE_FILE).unlink(missing_ok=True)
+
+
+def complete_move(folder: Path) -> None:
+    """Complete what was decided, and remove what was not, before the set is started. Raises
+    OSError, InvalidInput."""
+    homes = sorted(sets_of(folder), key=number_of)
+    decided = [one for one in homes if decide(one, "abort") == "commit"]
+    if decided:
+        home = decided[-1]
+        if number_of(home) > int(read_address_file(folder).get("generation", 0)):
+            publish(folder, home)
+        if (folder / "snapshots").resolve() != (home / "snapshots").resolve():
+            link(folder, home)
+    for one in homes:
+        if one not in decided[-1:]:
+            shutil.rmtree(one, ignore_errors=True)
+    (folder / MOVE_FILE).unlink(missing_ok=True)

@@ -1,0 +1,429 @@
+"""The number of shards changes while the set serves: no acknowledged push is lost or applied twice,
+whoever is killed at whatever step, and everything that belongs to a row moves with it."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.system import params_reshard
+from clipper.cli import main
+from clipper.errors import DoesNotFit, StalePush
+from clipper.params import Client, TableSpec
+from clipper.params.client.client import ModelStep, _divided_step
+from clipper.params.local import live_reshard
+from clipper.params.local.address_file import write_address_file
+from clipper.params.local.live_reshard import ReshardState, request, request_in, state_in
+from clipper.params.local.local_set import LocalSet, reshard
+from clipper.params.partition import shard_of_name
+from clipper.params.shard.decision import decide, decision_in
+from clipper.settings.params import ParamsSettings
+from clipper_container.params.connection import (
+    ShardConnection,
+    ShardRequest,
+    addresses_in,
+    call_once,
+)
+from clipper_container.params.frames import Head, MessageKind
+from clipper_container.params.push_identity import origin_worker
+from clipper_container.tables import Tables
+from tests.params.conftest import ones, until, zeros
+
+PATIENCE_S = 60.0
+COUNTS = TableSpec(
+    "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
+IDS = np.arange(40)
+
+
+@contextlib.contextmanager
+def running(folder: Path, shards: int, **settings: Any) -> Iterator[LocalSet]:
+    given = {"snapshot_s": 0.0, "reshard_keep_s": 0.2, **settings}
+    local = LocalSet(ParamsSettings(folder=str(folder), shards=shards, **given)).start()
+    try:
+        local.wait_ready(PATIENCE_S)
+        yield local
+    finally:
+        local.stop(snapshot=False)
+
+
+def resharded(folder: Path, shards: int) -> ReshardState:
+    request(folder, shards)
+    until(lambda: not request_in(folder))
+    found = state_in(folder)
+    assert found is not None
+    return found
+
+
+def kill(home: Path, number: int) -> None:
+    addresses, token = addresses_in(home)
+    connection = ShardConnection(number, addresses.__getitem__, token, None, 5.0)
+    pid = call_once(connection, "stats")[1]["pid"]
+    connection.close()
+    os.kill(pid, signal.SIGKILL)
+
+
+class Load(threading.Thread):
+    """Pushes minus ones to all rows, and a step with two variables every third time."""
+
+    def __init__(self, shards: Any) -> None:
+        super().__init__()
+        self.client = Client(shards, patience_s=PATIENCE_S)
+        self.pushes = self.steps = 0
+        self.enough = threading.Event()
+        self.failed: Exception | None = None
+
+    def run(self) -> None:
+        minus = -ones((IDS.size, 2))
+        try:
+            while not self.enough.is_set():
+                if self.pushes % 3 == 2:
+                    each = {name: -ones(1) for name in "ab"}
+                    self.client.push_gradients(each, {"counts": (IDS, minus)})
+                    self.steps += 1
+                else:
+                    self.client.push("counts", IDS, minus)
+                self.pushes += 1
+        except Exception as error:
+            self.failed = error
+
+    def end(self) -> None:
+        self.enough.set()
+        self.join()
+        self.client.close()
+
+
+def begin(client: Client) -> None:
+    client.create(COUNTS)
+    client.push_model(
+        {"a": zeros(1), "b": zeros(1)}, optimizer="sgd", optimizer_settings={"rate": 1.0}
+    )
+
+
+@contextlib.contextmanager
+def loaded(folder: Path) -> Iterator[Client]:
+    """A client; what was pushed meanwhile is there at the end, once."""
+    with Client(folder, patience_s=PATIENCE_S) as client:
+        begin(client)
+        load = Load(folder)
+        load.start()
+        try:
+            yield client
+            least = load.pushes + 3
+            until(lambda: load.pushes > least or load.failed is not None)
+        finally:
+            load.end()
+        if load.failed is not None:
+            raise load.failed
+        assert np.unique(client.pull("counts", IDS)).tolist() == [load.pushes]
+        assert client.pull_variables()[1] == {"a": [load.steps], "b": [load.steps]}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_part_of_a_push_has_one_origin_and_one_place(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    old, new = draw.integers(1, 9, 2)
+    ids = draw.integers(-(1 << 62), 1 << 62, 200)
+    rows = draw.normal(size=(200, 3)).astype(np.float32)
+    names = {f"w{i}": np.full(1, i, np.float32) for i in range(20)}
+    found: dict[int, list[float]] = {}
+    variables: list[str] = []
+    for shard, part in _divided_step(ModelStep(names, {"t": (ids, rows)}, None, 1.0), int(old)):
+        mine, values = part.tables["t"]
+        assert (np.mod(mine, old) == shard).all()
+        assert all(shard_of_name(name, int(old)) == shard for name in part.variables)
+        variables += part.variables
+        for _, again in _divided_step(part, int(new)):
+            each = again.tables.get("t", (ids[:0], rows[:0]))
+            found |= dict(zip(each[0].tolist(), each[1].tolist(), strict=True))
+        assert values.shape == (mine.size, 3)
+    assert sorted(variables) == sorted(names)
+    assert found == dict(zip(ids.tolist(), rows.tolist(), strict=True))
+    origins = {origin_worker(w, g, s) for w in range(1, 9) for g in range(5) for s in range(8)}
+    assert len(origins) == 8 * 5 * 8
+
+
+def test_the_first_who_decides_decides(tmp_path: Path) -> None:
+    words: list[Any] = ["commit", "abort"] * 8
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda w=word: found.append(decide(tmp_path, w))) for word in words
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert decision_in(tmp_path) == found[0]
+    assert decide(tmp_path / "removed", "commit") == "abort"
+
+
+def files_of(folder: Path, first: int, shards: int) -> None:
+    for i in range(shards):
+        (folder / f"shard-{i}").mkdir(parents=True)
+        (folder / f"shard-{i}" / "epoch").write_text(str(first + i))
+    (folder / "snapshots").mkdir()
+    (folder / "snapshots" / "mine").write_text(str(first))
+
+
+@pytest.mark.parametrize("step", range(14))
+def test_a_start_completes_what_was_decided(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_of(tmp_path, 10, 2)
+    left = [step]
+
+    def limited(real: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError("killed")
+            return real(*args, **options)
+
+        return work
+
+    for generation, shards, word in ((1, 3, "commit"), (2, 4, "abort"), (3, 1, "commit")):
+        home = tmp_path / f"set-{generation}"
+        files_of(home, 100 * generation, shards)
+        addresses = [f"unix:{home}/{i}" for i in range(shards)]
+        content: Any = {"addresses": addresses, "generation": generation, "settings": {}}
+        write_address_file(home, content)
+        decide(home, word)  # type: ignore[arg-type]
+        with monkeypatch.context() as patched, contextlib.suppress(OSError):
+            for place, name in ((os, "rename"), (os, "symlink"), (shutil, "rmtree")):
+                patched.setattr(place, name, limited(getattr(place, name)))
+            live_reshard.complete_move(tmp_path)
+        live_reshard.complete_move(tmp_path)
+        if word == "commit":
+            names = sorted(path.name for path in tmp_path.glob("shard-*"))
+            assert names == [f"shard-{i}" for i in range(shards)]
+            epoch = (tmp_path / f"shard-{shards - 1}" / "epoch").read_text()
+            assert epoch == str(100 * generation + shards - 1)
+            assert addresses_in(tmp_path)[0] == addresses
+            assert (tmp_path / "snapshots" / "mine").read_text() == str(100 * generation)
+        assert len(live_reshard.sets_of(tmp_path)) == 1
+    kept = [path.name for path in tmp_path.glob("snapshots-before-*")]
+    assert sorted(kept) == ["snapshots-before-1", "snapshots-before-3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"replicas": 1}, {"durability": "disk"}])
+def test_a_set_grows_moves_and_shrinks_while_it_is_trained(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with running(tmp_path, 2, **options) as local, loaded(tmp_path) as client:
+        for shards in (3, 3, 2):
+            state = resharded(tmp_path, shards)
+            assert (state.phase, state.error) == ("done", "")
+            assert len(client.pull("counts", IDS)) == IDS.size
+            assert len(client) == len(local.addresses) == shards
+            until(lambda n=shards: len(local.pids()) == n)
+
+
+@pytest.mark.slow
+def test_rows_keep_their_state_steps_and_stamps(tmp_path: Path) -> None:
+    specs = [
+        TableSpec("adam", 3, optimizer="adam", dtype="f16"),
+        TableSpec("kept", 2, optimizer="ftrl", expire_s=3600),
+    ]
+    with running(tmp_path, 2, replicas=1), Client(tmp_path) as client:
+        begin(client)
+        draw = np.random.default_rng(1)
+        for spec in specs:
+            client.create(spec)
+            for _ in range(3):
+                client.push(spec.name, IDS, draw.normal(size=(IDS.size, spec.dim)))
+        client.erase("kept", IDS[:5])
+        client.alter("adam", optimizer_settings={"rate": 0.5})
+        before = {spec.name: rows_of(client, spec.name) for spec in specs}
+        values = client.pull_variables()[1]
+        resharded(tmp_path, 3)
+        for spec in specs:
+            assert rows_of(client, spec.name) == before[spec.name]
+            steps = {s["tables"][spec.name]["steps"] for _, s in client.call_all("stats")}
+            assert steps == {3}
+        assert client.pull_variables()[1] == values
+        client.call_all("tables")
+        with Client(tmp_path) as another:
+            assert another.spec("adam").optimizer_settings == {"rate": 0.5}
+        token = client.push("kept", IDS, ones((IDS.size, 2))).token
+        fresh = client.pull("kept", IDS, after=token)
+        assert (fresh == client.pull("kept", IDS)).all()
+        until(lambda: (tmp_path / "snapshots").is_symlink())
+    with running(tmp_path, 3, replicas=1), Client(tmp_path) as client:
+        assert (client.pull("kept", IDS) == fresh).all()
+
+
+def rows_of(client: Client, table: str) -> dict[int, list[float]]:
+    client.pull(table, IDS[:1])  # follows the set
+    return {
+        int(i): row.tolist()
+        for ids, rows in client.walk(table)
+        for i, row in zip(ids, rows, strict=True)
+    }
+
+
+@pytest.mark.slow
+def test_a_push_that_some_shards_have_is_applied_once_after_the_move(tmp_path: Path) -> None:
+    with running(tmp_path, 2), Client(tmp_path) as client, Tables(tmp_path) as tables:
+        begin(client)
+        client.push("counts", IDS, -ones((IDS.size, 2)))
+        tables.push("counts", IDS, -ones((IDS.size, 2)))
+        sequence = client._shards.new_sequence()
+        apply_at(client, 0, sequence)  # the other shard never gets its part
+        old_client = Client(tmp_path, worker=7)
+        once = old_client.push("counts", IDS[:0], ones((0, 2))).sequence
+        resharded(tmp_path, 3)
+        for _ in range(2):
+            client.push("counts", IDS, -ones((IDS.size, 2)), sequence=sequence)
+            assert np.unique(client.pull("counts", IDS)).tolist() == [3]
+        tables.push("counts", IDS, -ones((IDS.size, 2)))
+        resharded(tmp_path, 2)
+        assert np.unique(client.pull("counts", IDS)).tolist() == [4]
+        with pytest.raises(StalePush, match=r"too old to know|resharded twice"):
+            client.push("counts", IDS, -ones((IDS.size, 2)), sequence=sequence)
+        with pytest.raises(StalePush, match="resharded twice"):
+            old_client.push("counts", IDS, ones((IDS.size, 2)), sequence=once)
+        old_client.close()
+        assert np.unique(client.pull("counts", IDS)).tolist() == [4]
+
+
+def apply_at(client: Client, shard: int, sequence: int) -> None:
+    """Push to one shard only, as if the client had been cut off from the others."""
+    mine = IDS[IDS % len(client) == shard]
+    rows = -ones((mine.size, 2), np.float32)
+    head = Head(
+        MessageKind.PUSH,
+        rows=mine.size,
+        worker=client.worker,
+        sequence=sequence,
+        payload_bytes=mine.nbytes + rows.nbytes,
+    )
+    client._shards.check_tables(shard, ["counts"])
+    pushed = ShardRequest(head, (mine, rows.reshape(-1)), table="counts")
+    client._shards.request_all([(shard, pushed)])
+
+
+STEPS = ("_check_room", "_copy", "_settled", "_switch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["old", "new"])
+@pytest.mark.parametrize("step", [*STEPS, "decide", "publish"])
+def test_a_shard_that_is_killed_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
+) -> None:
+    killed: list[int] = []
+
+    def before(real: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any) -> Any:
+            homes = live_reshard.sets_of(tmp_path)
+            if not killed and "abort" not in args:
+                killed.append(1)
+                if step != "_check_room" or whose == "old":
+                    kill(tmp_path if whose == "old" else homes[0], 1)
+            return real(*args)
+
+        return work
+
+    place: Any = live_reshard if step in ("decide", "publish") else live_reshard.LiveReshard
+    monkeypatch.setattr(place, step, before(getattr(place, step)))
+    with running(tmp_path, 2, replicas=1), loaded(tmp_path):
+        assert resharded(tmp_path, 3).phase == "done"
+    assert killed
+
+
+@pytest.mark.slow
+def test_a_sealed_shard_whose_supervisor_hangs_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, hangs = live_reshard.LiveReshard._switch, list[bool]()
+
+    def switch(self: Any, sources: Any, home: Path, pause_s: float) -> float:
+        if hangs:
+            return real(self, sources, home, pause_s)
+        hangs.append(True)
+        sources.call_all("move_seal", sealed=True)
+        until(lambda: all(one["phase"] == "sealed" for one in sources.call_all("move_state")))
+        sources.call_all("move_close")
+        until(lambda: decision_in(home) == "abort")
+        return real(self, sources, home, pause_s)
+
+    monkeypatch.setattr(live_reshard.LiveReshard, "_switch", switch)
+    with running(tmp_path, 2, reshard_pause_s=0.1), loaded(tmp_path):
+        state = resharded(tmp_path, 3)
+        assert (state.phase, state.attempt) == ("done", 2)
+
+
+@pytest.mark.slow
+def test_no_acknowledged_push_is_lost_to_kills_during_resharding(stress: int) -> None:
+    seen = params_reshard.life(2 * stress, 3, params_reshard.MODES["a waited replica"])
+    assert not seen.found.wrong
+    assert seen.found.acknowledged > 0
+
+
+@pytest.mark.slow
+def test_a_client_with_addresses_learns_the_new_ones_from_the_old_shards(tmp_path: Path) -> None:
+    with running(tmp_path, 1, reshard_keep_s=20.0) as local, Client(tmp_path) as client:
+        begin(client)
+        load = Load(local.addresses)
+        load.client.close()
+        load.client = Client(local.addresses, token=local.token, patience_s=PATIENCE_S)
+        load.start()
+        resharded(tmp_path, 2)
+        least = load.pushes + 3
+        until(lambda: load.pushes > least or load.failed is not None)
+        load.end()
+        assert load.failed is None
+        assert np.unique(client.pull("counts", IDS)).tolist() == [load.pushes]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_resharded_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, 1, mode="sync"), pytest.raises(DoesNotFit, match=r"params\.mode"):
+        request(tmp_path, 2)
+    with running(tmp_path / "full", 2) as local, Client(local.folder) as client:
+        client.create(TableSpec("small", 1, rows_max=20))
+        client.push("small", np.arange(38), ones((38, 1)))
+        state = resharded(local.folder, 1)
+        assert state.phase == "failed"
+        assert "raise its rows_max" in state.error.lower()
+        assert len(rows_of_small(client)) == 38
+        request(local.folder, 3)
+        with pytest.raises(DoesNotFit, match="being resharded to 3"):
+            request(local.folder, 4)
+        until(lambda: not request_in(local.folder))
+
+
+def rows_of_small(client: Client) -> list[int]:
+    return [int(i) for ids, _ in client.walk("small") for i in ids]
+
+
+@pytest.mark.slow
+def test_a_person_reshards_a_set_that_runs_and_one_that_does_not(tmp_path: Path) -> None:
+    def clipper(*words: str) -> Any:
+        done = CliRunner().invoke(main, ["params", *words, "--folder", str(tmp_path), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.output)
+
+    with running(tmp_path, 1):
+        client = Client(tmp_path, patience_s=PATIENCE_S)
+        begin(client)
+        client.push("counts", IDS, -ones((IDS.size, 2)))
+        assert clipper("reshard", "--shards", "2")["phase"] == "done"
+        assert np.unique(client.pull("counts", IDS)).tolist() == [1]
+        clipper("snapshot")
+    assert reshard(tmp_path, 3)
+    with running(tmp_path, 3), client:  # it has lived through both
+        assert np.unique(client.pull("counts", IDS)).tolist() == [1]
+        client.push("counts", IDS, -ones((IDS.size, 2)))
+        assert np.unique(client.pull("counts", IDS)).tolist() == [2]
