@@ -261,7 +261,7 @@ class Load:
 
     seconds: float
     latencies_us: NDArray[np.float64]
-    defaults: int = 0  # answers that were the application's default
+    is_default: NDArray[np.bool_]  # of each answer: it was the application's default
     errors: collections.Counter[str] | None = None
     sender_late_us: float = (
         0.0  # p99 of how late the sender itself was: above some 10 % of the SLO the run says little
@@ -271,6 +271,11 @@ class Load:
     def offered(self) -> int:
         """Return the number of queries."""
         return len(self.latencies_us)
+
+    @property
+    def defaults(self) -> int:
+        """Return the number of answers that were the application's default."""
+        return int(self.is_default.sum())
 
     def quantile_us(self, share: float) -> float:
         """Return a quantile of the latencies of answered queries."""
@@ -283,7 +288,7 @@ class Load:
 
     def goodput_per_s(self, slo_us: float) -> float:
         """Return predictions within the SLO per second, without defaults."""
-        return max(self.within(slo_us) - self.defaults, 0) / self.seconds
+        return float(np.sum((self.latencies_us <= slo_us) & ~self.is_default)) / self.seconds
 
 
 def open_loop(
@@ -299,7 +304,8 @@ def open_loop(
     when = np.asarray(list(times))
     latencies = np.full(len(when), np.nan)
     lateness = np.zeros(len(when))
-    load = Load(float(when[-1]) if len(when) else 1e-9, latencies, 0, collections.Counter())
+    seconds, is_defaults = float(when[-1]) if len(when) else 1e-9, np.zeros(len(when), np.bool_)
+    load = Load(seconds, latencies, is_defaults, collections.Counter())
     left, lock, finished = len(when), threading.Lock(), threading.Event()
 
     def note(future: Any, index: int, due: float) -> None:
@@ -315,7 +321,7 @@ def open_loop(
                 load.errors[error] += 1  # type: ignore[index]
             else:
                 latencies[index] = (ended - due) * 1e6
-                load.defaults += default
+                is_defaults[index] = default
             left -= 1
             if not left:
                 finished.set()

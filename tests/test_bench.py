@@ -24,6 +24,7 @@ from bench.compare import change, tolerance
 from bench.harness import (
     FAILED,
     Goal,
+    Load,
     Row,
     Sample,
     absent,
@@ -143,6 +144,13 @@ def test_every_query_of_an_open_loop_is_accounted_for() -> None:
     assert load.within(60e6) == 2
     assert load.goodput_per_s(60e6) == pytest.approx(1 / load.seconds)
     assert np.isnan(load.latencies_us[:2]).all()
+
+
+def test_a_late_default_is_not_taken_from_what_came_in_time() -> None:
+    latencies = np.array([10.0, 20.0, 5000.0, np.nan])
+    load = Load(1.0, latencies, np.array([False, True, True, False]))
+    assert (load.within(100), load.defaults) == (2, 2)
+    assert load.goodput_per_s(100) == 1.0
 
 
 def test_a_query_that_is_never_answered_is_an_error() -> None:

@@ -248,7 +248,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
     when the other has much to do."""
     latencies, late = np.full(len(times), np.nan), np.zeros(len(times))
     load, numbers, finished = (
-        Load(float(times[-1]), latencies, 0, Counter()),
+        Load(float(times[-1]), latencies, np.zeros(len(times), np.bool_), Counter()),
         iter(range(len(times))),
         asyncio.Event(),
     )
@@ -263,7 +263,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         nonlocal left
         i, due_s = asked.pop(future.id)
         latencies[i] = (time.perf_counter() - due_s) * 1e6
-        load.defaults += future.result().is_default
+        load.is_default[i] = future.result().is_default
         left -= 1
         if not left:
             finished.set()

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     serve = verbs.add_parser(
         "serve",
         help="load a model, connect, answer batches",
-        description="Load a model, connect to a server, and answer batches until told to stop.",
+        description="Load a model, connect to a server, and answer batches until stopped.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -483,7 +483,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             confidence=not arguments.no_confidence,
         )
         if forked is not None and not model.fork:
-            reporter.send(plain="the model asks for it")
+            reporter.send(plain="the model requires it")
             arguments.restore()
             _start_anew(arguments, token, reporter.hand_on())
         tables = give_tables(model)

@@ -258,7 +258,7 @@ def test_a_model_may_ask_for_a_process_of_its_own(deployer, events, spec):
     first = events.next(EventKind.STARTED)
     wait_for_log(deployer, "reconnecting")
     assert deployer.logs("svm", 1, 0).count(f"as {first.pid}") == 2, "one process, two programs"
-    assert start(deployer) == "plain: the model asks for it"
+    assert start(deployer) == "plain: the model requires it"
     os.kill(first.pid, signal.SIGKILL)
     assert events.next(EventKind.EXITED).detail == "killed (SIGKILL)"
     assert parent(events.next(EventKind.STARTED).pid) == os.getpid()

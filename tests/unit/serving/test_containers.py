@@ -117,7 +117,7 @@ def test_a_hello_that_the_server_fails_on_is_answered(node):
         ({"token": "wrong"}, "the token is missing or wrong"),
         ({"token": None}, "the token is missing or wrong"),
         ({"token": "sécret"}, "the token is missing or wrong"),
-        ({"protocol": 4}, "speaks protocols 1 and 2, not 4; install a matching clipper-container"),
+        ({"protocol": 4}, "supports protocols 1 and 2, not 4; install a matching"),
         ({"name": "other"}, "no model 'other'"),
         ({"name": "A"}, "bad model name"),
         ({"name": None}, "cannot be read"),

@@ -157,7 +157,7 @@ class ServerConnections:
             connection.leave_requested = True
             state, busy = connection.state, connection.busy
         if state is ConnectionState.WAITING:
-            self._finish(connection, "asked to leave")
+            self._finish(connection, "the node no longer needs it")
         elif state is ConnectionState.SERVING and not busy:
             self._run_blocking(lambda: self._send_goodbye(connection))
         elif state is not ConnectionState.SERVING:
@@ -289,7 +289,7 @@ class ServerConnections:
             if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return os.strerror(error)
             if connection.leave_requested:
-                return "asked to leave"
+                return "the node no longer needs it"
             sock.setblocking(True)
             set_timeouts(sock, ATTEMPT_S)
             with connection.lock:

@@ -189,12 +189,12 @@ class InferenceRoutes:
         if self._models.is_array(rows):
             return WorkerTask(
                 lambda: _later(
-                    self._models.ask(target, rows, infer_request, slo_us, "", request.trace),
+                    self._models.submit(target, rows, infer_request, slo_us, "", request.trace),
                     target,
                     infer_request,
                 )
             )
-        pending = self._models.ask(target, rows, infer_request, slo_us, id, request.trace)
+        pending = self._models.submit(target, rows, infer_request, slo_us, id, request.trace)
         if all(future.done() for future in pending.futures):
             return inferred(pending, target, infer_request)
         return _later(pending, target, infer_request)
@@ -227,13 +227,13 @@ class InferenceRoutes:
         several = MultiModelRequest(self._models, ids, infer_request)
         slo_ms, id = _slo_ms(infer_request, request), request.given_id.decode("ascii")
 
-        def ask() -> DeferredResponse:
-            several.ask(
+        def submit() -> DeferredResponse:
+            several.submit(
                 lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace
             )
             return DeferredResponse(several.futures, lambda: _response(*several.body()))
 
-        return WorkerTask(ask) if several.is_array else ask()
+        return WorkerTask(submit) if several.is_array else submit()
 
 
 def _unavailable(body: object) -> HttpResponse:

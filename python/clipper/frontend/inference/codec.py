@@ -145,7 +145,7 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
         inputs.append(Tensor(tensor.name, tensor.datatype, shape, values, null))
     if at != len(body):
         raise InvalidInput(
-            f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them."
+            f"{len(body) - at} bytes follow the last tensor: no binary_data_size counts them."
         )
     check_requested(head.outputs)
     binary = bool(head.parameters.get("binary_data_output", False))

@@ -117,7 +117,7 @@ def submit_each(submits: Iterable[Callable[[], _A]]) -> list[_A]:
 
 
 class MultiModelRequest:
-    """An infer request to several models: call `ask()`, wait for `futures`, then `response()` or
+    """An infer request to several models: call `submit()`, wait for `futures`, then `response()` or
     `body()`.
 
     Raises UnknownModel, and InvalidInput for a tensor that one of the models does not take.
@@ -142,7 +142,7 @@ class MultiModelRequest:
         """The futures of all models."""
         return [future for pending in self._pending for future in pending.futures]
 
-    def ask(
+    def submit(
         self,
         slo_us: Callable[[InferenceTarget, Rows], int],
         id: str = "",
@@ -150,7 +150,7 @@ class MultiModelRequest:
     ) -> None:
         """Submit the queries. slo_us: returns the SLO of a target and its rows."""
         times = [slo_us(target, rows) for target, rows in self._found]
-        submit = self._models.ask
+        submit = self._models.submit
         self._pending = submit_each(
             lambda target=target, rows=rows, us=us: submit(
                 target, rows, self._request, us, id, trace

@@ -177,7 +177,7 @@ class InferenceOperations:
                 " with http.token."
             )
             raise Forbidden(
-                f"{name!r} has no container, and none is started for who asks queries.", hint=hint
+                f"{name!r} has no container, and queries start none.", hint=hint
             )
 
     def unload(self, name: str) -> None:
@@ -188,7 +188,7 @@ class InferenceOperations:
             " with http.token."
         )
         raise Forbidden(
-            f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint
+            f"{name!r} is not unloaded by a client: others use it too.", hint=hint
         )
 
     # -- about a model
@@ -343,7 +343,7 @@ class InferenceOperations:
             return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
         return self._node.slo_us(slo_ms, target.resolved.slo_us)
 
-    def ask(
+    def submit(
         self,
         target: InferenceTarget,
         rows: Rows,
@@ -358,7 +358,7 @@ class InferenceOperations:
         context = _context(request)
         if trace is not None:
             trace.start_query()
-        pending = self._ask(
+        pending = self._submit(
             resolved,
             rows,
             user,
@@ -371,7 +371,7 @@ class InferenceOperations:
             trace.end_query(resolved.name, pending.futures)
         return pending
 
-    def _ask(
+    def _submit(
         self,
         resolved: ResolvedApplication,
         rows: Rows,

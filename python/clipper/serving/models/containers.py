@@ -281,7 +281,7 @@ class Containers:
             )
         if hello.protocol not in (1, 2):
             raise Refused(
-                f"this server speaks protocols 1 and 2, not {hello.protocol}; install a matching"
+                f"this server supports protocols 1 and 2, not {hello.protocol}; install a matching"
                 " clipper-container"
             )
         return hello
