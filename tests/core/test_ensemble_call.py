@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper.schema import Tensors
 from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status, StatusError
+from clipper_core.wire.prediction import register_record
 
 World = Any  # tests/core/conftest.py
 TICK_US = 64  # a deadline is kept this late at most
@@ -394,9 +396,57 @@ def test_votes_of_many_kinds(world: World) -> None:
         assert predict_ensemble(models, more, 3.0).verdict[0] == 1, values
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_one_tensor_of_a_record_is_compared(world: World, cached: bool) -> None:
+    """Records of equal labels agree, whatever else they hold; so does a label without a name."""
+    wide = Tensors.parse({"score": "f32[3]", "label": "i64", "box": "f64[2]"})
+    slim = Tensors.parse({"label": "i32", "score": "f64"})
+
+    def named(tensors: Tensors) -> Any:
+        number = register_record(str(tensors), tensors.unpack, tensors.unpack_many)
+        return world.model(
+            output="u8",
+            output_shape=(tensors.row_bytes,),
+            outputs=tensors,
+            output_record=number,
+            cached=cached,
+        )
+
+    outputs: list[tuple[Any, Any]] = [
+        (named(wide), {"score": [1, 2, 3], "label": 7, "box": [1, math.nan]}),
+        (named(slim), {"label": 7, "score": 0.5}),
+        (world.model(cached=cached), 7),
+        (named(wide), {"score": [4, 5, 6], "label": 8, "box": [1, 2]}),
+    ]
+    models = tuple(model for model, _ in outputs)
+    containers = [] if cached else containers_of(world, models)
+    for model, output in outputs if cached else []:
+        model.put(3.0, output)
+
+    def verdict(field: str, need: int) -> Any:
+        fields = [model.outputs and model.outputs.place_of(field) for model in models]
+        quorum = Decider([Step(Rule.QUORUM, 1_000, need=need), Step(Rule.FIRST)])
+        future = predict_ensemble(models, quorum, 3.0, 50_000, fields=fields, learn=True)
+        world.step()
+        for container, (model, output) in zip(containers, outputs, strict=False):
+            container.read()
+            packed = output if model.outputs is None else model.outputs.pack(output)
+            container.reply(lambda rows, packed=packed: np.array([packed] * len(rows)))
+            world.step()
+        world.pass_deadline(1_000)
+        return future.verdict[:2]
+
+    assert verdict("label", 3) == (0, 0b0111 if not cached else 0b1111)
+    assert verdict("label", 4)[0] == 1, "one of them has another label"
+    assert verdict("nothing", 2)[0] == 1, "as a whole no two are equal"
+    assert verdict("box", 1) == (0, 0b1110), "a box with NaN is no vote"
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        ({"fields": (None,)}, "1 fields for 2 models"),
+        ({"fields": (None, (0, 8, "f64", (1,) * 5))}, "at most 4 dimensions"),
         ({"weights": (1.0,)}, "1 weights for 2 models"),
         ({"starts_us": (0, 0, 0)}, "3 starts_us for 2 models"),
         ({"weights": (1.0, -1.0)}, "weights are numbers from 0 on"),

@@ -215,7 +215,8 @@ def test_policies_combine_the_output_that_the_application_names(
     server: clipper.ClipperServer, deploy: Deploy, names: Iterator[str]
 ) -> None:
     types = {"inputs": {"x": "f64[2]"}, "outputs": {"label": "i64", "score": "f64"}}
-    models = [deploy(voter(label, label / 10), **types) for label in (1, 2, 2)]
+    votes = ((1, 0.1), (2, 0.2), (2, 0.3))
+    models = [deploy(voter(*each), **types) for each in votes]
     links = [model.name.partition(":")[0] for model in models]
     with pytest.raises(InvalidInput, match="Say which one its policy combines: output='label'"):
         server.app(next(names), models=links)
@@ -226,12 +227,13 @@ def test_policies_combine_the_output_that_the_application_names(
     assert answer.output == 2
     assert vote.feedback(answer, label=2)
     mean = server.app(next(names), models=links, output="score", slo_ms=5000)
-    assert mean.predict({"x": [1.0, 2.0]}).result(10).output == pytest.approx(0.5 / 3)
+    assert mean.predict({"x": [1.0, 2.0]}).result(10).output == pytest.approx(0.2)
     rows = vote.predict_many({"x": np.ones((40, 2))}).result(10)
     assert rows.outputs.tolist() == [2] * 40
     assert vote.feedback_many(rows, np.full(40, 2)).counted == 40
     early = server.app(next(names), models=links, output="label", decider="majority", slo_ms=5000)
-    assert early.predict({"x": [3.0, 4.0]}).result(10).output == 2
+    answer = early.predict({"x": [3.0, 4.0]}).result(10)
+    assert (answer.output, answer.decided_by) == (2, "majority"), "scores differ, labels do not"
 
 
 def test_defaults_and_some_outputs(

@@ -156,6 +156,16 @@ class Tensors:
         """The type of a record as one row: `u8[64]` or `bytes`."""
         return f"u8[{self.row_bytes}]" if self.is_fixed else "bytes"
 
+    def place_of(self, name: str) -> tuple[int, int, str, tuple[int, ...]] | None:
+        """Return where a tensor is in each record: its first byte, its bytes, its element type and
+        its shape. None if records differ in length.
+        """
+        spec = self.by_name.get(name)
+        if spec is None or not self.is_fixed:
+            return None
+        at = self._offsets[[*self.by_name].index(name)]
+        return at, math.prod(spec.shape) * spec.numpy.itemsize, spec.dtype, spec.shape
+
     def select(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the names of some of the tensors, in the order of the schema. Raises:
         InvalidTensor for an unknown one.

@@ -112,6 +112,7 @@ cdef class EnsembleRequest:
 
     cdef u64 read(self, object x) except? 0
     cdef int set_votes(self, object weights, object starts_us) except -1
+    cdef int set_fields(self, object fields) except -1
     cdef int set_deferred(self, u32 i, u8* to) except -1
     cdef int look_up(self, u64 now) except -1
     cdef RulingData use_cache_hits(self) except *

@@ -15,7 +15,7 @@ from clipper_core.results.completion cimport (
     CompletionState, block_drop, completion_wake_loop_thread, home_of, slot_fill, slots_claim,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, SUBMIT, UNSUBMITTED, Decider,
+    ANSWER, ENSEMBLE_TASKS_MAX, NEVER_US, OUTSTANDING, SUBMIT, UNSUBMITTED, Decider, Field,
     decider_may_extra, decider_query,
 )
 from clipper_core.results.ensemble_call cimport (
@@ -940,6 +940,20 @@ cdef class EnsembleRequest:
             total += (row.nbytes + 7) & ~<u64> 7
         return total
 
+    cdef int set_fields(self, object fields) except -1:
+        """Set which tensor of a record is compared, of each task that has records."""
+        cdef Field* field
+        cdef u32 i, k
+        for i in range(self.ensemble_call.n if fields is not None else 0):
+            if fields[i] is None:
+                continue
+            field = &self.ensemble_call.votes[i].field
+            field.at, field.nbytes, name, shape = fields[i]
+            field.dtype, field.rank = <u8> int(NAMES[name]), <u8> len(shape)
+            for k in range(field.rank):
+                field.dims[k] = shape[k]
+        return 0
+
     cdef int set_votes(self, object weights, object starts_us) except -1:
         """Set the votes, and the deferred calls of tasks that do not start at once."""
         cdef EnsembleCall* h = self.ensemble_call
@@ -1070,11 +1084,12 @@ cdef Lane* _lane(Model model, int klass) except NULL:
     return m.lanes[klass]
 
 
-cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
+cdef int _check(tuple models, Decider decider, object weights, object starts_us,
+                object fields) except -1:
     if not 1 <= len(models) <= ENSEMBLE_TASKS_MAX:
         raise_for(BAD_INPUT,
                   f"predict_ensemble takes 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
-    for name, values in (("weights", weights), ("starts_us", starts_us)):
+    for name, values in (("weights", weights), ("starts_us", starts_us), ("fields", fields)):
         if values is not None and len(values) != len(models):
             raise_for(BAD_INPUT,
                       f"predict_ensemble was given {len(values)} {name} for {len(models)} models")
@@ -1084,6 +1099,8 @@ cdef int _check(tuple models, Decider decider, object weights, object starts_us)
         raise_for(BAD_INPUT,
                   f"starts_us are microseconds from 0 on, or -1: when the decider submits it; not "
                   f"{starts_us}")
+    if fields is not None and any([field and len(field[3]) > RANK_MAX for field in fields]):
+        raise_for(BAD_INPUT, f"a field that is compared has at most {RANK_MAX} dimensions")
     if decider is None:
         raise_for(BAD_INPUT, "predict_ensemble was given no decider")
     return 0
@@ -1095,7 +1112,7 @@ cdef bint _starts_later(object starts_us) except -1:
 
 def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
                   extra=None, weights=None,
-                  starts_us=None, bint learn=False):
+                  starts_us=None, bint learn=False, fields=None):
     """One future over the same input on several models, done as soon as `decider` has an answer.
     Threads: any.
 
@@ -1104,9 +1121,11 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     votes and means. With `learn` the tasks that are outstanding at the answer go on; without, they
     end as UNNEEDED, like those never submitted. `future.verdict` names the tasks of the answer,
     `finish(future)` makes it; without `finish` the result is the list of the used predictions, in
-    rank order. Raises BAD_INPUT (nothing was submitted), NO_MEMORY.
+    rank order. fields[i]: what is compared of records of fixed sizes that models[i] returns:
+    (first byte, bytes, element type, shape); None: the whole output. Raises BAD_INPUT (nothing was
+    submitted), NO_MEMORY.
     """
-    _check(models, decider, weights, starts_us)
+    _check(models, decider, weights, starts_us, fields)
     cdef Model model = models[0]
     cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
     cdef CompletionState* home = model.engine.state.completion
@@ -1129,6 +1148,7 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
         _give_back(home, block, first, n + 1)
         raise_for(NO_MEMORY, "no memory for an ensemble call")
     request.set_votes(weights, starts_us)
+    request.set_fields(fields)
     decider_query(decider.state)
     future = future_of_ensemble(model.engine.completion, request.ensemble_call, models, finish,
                                 extra)

@@ -40,6 +40,13 @@ cdef enum RulingKind:
     ANSWER = 1
     SUBMIT = 2
 
+cdef struct Field:              # the tensor of a record that is compared (docs/wire.md)
+    u32 at                      # its first byte
+    u32 nbytes                  # 0: the whole output is compared
+    u8 dtype
+    u8 rank
+    u32 dims[4]
+
 cdef struct VoteData:           # what is known of one task
     u8 state                    # VoteState
     u8 order                    # of arrival
@@ -49,6 +56,7 @@ cdef struct VoteData:           # what is known of one task
     double number
     double confidence           # 0 to 1; negative: none was given
     double weight
+    Field field
     u64 start_us                # when it is submitted unless all is decided, after receipt;
                                 # NEVER_US: when a rule needs it
 

@@ -22,7 +22,8 @@ from clipper_core.results.completion cimport (
     completion_notify_outside, completion_wake_loop, slot_boxes, slot_state, slot_try_cancel,
 )
 from clipper_core.results.decider cimport (
-    ANSWER, ARRIVED, FAILED, OUTSTANDING, SUBMIT, UNSUBMITTED, decide, decider_drop, decider_hold,
+    ANSWER, ARRIVED, FAILED, OUTSTANDING, SUBMIT, UNSUBMITTED, Field, decide, decider_drop,
+    decider_hold,
 )
 from clipper_core.runtime.allocation cimport make, make_room
 from clipper_core.runtime.dtype cimport BOOL, F16, F32, F64, I64, U64, all_finite, itemsize
@@ -31,7 +32,7 @@ from clipper_core.runtime.machine cimport (
     acq_rel, acquire, aligned_new, i64, pause, relaxed, seq_cst,
 )
 from clipper_core.runtime.status cimport CANCELLED, OK, UNNEEDED
-from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data
+from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data, record_type
 
 ctypedef EnsembleCall* EnsembleCallPointer
 
@@ -45,7 +46,11 @@ cdef struct VoteKey:               # a value, as votes compare it
     u8 kind                     # 1 bool, 2 whole number, 3 one above 2^63, 4 float, 5 anything else
     u64 bits                    # of a scalar
     double number
-    const Blob* blob            # of anything else
+    const u8* data              # of anything else; NULL: a scalar
+    u64 nbytes
+    u8 dtype
+    u8 rank
+    const u32* dims
 
 
 # -- values
@@ -75,7 +80,7 @@ cdef double _float_of(u8 dtype, u64 word) noexcept nogil:
 cdef VoteKey _scalar_vote_key(u8 dtype, u64 word) noexcept nogil:
     cdef VoteKey vote_key
     cdef u32 unused = 64 - 8 * itemsize(dtype)
-    vote_key.blob = NULL
+    vote_key.data = NULL
     vote_key.kind, vote_key.bits = 2, word
     if dtype == F16 or dtype == F32 or dtype == F64:
         vote_key.kind = 4
@@ -94,38 +99,45 @@ cdef VoteKey _scalar_vote_key(u8 dtype, u64 word) noexcept nogil:
     return vote_key
 
 
-cdef VoteKey _vote_key(u64 word, u8 tag) noexcept nogil:
+cdef VoteKey _vote_key(EnsembleCall* h, u32 i) noexcept nogil:
+    """Return what is compared of the output of task i: all of it, or its field."""
     cdef VoteKey vote_key
     cdef Blob* blob
-    cdef u64 scalar = 0
-    if tag != TAG_BLOB:
-        return _scalar_vote_key(tag, word)
+    cdef Field* field = &h.votes[i].field
+    cdef u64 scalar = 0, word = h.block.word[h.first + i]
+    if h.block.tag[h.first + i] != TAG_BLOB:
+        return _scalar_vote_key(h.block.tag[h.first + i], word)
     blob = <Blob*> word
-    if blob.rank == 0 and blob.dtype <= F64:
-        memcpy(&scalar, blob_data(blob), min(blob.nbytes, <u64> 8))
-        return _scalar_vote_key(blob.dtype, scalar)
-    vote_key.kind, vote_key.bits, vote_key.number, vote_key.blob = 5, 0, 0, blob
+    vote_key.kind, vote_key.bits, vote_key.number = 5, 0, 0
+    vote_key.data, vote_key.nbytes = <u8*> blob_data(blob), blob.nbytes
+    vote_key.dtype, vote_key.rank, vote_key.dims = blob.dtype, blob.rank, blob.dims
+    if field.nbytes and record_type(blob) and <u64> field.at + field.nbytes <= blob.nbytes:
+        vote_key.data += field.at
+        vote_key.nbytes = field.nbytes
+        vote_key.dtype, vote_key.rank, vote_key.dims = field.dtype, field.rank, field.dims
+    if vote_key.rank == 0 and vote_key.dtype <= F64:
+        memcpy(&scalar, vote_key.data, min(vote_key.nbytes, <u64> 8))
+        return _scalar_vote_key(vote_key.dtype, scalar)
     return vote_key
 
 
 cdef bint _is_usable(const VoteKey* vote_key) noexcept nogil:
-    if vote_key.blob == NULL:
+    if vote_key.data == NULL:
         return vote_key.kind != 4 or isfinite(vote_key.number)
-    return all_finite(vote_key.blob.dtype, blob_data(<Blob*> vote_key.blob), vote_key.blob.nbytes)
+    return all_finite(vote_key.dtype, vote_key.data, vote_key.nbytes)
 
 
 cdef bint _are_equal(const VoteKey* a, const VoteKey* b) noexcept nogil:
-    if a.kind != b.kind or a.blob == NULL:
+    if a.kind != b.kind or a.data == NULL:
         return a.kind == b.kind and a.bits == b.bits
-    return (a.blob.dtype == b.blob.dtype and a.blob.rank == b.blob.rank
-            and a.blob.nbytes == b.blob.nbytes
-            and memcmp(a.blob.dims, b.blob.dims, 4 * a.blob.rank) == 0
-            and memcmp(blob_data(<Blob*> a.blob), blob_data(<Blob*> b.blob), a.blob.nbytes) == 0)
+    return (a.dtype == b.dtype and a.rank == b.rank and a.nbytes == b.nbytes
+            and memcmp(a.dims, b.dims, 4 * a.rank) == 0
+            and memcmp(a.data, b.data, a.nbytes) == 0)
 
 
 cdef void _weigh(EnsembleCall* h, u32 i) noexcept nogil:
     """Task i ended OK; what is its vote?"""
-    cdef VoteKey other, vote_key = _vote_key(h.block.word[h.first + i], h.block.tag[h.first + i])
+    cdef VoteKey other, vote_key = _vote_key(h, i)
     cdef VoteData* vote = &h.votes[i]
     cdef Blob* blob
     cdef u32 k
@@ -138,14 +150,14 @@ cdef void _weigh(EnsembleCall* h, u32 i) noexcept nogil:
         if blob.has_confidence:
             vote.confidence = min(max(<double> blob.confidence, 0.0),
                                   1.0) if blob.confidence == blob.confidence else 0
-    vote.numeric = vote_key.blob == NULL
+    vote.numeric = vote_key.data == NULL
     vote.number = vote_key.number
     vote.order = h.arrivals
     h.arrivals += 1
     vote.klass = i
     for k in range(h.n):
         if h.votes[k].state == ARRIVED and h.votes[k].klass == k:
-            other = _vote_key(h.block.word[h.first + k], h.block.tag[h.first + k])
+            other = _vote_key(h, k)
             if _are_equal(&vote_key, &other):
                 vote.klass = k
                 break

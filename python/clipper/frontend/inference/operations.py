@@ -176,9 +176,7 @@ class InferenceOperations:
                 "Management does: POST /v2/repository/models/NAME/load where http.admin is, or gRPC"
                 " with http.token."
             )
-            raise Forbidden(
-                f"{name!r} has no container, and queries start none.", hint=hint
-            )
+            raise Forbidden(f"{name!r} has no container, and queries start none.", hint=hint)
 
     def unload(self, name: str) -> None:
         """Raise Forbidden: unloading is for management."""
@@ -187,9 +185,7 @@ class InferenceOperations:
             "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC"
             " with http.token."
         )
-        raise Forbidden(
-            f"{name!r} is not unloaded by a client: others use it too.", hint=hint
-        )
+        raise Forbidden(f"{name!r} is not unloaded by a client: others use it too.", hint=hint)
 
     # -- about a model
 

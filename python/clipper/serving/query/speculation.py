@@ -40,7 +40,7 @@ from clipper.serving.query.processor import (
     why_of,
 )
 from clipper.serving.query.qualifiers import prediction_of
-from clipper.types import Answer, UserValue, VersionedModel
+from clipper.types import RANK_MAX, Answer, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule
@@ -73,6 +73,7 @@ _RULES = {
     "floor": Rule.FLOOR,
     "row": Rule.ROW,
 }
+Field = tuple[int, int, str, tuple[int, ...]]  # see Tensors.place_of
 _OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy queries
 
 
@@ -87,6 +88,7 @@ class _Order(msgspec.Struct, frozen=True, eq=False):
     cores: tuple[CoreModel, ...]
     decider: Decider
     weights: tuple[float, ...] | None
+    fields: tuple[Field | None, ...] | None
 
 
 class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
@@ -132,6 +134,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
             order.weights,
             self.starts_us,
             learn,
+            order.fields,
         )
         if speculation.own is not None and not future.done():
             speculation.decider_threads.listen(Listener(future, self, query.state))
@@ -236,13 +239,16 @@ class LateTask:
 
 
 class Speculation:
-    """One application's decider over its models as they are now. Threads: any."""
+    """One application's decider over its models as they are now. output: the named output that it
+    compares; empty: the whole. Threads: any.
+    """
 
     __slots__ = (
         "_cores",
         "_deciders",
         "_hedge",
         "_last",
+        "_output",
         "decider_threads",
         "failures",
         "links",
@@ -260,8 +266,9 @@ class Speculation:
         links: Sequence[VersionedModel],
         cores: Mapping[VersionedModel, CoreModel],
         decider_threads: DeciderThreads,
+        output: str = "",
     ) -> None:
-        self.text = text
+        self.text, self._output = text, output
         self.schedule = parse_decider(text)
         self.policy = policy
         self.links, self._cores = tuple(links), dict(cores)
@@ -320,7 +327,17 @@ class Speculation:
             each = vote_weights(policy, state, models)
             weights = tuple([each[model] for model in models])
         cores = tuple([self._cores[model] for model in models])
-        return _Order(state, chosen, models, cores, self._decider_for(models), weights)
+        fields = self._fields_of(cores) if self._output else None
+        return _Order(state, chosen, models, cores, self._decider_for(models), weights, fields)
+
+    def _fields_of(self, cores: Sequence[CoreModel]) -> tuple[Field | None, ...]:
+        """Return where the output that the application names is in the records of each model; None
+        for a model whose records differ in length, which are compared as a whole.
+        """
+        found = [core.outputs and core.outputs.place_of(self._output) for core in cores]
+        return tuple(
+            [field if field is not None and len(field[3]) <= RANK_MAX else None for field in found]
+        )
 
     def _wants_more(self) -> bool:
         """Return whether a rule has use for more models than one that the policy chose."""
@@ -425,7 +442,9 @@ def speculation_of(
         if resolved.rollout.assignment is None
         else resolved.rollout.assignment.primaries
     )
-    found = Speculation(text, resolved.policy, primaries, resolved.cores, decider_threads)
+    found = Speculation(
+        text, resolved.policy, primaries, resolved.cores, decider_threads, resolved.output_name
+    )
     return (
         None
         if (found.own is None and found.schedule.waits_for_all) or not resolved.models
