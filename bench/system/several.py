@@ -410,12 +410,12 @@ def _seen(server: clipper.ClipperServer) -> int:
     return int(learner.state(None).seen)
 
 
-def cpu_us(servers: Cluster, count: int, seconds: float) -> float:
-    """Return the CPU time of servers and containers for each query, in microseconds, while clients
-    query the first `count` servers as fast as they can."""
+def cpu_us(servers: Cluster, count: int, seconds: float, users: int = CLIENTS) -> float:
+    """Return the CPU time of servers and containers for each query, in microseconds, while so many
+    clients query the first `count` servers as fast as they can."""
     stop = threading.Event()
     places = [("127.0.0.1", server.port) for server in servers.servers[:count]]
-    clients = [Client(lambda: places, 1e6, stop) for _ in range(CLIENTS)]
+    clients = [Client(lambda: places, 1e6, stop) for _ in range(users)]
     sessions = {server.process.pid for server in servers.servers[:count]}
     began_s = _cpu_s(sessions)
     for client in clients:
@@ -460,16 +460,21 @@ def costs(quick: bool) -> list[Row]:
     ):
         kinds = (with_records, without, apart)
         found = [
-            [cpu_us(kind, count, each_s) for kind in kinds for count in (2, 1)]
+            [
+                *(cpu_us(kind, count, each_s) for kind in kinds for count in (2, 1)),
+                cpu_us(with_records, 2, each_s, 2 * CLIENTS),
+            ]
             for _ in range(times)
         ]
-        two, one, two_off, one_off, two_apart, one_apart = (
+        two, one, two_off, one_off, two_apart, one_apart, two_busy = (
             Sample(tuple(values)) for values in zip(*found, strict=True)
         )
         why = "batches are smaller, since two servers share the queries"
         goal = Goal("at_most", 1.05)
         name = "CPU of servers and containers per query, 2 servers"
         rows.append(row(name, two, "us", "1 server", one, goal=goal, bounded_by=why))
+        name = "the same, twice the clients, so that each server has as many as 1 server had"
+        rows.append(row(name, two_busy, "us", "1 server", one, goal=goal))
         name = "the same, answers not written to Redis"
         rows.append(row(name, two_off, "us", "1 server", one_off))
         name = "the same, each server with a state of its own"

@@ -78,9 +78,14 @@ class RayMachines:
         self.address = self._cluster.address
         self._nodes = [self._cluster.add_node(num_cpus=2) for _ in range(others)]
 
-    def kill_one(self) -> None:
-        """Kill a node, with the server that runs on it, and add another one."""
-        node = self._nodes.pop()
+    def kill_node_of(self, actor: int) -> None:
+        """Kill the node of an actor's process, with all that runs on it, and add another one."""
+        (node,) = (
+            node
+            for node in self._nodes
+            if node.all_processes["raylet"][0].process.pid == parent_of(actor)
+        )
+        self._nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
         self._nodes.append(self._cluster.add_node(num_cpus=2))
 
@@ -217,7 +222,7 @@ def _kill(servers: RayServing, victim: Callable[[int], int]) -> None:
 def kill_node(servers: RayServing) -> None:
     """Kill a Ray node with its actors; Ray starts them on another one."""
     before = servers.output.count(" is not ready")
-    servers.machines.kill_one()
+    servers.machines.kill_node_of(parent_of(servers.server_pids()[0]))
     servers.await_line(" is not ready", before + 1)
     servers.await_ready(LEAST)
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,27 +148,23 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
     assert servers.process.returncode == 0
 
 
-def supervisor_of(pid: int) -> int:
-    """The process that started it: an actor's."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.slow
-def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_killed(
+def test_shards_on_ray_have_what_was_acknowledged_when_they_their_actors_or_nodes_are_killed(
     tmp_path: Path, there: None
 ) -> None:
-    """Two shards with a copy each on three Ray nodes of this machine, no two shards on one."""
+    """Shards that have copies of each other, on three Ray nodes of this machine, one of which is
+    killed in the end: no two shards are on one."""
     pytest.importorskip("ray", reason="python tools/fetch.py ray")
     with contextlib.closing(several_ray.RayMachines(3)) as machines:
-        kill_shards_and_actors(tmp_path, machines.address)
+        kill_shards_actors_and_nodes(tmp_path, machines)
 
 
-def kill_shards_and_actors(tmp_path: Path, ray_address: str) -> None:
+def kill_shards_actors_and_nodes(tmp_path: Path, machines: several_ray.RayMachines) -> None:
     words = (
         "--on",
         "ray",
         "--ray-address",
-        ray_address,
+        machines.address,
         "--shards",
         "2",
         "--replicas",
@@ -184,7 +180,12 @@ def kill_shards_and_actors(tmp_path: Path, ray_address: str) -> None:
                     "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
                 )
             )
-            for count, victim in enumerate([int, supervisor_of, supervisor_of], 1):
+            kills: tuple[Callable[[int], None], ...] = (
+                lambda pid: os.kill(pid, signal.SIGKILL),
+                lambda pid: os.kill(several_ray.parent_of(pid), signal.SIGKILL),
+                lambda pid: machines.kill_node_of(several_ray.parent_of(pid)),
+            )
+            for count, kill in enumerate(kills, 1):
                 client.push("t", range(10), -np.ones((10, 2)))
                 until(
                     lambda: all(
@@ -194,14 +195,23 @@ def kill_shards_and_actors(tmp_path: Path, ray_address: str) -> None:
                     )
                 )
                 before = client.call(1, "stats")["pid"]
-                os.kill(victim(before), signal.SIGKILL)
+                kill(before)
                 wait_until(
                     lambda: client.call(1, "stats")["pid"] != before,  # noqa: B023
                     f"shard 1 is there again after kill {count}",
                     PATIENCE_S,
                 )
                 assert (client.pull("t", range(10)) == count).all()
-        words = ("params", "down", "--on", "ray", "--ray-address", ray_address, "--folder", "set")
+        words = (
+            "params",
+            "down",
+            "--on",
+            "ray",
+            "--ray-address",
+            machines.address,
+            "--folder",
+            "set",
+        )
         with running(*words) as down:
             assert "ended 2 shards on Ray" in down.rest()
     assert running_shards(tmp_path / "set") == []

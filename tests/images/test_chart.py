@@ -27,6 +27,7 @@ replicas = 2
 target = "ours_for_chart:total"
 input = "f64[3]"
 replicas_max = 4
+gpus = "1"
 [apps.total]
 models = ["sums", "big.model"]
 default = "{{ not a template }}"
@@ -159,6 +160,10 @@ def test_monitoring_has_our_rules_and_finds_our_services(chart: Path) -> None:
             if kind == "Service" and one["metadata"]["labels"][wanted["key"]] in wanted["values"]
         }
         assert services == {"shop", "shop-node"}
-        trigger = found["ScaledObject", "shop-model-big-model"]["spec"]["triggers"][0]
-        query = 'max(clipper_queue_wait_seconds{model="big.model",namespace="prod"})'
-        assert trigger["metadata"]["query"] == query
+        triggers = found["ScaledObject", "shop-model-big-model"]["spec"]["triggers"]
+        assert {one["metadata"]["query"]: one["metadata"]["threshold"] for one in triggers} == {
+            'max(clipper_queue_wait_seconds{model="big.model",namespace="prod"})': "0.05",
+            'sum(clipper_queue_rows{model="big.model",namespace="prod"})': "1000",
+            'avg(DCGM_FI_DEV_GPU_UTIL{exported_pod=~"shop-model-big-model-.+",'
+            'exported_namespace="prod"})': "80",
+        }

@@ -179,6 +179,7 @@ def _values(contents: ChartContents) -> Document:
                 "maxReplicas": model.replicas_max,
                 "waitSeconds": 0.05,
                 "queueRows": 1000,
+                **({"gpuPercent": 80} if model.gpus else {}),
             }
             for name, (model, image) in shipment.models.items()
         },
@@ -260,11 +261,13 @@ def _server_templates(shipment: Shipment) -> dict[str, str]:
     made["templates/network.yaml"] = _if(".Values.networkPolicy.enabled", *found["network.yaml"])
     for name in shipment.models:
         documents = found[f"model-{label_of(name)}.yaml"]
-        made[f"templates/model-{label_of(name)}.yaml"] = _model_template(name, documents)
+        made[f"templates/model-{label_of(name)}.yaml"] = _model_template(
+            name, documents, has_gpu=bool(shipment.models[name][0].gpus)
+        )
     return made
 
 
-def _model_template(name: str, documents: list[Document]) -> str:
+def _model_template(name: str, documents: list[Document], *, has_gpu: bool) -> str:
     """Write a model's objects; its scaler is an autoscaler of Kubernetes or of KEDA."""
     values = f"(index .Values.models {json.dumps(name)})"
     deployed = next(one for one in documents if one["kind"] == "Deployment")
@@ -300,22 +303,31 @@ def _model_template(name: str, documents: list[Document]) -> str:
             "scaleTargetRef": {"name": target},
             "minReplicaCount": least,
             "maxReplicaCount": most,
-            "triggers": scaler_triggers(name, "@NAMESPACE@", values),
+            "triggers": scaler_triggers(
+                name, "@NAMESPACE@", values, gpu_pods=f"{target}-.+" if has_gpu else ""
+            ),
         },
     }
     text += "---\n" + _if(f'and {scaled} (eq .Values.autoscaling.kind "keda")', keda)
     return text.replace("@NAMESPACE@", "{{ .Release.Namespace }}")
 
 
-def scaler_triggers(name: str, namespace: str, values: str = "") -> list[Document]:
-    """Return KEDA's triggers of a model: the expected wait of its queries, and its waiting rows for
-    each pod. values: expression of Helm for the thresholds.
+def scaler_triggers(
+    name: str, namespace: str, values: str = "", gpu_pods: str = ""
+) -> list[Document]:
+    """Return KEDA's triggers of a model: the expected wait of its queries, its waiting rows for
+    each pod, and the mean use of its GPUs in percent, as NVIDIA's DCGM exporter measures it.
+
+    values: expression of Helm for the thresholds. gpu_pods: regular expression of the names of
+    pods with GPUs; empty: the model has none.
     """
     of = f'model="{name}",namespace="{namespace}"'
-    queries = (
+    gpu = f'exported_pod=~"{gpu_pods}",exported_namespace="{namespace}"'
+    queries = [
         ("waitSeconds", "Value", f"max(clipper_queue_wait_seconds{{{of}}})"),
         ("queueRows", "AverageValue", f"sum(clipper_queue_rows{{{of}}})"),
-    )
+        *([("gpuPercent", "Value", f"avg(DCGM_FI_DEV_GPU_UTIL{{{gpu}}})")] if gpu_pods else ()),
+    ]
     address = _value(".Values.autoscaling.prometheus | quote")
     return [
         {
