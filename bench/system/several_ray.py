@@ -132,7 +132,7 @@ class RayServing:
             raise RuntimeError(f"it ended with {self.process.returncode}: {self.output}")
 
     def await_ready(self, count: int) -> None:
-        """Wait until so many servers are ready."""
+        """Wait until so many servers are ready, as the command has printed."""
 
         def ready() -> set[str]:
             found: set[str] = set()

@@ -224,7 +224,7 @@ class RayServerGroup:
             self._spread_over = nodes  # no other node has room
 
     def _replace(self, old: str, within_s: float, stop: threading.Event) -> None:
-        new = self._add()
+        new = self._add(instead_of=old)
         try:
             self.wait_ready([new], within_s, stop)
         except NoServer:
@@ -278,7 +278,7 @@ class RayServerGroup:
         """End all servers; return their last statuses."""
         return self._end(self.names)
 
-    def _add(self) -> str:
+    def _add(self, instead_of: str = "") -> str:
         plan = self._plan
         last = max((int(one.rpartition("-")[2]) for one in self._actors), default=0)
         name = f"{plan.name}-{last + 1}"
@@ -291,7 +291,7 @@ class RayServerGroup:
             name, NAMESPACE, plan.cpus, plan.gpus, plan.resources, plan.runtime_env
         )
         if nodes := self._nodes():  # else it waits until there is one
-            counts = self._counts(nodes)
+            counts = self._counts(nodes, instead_of)
             self._placed[name] = emptiest = min(counts, key=counts.__getitem__)
             options["scheduling_strategy"] = Affinity(
                 emptiest, soft=True, _spill_on_unavailable=True
@@ -314,10 +314,11 @@ class RayServerGroup:
             if one["Alive"] and all(one["Resources"].get(k, 0) >= n for k, n in needs.items())
         )
 
-    def _counts(self, nodes: Iterable[str]) -> Counter[str]:
-        """Return how many servers each node has."""
+    def _counts(self, nodes: Iterable[str], without: str = "") -> Counter[str]:
+        """Return how many servers each node has, one of them left out."""
         counts = Counter(dict.fromkeys(nodes, 0))
-        counts.update(node for name in self._actors if (node := self._node(name)) in counts)
+        found = (self._node(name) for name in self._actors if name != without)
+        counts.update(node for node in found if node in counts)
         return counts
 
     def _end(self, names: Sequence[str]) -> dict[str, NodeStatus]:
