@@ -217,6 +217,19 @@ def test_it_learns_which_model_knows_which_label() -> None:
     assert wrong < 140  # of 500; the equal vote has 267
 
 
+def test_two_models_that_never_agree_teach_too() -> None:
+    """The slope of the equal vote's weight is exactly 0 then: half of the models are right."""
+    models = MODELS[:2]
+    state = POLICY.init(models)
+    for t in range(50):
+        arrived = {models[0]: Prediction(1 - t % 2), models[1]: Prediction(t % 2)}
+        truth = Truth(t % 2)
+        state = POLICY.observe(state, Observation(Plan(models), arrived, truth))
+    for label in (0, 1):
+        arrived = {models[0]: Prediction(1 - label), models[1]: Prediction(label)}
+        assert POLICY.combine(state, arrived, ()).output == label
+
+
 def test_it_follows_the_model_that_says_honestly_how_sure_it_is() -> None:
     rng, state, wrong = np.random.default_rng(3), POLICY.init(MODELS), 0
     for t in range(1500):

@@ -56,6 +56,9 @@ cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of l
 cdef enum:
     CONTEXT_MAX = 32            # features of a context
 
+cdef inline bint is_label(object kind) noexcept:    # whether outputs of this type are voted on
+    return kind is int or kind is str or kind is bool or kind is bytes
+
 cdef struct Votes:              # the predictions of one query, with the label, as numbers
     i64[MODELS_MAX] values
     u8[MODELS_MAX] arrived
@@ -74,9 +77,11 @@ cdef class FeedbackUpdate:
     cdef double coverage, step, doubt
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   u32 chosen, double p, tuple features, object label, double weight) except -1
-    # ^ outputs, confidence: of k models, borrowed; NULL where no prediction arrived.  chosen: the
-    # only model that was queried, k when all were. False: it is for `policy.observe`
+                   const u8* right, u32 chosen, double p, tuple features, object label,
+                   double weight) except -1
+    # ^ outputs, confidence: of k models, borrowed; NULL where no prediction arrived.  right: those
+    # whose output is the label.  chosen: the only model that was queried, k when all were. False:
+    # it is for `policy.observe`
     cdef OpenState open(self, object state, tuple models)
     # ^ None if the state is of other models, or not finite
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
@@ -89,14 +94,13 @@ cdef class OpenState:           # a state while it learns several observations: 
     cdef FeedbackUpdate update
     cdef object state, thresholds   # of the prediction sets
     cdef tuple known
-    cdef double threshold
     cdef cnp.ndarray rows, sure
-    cdef double seen
-    cdef u64 labels
+    cdef Learner learner            # of these arrays
     cdef bint changed
 
     cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
                    u64 labels, object thresholds) except -1     # 0: they are not finite
+    cdef int use(self, cnp.ndarray rows) except -1  # rows of another shape
     cdef int learn(self, Votes* votes) except -1
-    cdef object sets_now(self)                      # the thresholds as they are now
+    cdef object made(self, tuple models)            # a state of these arrays, of these models
     cdef object closed(self)                        # the state as it is now

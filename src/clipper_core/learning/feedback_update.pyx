@@ -196,24 +196,19 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
     ballot.context, ballot.features = observation.context, observation.features
 
 
-cdef double _mixed_raw(const Learner* learner, const Observation* observation,
+cdef double _likeliest(const Learner* learner, const Observation* observation, const Tally* tally,
                        u32* winner) noexcept nogil:
-    cdef u32[MODELS_MAX] votes
+    """Return the highest probability of a label, and a model that gave it; -1 without votes."""
     cdef double[MODELS_MAX] surely
-    cdef Ballot ballot
-    cdef Tally tally
     cdef u32 i, at
     cdef double top = 0.0, high = -1.0
-    _codes(learner, observation, True, votes)
-    _ballot(learner, observation, votes, CLASSES[popcount(learner.labels)], &ballot)
-    mixture_tally(learner.rows, learner.shape, &ballot, &tally)
     if tally.labels == 0:
         return -1.0
     for at in range(tally.labels):
         surely[at] = 0.0
         top = max(top, tally.p[at])
     for i in range(learner.k):
-        if votes[i]:
+        if _votes(learner, observation, i):
             surely[tally.of[i]] += (_sound(observation.confidence[i])
                                     if observation.confidence[i] == observation.confidence[i]
                                     else 0.5)
@@ -224,12 +219,23 @@ cdef double _mixed_raw(const Learner* learner, const Observation* observation,
     return min(top, 1.0)
 
 
+cdef void _mixed(const Learner* learner, const Observation* observation,
+                 Tally* tally) noexcept nogil:
+    """Compute a mixture's probabilities of the labels that queried models gave."""
+    cdef u32[MODELS_MAX] votes
+    cdef Ballot ballot
+    _codes(learner, observation, True, votes)
+    _ballot(learner, observation, votes, CLASSES[popcount(learner.labels)], &ballot)
+    mixture_tally(learner.rows, learner.shape, &ballot, tally)
+
+
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil:
     cdef double[MODELS_MAX] w
     cdef double[MODELS_MAX] behind
     cdef double[MODELS_MAX] surely
     cdef double behind_all, top, high = -1.0
+    cdef Tally tally
     cdef u32 i, labels
     if _chooses_one(learner.rule.kind):
         i = observation.chosen
@@ -241,7 +247,8 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         return _accuracy(learner, i)
     if learner.rule.kind == MIXTURE and not mixture_is_untouched(learner.rows, learner.shape,
                                                                  learner.k):
-        return _mixed_raw(learner, observation, winner)
+        _mixed(learner, observation, &tally)
+        return _likeliest(learner, observation, &tally, winner)
     behind_all = _queried_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if labels == 0:
@@ -256,14 +263,12 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
 
 
 cdef double _probability(const Learner* learner, const Observation* observation, double raw,
-                         bint* voted) noexcept nogil:
+                         const Tally* known, bint* voted) noexcept nogil:
     """Return the probability that the state gave the right label, where that is not the answer.
-    voted: whether a queried model gave it."""
-    cdef u32[MODELS_MAX] votes
+    known: a mixture's probabilities, or NULL.  voted: whether a queried model gave the label."""
     cdef double[MODELS_MAX] w
     cdef double[MODELS_MAX] behind
     cdef double[MODELS_MAX] surely
-    cdef Ballot ballot
     cdef Tally tally
     cdef double classes = CLASSES[popcount(learner.labels)], behind_all, share = 0.0, top
     cdef double* bin
@@ -278,10 +283,10 @@ cdef double _probability(const Learner* learner, const Observation* observation,
                                                                        == observation.label):
             first, voted[0] = i, True
     if learner.rule.kind == MIXTURE:
-        _codes(learner, observation, True, votes)
-        _ballot(learner, observation, votes, classes, &ballot)
-        mixture_tally(learner.rows, learner.shape, &ballot, &tally)
-        return tally.p[tally.of[first]] if voted[0] else tally.other
+        if known == NULL:
+            _mixed(learner, observation, &tally)
+            known = &tally
+        return known.p[known.of[first]] if voted[0] else known.other
     behind_all = _queried_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if learner.rule.kind == STACKING:
@@ -296,23 +301,31 @@ cdef double _probability(const Learner* learner, const Observation* observation,
 # -- learning
 # --------------------------------------------------------------------------------------------------
 
-cdef void _calibrate(Learner* learner, double raw, bint right) noexcept nogil:
-    cdef double* bin = _bin(learner, raw)
-    bin[0] = learner.fade * bin[0] + right
-    bin[1] = learner.fade * bin[1] + 1.0
-
-
-cdef void _move(Learner* learner, const Observation* observation, double raw,
-                u32 winner) noexcept nogil:
+cdef void _move(Learner* learner, const Observation* observation, double raw, u32 winner,
+                const Tally* known) noexcept nogil:
     """Adjust the threshold of the sets' labels: Gibbs and Candes 2021."""
     cdef bint held = observation.values[winner] == observation.label, voted
     cdef double p
     if not held:
-        p = _probability(learner, observation, raw, &voted)
+        p = _probability(learner, observation, raw, known, &voted)
         held = (voted or observation.known) and 1.0 - p <= learner.threshold
     learner.threshold = min(max(learner.threshold + learner.step * (learner.coverage - held), 0.0),
                             1.0 + learner.step)
     learner.moved = True
+
+
+cdef void _calibrate(Learner* learner, const Observation* observation, double raw, u32 winner,
+                     const Tally* known) noexcept nogil:
+    """Count an answer that the state before would have given with this confidence; below 0: none.
+    Its label's probability, which moves the threshold, is read before the rule's step, or known."""
+    cdef double* bin
+    if raw < 0:
+        return
+    if learner.coverage > 0:
+        _move(learner, observation, raw, winner, known)
+    bin = _bin(learner, raw)
+    bin[0] = learner.fade * bin[0] + (observation.values[winner] == observation.label)
+    bin[1] = learner.fade * bin[1] + 1.0
 
 
 cdef void _step(Learner* learner, const double* losses, u32 chosen, double p, double weight,
@@ -343,14 +356,33 @@ cdef void _stack(Learner* learner, const Observation* observation) noexcept nogi
                 max(CLASSES[popcount(learner.labels)], <double> codes), observation.weight)
 
 
-cdef void _mix(Learner* learner, const Observation* observation) noexcept nogil:
-    cdef u32[MODELS_MAX] votes
+cdef void _mix(Learner* learner, const Observation* observation, const u32* votes, u32 codes,
+               Tally* tally) noexcept nogil:
+    """Learn; tally: the probabilities before, among at least as many labels as votes name."""
     cdef Ballot ballot
-    cdef u32 codes = _codes(learner, observation, False, votes)
     _ballot(learner, observation, votes,
             max(CLASSES[popcount(learner.labels)], <double> codes), &ballot)
     mixture_learn(learner.rows, learner.shape, &ballot, 1, <u8> lowest_bit(observation.bit), 1.0,
-                  observation.weight)
+                  observation.weight, tally)
+
+
+cdef void _learn_mixture(Learner* learner, const Observation* observation) noexcept nogil:
+    """As a rule, the probabilities that the rows before gave are computed once: for the step, for
+    the confidence, and for the threshold. Not before the first step, and not while a label is new
+    that makes the known number of labels too small."""
+    cdef u32[MODELS_MAX] votes
+    cdef u32 winner = 0, codes = _codes(learner, observation, False, votes)
+    cdef Tally tally
+    cdef double raw
+    if (observation.chosen < learner.k or codes > CLASSES[popcount(learner.labels)]
+            or mixture_is_untouched(learner.rows, learner.shape, learner.k)):
+        raw = feedback_update_raw(learner, observation, &winner)
+        _calibrate(learner, observation, raw, winner, NULL)
+        _mix(learner, observation, votes, codes, &tally)
+    else:
+        _mix(learner, observation, votes, codes, &tally)
+        raw = _likeliest(learner, observation, &tally, &winner)
+        _calibrate(learner, observation, raw, winner, &tally)
 
 
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil:
@@ -366,19 +398,17 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
             losses[i] = NAN
     if not anyone:
         return False
-    raw = feedback_update_raw(learner, observation, &winner)      # by the state before
     learner.moved = False
-    if raw >= 0 and learner.coverage > 0:
-        _move(learner, observation, raw, winner)
-    if learner.rule.kind == STACKING:
-        _stack(learner, observation)
-    elif learner.rule.kind == MIXTURE:
-        _mix(learner, observation)
+    if learner.rule.kind == MIXTURE:
+        _learn_mixture(learner, observation)
     else:
-        _step(learner, losses, observation.chosen, observation.p, observation.weight,
-              observation.context, observation.features)
-    if raw >= 0:
-        _calibrate(learner, raw, observation.values[winner] == observation.label)
+        raw = feedback_update_raw(learner, observation, &winner)
+        _calibrate(learner, observation, raw, winner, NULL)
+        if learner.rule.kind == STACKING:
+            _stack(learner, observation)
+        else:
+            _step(learner, losses, observation.chosen, observation.p, observation.weight,
+                  observation.context, observation.features)
     learner.labels |= observation.bit
     learner.seen += observation.weight
     return True
@@ -438,6 +468,7 @@ cdef class FeedbackUpdate:
         learner.sure = <double*> cnp.PyArray_DATA(sure)
         learner.k, learner.columns = <u32> rows.shape[0], <u32> rows.shape[1]
         learner.coverage = 0.0
+        learner.shape.buckets = learner.shape.features = 0
         if self.rule.state.kind == MIXTURE:
             learner.k -= 1
             learner.shape = mixture_shape(rows)
@@ -482,11 +513,12 @@ cdef class FeedbackUpdate:
         cdef OpenState opened = OpenState.__new__(OpenState)
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
+        cdef u8 right[MODELS_MAX]
         cdef PyObject* found
         cdef object value
         cdef u32 i, k = <u32> len(models), chosen = k
         if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
-                or type(predictions) is not dict):
+                or type(predictions) is not dict or not is_label(type(label))):
             return None
         for i in range(k):
             found = PyDict_GetItem(<dict> predictions, models[i])
@@ -494,13 +526,15 @@ cdef class FeedbackUpdate:
             if found != NULL:           # the prediction keeps them
                 value = read_member(&OUTPUT, <object> found)
                 outputs[i] = <PyObject*> value
+                right[i] = value is label or (type(value) is type(label)
+                                              and PyObject_RichCompareBool(value, label, Py_EQ))
                 value = read_member(&CONFIDENCE, <object> found)
                 confidence[i] = <PyObject*> value
             if len(queried) == 1 and queried[0] == models[i]:
                 chosen = i
         if chosen == k and queried != models:
             return None
-        if not self.read(&votes, k, outputs, confidence, chosen,
+        if not self.read(&votes, k, outputs, confidence, right, chosen,
                          odds[0] if odds and len(queried) == 1 else 1.0, features, label, weight):
             return None
         if not opened.start(self, rows, sure, seen, labels, thresholds):
@@ -508,16 +542,15 @@ cdef class FeedbackUpdate:
         opened.learn(&votes)
         if not opened.changed:
             return False
-        return self.make(models, opened.rows, opened.seen, opened.labels, opened.sure,
-                         opened.sets_now())
+        return opened.made(models)
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   u32 chosen, double p, tuple features, object label, double weight) except -1:
+                   const u8* right, u32 chosen, double p, tuple features, object label,
+                   double weight) except -1:
         cdef object kind = type(label)
         cdef Observation* observation = &votes.observation
         cdef u32 i, j
-        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
-                and isfinite(weight)):
+        if not (is_label(kind) and weight > 0 and isfinite(weight)):
             return False
         if (chosen == k and _chooses_one(self.rule.state.kind)) or len(features) > CONTEXT_MAX:
             return False
@@ -533,7 +566,7 @@ cdef class FeedbackUpdate:
             votes.anyone = True
             if type(<object> outputs[i]) is not kind:
                 return False
-            if not PyObject_RichCompareBool(<object> outputs[i], label, Py_EQ):
+            if not right[i]:
                 votes.values[i] = i + 1
                 for j in range(i):      # the same number for the same label
                     if votes.values[j] and PyObject_RichCompareBool(<object> outputs[j],
@@ -648,50 +681,55 @@ cdef class FeedbackUpdate:
 cdef class OpenState:
     cdef int start(self, FeedbackUpdate update, cnp.ndarray rows, cnp.ndarray sure, double seen,
                    u64 labels, object thresholds) except -1:
-        self.update, self.seen, self.labels = update, seen, labels
+        self.update = update
         self.rows, self.sure = update._rows(rows, 0), doubles_copied(update._bins(sure))
         self.thresholds = thresholds
+        self.learner = update._pupil(self.rows, self.sure, seen, labels)
         if update.sets is not None:
-            self.threshold = read_member(&THRESHOLD, thresholds)
+            self.learner.coverage, self.learner.step = update.coverage, update.step
+            self.learner.doubt = update.doubt
+            self.learner.threshold = read_member(&THRESHOLD, thresholds)
             self.known = read_member(&KNOWN, thresholds)
         return _is_finite(self.rows) and _is_finite(self.sure)
 
-    cdef int learn(self, Votes* votes) except -1:
-        cdef FeedbackUpdate update = self.update
-        cdef Learner learner
-        if not votes.anyone:
-            return 0
-        if update.rule.state.kind == MIXTURE and votes.cell >= mixture_shape(self.rows).buckets:
-            self.rows = update._rows(self.rows, votes.cell)
-        if votes.observation.features:
-            self.rows = update._with_features(self.rows, votes.observation.features)
-        learner = update._pupil(self.rows, self.sure, self.seen, self.labels)
-        if update.sets is not None:
-            learner.coverage, learner.step, learner.doubt = (update.coverage, update.step,
-                                                             update.doubt)
-            learner.threshold = self.threshold
-            votes.observation.known = _contains(self.known, <object> votes.label)
-        feedback_update_learn(&learner, &votes.observation)
-        self.seen, self.labels, self.changed = learner.seen, learner.labels, True
-        if update.sets is not None and learner.moved:
-            self.threshold = learner.threshold
-            if not votes.observation.known:
-                self.known = update.sets.remembered(self.known, <object> votes.label)
+    cdef int use(self, cnp.ndarray rows) except -1:
+        cdef Learner* learner = &self.learner
+        cdef Learner other = self.update._pupil(rows, self.sure, learner.seen, learner.labels)
+        self.rows = rows
+        learner.rows, learner.columns, learner.shape = other.rows, other.columns, other.shape
         return 0
 
-    cdef object sets_now(self):
-        if self.update.sets is None:
-            return self.thresholds
-        return self.update.make_thresholds(
-            self.threshold, read_member(&NUMBERS, self.thresholds),
-            read_member(&SCALE, self.thresholds), read_member(&COUNT, self.thresholds), self.known)
+    cdef int learn(self, Votes* votes) except -1:
+        cdef FeedbackUpdate update = self.update
+        cdef u32 features = votes.observation.features
+        cdef cnp.ndarray rows
+        if not votes.anyone:
+            return 0
+        if update.rule.state.kind == MIXTURE and votes.cell >= self.learner.shape.buckets:
+            self.use(update._rows(self.rows, votes.cell))
+        if features and features != self.learner.shape.features:
+            rows = update._with_features(self.rows, features)
+            if rows is not self.rows:
+                self.use(rows)
+        if update.sets is not None:
+            votes.observation.known = _contains(self.known, <object> votes.label)
+        feedback_update_learn(&self.learner, &votes.observation)
+        self.changed = True
+        if update.sets is not None and self.learner.moved and not votes.observation.known:
+            self.known = update.sets.remembered(self.known, <object> votes.label)
+        return 0
+
+    cdef object made(self, tuple models):
+        cdef object sets = self.thresholds
+        if self.update.sets is not None:
+            sets = self.update.make_thresholds(
+                self.learner.threshold, read_member(&NUMBERS, sets), read_member(&SCALE, sets),
+                read_member(&COUNT, sets), self.known)
+        return self.update.make(models, self.rows, self.learner.seen, self.learner.labels,
+                                self.sure, sets)
 
     cdef object closed(self):
-        cdef object state = self.state
-        if not self.changed:
-            return state
-        return self.update.make(read_member(&MODELS, state), self.rows, self.seen, self.labels,
-                                self.sure, self.sets_now())
+        return self.made(read_member(&MODELS, self.state)) if self.changed else self.state
 
 
 cdef bint _contains(tuple labels, object label) except -1:
@@ -704,13 +742,20 @@ cdef bint _contains(tuple labels, object label) except -1:
 
 
 cdef bint _is_finite(cnp.ndarray array):
-    """Return whether a contiguous array of doubles holds neither NaN nor infinities."""
+    """Return whether a contiguous array of doubles holds neither NaN nor infinities: these times 0
+    are NaN, and stay so in a sum."""
     cdef const double* at = <double*> cnp.PyArray_DATA(array)
-    cdef cnp.npy_intp i
-    for i in range(cnp.PyArray_SIZE(array)):
-        if not isfinite(at[i]):
-            return False
-    return True
+    cdef cnp.npy_intp i, n = cnp.PyArray_SIZE(array)
+    cdef double[4] sums     # so that an addition does not wait for the one before
+    sums[0] = sums[1] = sums[2] = sums[3] = 0.0
+    for i in range(n // 4):
+        sums[0] += at[4 * i] * 0.0
+        sums[1] += at[4 * i + 1] * 0.0
+        sums[2] += at[4 * i + 2] * 0.0
+        sums[3] += at[4 * i + 3] * 0.0
+    for i in range(n - n % 4, n):
+        sums[0] += at[i] * 0.0
+    return sums[0] + sums[1] + sums[2] + sums[3] == 0.0
 
 
 cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:

@@ -3,7 +3,8 @@ update of the states, and how often each model was right."""
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next
+from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from libc.math cimport NAN
 from libc.stdlib cimport free, realloc
@@ -19,10 +20,10 @@ from clipper_core.learning.bandit cimport (
 )
 from clipper_core.learning.feedback_update cimport (
     FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
-    feedback_update_raw,
+    feedback_update_raw, is_label,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
-from clipper_core.runtime.machine cimport u32
+from clipper_core.runtime.machine cimport i32, u32
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.codec cimport crc32
@@ -213,7 +214,7 @@ cdef class JoinTable:
         return <double> now.tv_sec + 1e-9 * <double> now.tv_nsec
 
     cdef Joined find(self, object id):
-        cdef PyObject* at = PyDict_GetItem(self.known, id)
+        cdef PyObject* at = PyDict_GetItemWithError(self.known, id)
         return None if at == NULL else <Joined> <object> at
 
     def __len__(self):
@@ -357,6 +358,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
     bint PyUnicode_IS_COMPACT_ASCII(object text)
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t at)     # borrowed
 
 cdef extern from *:
     u64 big_endian "__builtin_bswap64"(u64 value) noexcept nogil
@@ -371,10 +373,10 @@ cdef enum:
 
 cdef ObjectMember MODELS, PROBABILITIES, FEATURES   # of a plan
 cdef ObjectMember ID                    # of an answer
-cdef ObjectMember STEPS, HEAD, SHARED, WATCHER  # of a learner
+cdef ObjectMember STEPS, SHARED, WATCHER  # of a learner
 cdef ObjectMember STATE, APPLIED, SINCE  # of a state in memory
 MODELS.name, PROBABILITIES.name, FEATURES.name = b"models", b"probabilities", b"features"
-ID.name, STEPS.name, HEAD.name = b"id", b"steps", b"head"
+ID.name, STEPS.name = b"id", b"steps"
 SHARED.name, WATCHER.name = b"shared", b"watcher"
 STATE.name, APPLIED.name, SINCE.name = b"state", b"applied", b"since"
 
@@ -416,7 +418,10 @@ cdef inline void _put_tag(Bytes* out, u8 tag, u64 value, u32 nbytes) noexcept:
 
 
 cdef void _put_int(Bytes* out, i64 value) noexcept:
-    if value >= 0:
+    if 0 <= value < 128 and out.at < out.end:
+        out.at[0] = <u8> value
+        out.at += 1
+    elif value >= 0:
         if value < 128:
             _put_tag(out, <u8> value, 0, 0)
         elif value < 1 << 8:
@@ -452,22 +457,29 @@ cdef inline void _put_array(Bytes* out, Py_ssize_t n) noexcept:
         _put_tag(out, 0xdc, <u64> n, 2)
 
 
-cdef bint _put_value(Bytes* out, object value) except -1:
+cdef inline bint _put_value(Bytes* out, object value) except -1:
     """Write a None, bool, int, float, str or bytes. -> False for other types."""
+    if value is None:
+        _put_tag(out, 0xc0, 0, 0)
+        return True
+    if type(value) is float:
+        _put_double(out, PyFloat_AS_DOUBLE(value))
+        return True
+    return _put_label(out, value)
+
+
+cdef bint _put_label(Bytes* out, object value) except -1:
+    """Write a bool, int, str or bytes. -> False for other types."""
     cdef object kind = type(value)
     cdef Py_ssize_t n
     cdef const char* text
     cdef int overflow = 0
     cdef i64 number
-    if value is None:
-        _put_tag(out, 0xc0, 0, 0)
-    elif kind is int:
+    if kind is int:
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow:
             return False
         _put_int(out, number)
-    elif kind is float:
-        _put_double(out, value)
     elif kind is bool:
         _put_tag(out, 0xc3 if value else 0xc2, 0, 0)
     elif kind is str:
@@ -504,46 +516,58 @@ cdef bint _put_values(Bytes* out, tuple values) except -1:
     return True
 
 
-cdef inline bint _is_label(object kind) noexcept:
-    return kind is int or kind is str or kind is bool or kind is bytes
-
-
 cdef struct Arrived:            # predictions of one query; the objects belong to them
     PyObject* model[MODELS_MAX]
     PyObject* output[MODELS_MAX]
     PyObject* confidence[MODELS_MAX]
-    PyObject* place[MODELS_MAX]     # of the model among the learner's, an int; NULL: none
+    i32 place[MODELS_MAX]           # of the model among the learner's; below 0: none
+    u8 right[MODELS_MAX]            # whether the output is the label
     u32 n
 
 
-cdef bint _gather(Arrived* arrived, object predictions, dict place) except -1:
-    """Read a dict of predictions. -> False if it is no dict, or too large."""
+cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place) except -1:
+    """Read a dict of predictions. -> False if it is no dict, or too large.
+
+    models, place: the learner's, and the position by model. A dict in their order, which is the
+    usual one, is read without a lookup.
+    """
     cdef PyObject* model
     cdef PyObject* prediction
+    cdef PyObject* found
     cdef Py_ssize_t at = 0
     cdef object value
-    arrived.n = 0
+    cdef u32 n = 0
     if type(predictions) is not dict or len(<dict> predictions) > MODELS_MAX:
         return False
     while PyDict_Next(predictions, &at, &model, &prediction):
         value = read_member(&OUTPUT, <object> prediction)
-        arrived.output[arrived.n] = <PyObject*> value
+        arrived.output[n] = <PyObject*> value
         value = read_member(&CONFIDENCE, <object> prediction)
-        arrived.confidence[arrived.n] = <PyObject*> value
-        arrived.model[arrived.n] = model
-        arrived.place[arrived.n] = PyDict_GetItem(place, <object> model)
-        arrived.n += 1
+        arrived.confidence[n] = <PyObject*> value
+        arrived.model[n] = model
+        if n < <u32> len(models) and PyTuple_GET_ITEM(models, n) is model:
+            arrived.place[n] = <i32> n
+        else:
+            found = PyDict_GetItemWithError(place, <object> model)
+            arrived.place[n] = -1 if found == NULL else <i32> <object> found
+        n += 1
+    arrived.n = n
     return True
 
 
-cdef inline bint _alike(const Arrived* arrived, object label) noexcept:
-    """Return whether a label and all outputs are labels of one type."""
+cdef inline bint _equal(PyObject* output, object label) except -1:
+    return output is <PyObject*> label or PyObject_RichCompareBool(<object> output, label, Py_EQ)
+
+
+cdef bint _judge(Arrived* arrived, object label) except -1:
+    """Compare the outputs with a label. -> False unless all are labels of one type."""
     cdef u32 i
-    if not _is_label(type(label)):
+    if not is_label(type(label)):
         return False
     for i in range(arrived.n):
         if type(<object> arrived.output[i]) is not type(label):
             return False
+        arrived.right[i] = _equal(arrived.output[i], label)
     return True
 
 
@@ -552,14 +576,14 @@ cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
     cdef u32 i
     cdef Py_ssize_t n = 0
     for i in range(arrived.n):
-        n += arrived.place[i] != NULL
+        n += arrived.place[i] >= 0
     _put_array(out, n)
     for i in range(arrived.n):
-        if arrived.place[i] == NULL:
+        if arrived.place[i] < 0:
             continue
         _put_array(out, 3)
-        if not (_put_value(out, <object> arrived.place[i])
-                and _put_value(out, <object> arrived.output[i])
+        _put_int(out, arrived.place[i])
+        if not (_put_value(out, <object> arrived.output[i])
                 and _put_value(out, <object> arrived.confidence[i])):
             return False
     return True
@@ -578,23 +602,37 @@ def record_of(bytes head, str user, dict place, tuple queried, tuple odds, seen,
     cdef Bytes out
     cdef Arrived arrived
     out.at, out.end, out.full = buffer, buffer + RECORD_MAX, False
-    if not _gather(&arrived, seen.predictions, place) or not _put_record(
-            &out, head, user, queried, odds, &arrived, truth.label, truth.score, seen.answer,
-            seen.weight, seen.plan.features, time_us):
+    if len(queried) > MODELS_MAX or not _gather(&arrived, seen.predictions, (), place):
+        return None
+    _put_bytes(&out, head)
+    if not (_put_value(&out, user) and _put_values(&out, queried) and _put_values(&out, odds)
+            and _put_rest(&out, &arrived, truth.label, truth.score, seen.answer, seen.weight,
+                          seen.plan.features, time_us)):
         return None
     return PyBytes_FromStringAndSize(<char*> buffer, out.at - buffer)
 
 
-cdef bint _put_record(Bytes* out, bytes head, object user, tuple queried, tuple odds,
-                      const Arrived* arrived, object label, object score, object answer,
-                      object weight, tuple features, i64 time_us) except -1:
-    if len(queried) > MODELS_MAX or len(features) > MODELS_MAX:
+cdef inline void _put_bytes(Bytes* out, bytes encoded) noexcept:
+    _put(out, PyBytes_AS_STRING(encoded), <u64> PyBytes_GET_SIZE(encoded))
+
+
+cdef bytes _encoded(tuple values):
+    """Return a tuple as a record holds it; empty if it is too long for one."""
+    cdef u8[RECORD_MAX] buffer
+    cdef Bytes out
+    out.at, out.end, out.full = buffer, buffer + RECORD_MAX, False
+    _put_values(&out, values)
+    return b"" if out.full else PyBytes_FromStringAndSize(<char*> buffer, out.at - buffer)
+
+
+cdef bint _put_rest(Bytes* out, const Arrived* arrived, object label, object score, object answer,
+                    object weight, tuple features, i64 time_us) except -1:
+    """Write the fields of a record after the models that were queried."""
+    if len(features) > MODELS_MAX:
         return False
-    _put(out, PyBytes_AS_STRING(head), <u64> PyBytes_GET_SIZE(head))
-    if not (_put_value(out, user) and _put_values(out, queried) and _put_values(out, odds)
-            and _put_predictions(out, arrived) and _put_value(out, label)
-            and _put_value(out, score) and _put_value(out, answer)
-            and _put_value(out, weight) and _put_values(out, features)):
+    if not (_put_predictions(out, arrived) and _put_value(out, label) and _put_value(out, score)
+            and _put_value(out, answer) and _put_value(out, weight)
+            and _put_values(out, features)):
         return False
     _put_int(out, time_us)
     return not out.full
@@ -629,7 +667,7 @@ def alike(label, predictions):
     cdef PyObject* prediction
     cdef Py_ssize_t at = 0
     cdef object kind = type(label)
-    if type(predictions) is not dict or not _is_label(kind):
+    if type(predictions) is not dict or not is_label(kind):
         return False
     while PyDict_Next(predictions, &at, &model, &prediction):
         if type(read_member(&OUTPUT, <object> prediction)) is not kind:
@@ -666,21 +704,19 @@ cdef class Tally:
     cdef double answers, right_answers
 
     cdef bint add(self, const Arrived* arrived, object answer, object label) except -1:
-        """Count a label. -> False, and nothing is counted, if the answer has another type, or a
-        model has no place."""
-        cdef u32 i, at
+        """Count a label that was judged. -> False, and nothing is counted, if the answer has
+        another type, or a model has no place."""
+        cdef u32 i
         if type(answer) is not type(label):
             return False
         for i in range(arrived.n):
-            if arrived.place[i] == NULL:
+            if arrived.place[i] < 0:
                 return False
         self.answers += 1
-        self.right_answers += PyObject_RichCompareBool(answer, label, Py_EQ)
+        self.right_answers += _equal(<PyObject*> answer, label)
         for i in range(arrived.n):
-            at = <object> arrived.place[i]
-            self.outputs[at] += 1
-            self.right_outputs[at] += PyObject_RichCompareBool(<object> arrived.output[i], label,
-                                                               Py_EQ)
+            self.outputs[arrived.place[i]] += 1
+            self.right_outputs[arrived.place[i]] += arrived.right[i]
         return True
 
 
@@ -700,23 +736,24 @@ cdef class LabelCounts:
         """Count a label; predictions: by model. -> False, and nothing is counted, unless all are
         labels of one type."""
         cdef Arrived arrived
-        return (_gather(&arrived, predictions, self.models)
+        return (_gather(&arrived, predictions, (), {}) and _judge(&arrived, label)
                 and self.add(&arrived, label, answer, weight))
 
     cdef bint add(self, const Arrived* arrived, object label, object answer,
                   double weight) except -1:
+        """Count a label that was judged. -> False, and nothing is counted, if the answer has
+        another type."""
         cdef PyObject* found
         cdef Mean mean
         cdef u32 i
-        if type(answer) is not type(label) or not _alike(arrived, label):
+        if type(answer) is not type(label):
             return False
-        self.right.add_one(PyObject_RichCompareBool(answer, label, Py_EQ), weight)
+        self.right.add_one(_equal(<PyObject*> answer, label), weight)
         for i in range(arrived.n):
-            found = PyDict_GetItem(self.models, <object> arrived.model[i])
+            found = PyDict_GetItemWithError(self.models, <object> arrived.model[i])
             if found != NULL:
                 mean = (<object> found).feedback
-                mean.add_one(PyObject_RichCompareBool(<object> arrived.output[i], label, Py_EQ),
-                             weight)
+                mean.add_one(arrived.right[i], weight)
         return True
 
     cdef bint add_tally(self, tuple models, Tally tally) except -1:
@@ -725,7 +762,7 @@ cdef class LabelCounts:
         cdef u32 i
         self.right.add_sum(tally.answers, tally.right_answers)
         for i in range(<u32> len(models)):
-            found = PyDict_GetItem(self.models, models[i])
+            found = PyDict_GetItemWithError(self.models, models[i])
             if found != NULL:
                 mean = (<object> found).feedback
                 mean.add_sum(tally.outputs[i], tally.right_outputs[i])
@@ -764,7 +801,8 @@ cdef class LabelSteps:
     cdef FeedbackUpdate update
     cdef JournalEnd end
     cdef dict place, dirty
-    cdef tuple models, everyone
+    cdef tuple models
+    cdef bytes head, everyone   # fields of a record: the first ones; that all models were queried
     cdef bint learns, commits
 
     def __init__(self, learner, lock, journal, FeedbackUpdate update, str node, dict dirty,
@@ -774,7 +812,7 @@ cdef class LabelSteps:
         self.application, self.place, self.models = (learner.application, learner.place,
                                                      learner.models)
         self.end, self.learns, self.commits = journal.end, learner.learns, True
-        self.everyone = tuple(range(len(self.models)))
+        self.head, self.everyone = learner.head, _encoded(tuple(range(len(self.models))))
 
     cdef bint put(self, Bytes* out, Arrived* arrived, Votes* votes, Joined joined, object label,
                   i64 time_us) except -1:
@@ -783,47 +821,57 @@ cdef class LabelSteps:
         cdef object plan = joined.plan
         cdef object queried = read_member(&MODELS, plan), odds = read_member(&PROBABILITIES, plan)
         cdef object features = read_member(&FEATURES, plan)
-        cdef tuple positions = self.everyone
-        cdef bytes head = read_member(&HEAD, self.learner)
         cdef u8* start = out.at
         cdef PyObject* at
-        cdef u32 chosen = <u32> len(self.everyone)
+        cdef u32 k = <u32> len(self.models), chosen = k
         if (type(queried) is not tuple or type(odds) is not tuple or type(features) is not tuple
-                or not head or len(joined.late)):
+                or not self.head or not self.everyone or len(joined.late)):
             return False
-        if queried is not self.models and queried != self.models:
-            at = PyDict_GetItem(self.place, queried[0]) if len(queried) == 1 else NULL
+        if len(<tuple> queried) == 1:
+            at = PyDict_GetItemWithError(self.place, queried[0])
             if at == NULL:
                 return False
-            positions, chosen = (<object> at,), <object> at
-        elif chosen == 1:
-            chosen = 0
-        if len(odds) and len(odds) != len(positions):
+            chosen = <object> at
+        elif queried is not self.models and queried != self.models:
             return False
-        if not _gather(arrived, joined.arrived, self.place) or not _alike(arrived, label):
+        if len(<tuple> odds) and len(<tuple> odds) != len(<tuple> queried):
+            return False
+        if (not _gather(arrived, joined.arrived, self.models, self.place)
+                or not _judge(arrived, label)):
             return False
         out.at += HEAD_BYTES
-        if not _put_record(out, head, joined.user, positions, odds, arrived, label, None,
-                           joined.answer, 1.0, features, time_us):
+        _put_bytes(out, self.head)
+        if not _put_value(out, joined.user):
+            return False
+        if chosen == k:
+            _put_bytes(out, self.everyone)
+        else:
+            _put_array(out, 1)
+            _put_int(out, chosen)
+        if not (_put_values(out, odds)
+                and _put_rest(out, arrived, label, None, joined.answer, 1.0, features, time_us)):
             return False
         head_of(start, start + HEAD_BYTES, <u64> (out.at - start) - HEAD_BYTES)
         if self.update is not None:
             return self.read(votes, arrived, chosen,
-                             odds[0] if len(odds) and len(positions) == 1 else 1.0, features, label)
+                             odds[0] if len(<tuple> odds) and chosen != k else 1.0, features, label)
         return True
 
     cdef bint read(self, Votes* votes, const Arrived* arrived, u32 chosen, double p,
                    tuple features, object label) except -1:
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
-        cdef u32 i, at, k = <u32> len(self.everyone)
+        cdef u8 right[MODELS_MAX]
+        cdef u32 i, at, k = <u32> len(self.models)
         for i in range(k):
             outputs[i] = NULL
         for i in range(arrived.n):
-            if arrived.place[i] != NULL:
-                at = <object> arrived.place[i]
+            if arrived.place[i] >= 0:
+                at = arrived.place[i]
                 outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
-        return self.update.read(votes, k, outputs, confidence, chosen, p, features, label, 1.0)
+                right[at] = arrived.right[i]
+        return self.update.read(votes, k, outputs, confidence, right, chosen, p, features, label,
+                                1.0)
 
     cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
         cdef u64 number = self.end.put(records, nbytes, count)
@@ -886,7 +934,7 @@ cdef class LabelSteps:
         self.dirty[(self.learner, context)] = None
         return True
 
-    cdef bint notify(self, const Arrived* arrived, Joined joined, object label) except -1:
+    cdef bint notify(self, Arrived* arrived, Joined joined, object label) except -1:
         """Notify the learner's observer, if it has one."""
         cdef object watcher = read_member(&WATCHER, self.learner)
         cdef object counts
@@ -894,7 +942,8 @@ cdef class LabelSteps:
             return True
         counts = watcher.labels
         if counts is not None:
-            if (<LabelCounts?> counts).add(arrived, label, joined.answer, 1.0):
+            if _judge(arrived, label) and (<LabelCounts?> counts).add(arrived, label,
+                                                                      joined.answer, 1.0):
                 return True
         elif watcher.on_label(joined.arrived, label, joined.answer):
             return True
@@ -921,6 +970,7 @@ cdef class LabelSteps:
         cdef list apart = []
         cdef dict contexts = {}
         cdef bint together = not self.learns or self.open_all(contexts, found)
+        cdef OpenContext shared = contexts.get("")
         out.at = NULL
         out.full = False
         try:
@@ -938,7 +988,7 @@ cdef class LabelSteps:
                 if self.learns and together:
                     if joined.user:
                         (<OpenContext> contexts[joined.user]).learn(&votes, i)
-                    (<OpenContext> contexts[""]).learn(&votes, i)
+                    shared.learn(&votes, i)
                 if not tally.add(&arrived, joined.answer, labels[i]):
                     apart.append(i)
             if not together:
@@ -961,8 +1011,8 @@ cdef class LabelSteps:
             return False
         for i in range(len(found)):
             joined = found[i]
-            if PyDict_GetItem(contexts, joined.user) == NULL and not self.open(contexts,
-                                                                               joined.user):
+            if (joined.user and joined.user not in contexts
+                    and not self.open(contexts, joined.user)):
                 return False
         return True
 
@@ -990,7 +1040,7 @@ cdef class LabelSteps:
             (<LabelCounts?> watcher.labels).add_tally(self.models, tally)
         for i in apart:
             joined = found[i]
-            if (not _gather(&arrived, joined.arrived, self.place)
+            if (not _gather(&arrived, joined.arrived, self.models, self.place)
                     or not self.notify(&arrived, joined, labels[i])):
                 break
         return True

@@ -53,7 +53,8 @@ cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexce
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
-                        double right, double weight) noexcept nogil
-# ^ label, cell: the label that the feedback is about.  right: 1 if it is the right one, 0 if not
+                        double right, double weight, Tally* tally) noexcept nogil
+# ^ label, cell: the label that the feedback is about.  right: 1 if it is the right one, 0 if not.
+# tally: as mixture_tally() gives it by the rows before
 cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil
 # ^ of each model's vote; they add up to 1

@@ -62,6 +62,17 @@ cdef double FAVOURED = 4.4816890703380645   # exp(1.5): odds of the label of com
 cdef double FIRST_SUM = 0.01            # of squared gradients
 cdef double SUM_MAX = 1000.0            # so that a long life does not stop the steps
 cdef double TIED_MIN = 0.01             # the equal vote stays a vote
+cdef double LEARNED = 1e-300            # sum of the equal vote, at least, once it has learned
+
+cdef struct Voter:              # a model that voted
+    double* row
+    double logit                # of its confidence
+    u32 of                      # index of its label
+    u32 cell                    # of its label, in the rows' buckets; BUCKETS_MAX: it has none
+
+cdef struct Votes:
+    Voter[VOTERS_MAX] voter
+    u32 n
 
 cdef enum:
     EQUAL = 0
@@ -96,66 +107,96 @@ cdef inline u32 _feature_column(RowShape shape, u32 feature) noexcept nogil:
     return FIXED + 2 * (BY_CLASS * shape.buckets + feature)
 
 
-cdef void _count(const Ballot* ballot, Tally* tally) noexcept nogil:
-    cdef u32 i, at
-    tally.labels = 0
+cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes* votes,
+                 Tally* tally) noexcept nogil:
+    """Number the labels by their first votes, and list the models that voted."""
+    cdef u32 i, at, n = 0, labels = 0, width = _width(shape)
+    cdef u32 code
+    cdef Voter* voter
     for i in range(ballot.k):
-        if ballot.votes[i] == 0:
+        code = ballot.votes[i]
+        if code == 0:
             continue
-        for at in range(tally.labels):
-            if ballot.votes[tally.first[at]] == ballot.votes[i]:
-                tally.of[i] = at
+        for at in range(labels):
+            if ballot.votes[tally.first[at]] == code:
                 break
         else:
-            tally.of[i] = tally.labels
-            tally.first[tally.labels] = i
-            tally.labels += 1
+            at = labels
+            tally.first[at] = i
+            labels += 1
+        tally.of[i] = at
+        voter = votes.voter + n
+        voter.row, voter.logit, voter.of = (<double*> rows + i * width,
+                                            _logit(ballot.confidence[i]), at)
+        voter.cell = ballot.cells[i] if ballot.cells[i] < shape.buckets else BUCKETS_MAX
+        n += 1
+    votes.n, tally.labels = n, labels
 
 
 cdef double _probabilities(const double* rows, RowShape shape, u32 component, const Ballot* ballot,
-                           const double* logits, const Tally* tally, double* p) noexcept nogil:
+                           const Votes* votes, const Tally* tally, double* p) noexcept nogil:
     """Compute the probability of each label with a vote, by one component. -> that of each other
     label."""
-    cdef u32 width = _width(shape), i, at, base
+    cdef const double* shared = rows + ballot.k * _width(shape)
     cdef const double* row
-    cdef const double* shared = rows + ballot.k * width
+    cdef const Voter* voter
     cdef double score, other, high = 0.0, total
+    cdef u32 i, at, base, labels = tally.labels
     cdef u8 cell
-    for at in range(tally.labels):
+    for at in range(labels):
         p[at] = 0.0
-        if component >= SLOW:
+    if component == EQUAL:
+        for i in range(votes.n):
+            p[votes.voter[i].of] += shared[EQUAL_WEIGHT]
+    elif component == PLAIN:
+        for i in range(votes.n):
+            p[votes.voter[i].of] += votes.voter[i].row[0]
+    elif component == SURE:
+        for i in range(votes.n):
+            voter = votes.voter + i
+            p[voter.of] += voter.row[1] + voter.row[2] * voter.logit
+    else:
+        base = _class_column(component, shape, 0)
+        for at in range(labels):
             cell = ballot.cells[tally.first[at]]
             if cell < shape.buckets:
-                p[at] = shared[_class_column(component, shape, cell)]
-    for i in range(ballot.k):
-        if ballot.votes[i] == 0:
-            continue
-        row = rows + i * width
-        if component == EQUAL:
-            score = shared[EQUAL_WEIGHT]
-        elif component == PLAIN:
-            score = row[0]
-        elif component == SURE:
-            score = row[1] + row[2] * logits[i]
-        else:
-            base = 3 + 4 * (component - SLOW)
-            score = row[base] + row[base + 1] * logits[i]
-            if ballot.cells[i] < shape.buckets:
-                score += row[_class_column(component, shape, ballot.cells[i])]
+                p[at] = shared[base + 2 * cell]
+        for i in range(votes.n):
+            voter = votes.voter + i
+            row = voter.row + 3 + 4 * (component - SLOW)
+            score = row[0] + row[1] * voter.logit
+            if voter.cell != BUCKETS_MAX:
+                score += voter.row[base + 2 * voter.cell]
             if component == NEWTON and ballot.features == shape.features:
+                row = voter.row + _feature_column(shape, 0)
                 for at in range(ballot.features):
-                    score += row[_feature_column(shape, at)] * ballot.context[at]
-        p[tally.of[i]] += score
-    for at in range(tally.labels):
+                    score += row[2 * at] * ballot.context[at]
+            p[voter.of] += score
+    for at in range(labels):
         high = max(high, p[at])
-    other = exp(-high)
-    total = max(ballot.classes - tally.labels, 0.0) * other
-    for at in range(tally.labels):
-        p[at] = exp(p[at] - high)
+    other = exp(-high) if high > 0.0 else 1.0
+    total = max(ballot.classes - labels, 0.0) * other
+    for at in range(labels):
+        p[at] = exp(p[at] - high) if p[at] != high else 1.0
         total += p[at]
-    for at in range(tally.labels):
+    for at in range(labels):
         p[at] /= total
     return other / total
+
+
+cdef inline void _add(Tally* tally, double share, const double* p, double other) noexcept nogil:
+    """Add a component's probabilities, by its weight."""
+    cdef u32 at
+    tally.other += share * other
+    for at in range(tally.labels):
+        tally.p[at] += share * p[at]
+
+
+cdef inline void _clear(Tally* tally) noexcept nogil:
+    cdef u32 at
+    tally.other = 0.0
+    for at in range(tally.labels):
+        tally.p[at] = 0.0
 
 
 cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const Tally* tally,
@@ -183,29 +224,20 @@ cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const
 
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil:
-    cdef double[VOTERS_MAX] logits
     cdef double[VOTERS_MAX] p
     cdef double[VOTERS_MAX] favoured
-    cdef u32 width = _width(shape)
+    cdef Votes votes
+    cdef u32 width = _width(shape), component
     cdef const double* shared = rows + ballot.k * width
-    cdef u32 i, at, component
     cdef double other
-    _count(ballot, tally)
-    tally.other = 0.0
-    for i in range(ballot.k):
-        logits[i] = _logit(ballot.confidence[i])
-    for at in range(tally.labels):
-        tally.p[at] = 0.0
+    _count(rows, shape, ballot, &votes, tally)
+    _clear(tally)
     for component in range(FAVOURITE):
-        other = _probabilities(rows, shape, component, ballot, logits, tally, p)
-        tally.other += shared[component] * other
-        for at in range(tally.labels):
-            tally.p[at] += shared[component] * p[at]
+        other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
+        _add(tally, shared[component], p, other)
         if component == SURE and shared[FAVOURITE] > 0.0:
             other *= _favoured(rows, width, ballot, tally, p, favoured)
-            tally.other += shared[FAVOURITE] * other
-            for at in range(tally.labels):
-                tally.p[at] += shared[FAVOURITE] * favoured[at]
+            _add(tally, shared[FAVOURITE], favoured, other)
 
 
 cdef inline void _step(double* weight, double gradient, double step, double low,
@@ -225,71 +257,67 @@ cdef inline void _newton_step(double* weight, double* sum, double gradient, doub
     weight[0] = _clip(weight[0] - gradient / (NEWTON_PRIOR + sum[0]), low, high)
 
 
-cdef inline void _class_step(u32 component, double* weight, double* sum, double slope,
+cdef inline void _class_step(double step, double* weight, double* sum, double slope,
                              double curvature, double x, double most) noexcept nogil:
-    """slope, curvature: of the loss, by the score that the weight times x is a part of."""
-    if component == NEWTON:
+    """slope, curvature: of the loss, by the score that the weight times x is a part of.  step: 0
+    for Newton's."""
+    if step == 0.0:
         _newton_step(weight, sum, slope * x, curvature * x * x, -most, most)
     else:
-        _adaptive_step(weight, sum, slope * x, CLASS_STEPS[component - SLOW], -most, most)
+        _adaptive_step(weight, sum, slope * x, step, -most, most)
 
 
 cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Ballot* ballot,
-                          const double* logits, const Tally* tally, const double* slope,
+                          const Votes* votes, const Tally* tally, const double* slope,
                           const double* curvature) noexcept nogil:
     """slope, curvature: of the loss, by the score of each label with a vote."""
-    cdef u32 width = _width(shape), i, at, column, feature, base = 3 + 4 * (component - SLOW)
-    cdef double* shared = rows + ballot.k * width
-    cdef double* row
+    cdef u32 i, at, feature, base = _class_column(component, shape, 0)
+    cdef double step = 0.0 if component == NEWTON else CLASS_STEPS[component - SLOW]
+    cdef double* column
+    cdef const Voter* voter
     cdef u8 cell
     for at in range(tally.labels):
         cell = ballot.cells[tally.first[at]]
         if cell < shape.buckets:
-            column = _class_column(component, shape, cell)
-            _class_step(component, shared + column, shared + column + 1, slope[at], curvature[at],
-                        1.0, WEIGHT_MAX)
-    for i in range(ballot.k):
-        if ballot.votes[i] == 0:
-            continue
-        row, at = rows + i * width, tally.of[i]
-        _class_step(component, row + base, row + base + 2, slope[at], curvature[at], 1.0,
-                    WEIGHT_MAX)
-        if logits[i] != 0.0:
-            _class_step(component, row + base + 1, row + base + 3, slope[at], curvature[at],
-                        logits[i], LOGIT_WEIGHT_MAX)
-        if ballot.cells[i] < shape.buckets:
-            column = _class_column(component, shape, ballot.cells[i])
-            _class_step(component, row + column, row + column + 1, slope[at], curvature[at], 1.0,
-                        WEIGHT_MAX)
+            column = rows + ballot.k * _width(shape) + base + 2 * cell
+            _class_step(step, column, column + 1, slope[at], curvature[at], 1.0, WEIGHT_MAX)
+    for i in range(votes.n):
+        voter = votes.voter + i
+        column, at = voter.row + 3 + 4 * (component - SLOW), voter.of
+        _class_step(step, column, column + 2, slope[at], curvature[at], 1.0, WEIGHT_MAX)
+        if voter.logit != 0.0:
+            _class_step(step, column + 1, column + 3, slope[at], curvature[at], voter.logit,
+                        LOGIT_WEIGHT_MAX)
+        if voter.cell != BUCKETS_MAX:
+            column = voter.row + base + 2 * voter.cell
+            _class_step(step, column, column + 1, slope[at], curvature[at], 1.0, WEIGHT_MAX)
         if component == NEWTON and ballot.features == shape.features:
+            column = voter.row + _feature_column(shape, 0)
             for feature in range(ballot.features):
-                column = _feature_column(shape, feature)
-                _newton_step(row + column, row + column + 1, slope[at] * ballot.context[feature],
+                _newton_step(column, column + 1, slope[at] * ballot.context[feature],
                              curvature[at] * ballot.context[feature] * ballot.context[feature],
                              -WEIGHT_MAX, WEIGHT_MAX)
+                column += 2
 
 
-cdef void _learn_common(double* rows, u32 width, u32 component, const Ballot* ballot,
-                        const double* logits, const Tally* tally,
+cdef void _learn_common(double* shared, u32 component, const Votes* votes,
                         const double* slope) noexcept nogil:
-    cdef u32 i, arrived = 0
-    cdef double* shared = rows + ballot.k * width
-    cdef double* row
+    cdef u32 i
+    cdef const Voter* voter
     cdef double g, mean = 0.0
-    for i in range(ballot.k):
-        if ballot.votes[i] == 0:
-            continue
-        row, g = rows + i * width, slope[tally.of[i]]
+    for i in range(votes.n):
+        voter = votes.voter + i
+        g = slope[voter.of]
         mean += g
-        arrived += 1
         if component == PLAIN:
-            _step(row, g, SMALL, 0.0, WEIGHT_MAX)
+            _step(voter.row, g, SMALL, 0.0, WEIGHT_MAX)
         elif component == SURE:
-            _step(row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
-            _step(row + 2, g * logits[i], LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
+            _step(voter.row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
+            _step(voter.row + 2, g * voter.logit, LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
     if component == EQUAL:
-        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / arrived, TIED_STEP,
+        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / votes.n, TIED_STEP,
                        TIED_MIN, WEIGHT_MAX)
+        shared[EQUAL_SUM] = max(shared[EQUAL_SUM], LEARNED)
 
 
 cdef double _likelihood(double found, double right, double weight) noexcept nogil:
@@ -302,12 +330,12 @@ cdef double _likelihood(double found, double right, double weight) noexcept nogi
 
 cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, const Tally* tally,
                              const double* base, double other, u32 place, double right,
-                             double weight) noexcept nogil:
-    """-> component 7's probability of the label at `place` before this observation.
+                             double weight, double* favoured) noexcept nogil:
+    """-> component 7's probability of each label without a vote before this observation; favoured:
+    of those with one.
 
     base, other: component 3's probabilities.
     """
-    cdef double[VOTERS_MAX] favoured
     cdef double found = other * _favoured(rows, width, ballot, tally, base, favoured)
     cdef double p, total = 0.0
     cdef double* at
@@ -325,23 +353,24 @@ cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, cons
         at = rows + i * width + FAVOURED_P
         at[0] = (SHARE / ballot.k
                  + (1.0 - SHARE) * (at[0] / total if total > 0.0 else 1.0 / ballot.k))
-    return favoured[place] if place < tally.labels else found
+    return found
 
 
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
-                        double right, double weight) noexcept nogil:
+                        double right, double weight, Tally* tally) noexcept nogil:
     """The slope of -ln p by the scores is p less the certain label. That of -ln(1 - p), for an
     answer that was wrong, is p less what the other labels have then."""
-    cdef double[VOTERS_MAX] logits
     cdef double[VOTERS_MAX] p
     cdef double[VOTERS_MAX] curvature
+    cdef double[VOTERS_MAX] favoured
     cdef double[COMPONENTS] likelihood
-    cdef Tally tally
+    cdef Votes votes
     cdef u32 width = _width(shape)
     cdef double* shared = rows + ballot.k * width
-    cdef double other, found, wrong, total = 0.0
-    cdef u32 i, at, component, place, components = COMPONENTS
-    _count(ballot, &tally)
+    cdef double other, found, rest, total = 0.0
+    cdef u32 at, component, place, components = COMPONENTS
+    _count(rows, shape, ballot, &votes, tally)
+    _clear(tally)
     if tally.labels == 0:
         return
     weight = min(weight, OBSERVATION_MAX)
@@ -351,24 +380,25 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
     for at in range(tally.labels):
         if ballot.votes[tally.first[at]] == label:
             place = at
-    for i in range(ballot.k):
-        logits[i] = _logit(ballot.confidence[i])
     for component in range(FAVOURITE):
-        other = _probabilities(rows, shape, component, ballot, logits, &tally, p)
+        other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
+        _add(tally, shared[component], p, other)
         found = p[place] if place < tally.labels else other
         likelihood[component] = _likelihood(found, right, weight)
         if component == SURE and components == COMPONENTS:
+            other = _learn_favourite(rows, width, ballot, tally, p, other, place, right, weight,
+                                     favoured)
+            _add(tally, shared[FAVOURITE], favoured, other)
             likelihood[FAVOURITE] = _likelihood(
-                _learn_favourite(rows, width, ballot, &tally, p, other, place, right, weight),
-                right, weight)
-        wrong = max(1.0 - found, P_MIN)
+                favoured[place] if place < tally.labels else other, right, weight)
+        rest = (1.0 - right) / max(1.0 - found, P_MIN) if right < 1.0 else 0.0
         for at in range(tally.labels):
             curvature[at] = weight * p[at] * (1.0 - p[at])
-            p[at] = weight * (p[at] - (right if at == place else (1.0 - right) * p[at] / wrong))
+            p[at] = weight * (p[at] - (right if at == place else rest * p[at]))
         if component >= SLOW:
-            _learn_by_class(rows, shape, component, ballot, logits, &tally, p, curvature)
+            _learn_by_class(rows, shape, component, ballot, &votes, tally, p, curvature)
         else:
-            _learn_common(rows, width, component, ballot, logits, &tally, p)
+            _learn_common(shared, component, &votes, p)
     for component in range(components):
         shared[component] *= likelihood[component]
         total += shared[component]
@@ -548,6 +578,7 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
     of another length than the rows' is not learned.
     """
     cdef Ballot ballot
+    cdef Tally tally
     cdef cnp.ndarray cast = _column(votes, np.uint32, rows, "votes")
     cdef cnp.ndarray hashes = _column(cells, np.uint8, rows, "cells")
     cdef cnp.ndarray sure = _column(confidence, np.float64, rows, "confidence")
@@ -558,7 +589,7 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
     _fill(&ballot, cast, hashes, sure, classes)
     ballot.context, ballot.features = <double*> cnp.PyArray_DATA(x), <u32> x.shape[0]
     mixture_learn(<double*> cnp.PyArray_DATA(after), mixture_shape(after), &ballot, label, cell,
-                  right, weight)
+                  right, weight, &tally)
     return after
 
 
