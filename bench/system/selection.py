@@ -57,6 +57,8 @@ def feedback(quick: bool) -> list[Row]:
             )
             cases[f"{name}: one by one"] = one_by_one(app, context)
             cases[f"{name}: a list"] = a_list(app, context)
+            if context is None:  # arrays have none
+                cases[f"{name}: an array"] = an_array(app, ARRAY // 10 if quick else ARRAY)
         found = interleave(cases, repetitions=1 if quick else 5, warmups=1)
     anchor = river_per_s(quick)
     rows = [

@@ -79,7 +79,7 @@ def test_one_by_one_and_all_at_once(kind):
         state = found or state
     assert np.array_equal(state[1], many[0])
     assert np.array_equal(state[4], many[1])
-    assert (state[2], state[3]) == many[2:]
+    assert (state[2], state[3]) == many[2:4]
     assert 0 < many[2] <= N
     assert many[3] == 0b1111
 

@@ -56,12 +56,13 @@ LABELS: dict[str, list[Any]] = {
     "all": [1, True, "x"],
     "numbers": [0.5, -3.0, 1e300, -1e300, 0.0, 1e-300],
 }
+MANY = {"many": [*range(90), "x" * 65]}  # more than sets remember, and one that is too long
 
 
 def said(draw: random.Random, kind: str) -> Any:
     if kind == "numbers" and draw.random() < 0.1:
         return draw.choice([np.nan, np.inf])
-    return draw.choice(LABELS[kind])
+    return draw.choice((LABELS | MANY)[kind])
 
 
 def rows_of(
@@ -83,7 +84,7 @@ def rows_of(
         )
         for _ in range(k)
     ]
-    labels = column_of([draw.choice(LABELS[kind]) for _ in range(n)])
+    labels = column_of([draw.choice((LABELS | MANY)[kind]) for _ in range(n)])
     plans = [policy.select(state, Query(None, draw.random()), state.models) for _ in range(n)]
     queried = [
         state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans
@@ -130,17 +131,18 @@ def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k:
 
 
 @pytest.mark.parametrize("text", WITH_SETS)
-@pytest.mark.parametrize("kind", ["ints", "all", "numbers"])
+@pytest.mark.parametrize("kind", ["ints", "both", "all", "texts", "many", "numbers"])
 def test_thresholds_of_sets_move_as_in_python_and_stay_when_nobody_asks_for_them(
     text: str, kind: str
 ) -> None:
     draw, policy, plain = random.Random(5), create_policy(text), create_policy(text.split("(")[0])
     state = expected = policy.init(MODELS[:3])
-    rows = rows_of(draw, policy, state, kind, 60)
-    state = observe_rows(policy, state, rows)
-    for i in range(60):
-        expected = policy.observe(expected, rows.observation(i))
-    assert state.tracked == expected.tracked
+    for n in (1, 60, 200):
+        rows = rows_of(draw, policy, state, kind, n)
+        state = observe_rows(policy, state, rows)
+        for i in range(n):
+            expected = policy.observe(expected, rows.observation(i))
+        assert state.tracked == expected.tracked
     assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
     assert np.allclose(state.sure, expected.sure, rtol=1e-12, atol=1e-12)
     assert state.tracked != policy.init(MODELS[:3]).tracked

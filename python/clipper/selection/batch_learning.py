@@ -1,9 +1,9 @@
 """Learning from many observations at once, as columns instead of objects.
 
 The core (clipper_core.learning.feedback_update) learns the policies that have a rule, from labels
-and from float numbers, in the order of the rows; with a coverage, one row at a time. Other
-policies, and columns of other or mixed types, are learned by a loop over `policy.observe`. Both
-give the same state, bit for bit.
+and from float numbers, in the order of the rows; with a coverage, float numbers one row at a time.
+Other policies, and columns of other or mixed types, are learned by a loop over `policy.observe`.
+Both give the same state, bit for bit.
 """
 
 import functools
@@ -17,7 +17,7 @@ from clipper.selection.learned_state import DOUBT, LABEL_BITS, LearnedState, lab
 from clipper.selection.learning_policy import FADE, LearningPolicy
 from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
-from clipper.selection.prediction_sets import STEP, LabelSets
+from clipper.selection.prediction_sets import KNOWN_MAX, STEP, LabelSets, after_rows, knowable
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
@@ -116,11 +116,11 @@ def observe(
 def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
     """Learn all rows in their order and return the state after the last."""
     native = native_update_of(policy)
-    if native is not None and _fits(policy, state, rows):
+    if native is not None and isinstance(policy, LearningPolicy) and _fits(policy, state, rows):
         coded = _votes(rows)
         if coded is not None:
-            return _learn_votes(native, state, rows, *coded)
-        losses = _losses(rows)
+            return _learn_votes(native, policy.coverage, state, rows, *coded)
+        losses = _losses(rows) if policy.coverage is None else None
         if losses is not None:
             return _learn_losses(native, state, rows, losses)
     for i in range(len(rows)):
@@ -141,10 +141,8 @@ def _native_update(rule: Rule, coverage: float | None) -> NativeUpdate:
     return NativeUpdate(rule, FADE, LearnedState, label_bit, sets)
 
 
-def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
+def _fits(policy: LearningPolicy, state: LearnedState, rows: ObservationRows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
-    if not isinstance(policy, LearningPolicy) or policy.coverage is not None:
-        return False
     queries_one = isinstance(policy.answering, OneModel)
     return (
         is_finite
@@ -159,6 +157,7 @@ def _chosen(rows: ObservationRows) -> NDArray[np.uint32]:
 
 def _learn_votes(
     native: NativeUpdate,
+    coverage: float | None,
     state: LearnedState,
     rows: ObservationRows,
     values: NDArray[np.int64],
@@ -174,7 +173,11 @@ def _learn_votes(
             exists[j] = column
         if (reported := rows.confidence[j]) is not None:
             confidence[j] = reported
-    learned = native.many(
+    names, numbers, before = list[UserValue](), None, state.tracked
+    if coverage is not None:
+        _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
+        names = [_plain(rows.labels[i]) for i in first.tolist()]
+    updated, sure, seen, bits_seen, threshold, known = native.many(
         state.rows,
         state.sure,
         state.seen,
@@ -187,9 +190,13 @@ def _learn_votes(
         _chosen(rows),
         rows.p,
         cells,
+        before.labels,
+        numbers,
+        knowable(before, names),
+        KNOWN_MAX - len(before.known),
     )
-    updated, sure, seen, bits_seen = learned
-    return LearnedState(state.models, updated, seen, bits_seen, sure, state.tracked)
+    tracked = after_rows(before, threshold, names, known)
+    return LearnedState(state.models, updated, seen, bits_seen, sure, tracked)
 
 
 def _learn_losses(

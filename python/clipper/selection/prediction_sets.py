@@ -15,15 +15,18 @@ Source: Gibbs and Candes 2021, "Adaptive Conformal Inference", with the threshol
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clipper.errors import InvalidInput
 from clipper.selection.votes import label_key
 from clipper.types import UserValue
 
+Array = NDArray[np.uint8]
 STEP = 0.03  # of the threshold of labels, which lies in 0 to 1
 LOG_STEP = 0.1  # of the logarithm of the threshold of numbers
 LOG_MAX = 10.0
@@ -130,6 +133,24 @@ class LabelSets(msgspec.Struct, frozen=True):
     def remembered(self, known: tuple[object, ...], label: object) -> tuple[object, ...]:
         """Return the labels that sets may have after one more was observed."""
         return _remembered(known, label)
+
+
+def knowable(thresholds: SetThresholds, labels: Sequence[UserValue]) -> list[int]:
+    """Return for each label whether sets may have it: 0 no, 1 yes, 2 once it was learned."""
+    known = {label_key(one) for one in thresholds.known}
+    return [1 if label_key(one) in known else 2 if _is_short(one) else 0 for one in labels]
+
+
+def after_rows(
+    thresholds: SetThresholds, threshold: float, labels: Sequence[UserValue], known: Array
+) -> SetThresholds:
+    """Return the thresholds after the core learned rows with these labels.
+
+    known: for each label, as `knowable`, or 3 and above, in the order in which they became known.
+    """
+    new = np.flatnonzero(known > 2)
+    added = [labels[i] for i in new[np.argsort(known[new])]]
+    return msgspec.structs.replace(thresholds, labels=threshold, known=(*thresholds.known, *added))
 
 
 def update_with_number(

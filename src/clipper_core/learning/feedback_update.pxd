@@ -86,6 +86,7 @@ cdef class FeedbackUpdate:
     # ^ None if the state is of other models, or not finite
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
+    cdef int follow(self, Learner* learner, double threshold) except -1     # for sets
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0

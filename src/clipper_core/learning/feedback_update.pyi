@@ -49,7 +49,11 @@ class FeedbackUpdate:
         chosen: ArrayLike,
         p: ArrayLike,
         cells: ArrayLike | None = None,
-    ) -> tuple[_Rows, _Rows, float, int]: ...
+        threshold: float = 0.0,
+        named: ArrayLike | None = None,
+        known: ArrayLike = (),
+        room: int = 0,
+    ) -> tuple[_Rows, _Rows, float, int, float, np.ndarray[Any, np.dtype[np.uint8]]]: ...
     def graded(
         self, rows: _Rows, seen: float, losses: ArrayLike, chosen: ArrayLike, p: ArrayLike
     ) -> tuple[_Rows, float]: ...

@@ -424,6 +424,17 @@ cdef struct Steps:              # arrays of n, or of one that stands for all
     u64 p_step
 
 
+cdef enum:
+    IS_KNOWN = 1                # whether sets may have a label; 0: never
+    MAY_BE_KNOWN = 2            # once it was learned, while there is room
+    BECAME_KNOWN = 3            # by these rows, the first; 4 the second; and so on
+
+cdef struct RowLabels:          # of rows, if there are sets
+    const u32* number           # [n]: of the row's label
+    u8* known                   # by number
+    u32 room                    # labels that may become known
+
+
 cdef object _exactly(object array, object dtype, tuple shape, str name):
     found = np.ascontiguousarray(array, dtype)
     if found.shape != shape:
@@ -477,6 +488,11 @@ cdef class FeedbackUpdate:
         learner.seen = seen
         learner.labels = labels
         return learner
+
+    cdef int follow(self, Learner* learner, double threshold) except -1:
+        learner.coverage, learner.step, learner.doubt = self.coverage, self.step, self.doubt
+        learner.threshold = threshold
+        return 0
 
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell):
         """Return a copy of the rows; those of a mixture get a bucket for the cell."""
@@ -621,15 +637,21 @@ cdef class FeedbackUpdate:
         return high
 
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, arrived,
-             confidence, label, bits, chosen, p, cells=None):
+             confidence, label, bits, chosen, p, cells=None, double threshold=0.0, named=None,
+             known=(), u32 room=0):
         """Learn n observations of weight 1, without a context, in their order: -> (rows, sure,
-        seen, labels). Thresholds of sets do not move. Releases the GIL.
+        seen, labels, threshold, known). Releases the GIL.
 
         values: i64[k, n], labels as numbers.  arrived: u8[k, n], 0 where there is no prediction.
         confidence: f64[k, n], NaN where a model gave none. label: i64[n].  bits: u8[n], which bit
         of `labels` each stands for.  chosen: u32[n] or u32[1], the only model that was queried, k
         when all were.  p: f64[n] or f64[1], its probability then.  cells: u8[k, n], hashes of the
         labels in `values`, 0 to 63; only a mixture needs them.
+
+        With sets: the threshold of their labels.  named: u32[n], number of each row's label, among
+        those of these rows.  known: u8[labels], by number, whether sets may have it: 0 no, 1 yes, 2
+        once it was learned, which is the case for the first `room` labels, at most 64; these are 3,
+        4 and so on in the `known` that is returned.
         """
         sure = doubles_copied(self._bins(sure))
         cdef cnp.ndarray right = np.ascontiguousarray(label, np.int64).reshape(-1)
@@ -650,11 +672,25 @@ cdef class FeedbackUpdate:
         cdef cnp.ndarray picks = np.ascontiguousarray(chosen, np.uint32).reshape(-1)
         cdef cnp.ndarray odds = np.ascontiguousarray(p, np.float64).reshape(-1)
         cdef Steps steps = _steps(picks, odds, n)
+        cdef cnp.ndarray which = np.zeros(0, np.uint32)
+        cdef cnp.ndarray found = np.array(known, np.uint8)
+        cdef RowLabels row_labels
+        if self.sets is not None:
+            which = _exactly(named, np.uint32, (n,), "named")
+            if room > LABEL_BITS or (n and which.max() >= found.size):
+                raise_for(BAD_INPUT, f"room must be at most {LABEL_BITS} and known must have a"
+                                     f" number for each label")
+            self.follow(&learner, threshold)
+        row_labels.number = <u32*> cnp.PyArray_DATA(which)
+        row_labels.known = <u8*> cnp.PyArray_DATA(found)
+        row_labels.room = room
         _learn_rows(&learner, n, <i64*> cnp.PyArray_DATA(numbers), <u8*> cnp.PyArray_DATA(mask),
                     <double*> cnp.PyArray_DATA(own), <i64*> cnp.PyArray_DATA(right),
                     <u8*> cnp.PyArray_DATA(places),
-                    <u8*> cnp.PyArray_DATA(hashes) if mixed else NULL, &steps)
-        return rows, sure, learner.seen, learner.labels
+                    <u8*> cnp.PyArray_DATA(hashes) if mixed else NULL, &steps,
+                    &row_labels if self.sets is not None else NULL)
+        return (rows, sure, learner.seen, learner.labels,
+                learner.threshold if self.sets is not None else threshold, found)
 
     def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
         """Learn n observations of weight 1 from their losses, in their order, without calibration:
@@ -686,9 +722,7 @@ cdef class OpenState:
         self.thresholds = thresholds
         self.learner = update._pupil(self.rows, self.sure, seen, labels)
         if update.sets is not None:
-            self.learner.coverage, self.learner.step = update.coverage, update.step
-            self.learner.doubt = update.doubt
-            self.learner.threshold = read_member(&THRESHOLD, thresholds)
+            update.follow(&self.learner, read_member(&THRESHOLD, thresholds))
             self.known = read_member(&KNOWN, thresholds)
         return _is_finite(self.rows) and _is_finite(self.sure)
 
@@ -777,14 +811,15 @@ cdef u32 _highest(cnp.ndarray cells, cnp.ndarray arrived, cnp.ndarray bits):
 
 cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* arrived,
                       const double* confidence, const i64* label,
-                      const u8* bits, const u8* hashes, const Steps* steps):
+                      const u8* bits, const u8* hashes, const Steps* steps, RowLabels* named):
     cdef i64[MODELS_MAX] row
     cdef u8[MODELS_MAX] mask
     cdef u8[MODELS_MAX] cells
     cdef double[MODELS_MAX] own
     cdef Observation observation
     cdef u64 i
-    cdef u32 j
+    cdef u32 j, new = 0
+    cdef u8* known = NULL
     observation.values, observation.arrived, observation.confidence, observation.weight = (row,
             mask, own, 1.0)
     observation.cells = cells
@@ -802,7 +837,13 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* arri
             observation.bit = <u64> 1 << (bits[i] % LABEL_BITS)
             observation.chosen = min(steps.chosen[i * steps.chosen_step], learner.k)
             observation.p = steps.p[i * steps.p_step]
+            if named != NULL:
+                known = named.known + named.number[i]
+                observation.known = known[0] == IS_KNOWN or known[0] >= BECAME_KNOWN
             feedback_update_learn(learner, &observation)
+            if named != NULL and learner.moved and known[0] == MAY_BE_KNOWN and new < named.room:
+                known[0] = <u8> (BECAME_KNOWN + new)
+                new += 1
 
 
 cdef void _learn_losses(Learner* learner, u64 n, const double* losses, const Steps* steps):
