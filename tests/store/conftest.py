@@ -23,7 +23,7 @@ class RedisServer:
     """One redis-server process that can be killed, frozen and started again on the same folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self._folder, self._options = folder, options
+        self.folder, self._options = folder, options
         self.url = f"unix://{folder}/redis.sock"
         self.start()
 
@@ -33,9 +33,9 @@ class RedisServer:
             "--port",
             "0",
             "--unixsocket",
-            f"{self._folder}/redis.sock",
+            f"{self.folder}/redis.sock",
             "--dir",
-            str(self._folder),
+            str(self.folder),
             "--save",
             "",
             "--appendonly",
@@ -62,7 +62,7 @@ class RedisServer:
         with socket.socket(socket.AF_UNIX) as line:
             try:
                 line.settimeout(1)
-                line.connect(f"{self._folder}/redis.sock")
+                line.connect(f"{self.folder}/redis.sock")
                 line.sendall(command.encode() + b"\r\n")
                 return line.recv(64).strip()
             except OSError:

@@ -267,6 +267,30 @@ def test_a_store_that_went_back_in_time_resets_its_watches(own_etcd: EtcdServer)
                 kinds.append(event.kind)
 
 
+def test_watch_is_reset_by_an_emptied_server_that_has_more_changes_than_it_has_seen(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the id of the cluster before, since its addresses are the same."""
+    with open_store(own_etcd.url) as store:
+        store.put("gone", b"1")
+        watch = store.watch("")
+        assert watch.next(20) == Event("SYNC", store.revision)
+        follow, filled = watch._follow, threading.Event()  # type: ignore[attr-defined]
+        monkeypatch.setattr(watch, "_follow", lambda at: filled.wait(20) and follow(at))
+        own_etcd.kill()
+        own_etcd.empty()
+        own_etcd.start()
+        with open_store(own_etcd.url) as other:
+            for _ in range(9):
+                other.put("new", b"1")
+            filled.set()
+            event = None
+            while event is None:
+                with contextlib.suppress(StoreError):
+                    event = watch.next(20)
+            assert event == Event("RESET", other.revision)
+
+
 # -- endpoints
 
 

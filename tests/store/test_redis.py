@@ -3,9 +3,11 @@ one."""
 
 import contextlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +185,32 @@ def test_watch_is_reset_when_a_server_that_lost_its_memory_has_many_new_changes(
         event = watch.next(5)
         assert event is not None
         assert (event.kind, event.key) == ("PUT", "c")
+
+
+def test_watch_is_reset_by_an_older_copy_that_has_more_changes_than_it_has_seen(
+    own_redis: RedisServer,
+) -> None:
+    files = own_redis.folder / "appendonlydir"
+    with RedisStore(own_redis.url) as store, tempfile.TemporaryDirectory() as copy:
+        store.put("kept", b"1")
+        shutil.copytree(files, f"{copy}/appendonlydir")
+        store.put("gone", b"1")
+        watch = store.watch("", 2)
+        assert watch.next(5) == Event("SYNC", 2)
+        own_redis.kill()
+        elsewhere = type(own_redis)(Path(copy))  # the copy goes on where nobody watches it
+        with RedisStore(elsewhere.url) as there:
+            for _ in range(3):
+                there.put("new", b"1")
+        elsewhere.kill()
+        shutil.rmtree(files)
+        shutil.copytree(f"{copy}/appendonlydir", files)
+        own_redis.start()
+        event = None
+        while event is None:
+            with contextlib.suppress(StoreError):
+                event = watch.next(5)
+        assert event == Event("RESET", 4)
 
 
 def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:

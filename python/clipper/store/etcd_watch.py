@@ -5,9 +5,10 @@ hung server does not end a stream. So after one second of silence the watch requ
 notification, and reconnects if none comes within two seconds. The notification is used for nothing
 else: etcd 3.4 may send it before pending events (etcd issue 15220), so only events move the cursor.
 
-RESET is delivered when etcd cannot replay events, after a compaction or a restore from an older
-copy. SYNC is delivered after the newest record that existed at the start; an earlier deletion may
-follow it.
+RESET is delivered when etcd cannot replay events, after a compaction, or has another history, after
+a restore from an older copy: a watch that connects again asks for the newest record that it knows.
+SYNC is delivered after the newest record that existed at the start; an earlier deletion may follow
+it.
 """
 
 import queue
@@ -59,6 +60,7 @@ class EtcdWatch:
         self._end = prefix[:-1] + bytes([prefix[-1] + 1])
         self._cursor = cursor  # changes up to this revision have been taken
         self._cluster = 0
+        self._seen: Message | None = None  # the newest record that this watch knows
         self._synced = False
         self._sync_at = (
             -1
@@ -199,6 +201,7 @@ class EtcdWatch:
             return True
         if answer.created and not self._synced:
             self._sync_at, self._sync_revision = self._newest(self._cursor)
+        self._seen = next((e.kv for e in reversed(answer.events) if not e.type), self._seen)
         events = [self._event(event) for event in answer.events]
         with self._changed:
             self.contact_s, self._pending_since_s = monotonic(), float("inf")
@@ -218,24 +221,40 @@ class EtcdWatch:
             self._ready.append(Event("SYNC", self._sync_revision))
 
     def _other_history(self, header: Message) -> bool:
-        """Return True if the cursor belongs to another history of the cluster."""
+        """Return True if the cursor belongs to another history of the cluster: its revision was
+        not reached, or what it had written is not there.
+        """
         known, self._cluster = self._cluster, header.cluster_id
-        return bool(self._cursor > header.revision or (known and known != header.cluster_id))
+        if self._cursor > header.revision or (known and known != header.cluster_id):
+            return True
+        return bool(known and self._seen is not None and not self._is_there(self._seen))
+
+    def _is_there(self, seen: Message) -> bool:
+        """Return whether a record was there at its revision, or is now if that is compacted."""
+        for revision in (seen.mod_revision, 0):
+            request = message("RangeRequest")(key=seen.key, revision=revision)
+            try:
+                return seen in self._channel.ask("KV.Range", request, again=True).kvs
+            except StoreError as error:
+                if "compacted" not in error.message:
+                    raise
+        return False
 
     def _newest(self, after: int) -> tuple[int, int]:
         """Return the revision of the newest record after `after` (or `after`), and the store's
-        revision.
+        revision; keep that record.
         """
         newest = {
             "sort_order": "DESCEND",
             "sort_target": "MOD",
             "limit": 1,
-            "keys_only": True,
-            "min_mod_revision": after + 1,
         }
         request = message("RangeRequest")(key=self._prefix, range_end=self._end, **newest)
         answer = self._channel.ask("KV.Range", request, again=True)
-        return (answer.kvs[0].mod_revision if answer.kvs else after), answer.header.revision
+        if not answer.kvs:
+            return after, answer.header.revision
+        self._seen = answer.kvs[0]
+        return max(self._seen.mod_revision, after), answer.header.revision
 
     def _reset(self, revision: int) -> None:
         with self._changed:

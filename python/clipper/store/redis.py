@@ -16,8 +16,8 @@ All keys share one prefix and can be read with redis-cli:
 
 A transaction is one Lua script and therefore atomic. The durability is that of Redis: with
 `appendonly yes` a power cut, or a kill while the disk is busy, loses up to two seconds; with
-`appendfsync always` nothing is lost. A store that went back in time is detected by its watches,
-which deliver RESET.
+`appendfsync always` nothing is lost. A server that was started again may have gone back in time:
+its watches deliver RESET.
 
 Each read, write or watch after the end of a lease deletes its keys. A jump of the server's wall
 clock ends leases early or late.
@@ -188,7 +188,9 @@ local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[3] .. '-184467440
 local known = redis.call('MGET', p .. 'forgotten', p .. 'revision', p .. 'born')
 local first = redis.call('ZRANGE', p .. 'leases', 0, 0, 'WITHSCORES')
 local due = first[2] and first[2] - now or -1
-return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events, known[3] or ''}
+local info = redis.pcall('INFO', 'server')
+local run = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
+return {tonumber(known[1] or '0'), tonumber(known[2] or '0'), due, events, known[3] or '', run}
 """
 )
 

@@ -26,7 +26,7 @@ class Changes(NamedTuple):
 
     forgotten: changes up to this revision are not in the stream any more.  revision: of the store.
     due_ms: until the first lease ends; negative without leases.  born: time of the store's first
-    write; empty before it.
+    write; empty before it.  run: id of the server's process; empty if it does not tell.
     """
 
     forgotten: int
@@ -34,6 +34,7 @@ class Changes(NamedTuple):
     due_ms: int
     entries: Sequence[Entry]
     born: bytes
+    run: bytes
 
 
 class Waited(NamedTuple):
@@ -73,7 +74,7 @@ class ChangeReader:
         self.contact_s = monotonic()
         self._watches: weakref.WeakSet[RedisWatch] = weakref.WeakSet()
         self._cursor = 0  # changes up to this revision were handed to the watches
-        self._born = b""
+        self._born = self._run_id = b""
         self._due_s = 0.0
         self._granted = b"0"
         self._thread: threading.Thread | None = None
@@ -85,7 +86,7 @@ class ChangeReader:
             found = self._stream.changes(watch.cursor)
             self.contact_s = monotonic()
             if not self._watches:
-                self._cursor, self._born = found.revision, found.born
+                self._cursor, self._born, self._run_id = found.revision, found.born, found.run
             watch.take(found, watch.cursor, self._is_new(found))
             self._watches.add(watch)
             if self._thread is None:
@@ -140,12 +141,15 @@ class ChangeReader:
             is_new = self._is_new(found)
             for watch in list(self._watches):
                 watch.take(found, cursor, is_new)
-            self._cursor, self._born = found.revision, found.born
+            self._cursor, self._born, self._run_id = found.revision, found.born, found.run
             self.changed.notify_all()
 
     def _is_new(self, found: Changes) -> bool:
-        """Return True if the store was emptied since the last look, whatever its revision is."""
-        return bool(self._born and found.born) and found.born != self._born
+        """Return True if the store was emptied since the last look, whatever its revision is, or
+        if its server was started again, perhaps from an older copy.
+        """
+        known = (self._born, found.born), (self._run_id, found.run)
+        return any(was and now and was != now for was, now in known)
 
     def close(self) -> None:
         """End all watches. The thread ends when its connection is closed. Idempotent."""
@@ -178,7 +182,7 @@ class RedisWatch:
     def take(self, found: Changes, start: int, is_new: bool) -> None:
         """Take what was found after the revision `start`. Under the reader's lock.
 
-        is_new: the store has been emptied before.
+        is_new: the store may have another history before.
         """
         had_some = bool(self._ready)
         if start < found.forgotten or start > found.revision or is_new:
