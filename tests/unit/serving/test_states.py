@@ -14,10 +14,13 @@ from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records as records
+from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.states import Learner, States, _short, check_user, set_id
-from clipper.serving.feedback.stored_state import PREFIX, SHARED
+from clipper.serving.feedback.stored_state import PREFIX, SHARED, unsealed
+from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
+from clipper.store.sqlite import SqliteStore
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
@@ -292,6 +295,36 @@ def test_a_store_that_fails_loses_nothing(tmp_path: Path) -> None:
     again = Server(store, tmp_path)
     assert encoded(again.learner("exp4"), "u") == expected
     again.states.close()
+
+
+class NoShared(SqliteStore):
+    """The server is killed each time before it writes a shared state."""
+
+    def txn(self, compares, then, orelse=()):
+        if any(op.key.endswith("/shared") for op in then):
+            raise StoreError("the server was killed")
+        return super().txn(compares, then, orelse)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_numbers_of_a_journal_in_memory_are_not_taken_for_those_of_an_earlier_start(
+    tmp_path: Path, shared: bool
+) -> None:
+    store, draw = NoShared(tmp_path / "store.db"), random.Random(7)
+    settings = FeedbackSettings(journal="memory", write_ms=60_000)
+    for start in range(1, 4):
+        learning = Learning(store, tmp_path, settings, shared)
+        learning.replay()
+        _, learner, _ = learning.learner("app", KL, (A, B))
+        for _ in range(3):
+            seen = observation(draw)
+            record = records.written(learner, "u", seen)
+            learning.states.observe_one(learner, "u", seen, record)
+        assert learner.state("u").seen == 3 * start
+        learning.close()
+        stored = store.get(learner.key("u"))
+        assert len(unsealed(stored.value).applied) == (start if shared else 1)
+    store.close()
 
 
 class Deaf(MemoryStore):

@@ -59,7 +59,7 @@ class Learning:
         self._file: SqliteStore | None = None
         if in_memory and folder is not None:
             self._file = SqliteStore(folder / STATES_FILE, bytes_max=bytes_max)
-        name = _name_in(folder)
+        name = _name_in(folder if self.journal.mode != "memory" else None)
         self.states = States(
             self._file or store,
             self.journal,
@@ -68,6 +68,7 @@ class Learning:
             settings.write_ms / 1000,
             not in_memory,
             EndedServers(store, name, settings.ended_s) if shared else None,
+            alone=self.journal.mode == "memory" and not shared,
         )
         self._forwarding: Forwarding | None = None
         if shared:
@@ -170,7 +171,7 @@ class Learning:
 
 def _name_in(folder: Path | None) -> str:
     """This server's name among those that share a store: kept in its folder, since its numbers are
-    its journal's."""
+    its journal's; another at each start if nothing keeps the journal."""
     if folder is None:
         return secrets.token_hex(8)
     path = folder / "node"

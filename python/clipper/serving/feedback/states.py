@@ -291,7 +291,8 @@ class States:
     they are in the store. Those that the store does not have yet stay, up to as many again; then
     new contexts begin with the shared state and are not kept, and feedback for them is refused with
     Overloaded.  follows: whether other servers may write to the store.  ended: leaves servers that
-    have ended out of the states; None where no other server learns.
+    have ended out of the states; None where no other server learns.  alone: whether all other names
+    in states are of earlier lives of this server, whose journals are gone; they are left out.
     """
 
     def __init__(
@@ -303,7 +304,9 @@ class States:
         write_s: float,
         follows: bool = False,
         ended: EndedServers | None = None,
+        alone: bool = False,
     ) -> None:
+        self._alone = alone
         self.lock = threading.RLock()
         self.node = node
         self.journal = journal
@@ -420,7 +423,8 @@ class States:
             return None
         own = stored.applied.get(self.node, 0)
         self.journal.skip_to(own)
-        return Held(state, state, record.revision, stored.applied, own=own)
+        applied = {self.node: own} if self._alone else stored.applied
+        return Held(state, state, record.revision, applied, own=own)
 
     def _related(self, learner: Learner, user: str) -> State:
         """Return the state of the set of models of the same application and policy that has most in
