@@ -230,8 +230,9 @@ class Laws:
         node = world.nodes[me].node
         if mine is None or node is None or mine.free_bytes >= size:
             return
-        if self._free_of(me) >= size:
-            return
+        loading = sum(one.size_bytes for _, one in node.joined.loader.cache.items() if one.loading)
+        if self._free_of(me) + loading >= size:
+            return  # loads that were sent there at the same time have taken the room
         if max(self._free.get(me, (size,))) >= size:
             return  # not full for long: the load may have waited for others
         empty = [

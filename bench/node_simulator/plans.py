@@ -50,11 +50,13 @@ def rare(seed: int) -> Plan:
     return some_faults(plan, seed, 6, (*KINDS, *RARE_KINDS, *RARE_KINDS))
 
 
-def churning(seed: int) -> Plan:
+def churning(seed: int, rate_s: float = SETTINGS.rate_s, rate_per_copy: int = 30) -> Plan:
     """Return a world whose nodes are killed one after the other while the store is slow, and whose
     copies come and go.
     """
-    settings = msgspec.structs.replace(SETTINGS, rate_per_copy=30, janitor_s=2)
+    settings = msgspec.structs.replace(
+        SETTINGS, rate_s=rate_s, rate_per_copy=rate_per_copy, janitor_s=2
+    )
     kills = tuple(Fault("kill", 8.0 + 4 * n, 3.0, seed + n) for n in range(12))
     faults = (Fault("laggard", 5, 50), *kills)
     return replace(PLAN, seed=seed, share=2.0, settings=settings, faults=faults)

@@ -7,6 +7,7 @@ that was there.
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,21 +134,21 @@ MUTATIONS = (
     Mutation(
         "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 39, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 10),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 4),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation(
         "the last copy is given up as spare",
         "claims.released_if_spare",
         _last_is_spare,
-        132,
-        churning,
+        28,
+        partial(churning, rate_s=1, rate_per_copy=100),
     ),
     Mutation("failures never block", "failures.blocked_until", _always(0), 0),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
     Mutation("failures are never expired", "claims.without_failures", _first, 0),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),
     Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, plan=rare),
-    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 1, plan=rare),
+    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 41, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
     Mutation("never scales up", "scaling.decide", _never_more, 35),
     Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 35),

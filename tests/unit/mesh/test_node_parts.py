@@ -252,8 +252,9 @@ def test_usage_is_counted_here_and_reported_to_the_nodes_that_hold_copies() -> N
     asyncio.run(reporter.report())
     stats = counts.stats()
     assert (stats["queries_hit"], stats["queries_missed"]) == (7, 3)
-    assert sent == [("b", [["m", route.used_ms, 5, 2.0]])]
+    assert sent == [("b", [["m", route.used_ms, 5, 2.0, 10]])]
     assert untyped == [route]
     usage = counter.read(now_ms())["m"]
-    assert (usage.used_ms, usage.queue_ms) == (route.used_ms, 2.0)
+    assert (usage.used_ms, usage.queue_ms, usage.rate) == (route.used_ms, 2.0, 10)
+    assert counter.rate == 5
     assert cache.get("m").used_ms == route.used_ms  # type: ignore[union-attr]

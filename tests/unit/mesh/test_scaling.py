@@ -116,6 +116,19 @@ def test_the_second_copy_goes_when_idle_and_memory_is_short() -> None:
     assert wanted(held(2, copies_min=2), Usage(NOW - HOUR - 1), tight) == 2
 
 
+def test_the_second_copy_stays_while_its_use_is_heavy() -> None:
+    """Where models come and go, a tenth of the cache's age is less than the time to a report."""
+    tight, rounds = cluster(full=True, idle_ms=10_000), 3 * int(SETTINGS.rate_s * 1000)
+    assert wanted(held(2), Usage(NOW - 2000), tight) == 1
+    assert wanted(held(2), Usage(NOW - 2000, heavy_ms=NOW - rounds), tight) == 2
+    assert wanted(held(2), Usage(NOW - 2000, heavy_ms=NOW - rounds - 1), tight) == 1
+    assert wanted(held(2, ago_ms=rounds), Usage(NOW - 2000), tight) == 2
+    assert wanted(held(2, ago_ms=rounds + 1), Usage(NOW - 2000), tight) == 1
+    assert not scaling.is_heavy(held(2), Usage(rate=1333), SETTINGS)
+    assert scaling.is_heavy(held(2), Usage(rate=1334), SETTINGS)
+    assert not scaling.is_heavy(held(4), Usage(rate=3999), SETTINGS)
+
+
 def test_one_of_more_goes_after_a_calm_that_is_a_length_of_time() -> None:
     """Model-mesh took a point in time for a length here, and so always waited five hours; and it
     asked for *recent* heavy use."""
@@ -184,8 +197,9 @@ def test_rates_are_of_the_time_between_looks() -> None:
     assert set(found) == {"m"}
     assert found["m"].rate == 300
     assert (found["m"].queue_ms, found["m"].service_ms) == (4, 2)
+    assert (uses.last("m", NOW).rate, uses.last("m", NOW).queue_ms) == (300, 4)
     assert uses.read(NOW + 20_000) == {}
-    assert uses.last("m", NOW).used_ms == NOW + 4900
+    assert (uses.last("m", NOW).used_ms, uses.last("m", NOW).rate) == (NOW + 4900, 0)
     uses.heavy("m", NOW + 5)
     uses.note("m", NOW + 20_001)
     assert uses.read(NOW + 30_000)["m"].heavy_ms == NOW + 5

@@ -28,6 +28,7 @@ CALM_MS: Final = (
     5 * HOUR_MS,
 )  # least and greatest time without heavy use before one of more than two is unloaded
 CALM_SHARE: Final = 2 / 3  # of the limit that the remaining copies would stay below
+HEAVY_ROUNDS: Final = 3  # of rates, after heavy use or a load, before the second copy goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,12 @@ def limit_of(model: MeshModel, usage: Usage, settings: MeshSettings) -> float:
     return settings.rate_per_copy
 
 
+def is_heavy(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:
+    """Return whether one copy less would be near its limit."""
+    copies = max(len(model.loaded) - 1, 1)
+    return usage.rate > CALM_SHARE * limit_of(model, usage, settings) * copies
+
+
 def may_grow(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:
     """Return False quickly for most models: nothing in their use needs more copies."""
     copies = max(len(model.copies), 1)
@@ -206,6 +213,9 @@ def _fewer(
     age = cluster.age_ms(now_ms)
     if loaded == 2:
         idle = min(IDLE_SHARE * age, IDLE_MS_MAX)
+        since_ms = max(usage.heavy_ms, *(copy.loaded_ms for copy in model.copies.values()))
+        if now_ms - since_ms <= HEAVY_ROUNDS * settings.rate_s * 1000:
+            return None  # where models come and go, `idle` is less than the time between reports
         unused = now_ms - max(usage.used_ms, model.used_ms)
         return (
             CopyTarget(1, f"unused for {unused // 1000} s, and memory is short")

@@ -1,7 +1,7 @@
 """Counters of how much models are used, on which scaling decides."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 MINUTE_MS: Final = 60_000
@@ -64,9 +64,10 @@ class UsageCounter:
     def __init__(self) -> None:
         self._models: dict[str, _Counted] = {}
         self._used: dict[str, _Counted] = {}
-        self._since_ms = 0
+        self._read: dict[str, Usage] = {}
+        self._here = self._since_ms = 0
         self._swept_ms = 0
-        self.rate = 0.0  # queries a minute of all models together, as of the last `look`
+        self.rate = 0.0  # queries a minute that copies of this node answered, as of the last `read`
 
     def note(
         self,
@@ -75,11 +76,14 @@ class UsageCounter:
         count: int = 1,
         waited_ms: float = 0.0,
         served_ms: float = 0.0,
+        here: int | None = None,
     ) -> None:
         """Count queries until now, or until a time before: reports of other nodes come late.
 
+        count: of all copies together. here: of them, those of this node's copy; None: all.
         waited_ms, served_ms: their total time waiting for a copy, and in one.
         """
+        self._here += count if here is None else here
         held = self._models.get(model)
         if held is None:
             held = self._models[model] = _Counted()
@@ -107,8 +111,8 @@ class UsageCounter:
         found = {model: self._usage(held, window_ms) for model, held in self._used.items()}
         for held in self._used.values():
             held.count, held.waited_ms, held.served_ms, held.served = 0, 0.0, 0.0, 0
-        self._used = {}
-        self.rate = sum(usage.rate for usage in found.values())
+        self._used, self._read = {}, found
+        self.rate, self._here = self._here * MINUTE_MS / window_ms, 0
         if now_ms - self._swept_ms > REGULAR_TO * MINUTE_MS:
             self._swept_ms = now_ms
             self._models = {
@@ -125,18 +129,21 @@ class UsageCounter:
             held.heavy_ms = now_ms
 
     def last(self, model: str, now_ms: int) -> Usage:
-        """Return the last use and regularity of a model, without resetting the counts."""
+        """Return the last use of a model, with its rates as of the last `read`."""
         held = self._models.get(model)
-        return (
-            Usage()
-            if held is None
-            else Usage(held.used_ms, 0.0, self._regular(held), heavy_ms=held.heavy_ms)
+        if held is None:
+            return Usage()
+        return replace(
+            self._read.get(model, Usage()),
+            used_ms=held.used_ms,
+            regular=self._regular(held),
+            heavy_ms=held.heavy_ms,
         )
 
     def forget(self, model: str) -> None:
         """Drop all counts of a model."""
-        self._models.pop(model, None)
-        self._used.pop(model, None)
+        for counts in (self._models, self._used, self._read):
+            counts.pop(model, None)
 
     def _regular(self, held: _Counted) -> bool:
         return bool((held.minutes >> REGULAR_FROM) & ((1 << (REGULAR_TO - REGULAR_FROM + 1)) - 1))

@@ -480,7 +480,7 @@ class ModelLoader:
         """Unload a copy that was removed from `held`.
 
         The claim is released first, so that other nodes use other copies; then the host answers the
-        rows that it has.
+        rows that it has. A claim of a copy that was loaded here meanwhile stays.
         """
         id, held, used_ms = leaving
         if held is None:
@@ -489,7 +489,9 @@ class ModelLoader:
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
             await self._run_blocking(
-                self._registry.change, id, lambda m: claims.released(m, self.me, used_ms)
+                self._registry.change,
+                id,
+                lambda m: m if id in self.cache else claims.released(m, self.me, used_ms),
             )
         await self._unload(held.host, id)
 

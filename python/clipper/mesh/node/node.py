@@ -88,6 +88,7 @@ class MeshNode:
             replaced=self._on_replaced,
             lookup=self._lookup,
             is_failing=self._is_failing,
+            now_s=store.threads.now_s,
         )
         self._deferred = DeferredJoin(
             self._id, store.name, settings.enter_s, self._loop, self._join, self._has_joined

@@ -22,15 +22,17 @@ class UsageRecorder:
         self._loader, self._usage = loader, usage
 
     def add(self, entries: Iterable[Any]) -> None:
-        """Add entries of (model, last use in ms, queries, forecast queue time in ms).
+        """Add entries of (model, last use in ms, queries of the copy here, forecast queue time in
+        ms, queries of all copies).
 
-        Nodes of an older version leave out the queue time.
+        Nodes of an older version leave out the last, or the last two.
         """
-        for id, used_ms, count, *queue_ms in entries:
+        for id, used_ms, here, *more in entries:
             at_ms = min(int(used_ms), now_ms())
-            self._loader.cache.touch(str(id), at_ms, int(count))
-            waited_ms = count * float(queue_ms[0]) if queue_ms else 0.0
-            self._usage.note(str(id), at_ms, int(count), waited_ms)
+            count = int(more[1] if more[1:] else here)
+            waited_ms = count * float(more[0]) if more else 0.0
+            self._loader.cache.touch(str(id), at_ms, int(here))
+            self._usage.note(str(id), at_ms, count, waited_ms, here=int(here))
 
 
 class UsageReporter:
@@ -63,7 +65,7 @@ class UsageReporter:
             self._loader.counts.count_queries(queries - waited, waited)
             share, queue_ms = max(1, queries // max(1, len(lenders))), route.queue_ms()
             for number in lenders:
-                reports[number].append([route.id, route.used_ms, share, queue_ms])
+                reports[number].append([route.id, route.used_ms, share, queue_ms, queries])
         ids = {instance.number: instance.id for instance in self._registration.instances()}
         for number, entries in reports.items():
             id = ids.get(number)

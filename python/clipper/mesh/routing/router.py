@@ -189,7 +189,7 @@ class ModelRouter:
     NodeHost. find_record: returns the record of an id known in memory. lookup: looks a name up in
     the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
     called with a route that another one has replaced. is_failing: returns whether loads of a model
-    failed lately.
+    failed lately. now_s: a clock that nobody sets.
     """
 
     def __init__(
@@ -202,7 +202,9 @@ class ModelRouter:
         replaced: Callable[[Route], None] = lambda _: None,
         lookup: Callable[[str], None] = lambda _: None,
         is_failing: Callable[[str], bool] = lambda _: False,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now_s = now_s
         self._make, self._find_record, self._batching = make, find_record, batching
         self._replaced, self._lookup, self._is_failing = replaced, lookup, is_failing
         self._uniform = (rng or Random()).random
@@ -249,12 +251,12 @@ class ModelRouter:
         record = self._find_record(name)
         if record is None:
             known_s = self._absent.get(name)
-            if known_s is not None and time.monotonic() - known_s < ABSENT_S:
+            if known_s is not None and self._now_s() - known_s < ABSENT_S:
                 return None
             self._lookup(name)  # raises if this node has not joined its mesh
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()
-            self._absent[name] = time.monotonic()
+            self._absent[name] = self._now_s()
             alias = self._aliases.get(name)
             return self._routes.get(name) if alias is None else self._of_alias(alias)
         return self.add(record)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from clipper.mesh.decisions import claims, maintenance
+from clipper.mesh.decisions import claims, maintenance, scaling
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.records import MeshModel
@@ -33,6 +33,10 @@ class NodeTasks:
         Of several nodes that hold a model, the one that has held it longest acts.
         """
         usage = self._usage.read(now_ms(), asyncio.get_running_loop().time())
+        for id in usage:
+            record = self._registry.models.get(id)
+            if record is not None and scaling.is_heavy(record, usage[id], self._settings):
+                self._usage.heavy(id, now_ms())
         mine = [(id, record) for id in usage if (record := self._led_here(id)) is not None]
         view = self._view.take(mine, usage)
         for action in maintenance.rates(view, now_ms(), self._settings):

@@ -2,8 +2,8 @@
 
 Requests: `lend` {model, address, token, load, used_ms, copies}: serve the model to the server at
 `address`, after loading it if `load`; `unlend` {model, address}; `load` {model, used_ms, copies};
-`explain` {model}. Events: `digest` {used: [[model, used_ms, count, queue_ms], ...]}: uses of the
-peer's copies here. Threads: all on the event loop of the node.
+`explain` {model}. Events: `digest` {used: [[model, used_ms, count, queue_ms, count of all copies],
+...]}: uses of the peer's copies here. Threads: all on the event loop of the node.
 """
 
 import asyncio
