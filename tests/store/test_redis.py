@@ -198,7 +198,7 @@ def test_watch_is_reset_by_an_older_copy_that_has_more_changes_than_it_has_seen(
         watch = store.watch("", 2)
         assert watch.next(5) == Event("SYNC", 2)
         own_redis.kill()
-        elsewhere = type(own_redis)(Path(copy))  # the copy goes on where nobody watches it
+        elsewhere = type(own_redis)(Path(copy), "--appendfsync", "always")  # unwatched, it goes on
         with RedisStore(elsewhere.url) as there:
             for _ in range(3):
                 there.put("new", b"1")
