@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,13 @@ import pytest
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.load import page
 from clipper.load.chart import Axis, Chart, Series
-from clipper.load.http_target import HttpTarget
+from clipper.load.http_target import HttpTarget, _HttpConnection
 from clipper.load.inputs import rows_of
 from clipper.load.measurement import Measurement, QueryOutcome, quantile
 from clipper.load.open_loop import arrivals, evenly, send_on_time
 from clipper.load.runs import RunPlan, bisected, offer, sweep
 from clipper.types import InputType
+from tests.frontend.conftest import FakeTransport
 
 ANSWER = {"id": "1", "output": 1, "default": False, "missing": [], "reason": ""}
 Reply = Callable[
@@ -158,6 +160,51 @@ def test_every_query_is_counted_once_under_what_became_of_it() -> None:
     assert len(measured.answers_ms()) == counts["ok"] + 2
     assert np.isfinite(measured.strict_ms()).sum() == counts["ok"] + 1
     assert json.loads(json.dumps(measured.summary()))["outcomes"] == counts
+
+
+RESPONSES = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1;a=b\r\n}\r\n0\r\n\r\n",
+    b'HTTP/1.1 503 No\r\nContent-Length: 14\r\nConnection: close\r\n\r\n{"detail":"x"}',
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_responses_are_read_however_their_bytes_are_cut(size: int) -> None:
+    answered: list[tuple[int, int, bytes]] = []
+
+    class Target:
+        def connected(self, connection: Any) -> None:
+            self.free = 0
+
+        def released(self, connection: Any) -> None:
+            self.free += 1
+
+        def answered(self, number: int, status: int, body: bytes) -> None:
+            answered.append((number, status, body))
+
+    class Transport(FakeTransport):
+        def write(self, data: bytes) -> None:
+            pass
+
+    target, transport = Target(), Transport()
+    connection = _HttpConnection(target)  # type: ignore[arg-type]
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    for number, response in enumerate(RESPONSES):
+        connection.send(number, b"")
+        for at in range(0, len(response), size):
+            connection.data_received(response[at : at + size])
+    assert answered == [(0, 200, b"{}"), (1, 200, b"{}"), (2, 503, b'{"detail":"x"}')]
+    assert (target.free, transport.closed) == (2, True)
+
+
+@pytest.mark.parametrize("response", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nDate: x\r\n\r\n"])
+def test_a_response_that_is_none_ends_its_connection(response: bytes) -> None:
+    transport = FakeTransport()
+    connection = _HttpConnection(SimpleNamespace(connected=lambda connection: None))  # type: ignore[arg-type]
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.data_received(response)
+    assert transport.aborted
 
 
 def test_each_query_is_new_to_a_cache() -> None:
