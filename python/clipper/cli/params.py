@@ -17,24 +17,7 @@ import click
 
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.end_process import end_process
-from clipper.cli.params_tables import (
-    FILE as _FILE,
-)
-from clipper.cli.params_tables import (
-    FOLDER as _FOLDER,
-)
-from clipper.cli.params_tables import (
-    TABLE_COMMANDS,
-)
-from clipper.cli.params_tables import (
-    folder_of as _folder,
-)
-from clipper.cli.params_tables import (
-    of_set as _of_folder,
-)
-from clipper.cli.params_tables import (
-    show as _show,
-)
+from clipper.cli.params_tables import FILE, FOLDER, TABLE_COMMANDS, in_folder, of_set, show
 from clipper.cli.up import file_or_default
 from clipper.errors import NoServer
 from clipper_container.model import UserValue
@@ -83,7 +66,7 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 @params.command(short_help="Run a set of shards.")
-@click.argument("file", metavar="[FILE]", required=False, type=_FILE)
+@click.argument("file", metavar="[FILE]", required=False, type=FILE)
 @click.option("--shards", type=click.IntRange(1, 1024), help="Number of shards.  [params.shards]")
 @click.option(
     "--replicas",
@@ -100,7 +83,7 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--folder",
-    type=_FOLDER,
+    type=FOLDER,
     help="Folder of addresses, epochs, logs and snapshots.  [params.folder]",
 )
 @click.option(
@@ -220,8 +203,8 @@ def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]
 
 
 @params.command(short_help="Show the shards: rows, pushes, replicas.")
-@_of_folder
-def ps(folder: Path | None, as_json: bool) -> None:
+@of_set
+def ps(folder: Path, as_json: bool) -> None:
     """Show each shard: its rows, pushes, replicas, and the snapshots of the set.
 
     \b
@@ -232,8 +215,7 @@ def ps(folder: Path | None, as_json: bool) -> None:
     from clipper.params.local.live_reshard import home_in
     from clipper.params.shard.snapshots import sets_in
 
-    place = _folder(folder)
-    reader = StatsReader(place, answer_s=5.0)
+    reader = StatsReader(folder, answer_s=5.0)
     found = reader.read()
     reader.close()
     sets = [
@@ -244,9 +226,9 @@ def ps(folder: Path | None, as_json: bool) -> None:
             "rows": sum(p.rows for p in one.parts),
             "nbytes": sum(p.nbytes for p in one.parts),
         }
-        for one in sets_in(home_in(place) / "snapshots")
+        for one in sets_in(home_in(folder) / "snapshots")
     ]
-    _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
+    show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
 
 
 @params.command(short_help="Print or serve the metrics of the shards.")
@@ -255,12 +237,8 @@ def ps(folder: Path | None, as_json: bool) -> None:
     metavar="HOST:PORT",
     help="Serve them at GET /metrics of this address.  [print them once]",
 )
-@click.option(
-    "--folder",
-    type=_FOLDER,
-    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
-)
-def metrics(folder: Path | None, listen: str | None) -> None:
+@in_folder
+def metrics(folder: Path, listen: str | None) -> None:
     """Print the metrics of all shards of a set, or serve them.
 
     \b
@@ -271,16 +249,15 @@ def metrics(folder: Path | None, listen: str | None) -> None:
     from clipper.params.client.stats_reader import StatsReader
     from clipper.params.local.metrics_page import samples_of
 
-    place = _folder(folder)
     if listen is None:
-        reader = StatsReader(place, answer_s=5.0)
+        reader = StatsReader(folder, answer_s=5.0)
         try:
             click.echo(prometheus(samples_of(reader.read())), nl=False)
         finally:
             reader.close()
         return
     ends = _signalled()
-    with _metrics(listen, lambda: StatsReader(place)) as page:
+    with _metrics(listen, lambda: StatsReader(folder)) as page:
         click.echo(page.strip())
         select.select([ends], [], [])
 
@@ -295,12 +272,8 @@ def metrics(folder: Path | None, listen: str | None) -> None:
     help="Seconds between updates.",
 )
 @click.option("--times", type=click.IntRange(1), help="Number of updates.  [until Ctrl-C]")
-@click.option(
-    "--folder",
-    type=_FOLDER,
-    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
-)
-def top(folder: Path | None, every_s: float, times: int | None) -> None:
+@in_folder
+def top(folder: Path, every_s: float, times: int | None) -> None:
     """Show each shard repeatedly: rows pulled and pushed per second, the share of pulled ids that
     have a row, the age of gradients, the lag of replicas, and its share of the work.
 
@@ -310,7 +283,7 @@ def top(folder: Path | None, every_s: float, times: int | None) -> None:
     from clipper.cli.params_shown import rates
     from clipper.params.client.stats_reader import StatsReader
 
-    reader = StatsReader(_folder(folder))
+    reader = StatsReader(folder)
     try:
         before, at_s = reader.read(), time.monotonic()
         for _ in range(times) if times is not None else itertools.count():
@@ -330,8 +303,8 @@ def top(folder: Path | None, every_s: float, times: int | None) -> None:
 @click.option(
     "--whole", is_flag=True, help="Write everything, not only the changes since the last snapshot."
 )
-@_of_folder
-def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
+@of_set
+def snapshot(folder: Path, as_json: bool, whole: bool) -> None:
     """Take a snapshot of every shard, under one number.
 
     \b
@@ -340,10 +313,9 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     from clipper.params.local.local_set import snapshot_all
     from clipper_container.params.connection import addresses_in
 
-    place = _folder(folder)
-    addresses, token = addresses_in(place)
-    result = snapshot_all(addresses, token, place, whole=whole)
-    _show(
+    addresses, token = addresses_in(folder)
+    result = snapshot_all(addresses, token, folder, whole=whole)
+    show(
         result,
         as_json,
         f"snapshot {result['number']}: {result['rows']} rows, {result['nbytes']} bytes",
@@ -354,7 +326,7 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
 @click.option(
     "--from",
     "source",
-    type=_FOLDER,
+    type=FOLDER,
     help="Folder of another set, or of its snapshots.  [this set]",
 )
 @click.option(
@@ -363,8 +335,8 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     default=0,
     help="Number of the snapshot.  [the newest complete one]",
 )
-@_of_folder
-def restore(folder: Path | None, as_json: bool, source: Path | None, number: int) -> None:
+@of_set
+def restore(folder: Path, as_json: bool, source: Path | None, number: int) -> None:
     """Select the snapshot that the shards of a stopped set read at their next start. Newer
     snapshots are set aside.
 
@@ -374,18 +346,17 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
     """
     from clipper.params.local.local_set import restore as restored
 
-    place = _folder(folder)
-    result = restored(place, source or place, number)
-    _show(
+    result = restored(folder, source or folder, number)
+    show(
         {"number": result},
         as_json,
-        f"snapshot {result} is what is read at the next start: clipper params up --folder {place}",
+        f"snapshot {result} is what is read at the next start: clipper params up --folder {folder}",
     )
 
 
 @params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
-@_of_folder
-def begin_anew(folder: Path | None, as_json: bool) -> None:
+@of_set
+def begin_anew(folder: Path, as_json: bool) -> None:
     """Let shards that restarted without a replica and a snapshot continue without data.
 
     Other shards are not affected. Workers push their variables again; rows start untrained.
@@ -395,9 +366,9 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     """
     from clipper.params import Client
 
-    with Client(_folder(folder)) as client:
+    with Client(folder) as client:
         result = client.begin_anew()
-    _show(
+    show(
         {"begun": result},
         as_json,
         f"shards that start empty: {', '.join(map(str, result)) or 'none'}",
@@ -412,8 +383,8 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     help="Number of shards: at once of a set that runs, else at the next start.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
-@_of_folder
-def reshard(folder: Path | None, as_json: bool, shards: int, no_wait: bool) -> None:
+@of_set
+def reshard(folder: Path, as_json: bool, shards: int, no_wait: bool) -> None:
     """Change the number of shards. A set that `clipper params up` or a server runs continues to
     serve meanwhile; the same command again shows how far it is. With the number that it has, all
     rows move to new processes. If the set does not run, each shard reads its part of the last
@@ -425,16 +396,15 @@ def reshard(folder: Path | None, as_json: bool, shards: int, no_wait: bool) -> N
     from clipper.params.local.local_set import reshard as resharded
     from clipper.params.local.local_set import supervisor_of
 
-    place = _folder(folder)
-    if supervisor_of(place):
-        _reshard_live(place, shards, as_json, wait=not no_wait)
+    if supervisor_of(folder):
+        _reshard_live(folder, shards, as_json, wait=not no_wait)
         return
-    result = resharded(place, shards)
+    result = resharded(folder, shards)
     text = (
-        f"{shards} shards will read snapshot {result}: clipper params up --folder {place} --shards"
+        f"{shards} shards will read snapshot {result}: clipper params up --folder {folder} --shards"
         f" {shards}"
     )
-    _show({"shards": shards, "number": result}, as_json, text)
+    show({"shards": shards, "number": result}, as_json, text)
 
 
 def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> None:
@@ -461,7 +431,7 @@ def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
         if wait and state is not None
         else f"requested: clipper params reshard --shards {shards} --folder {folder} shows it"
     )
-    _show(msgspec.to_builtins(state) if state is not None else {"shards": shards}, as_json, text)
+    show(msgspec.to_builtins(state) if state is not None else {"shards": shards}, as_json, text)
 
 
 @params.command(short_help="Stop the shards that `clipper params up` started.")
@@ -474,9 +444,9 @@ def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
     help="Seconds to wait for the end.",
 )
 @_on_ray
-@_of_folder
+@of_set
 def down(
-    folder: Path | None,
+    folder: Path,
     as_json: bool,
     wait_s: float,
     engine: str | None,
@@ -493,31 +463,26 @@ def down(
     if engine:
         from clipper.cli.params_on_ray import down_on_ray
 
-        result = down_on_ray(_folder(folder).absolute(), name, ray_address)
-        _show(list(result.values()), as_json, f"ended {len(result)} shards on Ray")
+        result = down_on_ray(folder.absolute(), name, ray_address)
+        show(list(result.values()), as_json, f"ended {len(result)} shards on Ray")
         return
     from clipper.params.local.local_set import supervisor_of
 
-    place = _folder(folder)
-    pid = supervisor_of(place)
+    pid = supervisor_of(folder)
     if not pid:
         raise NoServer(
-            f"no set of shards runs in {place}.",
+            f"no set of shards runs in {folder}.",
             hint="To start one: clipper params up --folder ...",
         )
     end_process(pid, wait_s, f"process {pid} still runs after {wait_s:g} s")
-    _show({"pid": pid}, as_json, f"ended the shards of {place} (process {pid})")
+    show({"pid": pid}, as_json, f"ended the shards of {folder} (process {pid})")
 
 
 @params.command(short_help="Run one shard of a set.")
 @click.argument("number")
+@in_folder
 @click.option(
-    "--folder",
-    type=_FOLDER,
-    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
-)
-@click.option(
-    "--keep", type=_FOLDER, help="Folder of its epoch and snapshots.  [the folder of the set]"
+    "--keep", type=FOLDER, help="Folder of its epoch and snapshots.  [the folder of the set]"
 )
 @click.option(
     "--listen",
@@ -541,7 +506,7 @@ def down(
 )
 def shard(
     number: str,
-    folder: Path | None,
+    folder: Path,
     keep: Path | None,
     listen: str | None,
     alive: Path | None,
@@ -568,7 +533,7 @@ def shard(
         raise click.BadParameter(f"{number!r} does not end with a number", param_hint="NUMBER")
     if end_with_parent:
         die_with(os.getppid())
-    root = _folder(folder).absolute()
+    root = folder.absolute()
     place = config_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
     place = msgspec.structs.replace(
         place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root

@@ -19,21 +19,23 @@ FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-def of_set(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options --folder and --json to a command."""
-    option = click.option(
-        "--folder",
-        type=FOLDER,
-        help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
-    )
-    return option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
-
-
-def folder_of(given: Path | None) -> Path:
-    """Return the folder that was given, or else that of the configuration."""
+def _chosen(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path:
     from clipper.config import load
 
     return given if given is not None else Path(load(file_or_default(None)).params.folder)
+
+
+in_folder = click.option(
+    "--folder",
+    type=FOLDER,
+    callback=_chosen,
+    help="Folder of the set.  [params.folder of clipper.toml, else .clipper-params]",
+)
+
+
+def of_set(verb: Callable[..., None]) -> Callable[..., None]:
+    """Add the options --folder and --json to a command."""
+    return in_folder(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb))
 
 
 def show(result: object, as_json: bool, text: str) -> None:
@@ -45,7 +47,7 @@ def show(result: object, as_json: bool, text: str) -> None:
 @click.argument("table")
 @click.argument("ids", nargs=-1, required=True, type=int)
 @of_set
-def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -> None:
+def pull(table: str, ids: tuple[int, ...], folder: Path, as_json: bool) -> None:
     """Print rows of TABLE.
 
     \b
@@ -53,7 +55,7 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
     """
     from clipper.params import Client
 
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         rows = client.pull(table, ids).tolist()
     text = "\n".join(
         f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
@@ -88,7 +90,7 @@ def create(
     table: str,
     dim: int,
     settings: tuple[str, ...],
-    folder: Path | None,
+    folder: Path,
     as_json: bool,
     **given: UserValue,
 ) -> None:
@@ -103,7 +105,7 @@ def create(
 
     fields = {**given, "name": table, "dim": dim, "optimizer_settings": _numbers(settings)}
     spec = msgspec.convert(fields, TableSpec)
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         client.create(spec)
     _show_spec(spec, as_json)
 
@@ -149,7 +151,7 @@ def _show_spec(spec: "TableSpec", as_json: bool) -> None:
 def alter(
     table: str,
     settings: tuple[str, ...],
-    folder: Path | None,
+    folder: Path,
     as_json: bool,
     **given: UserValue,
 ) -> None:
@@ -167,14 +169,14 @@ def alter(
         raise click.UsageError(
             "nothing to change: give --set, --rows-max, --quota-rows or another option."
         )
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         _show_spec(client.alter(table, **changes), as_json)
 
 
 @click.command(short_help="Remove a table.")
 @click.argument("table")
 @of_set
-def drop(table: str, folder: Path | None, as_json: bool) -> None:
+def drop(table: str, folder: Path, as_json: bool) -> None:
     """Remove TABLE and its rows from shards and replicas. Its name can be used again at once.
     Earlier snapshots contain it until they are deleted.
 
@@ -183,7 +185,7 @@ def drop(table: str, folder: Path | None, as_json: bool) -> None:
     """
     from clipper.params import Client
 
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         count = client.drop(table)
     show({"rows": count}, as_json, f"table {table} is gone, with {count} rows")
 
@@ -193,9 +195,7 @@ def drop(table: str, folder: Path | None, as_json: bool) -> None:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--file", type=FILE, help="File with one id per line.")
 @of_set
-def erase(
-    table: str, ids: tuple[int, ...], file: Path | None, folder: Path | None, as_json: bool
-) -> None:
+def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_json: bool) -> None:
     """Remove rows of TABLE from shards and replicas. Later whole snapshots do not contain them;
     earlier snapshots do, until they are deleted.
 
@@ -213,7 +213,7 @@ def erase(
             raise click.BadParameter(f"{file}: {error}; write one id per line.") from None
     if not each:
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         count = client.erase(table, each)
     show({"erased": count}, as_json, f"{count} rows are gone")
 
@@ -222,7 +222,7 @@ def erase(
 @click.argument("table")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 @of_set
-def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
+def export(table: str, path: Path, folder: Path, as_json: bool) -> None:
     """Write the ids and rows of TABLE to PATH: .npz, .safetensors or .parquet.
 
     \b
@@ -231,7 +231,7 @@ def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
     from clipper.params import Client
     from clipper.params.client.table_files import export_table
 
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         count = export_table(client, table, path)
     show({"rows": count}, as_json, f"{count} rows in {path}")
 
@@ -241,7 +241,7 @@ def export(table: str, path: Path, folder: Path | None, as_json: bool) -> None:
 @click.argument("path", type=FILE)
 @click.option("--create", is_flag=True, help="Create the table, with the width of the rows.")
 @of_set
-def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: bool) -> None:
+def import_(table: str, path: Path, create: bool, folder: Path, as_json: bool) -> None:
     """Write the rows of PATH into TABLE, over those with the same ids. An .npy file has only rows,
     with the ids 0, 1, 2 and so on.
 
@@ -251,7 +251,7 @@ def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: 
     from clipper.params import Client
     from clipper.params.client.table_files import create_for, import_table
 
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         if create:
             create_for(client, table, path)
         count = import_table(client, table, path)
@@ -262,7 +262,7 @@ def import_(table: str, path: Path, create: bool, folder: Path | None, as_json: 
 @click.argument("table")
 @click.argument("name")
 @of_set
-def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
+def copy(table: str, name: str, folder: Path, as_json: bool) -> None:
     """Create table NAME as a copy of TABLE: settings, rows, and their optimizer state.
 
     \b
@@ -271,7 +271,7 @@ def copy(table: str, name: str, folder: Path | None, as_json: bool) -> None:
     from clipper.params import Client
     from clipper.params.client.table_files import copy_table
 
-    with Client(folder_of(folder)) as client:
+    with Client(folder) as client:
         count = copy_table(client, table, name)
     show({"rows": count}, as_json, f"{count} rows of {table} are in {name}")
 
