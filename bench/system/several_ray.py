@@ -54,6 +54,8 @@ address = "127.0.0.1:{http}"
 admin = "127.0.0.1:{admin}"
 token = "{token}"
 insecure = true
+[grpc]
+address = "127.0.0.1:{grpc}"
 [models.m]
 target = "model:total"
 code = ["{folder}"]
@@ -99,10 +101,15 @@ class RayServing:
 
     def __init__(self, folder: Path, store: str, machines: RayMachines) -> None:
         self.machines = machines
-        self.http, self.admin = free_ports(2)
+        self.http, self.admin, self.grpc = free_ports(3)
         (folder / "model.py").write_text(_MODEL)
         text = _SETTINGS.format(
-            folder=folder, store=store, http=self.http, admin=self.admin, token=TOKEN
+            folder=folder,
+            store=store,
+            http=self.http,
+            admin=self.admin,
+            grpc=self.grpc,
+            token=TOKEN,
         )
         (folder / "clipper.toml").write_text(text)
         self._log = folder / "log"

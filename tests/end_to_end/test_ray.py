@@ -128,6 +128,7 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
 ) -> None:
     """Two servers on three Ray nodes of this machine, behind one address."""
     pytest.importorskip("ray", reason="python tools/fetch.py ray")
+    grpc = pytest.importorskip("grpc")
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server: python tools/fetch.py redis")
     story: several_ray.Story = (
@@ -150,6 +151,9 @@ def test_no_query_fails_while_servers_are_replaced_and_their_actor_or_node_is_ki
             f"http://127.0.0.1:{servers.admin}", token=several_ray.TOKEN
         ) as client:
             assert [one["name"] for one in client.models()] == ["m"]
+        with grpc.insecure_channel(f"127.0.0.1:{servers.grpc}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+            assert call(b"", timeout=PATIENCE_S) == b"\x08\x01", "ready: true"
     assert servers.process.returncode == 0
 
 

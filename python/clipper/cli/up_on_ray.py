@@ -1,5 +1,6 @@
 """`clipper up --on ray`: servers of one store on a Ray cluster, behind one address."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -153,7 +154,7 @@ def serve_on_ray(path: Path | None, config: "Config", placed: Placed, *, insecur
     try:
         on_first_signal(stopping)  # after Ray installed its handlers
         signal.signal(signal.SIGHUP, lambda *_: upgrading.set())
-        plan = _plan(path, config, placed, insecure=insecure)
+        plan = plan_of(path, config, placed, insecure=insecure)
         group = RayServerGroup(ray, plan, ingress, click.echo)
         try:
             _print(group.wait_ready(group.names, placed.within_s, stopping))
@@ -220,7 +221,8 @@ def _listen(config: "Config") -> dict[str, str]:
     return {port: address for port, address in addresses.items() if address}
 
 
-def _plan(path: Path | None, config: "Config", placed: Placed, *, insecure: bool) -> "RayServers":
+def plan_of(path: Path | None, config: "Config", placed: Placed, *, insecure: bool) -> "RayServers":
+    """Return the parameters of the servers of a configuration."""
     from clipper.deploy.ray_servers import TOKEN, RayServers
     from clipper.serving.models.scaling import Rule
 
@@ -232,7 +234,9 @@ def _plan(path: Path | None, config: "Config", placed: Placed, *, insecure: bool
         TOKEN: config.http.token or secrets.token_urlsafe(24),
         "CLIPPER_SERVER__STATE": config.server.state,
     }
+    store = hashlib.sha256(config.server.state.encode()).hexdigest()[:12]
     return RayServers(
+        f"clipper-servers-{store}",
         placed.servers,
         placed.most,
         tuple(words),

@@ -41,7 +41,6 @@ from clipper.serving.models.scaling import Load, Rule, Trend, follow
 if TYPE_CHECKING:
     pass
 
-NAMESPACE: Final = "clipper-servers"
 SERVER: Final = (sys.executable, "-m", "clipper", "up")
 TOKEN: Final = "CLIPPER_HTTP__TOKEN"
 _CHECK_S: Final = 0.1
@@ -116,12 +115,14 @@ def session_cpu_s(session: int) -> float:
 class RayServers:
     """Parameters of servers on Ray.
 
-    least, most: bounds of their number. words: arguments of `clipper up`. ports: names of the
-    addresses of each. environment: variables of each. folder: of the servers, each of which has one
-    of its own in it. cpus, gpus, resources: of each server, as Ray counts them. runtime_env: Ray's,
-    of each. drain_s: that a server may take to end. rule: when their number changes.
+    namespace: of the actors, a different one for each store. least, most: bounds of their number.
+    words: arguments of `clipper up`. ports: names of the addresses of each. environment: variables
+    of each. folder: of the servers, each of which has one of its own in it. cpus, gpus, resources:
+    of each server, as Ray counts them. runtime_env: Ray's, of each. drain_s: that a server may take
+    to end. rule: when their number changes.
     """
 
+    namespace: str
     least: int
     most: int
     words: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ class RayServerGroup:
         self, ray: ModuleType, plan: RayServers, ingress: Ingress, log: Callable[[str], None]
     ) -> None:
         self._ray, self._plan, self._ingress, self._log = ray, plan, ingress, log
-        self._actors = actors_of(ray, plan.name, NAMESPACE)
+        self._actors = actors_of(ray, plan.name, plan.namespace)
         self._statuses: dict[str, NodeStatus] = {}
         self._was_ready: frozenset[str] = frozenset()
         self._placed: dict[str, str] = {}  # where a server was meant to be
@@ -288,7 +289,7 @@ class RayServerGroup:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Affinity
 
         options = actor_options(
-            name, NAMESPACE, plan.cpus, plan.gpus, plan.resources, plan.runtime_env
+            name, plan.namespace, plan.cpus, plan.gpus, plan.resources, plan.runtime_env
         )
         if nodes := self._nodes():  # else it waits until there is one
             counts = self._counts(nodes, instead_of)
