@@ -4,25 +4,49 @@ next step. The container SDK has the root and InvalidInput.
 
 import concurrent.futures
 
-from clipper_container.errors import AlreadyExists as AlreadyExists
-from clipper_container.errors import ClipperError as ClipperError
-from clipper_container.errors import DoesNotFit as DoesNotFit
-from clipper_container.errors import Forbidden as Forbidden
-from clipper_container.errors import FrameError as FrameError
-from clipper_container.errors import InvalidInput as InvalidInput
-from clipper_container.errors import OutOfMemory as OutOfMemory
-from clipper_container.errors import Overloaded as Overloaded
-from clipper_container.errors import QuotaExceeded as QuotaExceeded
-from clipper_container.errors import ShardAway as ShardAway
-from clipper_container.errors import ShardsMoved as ShardsMoved
-from clipper_container.errors import StalePush as StalePush
-from clipper_container.errors import StateLost as StateLost
-from clipper_container.errors import TooLarge as TooLarge
-from clipper_container.errors import TypeConflict as TypeConflict
-from clipper_container.errors import Unknown as Unknown
-from clipper_container.errors import UnknownTable as UnknownTable
-from clipper_container.errors import UnknownVariable as UnknownVariable
-from clipper_container.errors import did_you_mean as did_you_mean
+from clipper_container.errors import (
+    AlreadyExists,
+    ClipperError,
+    DoesNotFit,
+    Forbidden,
+    FrameError,
+    InvalidInput,
+    OutOfMemory,
+    Overloaded,
+    QuotaExceeded,
+    ShardAway,
+    ShardsMoved,
+    StalePush,
+    StateLost,
+    TooLarge,
+    TypeConflict,
+    Unknown,
+    UnknownTable,
+    UnknownVariable,
+    did_you_mean,
+)
+
+__all__ = (  # those of the SDK, which are errors of the server too
+    "AlreadyExists",
+    "ClipperError",
+    "DoesNotFit",
+    "Forbidden",
+    "FrameError",
+    "InvalidInput",
+    "OutOfMemory",
+    "Overloaded",
+    "QuotaExceeded",
+    "ShardAway",
+    "ShardsMoved",
+    "StalePush",
+    "StateLost",
+    "TooLarge",
+    "TypeConflict",
+    "Unknown",
+    "UnknownTable",
+    "UnknownVariable",
+    "did_you_mean",
+)
 
 # -- what the caller got wrong
 

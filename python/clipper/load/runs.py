@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from clipper.errors import InvalidInput
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.load.open_loop import arrivals, evenly, send_on_time
@@ -93,7 +91,11 @@ async def _run(
     stopping: asyncio.Event,
     on_progress: OnProgress,
 ) -> None:
-    times = (evenly if plan.steady else _by_chance(plan.seed))(measured.rate, plan.seconds)
+    times = (
+        evenly(measured.rate, plan.seconds)
+        if plan.steady
+        else arrivals(measured.rate, plan.seconds, plan.seed)
+    )
     zero_s = time.perf_counter() + 0.01
     cpu_s = time.process_time()
     target.count_in(measured, zero_s)
@@ -115,12 +117,6 @@ async def _run(
             await asyncio.sleep(0.005)
     finally:
         reporting.cancel()
-
-
-def _by_chance(
-    seed: int,
-) -> Callable[[float, float], "np.ndarray[tuple[int], np.dtype[np.float64]]"]:
-    return lambda rate, seconds: arrivals(rate, seconds, seed)
 
 
 async def _report_progress(measured: Measurement, zero_s: float, on_progress: OnProgress) -> None:

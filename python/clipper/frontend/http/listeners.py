@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import email.utils
 import errno
+import functools
 import logging
 import socket
 import threading
@@ -127,7 +128,9 @@ class HttpListeners:
                 self._tls_listeners.append(tls_listener)
                 continue
             server = await self._loop.create_server(
-                _factory(service), sock=listener, backlog=self._settings.backlog
+                functools.partial(HttpConnection, service),
+                sock=listener,
+                backlog=self._settings.backlog,
             )
             self._servers.append(server)
 
@@ -221,10 +224,6 @@ class HttpListeners:
             self._loop.call_later(0.005, self._leave, until_s)
         else:
             self._loop.stop()
-
-
-def _factory(service: HttpService) -> Callable[[], asyncio.Protocol]:
-    return lambda: HttpConnection(service)
 
 
 def _bind_all(
