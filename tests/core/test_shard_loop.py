@@ -399,8 +399,8 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
 
 
 def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
-    with pytest.raises(StatusError, match="follower 11"):
-        shard.core.follow(11)
+    with pytest.raises(StatusError, match="follower 12"):
+        shard.core.follow(12)
     worker.send(CALL, payload=b"x" * 8)
     select.select([shard.core.calls_fd], [], [], 10)
     ((whom, _, _),) = shard.core.calls()
@@ -408,6 +408,21 @@ def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
         shard.core.answer(whom, bytes(1 << 17))
     with pytest.raises(StatusError, match="144"):
         shard.core.saw(1, b"short")
+
+
+def test_a_gate_stops_pushes_then_pulls_then_all(shard: Shard, worker: Worker) -> None:
+    ids, rows = np.arange(3), np.ones((3, DIM), np.float32)
+    refused = {1: (102, 0), 2: (102, 102), 3: (112, 112), 0: (0, 0)}
+    for gate, (of_push, of_pull) in refused.items():
+        shard.core.gate = gate
+        assert shard.core.gate == gate
+        for head, code in (
+            (worker.push(ids, rows, worker=9, sequence=1), of_push),
+            (worker.pull(ids, 0)[0], of_pull),
+        ):
+            assert (head["kind"] == REFUSED) == bool(code)
+            assert not code or head["rows"] == code
+    assert shard.table.steps == 1
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:

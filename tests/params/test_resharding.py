@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ COUNTS = TableSpec(
     "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
 )
 IDS = np.arange(40)
+ODD = 1001 + 2 * np.arange(20)  # of two shards the second has them
 
 
 @contextlib.contextmanager
@@ -72,26 +74,43 @@ def kill(home: Path, number: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-class Load(threading.Thread):
-    """Pushes minus ones to all rows, and a step with two variables every third time."""
+def until_it_serves(home: Path, number: int) -> None:
+    def serves() -> bool:
+        addresses, token = addresses_in(home)
+        connection = ShardConnection(number, addresses.__getitem__, token, None, 5.0)
+        try:
+            return bool(call_once(connection, "stats")[1]["ready"])
+        except OSError:
+            return False
+        finally:
+            connection.close()
 
-    def __init__(self, shards: Any) -> None:
+    until(serves)
+    time.sleep(0.3)  # for pushes to come, if it takes them
+
+
+class Load(threading.Thread):
+    """Pushes minus ones to all rows, and, if to those of all shards, a step with two variables
+    every third time."""
+
+    def __init__(self, shards: Any, ids: Any = IDS) -> None:
         super().__init__()
+        self.ids = ids
         self.client = Client(shards, patience_s=PATIENCE_S)
         self.pushes = self.steps = 0
         self.enough = threading.Event()
         self.failed: Exception | None = None
 
     def run(self) -> None:
-        minus = -ones((IDS.size, 2))
+        minus = -ones((self.ids.size, 2))
         try:
             while not self.enough.is_set():
-                if self.pushes % 3 == 2:
+                if self.pushes % 3 == 2 and self.ids is IDS:
                     each = {name: -ones(1) for name in "ab"}
-                    self.client.push_gradients(each, {"counts": (IDS, minus)})
+                    self.client.push_gradients(each, {"counts": (self.ids, minus)})
                     self.steps += 1
                 else:
-                    self.client.push("counts", IDS, minus)
+                    self.client.push("counts", self.ids, minus)
                 self.pushes += 1
         except Exception as error:
             self.failed = error
@@ -114,18 +133,23 @@ def loaded(folder: Path) -> Iterator[Client]:
     """A client; what was pushed meanwhile is there at the end, once."""
     with Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
-        load = Load(folder)
-        load.start()
+        loads = [Load(folder), Load(folder, ODD)]
+        for load in loads:
+            load.start()
         try:
             yield client
-            least = load.pushes + 3
-            until(lambda: load.pushes > least or load.failed is not None)
+            for load in loads:
+                least = load.pushes + 3
+                until(lambda one=load, n=least: one.pushes > n or one.failed is not None)
         finally:
-            load.end()
-        if load.failed is not None:
-            raise load.failed
-        assert np.unique(client.pull("counts", IDS)).tolist() == [load.pushes]
-        assert client.pull_variables()[1] == {"a": [load.steps], "b": [load.steps]}
+            for load in loads:
+                load.end()
+        for load in loads:
+            if load.failed is not None:
+                raise load.failed
+            assert np.unique(client.pull("counts", load.ids)).tolist() == [load.pushes]
+        steps = [loads[0].steps]
+        assert client.pull_variables()[1] == {"a": steps, "b": steps}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -221,12 +245,13 @@ def test_a_set_grows_moves_and_shrinks_while_it_is_trained(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with running(tmp_path, 2, **options) as local, loaded(tmp_path) as client:
-        for shards in (3, 3, 2):
+        for shards in (3, 3, 1, 2):
             state = resharded(tmp_path, shards)
             assert (state.phase, state.error) == ("done", "")
             assert len(client.pull("counts", IDS)) == IDS.size
             assert len(client) == len(local.addresses) == shards
             until(lambda n=shards: len(local.pids()) == n)
+        assert local.settings.replicas == options.get("replicas", 0)
 
 
 @pytest.mark.slow
@@ -331,6 +356,8 @@ def test_a_shard_that_is_killed_at_any_step(
                 killed.append(1)
                 if step != "_check_room" or whose == "old":
                     kill(tmp_path if whose == "old" else homes[0], 1)
+                if (step, whose) == ("decide", "old"):
+                    until_it_serves(tmp_path, 1)  # its next life must not take pushes in vain
             return real(*args)
 
         return work
@@ -420,6 +447,7 @@ def test_a_person_reshards_a_set_that_runs_and_one_that_does_not(tmp_path: Path)
         begin(client)
         client.push("counts", IDS, -ones((IDS.size, 2)))
         assert clipper("reshard", "--shards", "2")["phase"] == "done"
+        assert clipper("ps")["resharding"] is None
         assert np.unique(client.pull("counts", IDS)).tolist() == [1]
         clipper("snapshot")
     assert reshard(tmp_path, 3)

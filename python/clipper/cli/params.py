@@ -210,9 +210,11 @@ def ps(folder: Path, as_json: bool) -> None:
     \b
     clipper params ps --folder shop
     """
+    import msgspec
+
     from clipper.cli.params_shown import held
     from clipper.params.client.stats_reader import StatsReader
-    from clipper.params.local.live_reshard import home_in
+    from clipper.params.local.live_reshard import home_in, progress, request_in, state_in
     from clipper.params.shard.snapshots import sets_in
 
     reader = StatsReader(folder, answer_s=5.0)
@@ -228,7 +230,10 @@ def ps(folder: Path, as_json: bool) -> None:
         }
         for one in sets_in(home_in(folder) / "snapshots")
     ]
-    show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
+    state = state_in(folder) if request_in(folder) else None
+    text = held(found, sets) + (f"\n{progress(state)}" if state is not None else "")
+    resharding = msgspec.to_builtins(state)
+    show({"shards": found, "snapshots": sets, "resharding": resharding}, as_json, text)
 
 
 @params.command(short_help="Print or serve the metrics of the shards.")
@@ -411,15 +416,14 @@ def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> No
     import msgspec
 
     from clipper.errors import DoesNotFit
-    from clipper.params.local.live_reshard import request, request_in, state_in
+    from clipper.params.local.live_reshard import progress, request, request_in, state_in
 
     request(folder, shards)
     shown = ""
     while wait and request_in(folder):
         time.sleep(0.1)
         state = state_in(folder)
-        left = f", {state.left_s:.0f} s left" if state is not None and state.left_s > 0 else ""
-        text = f"{state.phase}: {state.done:.0%}{left}" if state is not None else ""
+        text = progress(state) if state is not None else ""
         if text != shown and not as_json:
             shown = text
             click.echo(text)

@@ -115,6 +115,12 @@ class _Set(NamedTuple):
             one.close()
 
 
+def progress(state: ReshardState) -> str:
+    """Return the state in words."""
+    left = f", {state.left_s:.0f} s left" if state.left_s > 0 else ""
+    return f"to {state.shards} shards: {state.phase}, {state.done:.0%}{left}"
+
+
 def request_in(folder: Path) -> int:
     """Return the number of shards that is requested; 0: none."""
     try:
@@ -172,6 +178,7 @@ class LiveReshard:
         self._host = host
         self._state = ReshardState(0, "")
         self._last = 0  # number of the last attempt's set
+        self._replicas = host.settings.replicas  # also after a set with too few shards for them
 
     def run(self) -> None:
         """Look for requests until the host ends."""
@@ -248,7 +255,7 @@ class LiveReshard:
         self._last = max([self._last, before, *map(number_of, sets_of(host.folder))]) + 1
         generation = self._last
         home = host.folder / f"set-{generation}"
-        replicas = min(host.settings.replicas, shards - 1)
+        replicas = min(self._replicas, shards - 1)
         settings = msgspec.structs.replace(host.settings, shards=shards, replicas=replicas)
         if settings.address != "unix":
             name, _, port = settings.address.rpartition(":")
