@@ -281,7 +281,7 @@ def test_tritonclient_reads_configuration_statistics_and_repository(
         stats = client.get_inference_statistics("sum", "1")["model_stats"]
         assert [(row["name"], row["version"]) for row in stats] == [("sum", "1")]
         client.load_model("sum")
-        with pytest.raises(Exception, match="not unloaded for who asks"):
+        with pytest.raises(Exception, match="is not unloaded by a client"):
             client.unload_model("sum")
     with triton.InferenceServerClient(server.admin_address) as manager:
         manager.load_model("sum")
