@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from clipper.selection.prediction_sets import LabelSets
 from clipper_core.learning import mixture
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.feedback_update import FeedbackUpdate
@@ -141,3 +142,24 @@ def test_arrays_that_do_not_go_together_are_refused(wrong):
         update_of().many(**{**given, **wrong})
     with pytest.raises(StatusError, match="losses must be"):
         update_of().graded(np.zeros((K, 1)), 0.0, np.zeros((K + 1, N)), [K], [1.0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"named": [0, 1]}, {"named": [0]}, {"known": [2]}, {"known": []}, {"room": 65}]
+)
+def test_labels_of_sets_that_do_not_go_together_are_refused(wrong):
+    rule = Rule(RuleKind.HEDGE, eta=0.1, share=0.03)
+    update = FeedbackUpdate(rule, 0.998, tuple, lambda label: 1, LabelSets(0.9, 0.03, 20.0))
+    rows, sure = np.zeros((2, 1)), np.zeros((BINS, 2))
+    outputs = [[7, 8, 7], [7, 7, 8]]
+    given = {"threshold": 0.5, "named": [0, 1, 0], "known": [1, 2], "room": 64}
+
+    def many(given):
+        sure_of_all, nan = np.ones((2, 3)), np.full((2, 3), np.nan)
+        told = [7, 8, 7], [7, 8, 7], [2], [1.0]
+        return update.many(rows, sure, 0.0, 0, outputs, sure_of_all, nan, *told, **given)
+
+    assert many(given)[5].tolist() == [1, 3], "label 1 became known, the first of these rows"
+    assert many({**given, "room": 0})[5].tolist() == [1, 2]
+    with pytest.raises(StatusError, match="must"):
+        many({**given, **wrong})
