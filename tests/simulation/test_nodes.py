@@ -185,7 +185,7 @@ def test_world_with_faults_of_all_kinds_shows_nothing(seed: int) -> None:
     assert not shown(rare(seed)), rare(seed).faults
 
 
-@pytest.mark.parametrize("seed", range(SEEDS_MAX) if FULL else (0, 24, 79, 156))
+@pytest.mark.parametrize("seed", range(SEEDS_MAX) if FULL else (0, 24, 79, 156, 750))
 def test_world_whose_nodes_die_one_after_the_other_shows_nothing(seed: int) -> None:
     assert not shown(churning(seed))
 

@@ -66,10 +66,7 @@ class ActionExecutor:
                     lambda record, alive: claims.without_gone(record, instance, alive=alive),
                 )
             case maintenance.RemoveClaim(instance, model, why):
-                is_here = model in loader.held or loader.is_loading(model)
-                if instance != loader.me or not is_here:
-                    self._log.note(model, f"{instance} forgotten", why)
-                    await self._change(model, lambda record: claims.without(record, instance))
+                await self._forget(instance, model, why)
             case maintenance.ExpireFailure(model, _):
                 await self._change(
                     model,
@@ -87,6 +84,22 @@ class ActionExecutor:
                 self._step_vmodels()
             case maintenance.BadRecord(key, why):
                 _log.error("the mesh's record %r cannot be used: %s", key, why)
+
+    async def _forget(self, instance: str, model: str, why: str) -> None:
+        """Remove a claim as it is known here, unless there is another one by then."""
+        known, loader = self._registry.models.get(model), self._loader
+        claim = known.copies.get(instance) if known is not None else None
+
+        def is_here() -> bool:
+            return instance == loader.me and (model in loader.held or loader.is_loading(model))
+
+        def step(record: MeshModel) -> MeshModel:
+            is_same = record.copies.get(instance) == claim and not is_here()
+            return claims.without(record, instance) if is_same else record
+
+        if not is_here():
+            self._log.note(model, f"{instance} forgotten", why)
+            await self._change(model, step)
 
     async def _change(self, model: str, step: Callable[[MeshModel], MeshModel]) -> None:
         await self._loop.run_blocking(self._registry.change, model, step)
