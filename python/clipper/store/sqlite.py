@@ -5,8 +5,9 @@ It uses WAL with synchronous=FULL: a write is on disk when it returns, and reade
 writers. Writes are rare (the catalog), so one fsync per change is affordable; `durable=False`
 trades the last changes before a power cut for speed (kill -9 still loses nothing). There are two
 connections, one for the writers of this process and one for its readers, each under a lock. A watch
-is a cursor over the event table. Writers in this process wake it; changes of other processes are
-detected by polling SQLite's `data_version` (a few microseconds) twenty times a second.
+is a cursor over the event table. Writers in this process hand it the events of its prefix, so that a
+watch of other keys sleeps on; changes of other processes are detected by polling SQLite's
+`data_version` (a few microseconds) twenty times a second.
 
 A lease is a row with its end by the monotonic clock, which all processes of a host share until the
 next boot; then all of them, and their leases, are gone. Each read or watch after the end deletes
@@ -26,7 +27,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +107,10 @@ class SqliteStore(Store):
         self._turnstile = -1
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._recent, self._recent_lock = _RecentEvents(), threading.Lock()
+        self._watches: tuple[_SqliteWatch, ...] = ()  # those that are open
+        self._watches_lock = threading.Lock()
+        self._recent_lock = threading.Lock()
+        self._recent = _RecentEvents(count_max=min(_RECENT_MAX, events_max))
         with self._typed("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._keep_private()
@@ -243,33 +246,73 @@ class SqliteStore(Store):
         """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
         self._check_process()
-        with self._write_lock, self._typed("write"), self._transaction():
-            run = self._writer
-            self._end_leases("until_s <= ?", time.monotonic())
-            ok = all(compare.holds(self._fetch(run, compare.key.encode())) for compare in compares)
-            ops = then if ok else orelse
-            self._check_leases({op.lease for op in ops if isinstance(op, Put) and op.lease})
-            before = {op.key: self._fetch(run, op.key.encode()) for op in ops}
-            changes = [
-                op
-                for op in ops
-                if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])
-            ]
-            revision = self._next_revision(len(changes)) if changes else _meta(run, "revision")
-            written = {op.key: self._write(op, before[op.key], revision) for op in changes}
-            results = tuple(
-                written[op.key] if isinstance(op, Put) else before[op.key] for op in ops
-            )
-        if changes:
-            with self._changed:
-                self._changed.notify_all()
+        with self._write_lock:
+            with self._typed("write"), self._transaction():
+                run = self._writer
+                self._end_leases("until_s <= ?", time.monotonic())
+                known = {
+                    key: self._fetch(run, key.encode()) for key in {part.key for part in compares}
+                }
+                ok = all(compare.holds(known[compare.key]) for compare in compares)
+                ops = then if ok else orelse
+                self._check_leases({op.lease for op in ops if isinstance(op, Put) and op.lease})
+                before = {
+                    op.key: known[op.key]
+                    if op.key in known
+                    else self._fetch(run, op.key.encode())
+                    for op in ops
+                }
+                changes = [
+                    op
+                    for op in ops
+                    if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])
+                ]
+                revision = self._next_revision(len(changes)) if changes else _meta(run, "revision")
+                written = {op.key: self._write(op, before[op.key], revision) for op in changes}
+                results = tuple(
+                    written[op.key] if isinstance(op, Put) else before[op.key] for op in ops
+                )
+            if changes:
+                self._tell(revision, written)
         return TxnResult(ok, results, revision)
+
+    def _tell(self, revision: int, written: Mapping[str, Record | None]) -> None:
+        """Hand the changes of a transaction of this process to the watches of their keys.
+
+        If other processes have written meanwhile, the watches read what they have missed.
+        """
+        events = [
+            Event("DELETE" if record is None else "PUT", revision, key, record)
+            for key, record in written.items()
+        ]
+        with self._recent_lock:
+            recent = self._recent
+            is_next = recent.version >= 0 and recent.revision == revision - 1
+            if is_next:
+                with self._reading() as run:
+                    version = int(run.execute("pragma data_version").fetchone()[0])
+                    newest, end_s = run.execute(
+                        "select value, (select min(until_s) from lease) from meta"
+                        " where name = 'revision'"
+                    ).fetchone()
+                if newest != revision:  # another process was next: its events are read later
+                    version, end_s = recent.version, recent.next_end_s
+                self._recent = recent.followed(
+                    version, float("inf") if end_s is None else end_s, events, revision, False
+                )
+        for watch in self._watches:
+            if not is_next or any(key.startswith(watch.prefix) for key in written):
+                watch.woken.set()
+
+    def _wake_all(self) -> None:
+        for watch in self._watches:
+            watch.woken.set()
 
     def _next_revision(self, changes: int) -> int:
         """Return the revision of a transaction with this number of changes."""
         self._make_room(changes)
-        self._writer.execute("update meta set value = value + 1 where name = 'revision'")
-        return _meta(self._writer, "revision")
+        query = "update meta set value = value + 1 where name = 'revision' returning value"
+        return int(self._writer.execute(query).fetchone()[0])
 
     def _write(self, op: Op, old: Record | None, revision: int) -> Record | None:
         raw = op.key.encode()
@@ -295,6 +338,8 @@ class SqliteStore(Store):
         """Delete the oldest changes, whole revisions at a time, before new ones are added."""
         run = self._writer
         newest = run.execute("select coalesce(max(id), 0) from event").fetchone()[0]
+        if newest + count <= self._events_max:
+            return
         last = run.execute(
             "select revision from event where id <= ? order by id desc limit 1",
             (newest + count - self._events_max,),
@@ -373,7 +418,16 @@ class SqliteStore(Store):
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         """Watch the keys under a prefix."""
-        return _SqliteWatch(self, prefix, self.revision if from_revision is None else from_revision)
+        watch = _SqliteWatch(
+            self, prefix, self.revision if from_revision is None else from_revision
+        )
+        with self._watches_lock:
+            self._watches = (*self._watches, watch)
+        return watch
+
+    def _forget(self, watch: "_SqliteWatch") -> None:
+        with self._watches_lock:
+            self._watches = tuple(one for one in self._watches if one is not watch)
 
     def _events_after(self, cursor: int, prefix: str) -> tuple[list[Event], int, bool]:
         """Return (events, last revision, True if some are lost) as one snapshot."""
@@ -419,8 +473,7 @@ class SqliteStore(Store):
                 self._writer.close()
                 self._reader.close()
                 self._leave_turnstile()
-        with self._changed:
-            self._changed.notify_all()
+        self._wake_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -441,8 +494,7 @@ class SqliteStore(Store):
         self._check_process()
         with self._write_lock, self._typed("write"), self._transaction():
             yield self._writer
-        with self._changed:
-            self._changed.notify_all()
+        self._wake_all()
 
     def _start_transaction(self) -> None:
         give_up_s = time.monotonic() + self._busy_s
@@ -540,10 +592,11 @@ class SqliteStore(Store):
 class _RecentEvents:
     """The last events of a file, as of SQLite's data_version.
 
-    start: all events after this revision, up to `revision`, are here. next_end_s: when the next
-    lease ended, as of that version.
+    count_max: the greatest number of them. start: all events after this revision, up to `revision`,
+    are here. next_end_s: when the next lease ended, as of that version.
     """
 
+    count_max: int
     version: int = -1
     revision: int = 0
     start: int = 0
@@ -555,15 +608,15 @@ class _RecentEvents:
     ) -> "_RecentEvents":
         """Return these events and those that came after them. lost: some between are unknown."""
         if lost:
-            return _RecentEvents(version, revision, revision, next_end_s)
+            return _RecentEvents(self.count_max, version, revision, revision, next_end_s)
         stored, start = (*self.events, *events), self.start
         size = sum(len(event.record.value) for event in stored if event.record is not None)
         if size > _RECENT_BYTES_MAX:
             start, stored = revision, ()
-        elif len(stored) > _RECENT_MAX:
-            dropped = len(stored) - _RECENT_MAX // 2
+        elif len(stored) > self.count_max:
+            dropped = len(stored) - self.count_max // 2
             start, stored = stored[dropped - 1].revision, stored[dropped:]
-        return _RecentEvents(version, revision, start, next_end_s, stored)
+        return _RecentEvents(self.count_max, version, revision, start, next_end_s, stored)
 
     def after(self, cursor: int, prefix: str) -> list[Event] | None:
         """Return the events of a prefix after a revision; None if they are not all here."""
@@ -574,11 +627,14 @@ class _RecentEvents:
 
 
 class _SqliteWatch:
-    """A cursor over the event table; a slow reader costs the store nothing."""
+    """A cursor over the event table; a slow reader costs the store nothing.
+
+    woken: set by the writers of this process when a key under the prefix has changed.
+    """
 
     def __init__(self, store: SqliteStore, prefix: str, cursor: int) -> None:
         self._store = store
-        self._prefix = prefix
+        self.prefix, self.woken = prefix, threading.Event()
         self._cursor = cursor
         self._seen = -1  # SQLite's data_version at the last poll
         self.contact_s = time.monotonic()
@@ -589,33 +645,46 @@ class _SqliteWatch:
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        woken = self.woken.is_set()
         while not self.closed:
             if not self._ready:
-                self._collect()
+                self.woken.clear()  # before the look: what is written after it wakes again
+                self._collect(woken and self._synced)
             if self._ready:
                 return self._ready.popleft()
             left = _POLL_S if give_up is None else min(give_up - time.monotonic(), _POLL_S)
             if left <= 0:
                 return None
-            with self._store._changed:
-                if not self.closed:
-                    self._store._changed.wait(left)
+            woken = self.woken.wait(left)
         return None
 
-    def _collect(self) -> None:
+    def _collect(self, told: bool) -> None:
+        """Collect the events after the cursor.
+
+        told: a writer of this process has just handed over the events; the file is not read if
+        they follow the cursor.
+        """
         try:
+            if told and self._lease_end_s > time.monotonic():
+                recent = self._store._recent
+                events = recent.after(self._cursor, self.prefix)
+                if events is not None and recent.revision > self._cursor:
+                    self.contact_s = time.monotonic()
+                    self._ready.extend(events)
+                    self._cursor = recent.revision
+                    return
             if self._lease_end_s <= time.monotonic():
                 self._store._expire()
                 self._lease_end_s = self._store._next_end_s()
             recent = self._store._latest()
             self.contact_s = time.monotonic()
-            if recent.version == self._seen:
+            if recent.version == self._seen and recent.revision == self._cursor:
                 return
             self._lease_end_s = recent.next_end_s
-            events = recent.after(self._cursor, self._prefix)
+            events = recent.after(self._cursor, self.prefix)
             revision, lost = recent.revision, False
             if events is None:
-                events, revision, lost = self._store._events_after(self._cursor, self._prefix)
+                events, revision, lost = self._store._events_after(self._cursor, self.prefix)
         except StoreError:
             if self.closed:  # closed by another thread meanwhile
                 return
@@ -631,9 +700,9 @@ class _SqliteWatch:
         return self._closed or self._store._closed
 
     def close(self) -> None:
-        with self._store._changed:
-            self._closed = True
-            self._store._changed.notify_all()
+        self._closed = True
+        self._store._forget(self)
+        self.woken.set()
 
     def __iter__(self) -> Iterator[Event]:
         while (event := self.next()) is not None:
