@@ -230,8 +230,12 @@ class Laws:
         node = world.nodes[me].node
         if mine is None or node is None or mine.free_bytes >= size:
             return
-        loading = sum(one.size_bytes for _, one in node.joined.loader.cache.items() if one.loading)
-        if self._free_of(me) + loading >= size:
+        loading = sum(
+            one.size_bytes
+            for id, one in node.joined.loader.cache.items()
+            if one.loading and id != after.id
+        )
+        if self._free_before(me, after.id) + loading >= size:
             return  # loads that were sent there at the same time have taken the room
         if max(self._free.get(me, (size,))) >= size:
             return  # not full for long: the load may have waited for others
@@ -253,6 +257,17 @@ class Laws:
         """Return the memory of a node that is free now, whatever its record says."""
         node = self._world.nodes[me].node
         return node.joined.loader.cache.free_bytes if node is not None else 0
+
+    def _free_before(self, me: str, id: str) -> int:
+        """Return the memory that was free before a node made room for a model: what it evicts is
+        unloaded after the claim.
+        """
+        life = self._world.nodes[me]
+        assert life.node is not None
+        cache = life.node.joined.loader.cache
+        held = {one: size for host in life.hosts for one, size in host.resident.items()}
+        held |= {one: entry.size_bytes for one, entry in cache.items() if one != id}
+        return cache.capacity_bytes - sum(held.values())
 
     def _given_up(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
         world, me, id = self._world, life.name, after.id

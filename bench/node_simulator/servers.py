@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.node_simulator.virtual_time import Life
+from clipper.errors import Overloaded
 from clipper.mesh.loading.model_host import (
     HostDied,
     HostStatus,
@@ -160,13 +161,13 @@ class VirtualServer:
         return self._context.copy().run(function, *args)
 
     def resolve(
-        self, record: Model, why: Callable[[], str]
+        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
     ) -> tuple[ResolvedApplication, ResolvedApplication]:
         core = VirtualCore(self, record.name, why)
         settings = self.world.plan.settings
         slo_us = int(settings.deadline_ms * 1000)
         found = [
-            cast(ResolvedApplication, _Resolved({record.id: core}, (record.id,), slo))
+            cast(ResolvedApplication, _Resolved({record.id: core}, (record.id,), slo, admit))
             for slo in (slo_us, slo_us + int(settings.load_s * 1e6))
         ]
         return found[0], found[1]
@@ -206,8 +207,16 @@ class VirtualServer:
         if found is None:
             self.world.end(query, "no such model")
             return
-        if not query.deadline_s:
-            query.deadline_s = self.world.loop.time() + found.slo_us / 1e6
+        slo_us = found.slo_us
+        if query.deadline_s:
+            slo_us = max(1, int((query.deadline_s - self.world.loop.time()) * 1e6))
+        else:
+            query.deadline_s = self.world.loop.time() + slo_us / 1e6
+        try:
+            found.admit(slo_us)
+        except Overloaded as refusal:
+            self.world.end(query, refusal.message)
+            return
         next(iter(found.cores.values())).submit(query)
 
     # -- copies
@@ -256,6 +265,7 @@ class _Resolved:
     cores: dict[VersionedModel, VirtualCore]
     models: tuple[VersionedModel, ...]
     slo_us: int
+    admit: Callable[[int], None]
 
 
 class VirtualHost:
@@ -367,8 +377,14 @@ class VirtualHost:
             raise RequestFailed(f"cannot pull {model.path}: the cache is full", "host")
         return Pulled(f"/cache/{model.id}", model.id)
 
-    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
+    async def load(
+        self,
+        model: MeshModel,
+        timeout_s: float,
+        evict: Sequence[str] = (),
+    ) -> LoadResult:
         world = self.world
+        await asyncio.gather(*(self.unload(id, timeout_s) for id in evict))
         took_s = world.load_s(model.id)
         world.note("load", self.life.name, model.id)
         world.loads += 1

@@ -4,10 +4,16 @@ refusals counted as failures?
 The node is `clipper node` in a process of its own; an open loop sends requests of the Open
 Inference Protocol. Popularity follows Zipf's law with exponent 1; in the second run the ranks move
 all the time, as users' interests do, and in the third half of the models change places at once.
+Each request states its deadline, as clients of Clockwork do.
+
+Beside each result stands its bound: what a node would answer that knew all queries in advance,
+keeps the models that are used next (L. Belady, 1966), and loads the others one after another at
+the rate that this node reaches when every query needs a load.
 Source of the question: A. Gujarati et al., "Serving DNNs like Clockwork", OSDI 2020, section 6.
 """
 
 import asyncio
+import heapq
 import json
 import tempfile
 import time
@@ -46,15 +52,20 @@ def main(quick: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="many-") as name:
         folder = Path(name)
         (folder / "linear.onnx").write_bytes(linear())
-        node = Node("a", folder, f"sqlite:{folder}/mesh.db", loaded_max=min(LOADED_MAX, count // 2))
+        node = Node("a", folder, f"sqlite:{folder}/mesh.db", loaded_max=places(count))
         try:
             register(node, folder, count)
-            offer(node, steady(count, RATE, seconds / 2, seed=1), seconds / 2)
-            found = []
+            rate = loads_per_s(node, count, seconds / 4)
+            warm = steady(count, RATE, seconds / 2, seed=1)
+            offer(node, warm, seconds / 2)
+            found = [row("loads while every query needs one", rate, "1/s")]
             for kind, draw in KINDS.items():
-                loads = node.mesh().stats()["loads"]
-                outcome = offer(node, draw(count, RATE, seconds, seed=2), seconds)
-                found += rows_of(kind, outcome, node.mesh().stats()["loads"] - loads)
+                loads, models = node.mesh().stats()["loads"], draw(count, RATE, seconds, seed=2)
+                outcome = offer(node, models, seconds)
+                loads = node.mesh().stats()["loads"] - loads
+                best = bound(warm, models, arrivals(RATE, seconds, seed=1), places(count), rate)
+                found += rows_of(kind, outcome, loads, best)
+                warm = models
         finally:
             node.stop()
     return found
@@ -86,6 +97,56 @@ def register(node: Node, folder: Path, count: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(count)))
+
+
+def places(count: int) -> int:
+    """Return how many of the models the node holds."""
+    return min(LOADED_MAX, count // 10)
+
+
+def loads_per_s(node: Node, count: int, seconds: float) -> float:
+    """Return the rate of loads while each query is of a model that is not loaded."""
+    in_turn = np.arange(len(arrivals(RATE, seconds, seed=1))) % count
+    offer(node, in_turn, seconds)  # the framework is imported, and the hosts are warm
+    loads, began_s = node.mesh().stats()["loads"], time.perf_counter()
+    offer(node, in_turn[::-1], seconds)
+    return float(node.mesh().stats()["loads"] - loads) / (time.perf_counter() - began_s)
+
+
+# -- what is possible
+
+
+def bound(warm: Array, asked: Array, times: Array, size: int, rate: float) -> float:
+    """Return the share of `asked` that can be answered within SLO_MS by the best node.
+
+    It has `size` models, at first those that `warm` leaves, evicts the model whose next query is
+    farthest away, and makes `rate` loads in a second, one after another. A load that cannot be in
+    time is not made.
+    """
+    every = np.concatenate([warm, asked])
+    last: dict[int, int] = {}
+    following = np.full(len(every), len(every))
+    for at in range(len(every) - 1, -1, -1):
+        following[at] = last.get(every[at], len(every))
+        last[every[at]] = at
+    next_use: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    free_s, answered = 0.0, 0
+    for at, model in enumerate(every.tolist()):
+        due_s = float(times[at - len(warm)]) if at >= len(warm) else -1.0
+        if model not in next_use and due_s >= 0:
+            ready_s = max(free_s, due_s) + 1 / rate
+            if ready_s > due_s + SLO_MS / 1000:
+                continue
+            free_s = ready_s
+        answered += due_s >= 0
+        next_use[model] = int(following[at])
+        heapq.heappush(heap, (-next_use[model], model))
+        while len(next_use) > size:
+            use, gone = heapq.heappop(heap)
+            if next_use.get(gone) == -use:
+                del next_use[gone]
+    return answered / len(asked)
 
 
 # -- which model is asked next
@@ -178,7 +239,8 @@ class Client:
     def _request(self, number: int) -> bytes:
         values = [number / 1e3, *self._row[1:]]  # no two are equal, so that no cache answers
         tensor = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32", "data": values}
-        body = json.dumps({"inputs": [tensor]}).encode()
+        given = {"inputs": [tensor], "parameters": {"timeout": int(1000 * SLO_MS)}}
+        body = json.dumps(given).encode()
         path = f"/v2/models/m{self._models[number]}/infer"
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
@@ -239,8 +301,8 @@ class Connection(asyncio.Protocol):
         self._client.free(self)
 
 
-def rows_of(kind: str, outcome: Outcome, loads: int) -> list[Row]:
-    """Return the figures of one run. Queries that failed are late."""
+def rows_of(kind: str, outcome: Outcome, loads: int, best: float) -> list[Row]:
+    """Return the figures of one run, and its bound. Queries that failed are late."""
     ms, count = outcome.ms, len(outcome.ms)
     within = float(np.sum(ms <= SLO_MS)) / count
     answered = ms[~np.isnan(ms)]
@@ -251,9 +313,10 @@ def rows_of(kind: str, outcome: Outcome, loads: int) -> list[Row]:
     )
     goal = Goal("value_at_least", 99.99)
     title = f"popularity by {kind}"
-    bound = "loads of models that nobody asked for lately, one after another in one host"
+    why = f"the best policy at this rate of loads answers {100 * best:.2f} %"
     return [
-        row(f"{title}: within {SLO_MS:g} ms", 100 * within, "%", "", None, goal, note, bound),
+        row(f"{title}: within {SLO_MS:g} ms", 100 * within, "%", "", None, goal, note, why),
+        row(f"{title}: possible at this rate of loads", 100 * best, "%"),
         row(f"{title}: p50", float(np.quantile(answered, 0.5)), "ms"),
         row(f"{title}: p99.9", float(np.quantile(answered, 0.999)), "ms"),
     ]

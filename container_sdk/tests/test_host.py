@@ -486,3 +486,17 @@ def test_it_ends_with_its_node_and_says_goodbye(code: Path, listener: fake.Serve
         assert peer.frame().kind == fake.GOODBYE
         peer.close()
         assert node.process.wait(10) == 0
+
+
+def test_a_load_unloads_others_before(node: Node, listener: fake.Server) -> None:
+    load(node, "old", "models:total")
+    peer = serve(node, listener, "old")
+    load(node, "new", "models:total", evict=["old", "unknown"])
+    assert peer.frame().kind == fake.GOODBYE
+    assert [model for model, _ in node.ask("status")["resident"]] == ["new"]
+
+
+def test_a_load_with_a_wrong_list_is_refused(node: Node) -> None:
+    for evict in ([7], "m"):
+        with pytest.raises(Refused, match="evict must be"):
+            load(node, "m", "models:total", evict=evict)

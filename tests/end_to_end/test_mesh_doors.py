@@ -497,3 +497,39 @@ def test_the_first_example_of_the_page(
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "LOADED"
     assert said[0].startswith("12.0 False")
+
+
+def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.3)\ndef same(rows): return rows\n")
+    for n in range(8):
+        (tmp_path / f"slow{n}.py").write_text((tmp_path / "slow.py").read_text())
+    addresses = dict.fromkeys(("http", "admin"), "127.0.0.1:0")
+    settings = {"enabled": True, **QUICK, "loading_max": 1}
+    with clipper.start(mesh=settings, drain_s=1.0, **addresses) as server:
+        about = {"type": "python", "key": str(tmp_path), "input": "f64[3]", "output": "f64[3]"}
+        for n in range(8):
+            server.register_model(f"m{n}", f"slow{n}.py:same", **about)
+
+        def infer_within(n: int, ms: int) -> Any:
+            body = {**ROW, "parameters": {"timeout": 1000 * ms}}
+            return ask(server.http_address, "POST", f"/v2/models/m{n}/infer", body)
+
+        assert infer_within(0, 15_000).status == 200  # the node knows its pace now
+        patient = [threading.Thread(target=infer_within, args=(n, 15_000)) for n in (1, 2, 3)]
+        for thread in patient:
+            thread.start()
+        loader: Any = server.mesh.joined.loader
+        wait_until(lambda: loader.queue.waiting == 2)
+        reply = infer_within(4, 200)
+        assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (429, True)
+        assert re.search(
+            r"model 'm4' is not loaded: [12] loads wait in \S+, which makes [0-9.]+ in",
+            reply.body.decode(),
+        )
+        assert server.mesh.status("m4").status == "NOT_LOADED"
+        with pytest.raises(Overloaded, match="the query has 150 ms"):
+            server.predict("m4", [1.0, 2.0, 3.0], slo_ms=150)
+        for thread in patient:
+            thread.join()
+        assert infer_within(4, 15_000).status == 200  # no load waits: it is loaded
+        assert server.mesh.stats()["refusals"] == 2

@@ -128,19 +128,19 @@ def _unlimited(was: Any) -> Callable[..., Any]:
 
 
 MUTATIONS = (
-    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 6),
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 9),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
-        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 39, share=1.0
+        "placement ignores that a node is full", "placement._Wish.fits", _unlimited, 20, share=1.0
     ),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 4),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 8),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 9),
     Mutation(
         "the last copy is given up as spare",
         "claims.released_if_spare",
         _last_is_spare,
-        28,
+        26,
         partial(churning, rate_s=1, rate_per_copy=100),
     ),
     Mutation("failures never block", "failures.blocked_until", _always(0), 0),
@@ -150,9 +150,9 @@ MUTATIONS = (
     Mutation("what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 9, plan=rare),
     Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 41, plan=rare),
     Mutation("what is given up stays claimed", "claims.released", _first, 0),
-    Mutation("never scales up", "scaling.decide", _never_more, 35),
-    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 35),
-    Mutation("a drain moves nothing", "maintenance.migration", _always([]), 11),
+    Mutation("never scales up", "scaling.decide", _never_more, 39),
+    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 39),
+    Mutation("a drain moves nothing", "maintenance.migration", _always([]), 69),
     Mutation("a record is never published", "maintenance.worth_publishing", _always(False), 0),
     Mutation("nothing is pinned", "model_cache.ModelCache.pin", _unpinned, 0),
     Mutation("a name switches at once", "vmodels.step", _hasty, 2),

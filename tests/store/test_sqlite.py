@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -550,3 +551,43 @@ def test_only_the_owner_reads_the_file(tmp_path: Path, mode: int | None) -> None
         assert [file.name for file in tmp_path.iterdir() if file.stat().st_mode & 0o077] == []
     finally:
         store.close()
+
+
+def test_a_write_wakes_the_watches_of_its_keys_and_no_others(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s.db") as store:
+        watches: list[Any] = [store.watch("near/"), store.watch("far/")]
+        near, far = watches
+        for watch in (near, far):
+            assert watch.next(5) == Event("SYNC", 0)
+            assert watch.next(0) is None
+            watch.woken.clear()
+        written = store.put("near/a", b"1")
+        assert (near.woken.is_set(), far.woken.is_set()) == (True, False)
+        assert near.next(0) == Event("PUT", 1, "near/a", written)
+        assert (near.next(0), far.next(0)) == (None, None)
+
+
+def test_a_watch_misses_nothing_of_writers_here_and_elsewhere(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s.db") as here, SqliteStore(tmp_path / "s.db") as there:
+        watch, rng = here.watch("k/"), random.Random(3)
+        found = []
+
+        def write(store: SqliteStore) -> None:
+            for n in range(60):
+                store.put(f"{rng.choice('kx')}/{n % 7}", b"%d" % n)
+
+        writers = [threading.Thread(target=write, args=(store,)) for store in (here, there, here)]
+        for writer in writers:
+            writer.start()
+        while any(writer.is_alive() for writer in writers):
+            if (event := watch.next(0.001)) is not None:
+                found.append(event)
+        while (event := watch.next(0.2)) is not None:
+            found.append(event)
+        with SqliteStore(tmp_path / "s.db") as later:
+            expected = later.watch("k/", 0)
+            whole = [expected.next(5) for _ in range(len(found))]
+        assert [one for one in found if one.kind == "PUT"] == [
+            one for one in whole if one is not None and one.kind == "PUT"
+        ]
+        assert here.revision == 180

@@ -149,18 +149,18 @@ class ServerHost:
         return self._config.batching
 
     def resolve(
-        self, record: Model, why: Callable[[], str]
+        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
     ) -> tuple[ResolvedApplication, ResolvedApplication]:
         """Make a queue for a model; return its resolved query, and the one with time to load it.
 
-        why: returns why the model has no replica.
+        why: returns why the model has no replica. admit: checks whether it can be loaded in time.
         """
         settings = self._config.mesh
         core = self._running.unlisted(
             record, min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
         )
         slo_us = int(settings.deadline_ms * 1000)
-        resolved = self._resolver.unlisted(core, UnlistedModel(record, why), slo_us)
+        resolved = self._resolver.unlisted(core, UnlistedModel(record, why, admit), slo_us)
         return resolved, msgspec.structs.replace(
             resolved, slo_us=slo_us + int(settings.load_s * 1e6)
         )

@@ -24,12 +24,13 @@ class NodeHost(Protocol):
         """Return the default batching of replicas."""
 
     def resolve(
-        self, record: Model, why: Callable[[], str]
+        self, record: Model, why: Callable[[], str], admit: Callable[[int], None]
     ) -> tuple[ResolvedApplication, ResolvedApplication]:
         """Return a model's resolved applications: while it is loaded, and while it is not.
 
         The second allows more time. The core model behind both is in no list of models.
-        why: returns the reason while the model has no replica.
+        why: returns the reason while the model has no replica. admit: called with the SLO of each
+        query, in microseconds, before it is queued; raises Overloaded.
         """
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:

@@ -9,13 +9,21 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
-from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    Overloaded,
+    StillLinked,
+    StoreError,
+    UnknownModel,
+)
 from clipper.mesh.decisions import vmodels
 from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.decisions.vmodels import VChange
@@ -32,6 +40,7 @@ from clipper.mesh.records import (
 from clipper.settings.mesh import MeshSettings
 from clipper.store import (
     ABSENT,
+    TXN_OPS_MAX,
     Candidate,
     Compare,
     Delete,
@@ -51,6 +60,7 @@ RESTORED: Final = "mesh/restored"  # another value each time that nodes have acc
 HELD: Final = "mesh/held"  # set when nodes found the store empty and continue from memory
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
+WRITTEN_MAX: Final = 1024  # records that this node has written, kept until the mirror has them
 _SAME: Final = ("type", "path", "key", "policy")  # fields that make two registrations equal
 _log = logging.getLogger(__name__)
 
@@ -59,6 +69,16 @@ CopiesStep = Callable[
     [MeshModel, Container[object]], MeshModel | ClaimRefused
 ]  # with the live holders
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChange:
+    """A change of a model's record. decide: (record as read) -> the record to write, or why there
+    is nothing to write, and what else has to be as it was read.
+    """
+
+    id: str
+    decide: Callable[[MeshModel], tuple[MeshModel | ClaimRefused, Sequence[Compare]]]
 
 
 def now_ms() -> int:
@@ -77,6 +97,7 @@ class Registry:
         self.store, self.settings = store, settings
         self._numbers = history.MeshEntryNumbers(store)
         self._token = self._history = ""
+        self._written: dict[str, Record] = {}
         self.other_history = ""  # why the store is not read; empty: it is
         with contextlib.ExitStack() as undo:
             self.models: Mirror[MeshModel] = undo.enter_context(
@@ -357,12 +378,12 @@ class Registry:
             else None
         )
 
-    def change(self, id: str, step: Step) -> MeshModel | ClaimRefused:
-        """Change a record by `step`, repeated until no other node was faster. UnknownModel."""
-        return self._change(id, lambda model: (step(model), ()))
+    def step(self, id: str, step: Step) -> RecordChange:
+        """Return the change of a record by `step`, for `change_all`."""
+        return RecordChange(id, lambda model: (step(model), ()))
 
-    def change_copies(self, id: str, step: CopiesStep) -> MeshModel | ClaimRefused:
-        """Change a record by a step that depends on which holders of the model are alive.
+    def copies_step(self, id: str, step: CopiesStep) -> RecordChange:
+        """Return a change by a step that depends on which holders of the model are alive.
 
         The step gets the holders that have a record in the store, and its result is written only if
         they are the same at that time. The mirror of the instances would not do: it may not know
@@ -384,14 +405,72 @@ class Registry:
             ]
             return step(model, alive), guards
 
-        return self._change(id, decide)
+        return RecordChange(id, decide)
 
-    def _change(
-        self,
-        id: str,
-        decide: Callable[[MeshModel], tuple[MeshModel | ClaimRefused, Sequence[Compare]]],
-    ) -> MeshModel | ClaimRefused:
-        known = self.models.record(id)
+    def change(self, id: str, step: Step) -> MeshModel | ClaimRefused:
+        """Change a record by `step`, repeated until no other node was faster. UnknownModel."""
+        return self._change(self.step(id, step))
+
+    def change_copies(self, id: str, step: CopiesStep) -> MeshModel | ClaimRefused:
+        """Change a record by `copies_step`, repeated until no other node was faster."""
+        return self._change(self.copies_step(id, step))
+
+    def change_all(
+        self, changes: Sequence[RecordChange]
+    ) -> list[MeshModel | ClaimRefused | ClipperError]:
+        """Make several changes of different records, in one transaction if no other node was faster
+        with one of them; otherwise each by itself.
+
+        Returns the result, or the error, of each. StoreError when the store is away.
+        """
+        compares: list[Compare] = []
+        written: dict[str, MeshModel] = {}
+        for change in changes if len(changes) > 1 else ():
+            record = self._newest(change.id)
+            if record is None:
+                continue
+            before = decode(record.value, MeshModel)
+            after, guards = change.decide(before)
+            parts = len(compares) + len(written) + len(guards) + 2
+            if isinstance(after, ClaimRefused) or after is before or parts > TXN_OPS_MAX:
+                continue
+            compares += [Compare(record.key, record.revision), *guards]
+            written[change.id] = after
+        puts = [Put(MODELS + id, encode(after)) for id, after in written.items()]
+        if puts:
+            done = self.store.txn(compares, puts)
+            if done.ok:
+                self._keep_written(done.results)
+            else:
+                written = {}
+        return [
+            written[change.id] if change.id in written else self._attempt(change)
+            for change in changes
+        ]
+
+    def _attempt(self, change: RecordChange) -> MeshModel | ClaimRefused | ClipperError:
+        try:
+            return self._change(change)
+        except ClipperError as error:
+            return error
+
+    def _newest(self, id: str) -> Record | None:
+        """Return the newest record of a model that is known here: the mirror may not have heard
+        yet of what this node has just written.
+        """
+        known, mine = self.models.record(id), self._written.get(id)
+        is_mine = known is not None and mine is not None and mine.revision > known.revision
+        return mine if is_mine else known
+
+    def _keep_written(self, records: Sequence[Record | None]) -> None:
+        if len(self._written) > WRITTEN_MAX:
+            self._written = {}
+        for record in records:
+            if record is not None:
+                self._written[record.key.removeprefix(MODELS)] = record
+
+    def _change(self, change: RecordChange) -> MeshModel | ClaimRefused:
+        id, known = change.id, self._newest(change.id)
         for _ in range(_TRIES):
             if known is None:
                 known = self.store.get(MODELS + id)
@@ -400,7 +479,7 @@ class Registry:
                     raise self._other_history_error()
                 raise UnknownModel(f"no model {id!r} is registered.")
             before = decode(known.value, MeshModel)
-            after, guards = decide(before)
+            after, guards = change.decide(before)
             if (
                 isinstance(after, ClaimRefused) or after is before
             ):  # nothing to write would say that it is old
@@ -408,9 +487,11 @@ class Registry:
                     return after
                 known = None
                 continue
-            if self.store.txn(
+            done = self.store.txn(
                 (Compare(known.key, known.revision), *guards), (Put(known.key, encode(after)),)
-            ).ok:
+            )
+            if done.ok:
+                self._keep_written(done.results)
                 return after
             known = None
         raise _contended(id)

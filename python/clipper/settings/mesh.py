@@ -75,6 +75,16 @@ class MeshSettings(msgspec.Struct, frozen=True):
     queue_max: Annotated[
         int, about("loads waiting in this node; more are refused", "loads", ge=1, le=1 << 20)
     ] = 10_000
+    load_wait_ms: Annotated[
+        float,
+        about(
+            "longest wait for other loads; a query without a deadline whose model would begin to "
+            "load later is refused",
+            "ms",
+            ge=1,
+            le=86_400_000,
+        ),
+    ] = 2000.0
     load_s: Annotated[float, about("timeout of one load", "s", ge=0.1, le=86_400)] = 30.0
     tries: Annotated[
         int,

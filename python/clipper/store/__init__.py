@@ -14,6 +14,7 @@ from clipper.store.redis import RedisStore, redacted_url
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import (
     ABSENT,
+    TXN_OPS_MAX,
     Compare,
     Delete,
     Event,
@@ -95,6 +96,7 @@ def _open_etcd(url: str) -> "EtcdStore":
 __all__ = [
     "ABSENT",
     "STATE_FILE",
+    "TXN_OPS_MAX",
     "CachedStore",
     "Candidate",
     "Compare",

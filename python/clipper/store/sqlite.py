@@ -4,10 +4,10 @@ cuts.
 It uses WAL with synchronous=FULL: a write is on disk when it returns, and readers never wait for
 writers. Writes are rare (the catalog), so one fsync per change is affordable; `durable=False`
 trades the last changes before a power cut for speed (kill -9 still loses nothing). There are two
-connections, one for the writers of this process and one for its readers, each under a lock. A watch
-is a cursor over the event table. Writers in this process hand it the events of its prefix, so that a
-watch of other keys sleeps on; changes of other processes are detected by polling SQLite's
-`data_version` (a few microseconds) twenty times a second.
+connections, one for the writers of this process and one for its readers, each under a lock. A
+watch is a cursor over the event table. Writers in this process hand it the events of its prefix,
+so that a watch of other keys sleeps on; changes of other processes are detected by polling
+SQLite's `data_version` (a few microseconds) twenty times a second.
 
 A lease is a row with its end by the monotonic clock, which all processes of a host share until the
 next boot; then all of them, and their leases, are gone. Each read or watch after the end deletes
@@ -257,9 +257,7 @@ class SqliteStore(Store):
                 ops = then if ok else orelse
                 self._check_leases({op.lease for op in ops if isinstance(op, Put) and op.lease})
                 before = {
-                    op.key: known[op.key]
-                    if op.key in known
-                    else self._fetch(run, op.key.encode())
+                    op.key: known[op.key] if op.key in known else self._fetch(run, op.key.encode())
                     for op in ops
                 }
                 changes = [
@@ -273,10 +271,10 @@ class SqliteStore(Store):
                     written[op.key] if isinstance(op, Put) else before[op.key] for op in ops
                 )
             if changes:
-                self._tell(revision, written)
+                self._notify(revision, written)
         return TxnResult(ok, results, revision)
 
-    def _tell(self, revision: int, written: Mapping[str, Record | None]) -> None:
+    def _notify(self, revision: int, written: Mapping[str, Record | None]) -> None:
         """Hand the changes of a transaction of this process to the watches of their keys.
 
         If other processes have written meanwhile, the watches read what they have missed.
@@ -658,14 +656,14 @@ class _SqliteWatch:
             woken = self.woken.wait(left)
         return None
 
-    def _collect(self, told: bool) -> None:
+    def _collect(self, notified: bool) -> None:
         """Collect the events after the cursor.
 
-        told: a writer of this process has just handed over the events; the file is not read if
+        notified: a writer of this process has just handed over the events; the file is not read if
         they follow the cursor.
         """
         try:
-            if told and self._lease_end_s > time.monotonic():
+            if notified and self._lease_end_s > time.monotonic():
                 recent = self._store._recent
                 events = recent.after(self._cursor, self.prefix)
                 if events is not None and recent.revision > self._cursor:

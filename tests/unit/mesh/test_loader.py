@@ -2,12 +2,13 @@
 registry hears of all of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.mesh.decisions import claims
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
 from clipper.mesh.loading.model_host import HostStatus, LoadResult
 from clipper.mesh.records import Instance, MeshModel, Policy
@@ -35,7 +36,13 @@ class FakeHost:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
+    async def load(
+        self,
+        model: MeshModel,
+        timeout_s: float,
+        evict: Sequence[str] = (),
+    ) -> LoadResult:
+        self.unloaded += evict
         await self.gate.wait()
         if model.id in self.fails:
             raise self.fails[model.id]
@@ -109,7 +116,7 @@ def test_model_that_is_unregistered_while_it_loads_takes_no_memory() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
-        while not len(local.cache):
+        while not copies(registry, "m0"):
             await asyncio.sleep(0)
         registry.unregister("m0")
         host.gate.set()
@@ -290,5 +297,55 @@ def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
         await local.stop()
         with pytest.raises(RequestFailed, match="stopping"):
             await waiting
+
+    with_models(test)
+
+
+def test_a_load_gives_up_what_it_evicts_in_the_transaction_of_its_claim() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        await local.load("m0", 1, waiting=True)
+        local.cache.churn_ms = 0
+        host.gate.clear()
+        before = registry.store.revision
+        load = asyncio.ensure_future(local.load("m1", 2, waiting=True))
+        while not copies(registry, "m1"):
+            await asyncio.sleep(0)
+        assert registry.store.revision == before + 1
+        assert copies(registry, "m0") == {}, "before it is unloaded"
+        host.gate.set()
+        await load
+        assert (host.loaded, host.unloaded) == (["m0", "m1"], ["m0"])
+
+    with_models(test, capacity=SIZE)
+
+
+def test_a_load_that_others_have_claimed_evicts_nothing() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        await local.load("m0", 1, waiting=True)
+        local.cache.churn_ms = 0
+        registry.enter(Instance("b", 2, "", ""))
+        claimed = registry.change(
+            "m1",
+            lambda m: claims.claimed(m, "b", 1, alive="b", copies=1, settings=registry.settings),
+        )
+        wait_until(lambda: registry.models.get("m1") == claimed)
+        with pytest.raises(NotLoadedHere):
+            await local.load("m1", 2, waiting=True)
+        assert (list(local.held), host.unloaded) == (["m0"], [])
+
+    with_models(test, capacity=SIZE)
+
+
+def test_a_loader_that_stops_at_once_ends_all_loads() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        loads = [asyncio.ensure_future(local.load(f"m{n}", n, waiting=True)) for n in range(3)]
+        for _ in range(20):  # at whatever step
+            await asyncio.sleep(0)
+            if local.loading and local._records._writing:
+                break
+        await local.stop()
+        found = await asyncio.gather(*loads, return_exceptions=True)
+        assert all(isinstance(one, RequestFailed) for one in found)
 
     with_models(test)

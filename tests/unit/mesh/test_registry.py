@@ -18,7 +18,7 @@ from clipper.errors import (
     UnknownModel,
 )
 from clipper.mesh.decisions import claims, vmodels
-from clipper.mesh.records import MODELS, Copy, Instance, MeshModel, VModel
+from clipper.mesh.records import MODELS, Copy, Instance, MeshModel, VModel, encode
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
 from clipper.store import Candidate, Delete, MemoryStore, Record, history
@@ -459,3 +459,40 @@ def test_the_last_are_kept_beside_those_of_the_catalog(store: MemoryStore) -> No
         ]
         assert history.entries(store, 2) == found[-2:]
         registry.close()
+
+
+def test_changes_of_several_records_are_one_transaction(
+    store: MemoryStore, registry: Registry
+) -> None:
+    for id in ("a", "b", "c"):
+        registry.register(model(id))
+    wait_until(lambda: len(registry.models) == 3)
+    before = store.revision
+    claim = [
+        registry.copies_step(
+            id,
+            lambda m, alive: claims.claimed(
+                m, "i", 1, alive=alive, copies=1, settings=registry.settings
+            ),
+        )
+        for id in ("a", "b", "c")
+    ]
+    found = registry.change_all(claim)
+    assert store.revision == before + 1
+    assert [one.copies for one in found if isinstance(one, MeshModel)] == [{"i": Copy(1)}] * 3
+
+
+def test_changes_whose_records_others_have_changed_are_made_one_by_one(
+    store: MemoryStore, registry: Registry
+) -> None:
+    for id in ("a", "b"):
+        registry.register(model(id))
+    wait_until(lambda: len(registry.models) == 2)
+    steps = [registry.step(id, lambda m: claims.changed(m, used_ms=7)) for id in ("a", "gone", "b")]
+    store.put(MODELS + "a", encode(model("a", "other.onnx")))  # the mirror may not know it yet
+    first, gone, last = registry.change_all(steps)
+    assert isinstance(first, MeshModel)
+    assert (first.path, first.used_ms) == ("other.onnx", 7)
+    assert isinstance(gone, UnknownModel)
+    assert isinstance(last, MeshModel)
+    assert last.used_ms == 7

@@ -26,11 +26,9 @@ def routes(
     missed: list[str] = []
     looked: list[str] = []
 
-    def make(record: Model, why: Any) -> Any:
-        cores = {record.id: SimpleNamespace(waiting=0)}
-        return SimpleNamespace(cores=cores, why=why), SimpleNamespace(
-            cores=cores, why=why, slo_us=31e6
-        )
+    def make(record: Model, why: Any, admit: Any) -> Any:
+        given = {"cores": {record.id: SimpleNamespace(waiting=0)}, "why": why, "admit": admit}
+        return SimpleNamespace(**given, slo_us=1e6), SimpleNamespace(**given, slo_us=31e6)
 
     def find(id: str) -> Model | None:
         return core_record(id, "any", "any") if id in known else None
@@ -43,16 +41,21 @@ def routes(
     return ModelRouter(make, find, told, Batching(), rng, lookup=looked.append), missed, looked
 
 
+def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
+    resolved: Any = found.resolve(name)
+    resolved.admit(slo_us)
+
+
 def test_a_miss_is_told_once_until_it_was_served() -> None:
     found, missed, _ = routes("m")
     for _ in range(3):
-        assert found.resolve("m") is not None
+        ask(found, "m")
     assert missed == ["m"]
     found.set_lenders("m", [1])
-    found.resolve("m")
+    ask(found, "m")
     assert missed == ["m"]
     found.set_lenders("m", [])
-    found.resolve("m")
+    ask(found, "m")
     assert missed == ["m", "m"]
 
 
@@ -78,7 +81,7 @@ def test_uses_are_counted_and_those_that_waited() -> None:
 
 def test_many_threads_make_one_route() -> None:
     found, missed, _ = routes("m")
-    threads = [threading.Thread(target=found.resolve, args=("m",)) for _ in range(16)]
+    threads = [threading.Thread(target=ask, args=(found, "m")) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

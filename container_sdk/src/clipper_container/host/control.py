@@ -82,6 +82,13 @@ class ControlRequest:
             raise RequestFailed("none", f"{name} must be {kind.__name__}, not {value!r:.60}")
         return value
 
+    def names(self, name: str) -> list[str]:
+        """Return a field that is a list of models; [] when it is missing. Raises: RequestFailed."""
+        found = self._of(name, [], list)
+        if not all(isinstance(one, str) for one in found):
+            raise RequestFailed("none", f"{name} must be a list of models, not {found!r:.60}")
+        return found
+
     def model(self) -> str:
         """Return the model's id. Raises: RequestFailed when the request names none."""
         if not (model := self.text("model")):
@@ -288,9 +295,15 @@ class ModelHost:
         }
 
     def _load(self, request: ControlRequest) -> Future[CachedModel]:
+        """Unload the models of `evict`, then load the model."""
         timeout_s = request.number("timeout_ms") / 1000 or self._load_s
-        artifact = request.artifact()
-        answer = self._models.load(artifact, timeout_s)
+        artifact, evict = request.artifact(), request.names("evict")
+        if not evict:
+            answer = self._models.load(artifact, timeout_s)
+        else:
+            answer = self._models.load_after(
+                [self._unload_one(model, UNLOAD_S) for model in evict], artifact, timeout_s
+            )
         answer.add_done_callback(
             lambda done: self._release(artifact.model) if done.exception() else None
         )
@@ -318,8 +331,11 @@ class ModelHost:
             held.close()
 
     def _unload(self, request: ControlRequest) -> Future[None]:
-        model = request.model()
-        gone = self._models.unload(model, request.number("timeout_ms") / 1000 or UNLOAD_S)
+        timeout_s = request.number("timeout_ms") / 1000 or UNLOAD_S
+        return self._unload_one(request.model(), timeout_s)
+
+    def _unload_one(self, model: str, timeout_s: float) -> Future[None]:
+        gone = self._models.unload(model, timeout_s)
         gone.add_done_callback(lambda _: self._release(model))
         return gone
 

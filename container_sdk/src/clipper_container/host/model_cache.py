@@ -211,6 +211,27 @@ class ModelCache:
             )
         return there.answer
 
+    def load_after(
+        self, unloads: list[Future[None]], artifact: Artifact, timeout_s: float
+    ) -> Future[CachedModel]:
+        """Load a model once others are unloaded, or could not be; see `load`."""
+        answer: Future[CachedModel] = Future()
+        left, lock = [len(unloads)], threading.Lock()
+
+        def unloaded(_: object) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                try:
+                    relay(self.load(artifact, timeout_s), answer)
+                except RequestFailed as error:
+                    answer.set_exception(error)
+
+        for unload in unloads:
+            unload.add_done_callback(unloaded)
+        return answer
+
     def _start_loader(self) -> None:
         name = f"clipper-host-load-{next(self._numbers)}"
         threading.Thread(target=self._load_all, name=name, daemon=True).start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
+import select
 import socket
 import threading
 import time
@@ -163,6 +165,15 @@ class ServerConnection:
                 raise
             self.spoke = time.monotonic()
 
+    def is_writable(self) -> bool:
+        """Return whether a short frame can be sent without a wait."""
+        poll = select.poll()
+        with self.lock:
+            if self.sock is None or self.sending.locked():
+                return False
+            poll.register(self.sock, select.POLLOUT)
+            return bool(poll.poll(0))
+
     def shutdown(self) -> None:
         """Shut the socket down; the thread that reads it sees the end. Threads: any."""
         with self.lock, contextlib.suppress(OSError):
@@ -244,6 +255,18 @@ class Inbox:
         if count == 0:
             raise Disconnected("the server closed the connection")
         self._filled += count
+
+
+def needs_resolver(address: str) -> bool:
+    """Return whether the host of an address is a name, whose look-up may take long."""
+    kind, host, _ = parse_address(address)
+    if kind == "unix":
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
 
 
 def start_connecting(address: str) -> tuple[socket.socket, int]:

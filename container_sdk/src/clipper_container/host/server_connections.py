@@ -31,6 +31,7 @@ from clipper_container.host.server_connection import (
     Gate,
     Inbox,
     ServerConnection,
+    needs_resolver,
     relay,
     start_connecting,
 )
@@ -116,7 +117,10 @@ class ServerConnections:
                 )
             )
             return connection.welcomed
-        self._run_blocking(lambda: self._dial(connection))
+        if needs_resolver(address):
+            self._run_blocking(lambda: self._dial(connection))
+        else:
+            self._dial(connection)
         return connection.welcomed
 
     def leave(self, model: str, address: str) -> Future[str]:
@@ -159,7 +163,10 @@ class ServerConnections:
         if state is ConnectionState.WAITING:
             self._finish(connection, "the node no longer needs it")
         elif state is ConnectionState.SERVING and not busy:
-            self._run_blocking(lambda: self._send_goodbye(connection))
+            if connection.is_writable():
+                self._send_goodbye(connection)
+            else:
+                self._run_blocking(lambda: self._send_goodbye(connection))
         elif state is not ConnectionState.SERVING:
             connection.shutdown()
         self._timers.after(LEAVE_S, connection.shutdown)

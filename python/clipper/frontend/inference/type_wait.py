@@ -21,9 +21,11 @@ def wait_for_types(resolved: ResolvedApplication, name: str, limit_us: int) -> i
     """Wait until the tensors are known; return the microseconds that it took. Blocks.
 
     The wait counts as a use, so that the model is loaded. name: of the model or the application.
-    Raises DeadlineExceeded after limit_us.
+    Raises DeadlineExceeded after limit_us; Overloaded if it cannot be loaded until then.
     """
     began = time.monotonic()
+    if resolved.unlisted_model is not None:
+        resolved.unlisted_model.admit(limit_us)
     for link in resolved.links.values():
         link.touch()
     while not types_are_known(resolved):

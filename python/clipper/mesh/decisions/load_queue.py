@@ -1,4 +1,4 @@
-"""The queue of loads of one instance, and statistics of how long loads take."""
+"""The queue of loads of one instance, its pace, and statistics of how long loads take."""
 
 import heapq
 import math
@@ -7,6 +7,7 @@ from typing import Final
 
 # assumed duration of a load while none of its type is known; at least a third of the limit
 SEED_MS: Final = 3000.0
+PACE_LOADS: Final = 8.0  # loads that the pace is an average of
 FEW: Final = 20  # samples up to which the spread is trusted less
 
 
@@ -129,6 +130,29 @@ class LoadQueue:
                 entry for entry in self._heap if self._loads.get(entry[-1].model) is entry[-1]
             ]
             heapq.heapify(self._heap)
+
+
+class LoadPace:
+    """The pace of an instance: how many loads it makes, from how long each takes a place.
+
+    slot_ms: moving average of the time from the start of a load until the next may start; 0 while
+    none is known. With n places in use, one is free every slot_ms / n. Source: Little (1961).
+    """
+
+    def __init__(self) -> None:
+        self.slot_ms = 0.0
+
+    def add(self, took_ms: float) -> None:
+        """Add a load."""
+        self.slot_ms += (took_ms - self.slot_ms) / PACE_LOADS if self.slot_ms else took_ms
+
+    def wait_ms(self, ahead: int, places: int) -> float:
+        """Return the wait until a load can start. ahead: loads that run, or start before it."""
+        return max(0, ahead + 1 - places) * self.slot_ms / places
+
+    def per_second(self, places: int) -> float:
+        """Return the rate of loads while all places are in use; infinite while it is not known."""
+        return 1000 * places / self.slot_ms if self.slot_ms else math.inf
 
 
 @dataclass(slots=True)

@@ -176,15 +176,22 @@ class ModelCache:
         self.used_bytes -= held.size_bytes
         if model == self._oldest:
             self._oldest = ""
-        self._ghosts[model] = held.weight
-        while len(self._ghosts) > max(GHOSTS_MIN, GHOSTS * len(self._models)):
-            del self._ghosts[next(iter(self._ghosts))]
+        self._remember(model, held.weight)
         return True
 
+    def _remember(self, model: str, weight: float) -> None:
+        """Keep the weight of a model that is not loaded; forget those kept longest."""
+        self._ghosts[model] = weight
+        while len(self._ghosts) > max(GHOSTS_MIN, GHOSTS * len(self._models)):
+            del self._ghosts[next(iter(self._ghosts))]
+
     def touch(self, model: str, now_ms: int, count: int = 1) -> None:
-        """Count `count` uses of a model until now."""
+        """Count `count` uses of a model until now. A model that is not loaded is remembered."""
         held = self._models.get(model)
         if held is None:
+            self._pass(now_ms, count)
+            weight = _sum(self._ghosts.pop(model, -math.inf), self._half_lives + math.log2(count))
+            self._remember(model, weight)
             return
         self._pass(now_ms, count)
         weight = _sum(held.weight, self._half_lives + math.log2(count))
@@ -194,6 +201,11 @@ class ModelCache:
             held.used_ms = now_ms
             if model == self._oldest:
                 self._oldest = ""
+
+    def worth_if_loaded(self, model: str, size_bytes: int, cost_ms: float) -> float:
+        """Return the worth that a model would have if it were loaded now. Threads: any."""
+        weight = _sum(self._ghosts.get(model, -math.inf), self._half_lives)
+        return weight + math.log2(max(cost_ms, 1.0)) - math.log2(max(size_bytes, 1))
 
     def resize(self, model: str, size_bytes: int) -> None:
         """Set the measured size of a model."""

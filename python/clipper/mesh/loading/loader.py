@@ -9,9 +9,10 @@ block on the store run elsewhere.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Container, Sequence
+import math
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -19,12 +20,13 @@ import msgspec
 from clipper.errors import ClipperError, StoreError, UnknownModel
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
-from clipper.mesh.decisions.load_queue import LoadQueue, LoadTimes, QueuedLoad
+from clipper.mesh.decisions.load_queue import LoadPace, LoadQueue, LoadTimes, QueuedLoad
 from clipper.mesh.decisions.model_cache import Eviction, ModelCache, NoRoom
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.model_host import HostDied, LoadResult, ModelHost
+from clipper.mesh.loading.record_writer import RecordWriter, RunBlocking
 from clipper.mesh.records import Fault, MeshModel
-from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.registry import CopiesStep, Registry, now_ms
 from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, RequestFailed
 from clipper.metrics import MeshCounts
 from clipper.settings.mesh import MeshSettings
@@ -34,7 +36,6 @@ SERVE_S: Final = 10.0
 SIZE_S: Final = 0.5  # for an estimate of a size
 CHURN: Final = 10.0  # times the mean load time: newer models are not evicted
 _log = logging.getLogger(__name__)
-RunBlocking = Callable[..., Awaitable[Any]]
 Note = Callable[[str, str, str], None]
 
 
@@ -71,11 +72,19 @@ class _Job:
     """A load in progress or in the queue.
 
     copies: greatest number of copies with this one; 0: it was claimed before, and is loaded again.
+    started: it waits no more. since_s: when it took its place, one of `loading_max`, by the clock
+    of the loop; None: it has none. ready_ms: wall clock time at which it will be loaded, as
+    forecast when it was queued. wanted: returns whether a request still waits for it; None: it is
+    loaded in any case.
     """
 
     copies: int
     done: "asyncio.Future[None]"
     why: str = ""
+    started: bool = False
+    since_s: float | None = None
+    ready_ms: float = 0.0
+    wanted: Callable[[], bool] | None = None
 
 
 class ModelLoader:
@@ -105,10 +114,12 @@ class ModelLoader:
         self.me, self.number = me, number
         self._registry, self._settings, self._hosts = registry, settings, hosts
         self._run_blocking, self._tasks, self._note = run_blocking, tasks, note
+        self._records = RecordWriter(registry, run_blocking, tasks)
         self._isolation, self._on_evicted = isolation, on_evicted
         self.cache = ModelCache(capacity_bytes, models_max=settings.loaded_max)
         self.queue = LoadQueue(settings.queue_max)
-        self.times = LoadTimes(settings.load_s)
+        self.times, self.pace = LoadTimes(settings.load_s), LoadPace()
+        self.evicted_worth = -math.inf  # of the last model that was evicted for another
         self.held: dict[str, LoadedCopy] = {}
         self._jobs: dict[str, _Job] = {}
         self._finishing: dict[str, ModelHost] = {}  # loaded, and being written to the registry
@@ -153,19 +164,29 @@ class ModelLoader:
 
     # -- loading
 
-    async def load(self, id: str, used_ms: int, *, waiting: bool, copies: int = 1) -> None:
+    async def load(
+        self,
+        id: str,
+        used_ms: int,
+        *,
+        waiting: bool,
+        copies: int = 1,
+        wanted: Callable[[], bool] | None = None,
+    ) -> None:
         """Load a model, and return when it is loaded.
 
-        copies: greatest number of copies with this one. RequestFailed; NotLoadedHere: others have
-        it.
+        copies: greatest number of copies with this one. wanted: asked when the load could start;
+        one that nobody waits for any more is dropped. RequestFailed; NotLoadedHere: others have it.
         """
         if id in self.held:
             return
         job = self._jobs.get(id)
         if job is None:
             job = self._enqueue(id, used_ms, waiting, copies)
+            job.wanted = wanted
         elif waiting:
             self.queue.promote(id, now_ms())
+            job.wanted = None  # several wait
         await asyncio.shield(job.done)
 
     def is_loading(self, id: str) -> bool:
@@ -179,6 +200,7 @@ class ModelLoader:
         job.done.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # avoid a warning if no one waits
+        job.ready_ms = now_ms() + self._wait_ms() + self.pace.slot_ms
         gone = self.queue.push(QueuedLoad(id, used_ms, now_ms(), waiting))
         if gone is not None:
             self._finish(
@@ -190,8 +212,47 @@ class ModelLoader:
 
     def _pump(self) -> None:
         while self.loading < self.loading_max and (load := self.queue.pop()) is not None:
+            job = self._jobs[load.model]
+            if load.waiting and job.wanted is not None and not job.wanted():
+                self._finish(load.model, RequestFailed("no request waits for it any more", "none"))
+                continue
             self.loading += 1
-            self._tasks.spawn(self._do(load, self._jobs[load.model]))
+            job.started, job.since_s = True, asyncio.get_running_loop().time()
+            self._tasks.spawn(self._do(load, job))
+
+    def _free_place(self, job: _Job) -> None:
+        if job.since_s is not None:
+            self.pace.add((asyncio.get_running_loop().time() - job.since_s) * 1000)
+            job.since_s = None
+            self.loading -= 1
+            self._pump()
+
+    def _wait_ms(self) -> float:
+        return self.pace.wait_ms(self.queue.waiting + self.loading, self.loading_max)
+
+    def forecast_ms(self, id: str) -> tuple[float, float]:
+        """Return the time until a load of a model could start, and until it would be ready; 0 and 0
+        when it is loading. Threads: any.
+        """
+        job = self._jobs.get(id)
+        if job is None:
+            wait_ms = self._wait_ms()
+            return wait_ms, wait_ms + self.pace.slot_ms
+        if job.started:
+            return 0.0, 0.0
+        ready_ms = max(0.0, job.ready_ms - now_ms())
+        return ready_ms, ready_ms
+
+    def is_worth_loading(self, id: str) -> bool:
+        """Return whether a model is used more than those that would be evicted for it. Threads:
+        any.
+        """
+        record = self._registry.models.get(id)
+        if record is None:
+            return False
+        size = record.size_bytes or self.host_of(record).status.default_size_bytes
+        cost_ms = self.times.mean_ms(record.type)
+        return self.cache.worth_if_loaded(id, size, cost_ms) >= self.evicted_worth
 
     async def _do(self, load: QueuedLoad, job: _Job) -> None:
         failure: RequestFailed | None = None
@@ -205,9 +266,8 @@ class ModelLoader:
             _log.exception("model %r could not be loaded", load.model)
             failure = RequestFailed(f"{type(error).__name__}: {error}")
         finally:
-            self.loading -= 1
+            self._free_place(job)
             self._finish(load.model, failure)
-            self._pump()
 
     def _finish(self, id: str, failure: RequestFailed | None) -> None:
         job = self._jobs.pop(id, None)
@@ -234,15 +294,22 @@ class ModelLoader:
         record, path = await self._pull(host, record)
         size = record.size_bytes or await self._guess(host, _at(record, path))
         self._room_for(size, load)  # a claim without room would be two writes for nothing
-        record = await self._claim(record, job, size)
+        claim = self._claim(record, job, size)
+        if not self._may_claim(record, job):  # nothing is evicted in vain
+            record = _granted(await claim)
+        leaving: list[LoadedCopy] = []
         try:
-            await self._make_room(record, size, load)
-            host, found = await self._in_host(host, _at(record, path))
+            leaving += self._make_room(record, size, load)
+            record = _granted(await claim)
+            host, found = await self._in_host(host, _at(record, path), leaving)
         except BaseException as error:
             self.cache.remove(id)
+            for copy in leaving:
+                self._tasks.spawn(self._unload(copy.host, copy.record.id))
             await self._release_alone(id)
             await self._not_loaded(record, error)
             raise
+        self._free_place(job)
         self.times.add(record.type, found.took_ms)
         self.cache.churn_ms = min(
             CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
@@ -250,8 +317,7 @@ class ModelLoader:
         size = found.size_bytes or size
         self._finishing[id] = host
         try:
-            done = await self._run_blocking(
-                self._registry.change,
+            done = await self._records.change(
                 id,
                 lambda m: claims.completed(
                     m, self.me, now_ms(), size_bytes=size, input=found.input, output=found.output
@@ -301,7 +367,7 @@ class ModelLoader:
                 def step(model: MeshModel) -> MeshModel:
                     return msgspec.structs.replace(model, sha256=model.sha256 or found.sha256)
 
-                record = await self._run_blocking(self._registry.change, record.id, step)
+                record = _granted(await self._records.change(record.id, step))
             if record.sha256 != found.sha256:  # another node was first, with other content
                 found = await host.pull(record)
         except ConnectionLost:
@@ -318,13 +384,21 @@ class ModelLoader:
                 return await host.predict_size(record) or host.status.default_size_bytes
         return host.status.default_size_bytes
 
-    async def _claim(self, record: MeshModel, job: _Job, size: int) -> MeshModel:
+    def _claim(
+        self, record: MeshModel, job: _Job, size: int
+    ) -> "asyncio.Future[MeshModel | claims.ClaimRefused]":
+        """Start to claim a copy. RequestFailed when this node may claim none now."""
         if not job.copies:
-            return record
+            there = asyncio.get_running_loop().create_future()
+            there.set_result(record)
+            return there
         if self._registry.is_fenced:
             raise RequestFailed(f"{self.me} does not hold its lease", "none")
         if self._registry.other_history:  # what makes room now is not known to be wanted
             raise RequestFailed(self._registry.other_history, "none")
+        return self._records.change_copies(record.id, self._claim_step(job, size))
+
+    def _claim_step(self, job: _Job, size: int) -> CopiesStep:
         settings, me = self._settings, self.me
 
         def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
@@ -334,10 +408,14 @@ class ModelLoader:
                 m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size
             )
 
-        found = await self._run_blocking(self._registry.change_copies, record.id, step)
-        if isinstance(found, claims.ClaimRefused):
-            raise NotLoadedHere(found.why)
-        return found  # type: ignore[no-any-return]
+        return step
+
+    def _may_claim(self, record: MeshModel, job: _Job) -> bool:
+        """Return whether the claim will succeed, as far as is known here."""
+        if not job.copies:
+            return True
+        found = self._claim_step(job, 0)(record, self._registry.alive())
+        return not isinstance(found, claims.ClaimRefused)
 
     def _room_for(self, size: int, load: QueuedLoad) -> Eviction:
         """Return what must be evicted before a load. Raises: RequestFailed without room."""
@@ -347,15 +425,42 @@ class ModelLoader:
             raise RequestFailed(f"{self.me} has no room: {room.why}", "none")
         return room
 
-    async def _make_room(self, record: MeshModel, size: int, load: QueuedLoad) -> None:
-        leaving = [self._detach(id) for id in self._room_for(size, load).evict]
+    def _make_room(self, record: MeshModel, size: int, load: QueuedLoad) -> list[LoadedCopy]:
+        """Reserve the memory of a load; start to give up the claims of what is evicted for it.
+
+        Returns the evicted copies; the host unloads them before it loads.
+        """
+        room = self._room_for(size, load)
+        for id in room.evict:
+            if (entry := self.cache.get(id)) is not None:
+                self.evicted_worth = entry.worth
+        leaving = [self._detach(id) for id in room.evict]
         self.cache.add(
             record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
         )
-        for held in leaving:
-            await self._unload_detached(held, f"to make room for {record.id}")
-            if (copy := held[1]) is not None:
-                self._on_evicted(copy.record, held[2])
+        found = []
+        for id, copy, used_ms in leaving:
+            if copy is not None:
+                found.append(copy)
+                released = self._give_up(id, copy, used_ms, f"to make room for {record.id}")
+                released.add_done_callback(
+                    lambda done, copy=copy, used_ms=used_ms: (
+                        done.cancelled()  # type: ignore[misc]
+                        or done.exception()
+                        or self._on_evicted(copy.record, used_ms)
+                    )
+                )
+        return found
+
+    def _give_up(
+        self, id: str, held: LoadedCopy, used_ms: int, why: str
+    ) -> "asyncio.Future[MeshModel | claims.ClaimRefused]":
+        """Start to release the claim of a copy that is to be unloaded."""
+        self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
+        self._note(id, "unloaded", why)
+        return self._records.change(
+            id, lambda m: m if id in self.cache else claims.released(m, self.me, used_ms)
+        )
 
     async def _evict_excess(self, but: str) -> None:
         """Evict models because one has turned out larger than estimated."""
@@ -373,16 +478,23 @@ class ModelLoader:
         for held in [self._detach(id) for id in room.evict if id != but]:
             await self._unload_detached(held, f"{but} is larger than was thought")
 
-    async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, LoadResult]:
+    async def _in_host(
+        self, host: ModelHost, record: MeshModel, leaving: list[LoadedCopy]
+    ) -> tuple[ModelHost, LoadResult]:
         """Load into the model's host, or into one of its own if it may have ended a host before.
 
-        Returns the host and what it reports.
+        leaving: copies to unload before; emptied. Returns the host and what it reports.
         """
         isolation, id = self._isolation, record.id
         alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
+        evict = [] if alone else [copy.record.id for copy in leaving if copy.host is host]
+        others = [copy for copy in leaving if alone or copy.host is not host]
+        leaving.clear()
+        if others:
+            await asyncio.gather(*(self._unload(copy.host, copy.record.id) for copy in others))
         try:
             if not alone:
-                return host, await host.load(record, self._settings.load_s)
+                return host, await host.load(record, self._settings.load_s, evict)
         except HostDied as died:
             if isolation is None:
                 raise self._host_ended(id) from None
@@ -432,7 +544,7 @@ class ModelLoader:
             return claims.released(model, me)
 
         with contextlib.suppress(UnknownModel, StoreError):  # the janitor releases the claim later
-            await self._run_blocking(self._registry.change, record.id, step)
+            await self._records.change(record.id, step)
 
     # -- serving
 
@@ -485,14 +597,8 @@ class ModelLoader:
         id, held, used_ms = leaving
         if held is None:
             return
-        self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
-        self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
-            await self._run_blocking(
-                self._registry.change,
-                id,
-                lambda m: m if id in self.cache else claims.released(m, self.me, used_ms),
-            )
+            await self._give_up(id, held, used_ms, why)
         await self._unload(held.host, id)
 
     async def drop(self, id: str, why: str) -> None:
@@ -535,7 +641,7 @@ class ModelLoader:
             return claims.completed(found, me, now_ms(), size_bytes=size)
 
         try:
-            found = await self._run_blocking(self._registry.change_copies, id, step)
+            found = await self._records.change_copies(id, step)
         except ClipperError:
             return
         if id not in self.cache:  # evicted meanwhile, perhaps before the claim was written
@@ -556,7 +662,7 @@ class ModelLoader:
             )
 
         with contextlib.suppress(UnknownModel, StoreError):  # the janitor does it later
-            await self._run_blocking(self._registry.change, id, step)
+            await self._records.change(id, step)
 
     # -- dead hosts
 
@@ -574,8 +680,7 @@ class ModelLoader:
         await self._release_alone(id)
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
-            await self._run_blocking(
-                self._registry.change,
+            await self._records.change(
                 id,
                 lambda m: claims.failed(
                     m, self.me, now_ms(), why=why, fault="artifact", crashed=True
@@ -596,6 +701,13 @@ class ModelLoader:
             if not job.done.done():
                 job.done.set_exception(RequestFailed(f"{self.me} is stopping", "none"))
         await self._tasks.cancel()
+
+
+def _granted(found: MeshModel | claims.ClaimRefused) -> MeshModel:
+    """Return the record with the claim. NotLoadedHere when it was refused."""
+    if isinstance(found, claims.ClaimRefused):
+        raise NotLoadedHere(found.why)
+    return found
 
 
 def _at(record: MeshModel, path: str) -> MeshModel:

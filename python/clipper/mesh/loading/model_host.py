@@ -40,6 +40,7 @@ GRACE_S: Final = 3.0
 CHECK_S: Final = 0.5  # between two status requests
 WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file of models at work
 PULL_S_MAX: Final = 86_400.0  # the host ends it before, at artifacts.pull_s
+EVICT_S: Final = 60.0  # the host's own limit for the batches of models that it unloads
 _REQUEST_S: Final = 10.0  # beyond the host's own time limit of a request
 _READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
@@ -92,8 +93,16 @@ class ModelHost(Protocol):
     async def pull(self, model: MeshModel) -> Pulled:
         """Pull a model whose path is a URL."""
 
-    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
-        """Load a model. HostDied when the process ends meanwhile."""
+    async def load(
+        self,
+        model: MeshModel,
+        timeout_s: float,
+        evict: Sequence[str] = (),
+    ) -> LoadResult:
+        """Load a model. HostDied when the process ends meanwhile.
+
+        evict: models that are unloaded before.
+        """
 
     async def unload(self, model: str, timeout_s: float) -> None:
         """Unload a model after its batches are answered."""
@@ -470,15 +479,20 @@ class HostProcess:
         found = await self._request("pull", PULL_S_MAX, **request)
         return msgspec.convert(found, Pulled, strict=False)
 
-    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
+    async def load(
+        self,
+        model: MeshModel,
+        timeout_s: float,
+        evict: Sequence[str] = (),
+    ) -> LoadResult:
         """Load a model. RequestFailed; HostDied when the process ends meanwhile."""
-        request = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
-        request |= {"input": model.input, "output": model.output}
+        request: Message = {"model": model.id, "type": model.type, "path": model.path}
+        request |= {"key": model.key, "input": model.input, "output": model.output}
+        request |= {"evict": evict, "timeout_ms": int(timeout_s * 1000)}
+        limit_s = timeout_s + _REQUEST_S + (EVICT_S if evict else 0.0)
         over, channel = self._over, self._channel
         try:
-            found = await self._request(
-                "load", timeout_s + _REQUEST_S, timeout_ms=int(timeout_s * 1000), **request
-            )
+            found = await self._request("load", limit_s, **request)
         except ConnectionLost as lost:
             if over is None or channel is None or not channel.closed.is_set():
                 raise

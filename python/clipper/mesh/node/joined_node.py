@@ -25,6 +25,7 @@ from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance
 from clipper.mesh.registry import Registry
 from clipper.mesh.routing.copy_locator import CopyLocator
+from clipper.mesh.routing.load_admission import LoadAdmission
 from clipper.mesh.routing.replica_tracker import ReplicaTracker
 from clipper.mesh.routing.router import ModelRouter
 from clipper.mesh.tasks.actions import ActionExecutor
@@ -126,6 +127,7 @@ class JoinedNode:
             lambda: self.constraints.constraints,
             platform.rng,
         )
+        self.admission = LoadAdmission(self.loader, registry, settings)
         self.view = StateView(
             self.registration, registry, self.loader, lambda: self.constraints.constraints
         )

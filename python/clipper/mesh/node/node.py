@@ -89,6 +89,7 @@ class MeshNode:
             lookup=self._lookup,
             is_failing=self._is_failing,
             now_s=store.threads.now_s,
+            check_load=self._check_load,
         )
         self._deferred = DeferredJoin(
             self._id, store.name, settings.enter_s, self._loop, self._join, self._has_joined
@@ -255,6 +256,10 @@ class MeshNode:
     def _is_failing(self, id: str) -> bool:
         record = self._record(id)
         return record is not None and bool(record.failures)
+
+    def _check_load(self, id: str, deadline_ms: float | None) -> None:
+        if self._joined is not None:
+            self._joined.admission.check(id, deadline_ms)
 
     def _lookup(self, id: str) -> None:
         """Look up a name that the mirrors do not know in the store, unless that is silent."""

@@ -64,6 +64,8 @@ class UsageReporter:
             waited, route.waited = min(route.waited, queries), 0
             self._loader.counts.count_queries(queries - waited, waited)
             share, queue_ms = max(1, queries // max(1, len(lenders))), route.queue_ms()
+            if not lenders:  # it may be worth a load the more it is used
+                self._loader.cache.touch(route.id, route.used_ms, queries)
             for number in lenders:
                 reports[number].append([route.id, route.used_ms, share, queue_ms, queries])
         ids = {instance.number: instance.id for instance in self._registration.instances()}

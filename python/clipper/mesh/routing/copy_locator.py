@@ -7,6 +7,7 @@ out of the rest of the search. Threads: all on the event loop of the node.
 """
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Collection
 from random import Random
@@ -17,7 +18,8 @@ from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures, placement
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
-from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, RunBlocking
+from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
+from clipper.mesh.loading.record_writer import RunBlocking
 from clipper.mesh.records import Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.router import Route
@@ -221,7 +223,10 @@ class CopyLocator:
         try:
             if instance == self._loader.me:
                 if load:
-                    await self._loader.load(route.id, route.used_ms, waiting=True, copies=copies)
+                    wanted = functools.partial(self._is_wanted, route)
+                    await self._loader.load(
+                        route.id, route.used_ms, waiting=True, copies=copies, wanted=wanted
+                    )
                 await self._loader.lend(route.id, address, token)
             else:
                 request = {"model": route.id, "address": address, "token": token, "load": load}

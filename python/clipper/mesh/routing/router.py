@@ -29,7 +29,11 @@ ANY: Final = InputType.parse("any")
 ABSENT_MAX: Final = 4096  # unknown names that are remembered
 ABSENT_S: Final = 0.25
 UNREGISTERED: Final = "it was unregistered"
-Make = Callable[[Model, Callable[[], str]], tuple[ResolvedApplication, ResolvedApplication]]
+Make = Callable[
+    [Model, Callable[[], str], Callable[[int], None]],
+    tuple[ResolvedApplication, ResolvedApplication],
+]
+CheckLoad = Callable[[str, float | None], None]
 
 
 class Alias(msgspec.Struct, frozen=True):
@@ -54,6 +58,7 @@ class Route:
 
     __slots__ = (
         "__weakref__",
+        "_check_load",
         "_is_failing",
         "cold",
         "core",
@@ -75,10 +80,15 @@ class Route:
     )
 
     def __init__(
-        self, record: Model, make: "Make", touched: "UsedRoutes", is_failing: Callable[[str], bool]
+        self,
+        record: Model,
+        make: "Make",
+        touched: "UsedRoutes",
+        is_failing: Callable[[str], bool],
+        check_load: "CheckLoad",
     ) -> None:
         self.id, self.record, self.touched = record.name, record, touched
-        self._is_failing = is_failing
+        self._is_failing, self._check_load = is_failing, check_load
         self.why = ""
         self.used_ms = 0
         self.queries = self.waited = 0
@@ -91,7 +101,9 @@ class Route:
             self
         )  # weak, so that the core model is freed with the last reference to the route
         self.resolved, self.cold = make(
-            record, lambda: ended[0] if (route := ref()) is None else route.reason()
+            record,
+            lambda: ended[0] if (route := ref()) is None else route.reason(),
+            lambda slo_us: None if (route := ref()) is None else route.admit(slo_us),
         )
         self.core = self.resolved.cores[record.id]
 
@@ -111,8 +123,31 @@ class Route:
         delay_us: int = self.core.engine.model_counts(self.core.index)["delay_us"]
         return round(delay_us / 1000, 3)
 
+    def admit(self, slo_us: int) -> None:
+        """Report a miss if no copy serves the model, before a query is queued. Overloaded when the
+        model cannot be loaded by the query's deadline.
+
+        slo_us: of the query; that of `resolved` or `cold`: it has none of its own.
+        """
+        if self.served:
+            return
+        has_own = slo_us not in (self.resolved.slo_us, self.cold.slo_us)
+        self._check_load(self.id, slo_us / 1000 if has_own else None)
+        self._report_miss()
+
+    def _report_miss(self) -> None:
+        if not self.miss_reported:
+            self.miss_reported = True
+            self.touched.missed(self)
+
     def touch(self) -> None:
         """Count a query; report a miss if no copy serves the model."""
+        self.count()
+        if not self.served:
+            self._report_miss()
+
+    def count(self) -> None:
+        """Count a query."""
         self.used_ms = wall_time_us() // 1000
         self.queries += 1
         if not self.listed:  # after counting: `take` clears the flag before it reads the count
@@ -120,9 +155,6 @@ class Route:
             self.touched.routes.append(self)
         if not self.served:
             self.waited += 1
-            if not self.miss_reported:
-                self.miss_reported = True
-                self.touched.missed(self)
 
 
 class UsedRoutes:
@@ -163,14 +195,16 @@ class MeshModelHandle:
         slo_ms: one second by default, and the time of a load if it has to be loaded. InvalidInput,
         Overloaded.
         """
-        self._route.touch()
+        self._route.count()
+        self._route.admit(int((slo_ms or 0) * 1000) or self._route.resolved.slo_us)
         if slo_ms is None and not self._route.served:
             slo_ms = self._route.current_application().slo_us / 1000
         return self._route.core.predict(x, slo_ms, salt)
 
     def predict_many(self, rows: UserValue, slo_ms: float = 60_000, salt: int = 0) -> Future:
         """Return the future of the outputs for an array or a list of inputs."""
-        self._route.touch()
+        self._route.count()
+        self._route.admit(int(slo_ms * 1000))
         return self._route.core.predict_many(rows, slo_ms, salt)
 
     def put(self, x: object, output: object, salt: int = 0) -> None:
@@ -189,7 +223,8 @@ class ModelRouter:
     NodeHost. find_record: returns the record of an id known in memory. lookup: looks a name up in
     the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
     called with a route that another one has replaced. is_failing: returns whether loads of a model
-    failed lately. now_s: a clock that nobody sets.
+    failed lately. now_s: a clock that nobody sets. check_load: called before a query of a model
+    that is not loaded is queued; see LoadAdmission.check.
     """
 
     def __init__(
@@ -203,10 +238,12 @@ class ModelRouter:
         lookup: Callable[[str], None] = lambda _: None,
         is_failing: Callable[[str], bool] = lambda _: False,
         now_s: Callable[[], float] = time.monotonic,
+        check_load: CheckLoad = lambda *_: None,
     ) -> None:
         self._now_s = now_s
         self._make, self._find_record, self._batching = make, find_record, batching
         self._replaced, self._lookup, self._is_failing = replaced, lookup, is_failing
+        self._check_load = check_load
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -225,11 +262,14 @@ class ModelRouter:
         return self._routes.get(id)
 
     def resolve(self, name: str) -> ResolvedApplication | None:
-        """Return the resolved application for a query of a model or v-model; None: unknown name."""
+        """Return the resolved application for a query of a model or v-model; None: unknown name.
+
+        Its `unlisted_model.admit` has the model loaded.
+        """
         route = self.route(name)
         if route is None:
             return None
-        route.touch()
+        route.count()
         return route.current_application()
 
     def route(self, name: str) -> Route | None:
@@ -274,7 +314,7 @@ class ModelRouter:
             route = self._routes.get(record.name)
             if route is None:
                 route = self._routes[record.name] = Route(
-                    record, self._make, self.touched, self._is_failing
+                    record, self._make, self.touched, self._is_failing, self._check_load
                 )
             return route
 
@@ -298,7 +338,9 @@ class ModelRouter:
         with self._guard:
             if self._routes.get(route.id) is not route:
                 return False
-            new = self._routes[route.id] = Route(record, self._make, self.touched, self._is_failing)
+            new = self._routes[route.id] = Route(
+                record, self._make, self.touched, self._is_failing, self._check_load
+            )
         new.used_ms = route.used_ms
         route.successor, route.served, route.why, route.ended[0] = new, False, why, why
         self._replaced(route)

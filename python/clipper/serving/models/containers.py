@@ -250,8 +250,13 @@ class Containers:
             self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
             self._arrival.notify_all()
         about = {"model": str(hello.id), "replica": hello.replica}
-        _log.info(
-            "container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about
+        _log.log(
+            _level_of(hello),
+            "container %s/%d is connected (pid %d)",
+            hello.id,
+            hello.replica,
+            hello.pid,
+            extra=about,
         )
         self._changed(hello.id)
 
@@ -363,7 +368,7 @@ class Containers:
             return
         self._online_learning.went(*line, replica.hello.id)
         level = (
-            logging.INFO
+            _level_of(replica.hello)
             if self.leaving or status in (Status.OK, Status.CLOSED)
             else logging.WARNING
         )
@@ -371,6 +376,13 @@ class Containers:
         about = {"model": str(hello.id), "replica": hello.replica, "status": why}
         _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
         self._changed(replica.hello.id)
+
+
+def _level_of(hello: Hello) -> int:
+    """Return the level of the log's lines on a container that comes or goes as it should; models of
+    a host do so many times a second.
+    """
+    return logging.DEBUG if hello.quiet else logging.INFO
 
 
 def _check_timings(hello: Hello) -> None:

@@ -69,6 +69,8 @@ def predict_array(
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
     user = user_of(user)
+    if resolved.unlisted_model is not None:
+        resolved.unlisted_model.admit(slo_us)
     resolved = side_of(resolved, user)
     try:
         state, plan = plan_for(resolved, user)

@@ -58,6 +58,7 @@ class UnlistedModel(msgspec.Struct, frozen=True, eq=False):
 
     record: Model
     why: Callable[[], str]
+    admit: Callable[[int], None]
 
 
 class UserContext(Protocol):
@@ -239,9 +240,12 @@ def predict(
     """Send a query to the models that the policy selects; return the future of its Answer.
 
     id: the caller's own, checked. outputs: of named outputs only these. Raises InvalidInput for a
-    wrong type or shape; UnknownModel when no model is linked.
+    wrong type or shape; UnknownModel when no model is linked; Overloaded when a model of the mesh
+    cannot be loaded in time.
     """
     user = user_of(user)
+    if resolved.unlisted_model is not None:
+        resolved.unlisted_model.admit(slo_us)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
