@@ -21,6 +21,7 @@ from clipper.cli import main
 from clipper.errors import DoesNotFit, StalePush
 from clipper.params import Client, TableSpec
 from clipper.params.client.client import ModelStep, _divided_step
+from clipper.params.client.row_watcher import RowWatcher
 from clipper.params.local import live_reshard
 from clipper.params.local.address_file import write_address_file
 from clipper.params.local.live_reshard import ReshardState, request, request_in, state_in
@@ -38,6 +39,7 @@ from clipper_container.params.frames import Head, MessageKind
 from clipper_container.params.push_identity import origin_worker
 from clipper_container.tables import Tables
 from tests.params.conftest import ones, until, zeros
+from tests.params.test_watching import SPEC, Cache
 
 PATIENCE_S = 60.0
 COUNTS = TableSpec(
@@ -455,3 +457,24 @@ def test_a_person_reshards_a_set_that_runs_and_one_that_does_not(tmp_path: Path)
         assert np.unique(client.pull("counts", IDS)).tolist() == [1]
         client.push("counts", IDS, -ones((IDS.size, 2)))
         assert np.unique(client.pull("counts", IDS)).tolist() == [2]
+
+
+@pytest.mark.slow
+def test_watchers_of_rows_follow_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper.params.client.row_watcher.WAIT_S", 0.02)
+    with running(tmp_path, 1), Client(tmp_path, patience_s=PATIENCE_S) as client:
+        client.create(SPEC)
+        watching = RowWatcher(tmp_path)
+        try:
+            cache = Cache(watching)
+            before = cache.ask(2, 3)
+            resharded(tmp_path, 2)
+            until(lambda: before in cache.gone)
+            until(lambda: watching.knows)
+            kept = [cache.ask(id) for id in (2, 3)]
+            cache.settle()
+            for id in (2, 3):  # one on each shard
+                client.push(SPEC.name, [id], -ones((1, 2)))
+            until(lambda: set(kept) <= set(cache.gone))
+        finally:
+            watching.stop()

@@ -20,7 +20,13 @@ from clipper.errors import ClipperError, InvalidInput, ShardsMoved, UnknownTable
 from clipper.params.client.client import Client
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
 from clipper.types import UserValue
-from clipper_container.params.connection import ShardConnection, ShardRequest, call, set_in
+from clipper_container.params.connection import (
+    SetAddress,
+    ShardConnection,
+    ShardRequest,
+    call,
+    set_in,
+)
 from clipper_container.params.frames import MessageKind, refusal, unpacked
 
 _log = logging.getLogger(__name__)
@@ -119,7 +125,7 @@ class RowWatcher:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._client: Client
         self._posts: list[ShardWatch] = []
-        self._generation = -1  # of the set that is watched
+        self._place = SetAddress([], "")  # of the set that is watched
 
     def watched(
         self,
@@ -189,23 +195,29 @@ class RowWatcher:
     def _watch_set(self) -> None:
         """Have a watch of each shard, anew when the set was resharded. Raises InvalidInput."""
         place = set_in(self._shards)
-        if place.generation == self._generation:
+        if place.generation == self._place.generation:
             return
         number = max((post.number for post in self._posts), default=0)
         for post in self._posts:
             post.connection.close()
-        self._generation = place.generation
-        self._posts = [
-            ShardWatch(ShardConnection(i, self._address, place.token, None, ANSWER_S), number)
-            for i in range(len(place.addresses))
-        ]
+        self._place = place
+        self._posts = [ShardWatch(self._connection(i), number) for i in range(len(place.addresses))]
         self._forget_all("the set was resharded")
+
+    def _connection(self, shard: int) -> ShardConnection:
+        token = self._place.token
+        return ShardConnection(shard, self._address, token, None, ANSWER_S, check=self._check)
 
     def _address(self, shard: int) -> str:
         place = set_in(self._shards)
-        if place.generation != self._generation:
+        if place.generation == self._place.generation:
+            self._place = place
+        return self._place.addresses[shard]
+
+    def _check(self, generation: int) -> None:
+        """Check that a shard is of the set that is watched. Raises ShardsMoved."""
+        if generation != self._place.generation:
             raise ShardsMoved("the set was resharded.")
-        return place.addresses[shard]
 
     def _pause(self, seconds: float) -> None:
         poll = select.poll()
