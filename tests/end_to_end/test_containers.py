@@ -167,7 +167,7 @@ def test_a_container_comes_back_to_a_new_server_at_the_same_address(tmp_path):
     [
         ({"token": "wrong"}, "token is missing or wrong"),
         ({"token": None}, "token is missing or wrong"),
-        ({"protocol": 3}, "speaks protocols 1 and 2, not 3"),
+        ({"protocol": 3}, "supports protocols 1 and 2, not 3"),
         ({"protocol": 1}, "protocol 1 must state an input type of i32"),
         ({"protocol": 1, "input": "f32[3]"}, "not f32[3]; or use protocol 2"),
         ({"name": "../etc/passwd"}, "bad model name"),

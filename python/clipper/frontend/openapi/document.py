@@ -210,10 +210,17 @@ class OpenApiDocument:
         if isinstance(thing, dict):
             return thing
         (schema,), components = msgspec.json.schema_components(
-            [thing], ref_template=_REF + "{name}"
+            [thing], schema_hook=_any_schema, ref_template=_REF + "{name}"
         )
         self._schemas |= {name: _without_titles(found) for name, found in components.items()}
         return schema
+
+
+def _any_schema(kind: type) -> Schema:
+    """Return the schema of a value of any type, for `object`. Raises: NotImplementedError."""
+    if kind is object:
+        return {"title": "any"}  # msgspec refuses an empty one; `_without_titles` makes it so
+    raise NotImplementedError(kind)
 
 
 _RETRY_AFTER = {

@@ -7,6 +7,7 @@ nothing here blocks, and a hit takes no lock. Threads: any, unless stated.
 """
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -383,7 +384,7 @@ class ModelRouter:
             route = self._settled(route, InputType.parse(input))
         if route.record.output == "any":
             settle_output(route.core, InputType.parse(output))
-        return Seat(route.core, ANY, ANY, self._batching)
+        return Seat(route.core, ANY, ANY, self._batching, logging.DEBUG)  # many times a second
 
     def _settled(self, route: Route, input: InputType) -> Route:
         """Return the route after a copy has stated its row type; replaced if that differs."""

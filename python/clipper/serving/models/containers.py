@@ -74,21 +74,27 @@ class Hello(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A container that is connected: its connection, its engine, and its HELLO."""
+    """A container that is connected: its connection, its engine, its HELLO, and the level of the
+    log's lines about it."""
 
     conn: int
     hello: Hello
     engine: Engine
+    log_level: int = logging.INFO
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The model that a connecting container serves, as `find` returns it for a HELLO."""
+    """The model that a connecting container serves, as `find` returns it for a HELLO.
+
+    log_level: of the lines on its containers that come and go as they should.
+    """
 
     model: CoreModel
     input: InputType
     output: InputType
     batching: Batching
+    log_level: int = logging.INFO
 
 
 class Refused(Exception):
@@ -118,7 +124,7 @@ class Containers:
         self._changed = changed
         self._shared_memory = shared_memory
         self._online_learning = online_learning or OnlineLearning()
-        self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
+        self._greeted: dict[_Line, tuple[Hello, Seat]] = {}  # until the loop has attached them
         self._replicas: dict[_Line, Replica] = {}
         self._by_model: dict[VersionedModel, dict[_Line, Replica]] = {}
         self._arrival = threading.Condition()
@@ -239,19 +245,19 @@ class Containers:
         if seat.model.engine is not engine:
             engine.move_connection(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
             return
-        self._greeted[engine, conn] = hello
+        self._greeted[engine, conn] = hello, seat
         self._attach(conn, hello, seat)
 
     def _arrived(self, engine: Engine, conn: int) -> None:
-        hello = self._greeted.pop((engine, conn))
+        hello, seat = self._greeted.pop((engine, conn))
         self._online_learning.came(engine, conn, hello)
         with self._arrival:
-            replica = self._replicas[engine, conn] = Replica(conn, hello, engine)
+            replica = self._replicas[engine, conn] = Replica(conn, hello, engine, seat.log_level)
             self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
             self._arrival.notify_all()
         about = {"model": str(hello.id), "replica": hello.replica}
         _log.log(
-            _level_of(hello),
+            seat.log_level,
             "container %s/%d is connected (pid %d)",
             hello.id,
             hello.replica,
@@ -368,7 +374,7 @@ class Containers:
             return
         self._online_learning.went(*line, replica.hello.id)
         level = (
-            _level_of(replica.hello)
+            replica.log_level
             if self.leaving or status in (Status.OK, Status.CLOSED)
             else logging.WARNING
         )
@@ -376,13 +382,6 @@ class Containers:
         about = {"model": str(hello.id), "replica": hello.replica, "status": why}
         _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
         self._changed(replica.hello.id)
-
-
-def _level_of(hello: Hello) -> int:
-    """Return the level of the log's lines on a container that comes or goes as it should; models of
-    a host do so many times a second.
-    """
-    return logging.DEBUG if hello.quiet else logging.INFO
 
 
 def _check_timings(hello: Hello) -> None:
