@@ -597,7 +597,9 @@ SMUGGLED = {
     ),
     "a target that took the version": b"POST /a/pTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
     "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
-    "no method": b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "no method": b" / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a method that is no token": b"G(T / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a method without end": b"G" * 40 + b" / HTTP/1.1\r\nHost: a\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 }
 

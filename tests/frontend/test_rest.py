@@ -141,7 +141,7 @@ def test_odd_paths_lead_nowhere(query: Ask, path: str) -> None:
 
 
 def test_a_method_that_is_not_there_is_told_which_are(query: Ask) -> None:
-    for method in ("GET", "DELETE", "PUT", "PATCH", "TRACE"):
+    for method in ("GET", "DELETE", "PUT", "PATCH", "TRACE", "PROPFIND", ".", "post"):
         reply = query(method, PREDICT)
         is_problem(reply, 405)
         assert reply.headers["allow"] == "OPTIONS, POST"

@@ -396,9 +396,10 @@ cdef MessageHead _read_request(const u8* text, u64 n, known, repeated):
         p += 1
     if p == end or (p[0] == 13 and p == start and p + 1 == end):
         return None
-    head.method = METHODS.get(start[:p - start]) if p[0] == 32 else None
-    if head.method is None:
+    if p[0] != 32 or p == start:
         raise HttpSyntaxError("it does not start with a method")
+    method = start[:p - start]
+    head.method = METHODS.get(method) or method.decode()    # any token: RFC 9110, section 9.1
     p += 1
     start = p
     found = _target(&p, end, &size, &minor)
@@ -442,8 +443,11 @@ def read_request(bytes text, Py_ssize_t at, known, repeated):
     """Return the MessageHead of the request at `at`; None: it is not complete.
 
     known: names of the headers that are kept, in lower case; those of `repeated` are joined with
-    commas, of others the last one counts. Raises HttpSyntaxError. Threads: any.
+    commas, of others the last one counts. Raises HttpSyntaxError; ValueError for an `at` outside of
+    `text`. Threads: any.
     """
+    if not 0 <= at <= len(text):
+        raise ValueError("at")
     cdef MessageHead head = _read_request(<const u8*> (<const char*> text) + at,
                                           <u64> (len(text) - at), known, repeated)
     if head is not None:
