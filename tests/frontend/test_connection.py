@@ -521,6 +521,8 @@ def test_continue_is_said_when_it_is_asked_for() -> None:
     assert line.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert line.feed(b"ab").statuses == [100, 200]
     assert Line(echo).feed(get("/", "Expect: more")).statuses == [417]
+    old = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    assert Line(echo).feed(old + b"ab").statuses == [200], "RFC 9110, section 10.1.1"
 
 
 IDS = [("abc-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)]
@@ -743,6 +745,56 @@ def test_a_client_that_reads_nothing_is_not_read_and_then_dropped() -> None:
     assert not line.transport.paused
     line.connection.pause_writing()
     assert line.at(61.0).transport.aborted
+
+
+def test_the_last_response_has_the_time_that_its_client_needs() -> None:
+    line = Line(echo, idle_s=60.0)
+    line.transport.unread = 4000
+    line.feed(get("/a", "Connection: close"))
+    for second in range(1, 200, 50):
+        line.transport.unread -= 1000
+        assert not line.at(second).transport.aborted
+    assert line.at(154.0).transport.aborted, "all has left, and it does not close"
+    stuck = Line(echo, idle_s=60.0)
+    stuck.transport.unread = 1000
+    stuck.feed(get("/a", "Connection: close"))
+    assert not stuck.at(59.0).transport.aborted
+    assert stuck.at(61.0).transport.aborted
+
+
+def test_an_idle_connection_that_does_not_read_its_last_bytes_is_aborted() -> None:
+    line = Line(echo, idle_s=60.0).feed(get("/a"))
+    line.transport.unread = 1
+    assert line.at(61.0).transport.aborted
+    slow = Line(echo, idle_s=60.0).feed(get("/a")).at(61.0)
+    assert (slow.transport.closed, slow.transport.aborted) == (True, False)
+    assert slow.at(64.0).transport.aborted, "it does not answer a close_notify"
+
+
+def test_a_connection_that_fails_does_not_end_the_turns_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    first = Line(echo, turn_s=0.0)
+    second = first.beside()
+    monkeypatch.setattr(first.connection, "advance", fail)
+    first.connection.data_received(get("/1") * 3)
+    second.connection.data_received(get("/2") * 3)
+    while first.watcher.turn():
+        pass
+    assert first.transport.aborted
+    assert second.statuses == [200] * 3
+    assert "a connection cannot go on" in caplog.text
+
+
+def test_empty_lines_between_requests_are_no_request() -> None:
+    line = Line(echo, header_s=5.0, idle_s=60.0).feed(post("/a", b"1") + b"\r\n").at(6.0)
+    assert line.statuses == [200]
+    assert not line.connection.is_busy
+    assert line.feed(b"\r\n\r\n" + get("/b")).statuses == [200, 200]
+    assert line.feed(b"\n").at(12.0).statuses == [200, 200, 400]
 
 
 def test_a_client_that_asks_without_end_is_not_read_until_it_is_answered() -> None:

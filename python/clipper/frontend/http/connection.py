@@ -29,6 +29,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -72,6 +73,7 @@ LARGE_BYTES = (
 )  # from here a response, or a piece of one, is large: one of these is made in a turn of the loop
 TURN_S = 0.001  # then connections with more than one request wait for the next turn of the loop
 _HEAD_END = b"\r\n\r\n"
+_CR, _EMPTY_LINES = 13, re.compile(rb"(?:\r\n)*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 # eligible requests in a row before the fast path gets the connection back; doubles each time
@@ -165,7 +167,11 @@ class HttpService:
             if self.must_wait(connection):
                 passed.append(connection)
             else:
-                connection.advance()
+                try:
+                    connection.advance()
+                except Exception:  # else no connection would have another turn
+                    _log.exception("a connection cannot go on")
+                    connection.abort()
         self._waiting.extendleft(reversed(passed))  # before those that had their turn
         self._is_posted = False
         if self._waiting or self._has_made_large:
@@ -230,6 +236,7 @@ class HttpConnection(asyncio.Protocol):
         self._phase = _IDLE
         self._since_s = 0.0
         self._stalled_s = 0.0
+        self._unsent = 0  # bytes of the last response that had not left at that time
         self._deaf = False  # further bytes are discarded
         self._paused = False
         self.full = False  # the transport's buffer is full
@@ -405,6 +412,10 @@ class HttpConnection(asyncio.Protocol):
         doubled, so that a client pays for each of its bytes.
         """
         if self._phase == _IDLE:
+            if data[at] == _CR and (lines := _EMPTY_LINES.match(data, at)):
+                at = lines.end()  # RFC 9112, section 2.2: after a body they are no request
+                if at == len(data):
+                    return at
             self._phase, self._since_s = _HEAD, self.service.now_s
             self._seen = self._parse_from = 0
         size, head = len(data) - at, None
@@ -422,7 +433,7 @@ class HttpConnection(asyncio.Protocol):
             self._chunks = ChunkedBody() if is_chunked else None
             if (refusal := self._refusal(head)) is not None:
                 self._refuse(refusal)
-            elif b"expect" in head.headers and not self._open:
+            elif b"expect" in head.headers and head.minor and not self._open:
                 self._transport.write(_CONTINUE)
             if not is_chunked and head.length <= 0 and not self._deaf:
                 self._complete()
@@ -578,11 +589,19 @@ class HttpConnection(asyncio.Protocol):
             return
         if transport.get_write_buffer_size():
             return
+        try:
+            line = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError:  # no descriptor is free
+            return
         transport.pause_reading()
-        line = os.dup(transport.get_extra_info("socket").fileno())
-        if not core_server.adopt(line, self._returns + 1):
-            os.close(line)
-            transport.resume_reading()
+        adopted = False
+        try:
+            adopted = core_server.adopt(line, self._returns + 1)
+        finally:
+            if not adopted:
+                os.close(line)
+                transport.resume_reading()
+        if not adopted:
             return
         self.gone = self._deaf = True
         transport.abort()  # closes this descriptor; the fast path has a duplicate
@@ -620,12 +639,14 @@ class HttpConnection(asyncio.Protocol):
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
+        reads_on = self._phase != _IDLE or self._paused or bool(self._unparsed)
         self._forget_waiting()
         self._stalled_s = self.service.now_s
-        if self._phase != _IDLE and self._paused:
+        self._unsent = self._transport.get_write_buffer_size()
+        if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        if self._phase != _IDLE and self._transport.can_write_eof():
+        if reads_on and self._transport.can_write_eof():
             self._transport.write_eof()
         else:  # TLS sends close_notify and reads on
             self._transport.close()
@@ -659,7 +680,7 @@ class HttpConnection(asyncio.Protocol):
     def drain(self) -> None:
         """Close the connection, or its streams, after the open responses."""
         if not self.is_busy:
-            self._transport.close()
+            self._end()
         for exchange in tuple(self._open):
             if exchange.streamed is not None and exchange.body is not None:
                 exchange.close = True
@@ -672,9 +693,11 @@ class HttpConnection(asyncio.Protocol):
 
     def check(self, now_s: float) -> None:
         """Check the time limits of this connection. now_s: the loop's time."""
-        settings = self.service.settings
+        settings, unsent = self.service.settings, self._transport.get_write_buffer_size()
         if self.gone:
-            if now_s - self._stalled_s > _LINGER_S:
+            if unsent < self._unsent:
+                self._unsent, self._stalled_s = unsent, now_s
+            elif now_s - self._stalled_s > (settings.idle_s if unsent else _LINGER_S):
                 self._transport.abort()
         elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
@@ -683,7 +706,8 @@ class HttpConnection(asyncio.Protocol):
             return
         elif self._phase == _IDLE:
             if now_s - self._since_s > settings.idle_s:
-                self._transport.close()
+                # `close` would wait until they have left
+                (self._transport.abort if unsent else self._end)()
         elif self._phase == _HEAD:
             if now_s - self._since_s > settings.header_s:
                 self._refuse(

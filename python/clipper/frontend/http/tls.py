@@ -8,6 +8,7 @@ new connection uses the current certificate.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -18,7 +19,8 @@ from clipper.metrics import TlsCounts
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
-_LINGER_S = 2.0  # a rejected client, and one that does not answer a close_notify, is read so long
+_LINGER_S = 2.0  # a rejected client is read so long
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 1.0  # without a free descriptor, the next connection is accepted then
 _UNSENT_BYTES = 64 << 10  # the event loop's limit for TCP; its own for TLS is higher
 
@@ -57,7 +59,8 @@ class TlsListener:
                 client, _ = await self._loop.sock_accept(self._listener)
             except OSError as error:
                 _log.warning("a connection cannot be accepted: %s", error)
-                await asyncio.sleep(_RETRY_S)
+                if error.errno in _NO_ROOM:
+                    await asyncio.sleep(_RETRY_S)
                 continue
             task = self._loop.create_task(self._connect(client))
             self.waiting.add(task)
@@ -103,12 +106,13 @@ class TlsListener:
         return client.recv(1, socket.MSG_PEEK)
 
     async def _shake(self, client: socket.socket, until_s: float) -> None:
+        service = self._service
         transport, _ = await self._loop.connect_accepted_socket(
-            lambda: HttpConnection(self._service),
+            lambda: HttpConnection(service),
             client,
             ssl=self._certificate.context,
             ssl_handshake_timeout=max(0.001, until_s - self._loop.time()),
-            ssl_shutdown_timeout=_LINGER_S,
+            ssl_shutdown_timeout=service.settings.idle_s,  # `check` ends what does not go on
         )
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self._counts.count("ok")
