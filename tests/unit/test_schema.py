@@ -99,6 +99,8 @@ def test_rows_of_different_numbers_are_refused() -> None:
     for bad in (3, np.zeros(()), "xy"):
         with pytest.raises(InvalidTensor, match="tensor 'b'"):
             FIXED.pack_many({"a": np.zeros((2, 2)), "b": bad, "c": ["x", "y"]})
+    with pytest.raises(InvalidTensor, match="tensor 'score'"):
+        Tensors.parse({"score": "f32"}).pack_many({"score": np.array(0.5, "f4")})
 
 
 def test_names_of_some_outputs() -> None:

@@ -277,6 +277,7 @@ class Tensors:
             if (
                 type(column) is not np.ndarray
                 or column.dtype != spec.numpy
+                or column.ndim != 1 + len(spec.shape)
                 or column.shape[1:] != spec.shape
                 or n not in (-1, len(column))
             ):
