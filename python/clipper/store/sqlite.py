@@ -451,9 +451,10 @@ class SqliteStore(Store):
             recent = self._recent
             with self._reading() as run:
                 version = int(run.execute("pragma data_version").fetchone()[0])
+                newest = _meta(run, "revision")  # `self.revision` might wait for a writer
             if version != recent.version:
                 end_s = self._next_end_s()
-                after = self.revision if recent.version < 0 else recent.revision
+                after = newest if recent.version < 0 else recent.revision
                 events, revision, lost = self._events_after(after, "")
                 lost = lost or recent.version < 0
                 self._recent = recent = recent.followed(version, end_s, events, revision, lost)
