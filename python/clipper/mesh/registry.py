@@ -18,7 +18,6 @@ from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import (
     AlreadyExists,
-    ClipperError,
     Overloaded,
     StillLinked,
     StoreError,
@@ -417,7 +416,7 @@ class Registry:
 
     def change_all(
         self, changes: Sequence[RecordChange]
-    ) -> list[MeshModel | ClaimRefused | ClipperError]:
+    ) -> list[MeshModel | ClaimRefused | Exception]:
         """Make several changes of different records, in one transaction if no other node was faster
         with one of them; otherwise each by itself.
 
@@ -429,8 +428,13 @@ class Registry:
             record = self._newest(change.id)
             if record is None:
                 continue
-            before = decode(record.value, MeshModel)
-            after, guards = change.decide(before)
+            try:
+                before = decode(record.value, MeshModel)
+                after, guards = change.decide(before)
+            except StoreError:
+                raise
+            except Exception:  # it is made by itself, which tells its error
+                continue
             parts = len(compares) + len(written) + len(guards) + 2
             if isinstance(after, ClaimRefused) or after is before or parts > TXN_OPS_MAX:
                 continue
@@ -448,10 +452,10 @@ class Registry:
             for change in changes
         ]
 
-    def _attempt(self, change: RecordChange) -> MeshModel | ClaimRefused | ClipperError:
+    def _attempt(self, change: RecordChange) -> MeshModel | ClaimRefused | Exception:
         try:
             return self._change(change)
-        except ClipperError as error:
+        except Exception as error:  # of this change only: others of its transaction are written
             return error
 
     def _newest(self, id: str) -> Record | None:

@@ -496,3 +496,21 @@ def test_changes_whose_records_others_have_changed_are_made_one_by_one(
     assert isinstance(gone, UnknownModel)
     assert isinstance(last, MeshModel)
     assert last.used_ms == 7
+
+
+def test_change_that_cannot_be_decided_fails_alone(registry: Registry) -> None:
+    def fail(_: MeshModel) -> MeshModel:
+        raise ValueError("broken")
+
+    for id in ("a", "b", "c"):
+        registry.register(model(id))
+    wait_until(lambda: len(registry.models) == 3)
+    found = registry.change_all(
+        [
+            registry.step("a", lambda m: claims.changed(m, used_ms=7)),
+            registry.step("b", fail),
+            registry.step("c", lambda m: claims.changed(m, used_ms=7)),
+        ]
+    )
+    assert [type(one) for one in found] == [MeshModel, ValueError, MeshModel]
+    assert [one.used_ms for one in found if isinstance(one, MeshModel)] == [7, 7]
