@@ -128,7 +128,7 @@ def _unlimited(was: Any) -> Callable[..., Any]:
 
 
 MUTATIONS = (
-    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 9),
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 10),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation(
@@ -141,9 +141,9 @@ MUTATIONS = (
         "claims.released_if_spare",
         _last_is_spare,
         26,
-        partial(churning, rate_s=1, rate_per_copy=100),
+        partial(churning, rate_s=1, rate_per_copy=20),
     ),
-    Mutation("failures never block", "failures.blocked_until", _always(0), 0),
+    Mutation("failures never block", "failures.blocked_until", _always(0), 6),
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
     Mutation("failures are never expired", "claims.without_failures", _first, 0),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),

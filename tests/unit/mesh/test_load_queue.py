@@ -5,7 +5,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from clipper.mesh.decisions.load_queue import FEW, SEED_MS, LoadQueue, LoadTimes, QueuedLoad
+from clipper.mesh.decisions.load_queue import (
+    FEW,
+    SEED_MS,
+    LoadPace,
+    LoadQueue,
+    LoadTimes,
+    QueuedLoad,
+)
 
 
 def order(queue: LoadQueue) -> list[str]:
@@ -122,3 +129,13 @@ def test_times_of_loads() -> None:
     assert times.count("skops") == 0
     assert times.mean_ms("onnx") == pytest.approx(took.mean())
     assert times.assumed_ms("skops") == 20_000
+
+
+def test_one_stall_does_not_make_the_pace() -> None:
+    pace = LoadPace()
+    for took_ms in [10.0] * 8 + [1000.0]:
+        pace.add(took_ms)
+    assert pace.slot_ms < 15
+    for took_ms in [1000.0] * 60:  # and what is slow now is slow
+        pace.add(took_ms)
+    assert pace.slot_ms == pytest.approx(1000, rel=0.05)

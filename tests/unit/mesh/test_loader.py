@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clipper.errors import StoreError
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
@@ -301,22 +302,98 @@ def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
     with_models(test)
 
 
-def test_a_load_gives_up_what_it_evicts_in_the_transaction_of_its_claim() -> None:
+def test_a_load_gives_up_what_it_evicts_once_it_is_claimed() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         await local.load("m0", 1, waiting=True)
         local.cache.churn_ms = 0
         host.gate.clear()
-        before = registry.store.revision
         load = asyncio.ensure_future(local.load("m1", 2, waiting=True))
         while not copies(registry, "m1"):
             await asyncio.sleep(0)
-        assert registry.store.revision == before + 1
-        assert copies(registry, "m0") == {}, "before it is unloaded"
+        assert copies(registry, "m0") == {"a": True}, "the claim is written first"
+        while copies(registry, "m0"):
+            await asyncio.sleep(0)
+        assert not load.done()
         host.gate.set()
         await load
         assert (host.loaded, host.unloaded) == (["m0", "m1"], ["m0"])
 
     with_models(test, capacity=SIZE)
+
+
+def test_a_load_that_cannot_be_claimed_evicts_nothing() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        def fail(*_: object) -> None:
+            raise StoreError("away")
+
+        await local.load("m0", 1, waiting=True)
+        local.cache.churn_ms = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry.store, "txn", fail)
+            with pytest.raises(RequestFailed, match="away"):
+                await local.load("m1", 2, waiting=True)
+        assert (list(local.held), host.unloaded) == (["m0"], [])
+        await local.load("m1", 3, waiting=True)
+        assert (list(local.held), host.unloaded) == (["m1"], ["m0"])
+
+    with_models(test, capacity=SIZE)
+
+
+def test_claims_of_short_loads_go_ahead_and_one_loads_at_a_time() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        local.pace.add(10.0)  # so five may be claimed ahead
+        host.gate.clear()
+        loads = [asyncio.ensure_future(local.load(f"m{n}", n, waiting=True)) for n in range(6)]
+        while len(local._turns) < 5:
+            await asyncio.sleep(0)
+        assert all(copies(registry, f"m{n}") for n in range(6))
+        assert list(local.cache) == ["m0"], "the others have no place"
+        loads[1].cancel()  # nobody waits for it: it loads all the same
+        local.cache.churn_ms = 0
+        host.gate.set()
+        await asyncio.gather(*loads, return_exceptions=True)
+        while local.loading or len(local.held) < 6:
+            await asyncio.sleep(0)
+        assert host.loaded == [f"m{n}" for n in range(6)]
+        assert (local._placed, len(local._turns)) == (0, 0)
+
+    with_models(test)
+
+
+def test_loads_that_wait_for_a_place_end_when_the_loader_stops() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        local.pace.add(10.0)
+        host.gate.clear()
+        loads = [asyncio.ensure_future(local.load(f"m{n}", n, waiting=True)) for n in range(3)]
+        while len(local._turns) < 2:
+            await asyncio.sleep(0)
+        await local.stop()
+        found = await asyncio.gather(*loads, return_exceptions=True)
+        assert all(isinstance(one, RequestFailed) for one in found)
+        assert (local.loading, local._placed, len(local.cache)) == (0, 0, 0)
+
+    with_models(test)
+
+
+def test_a_load_that_is_wanted_in_any_case_does_not_end_with_the_query_that_asked_first() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        first = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        await asyncio.sleep(0)
+        late = [
+            asyncio.ensure_future(local.load(id, 1, waiting=True, wanted=lambda: False))
+            for id in ("m1", "m2")
+        ]
+        await asyncio.sleep(0)
+        late.append(asyncio.ensure_future(local.load("m1", 1, waiting=False)))
+        await asyncio.sleep(0)
+        host.gate.set()
+        await first
+        found = await asyncio.gather(*late, return_exceptions=True)
+        assert (found[0], type(found[1]), found[2]) == (None, NotLoadedHere, None)
+        assert host.loaded == ["m0", "m1"]
+
+    with_models(test)
 
 
 def test_a_load_that_others_have_claimed_evicts_nothing() -> None:

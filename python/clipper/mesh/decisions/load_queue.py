@@ -8,6 +8,7 @@ from typing import Final
 # assumed duration of a load while none of its type is known; at least a third of the limit
 SEED_MS: Final = 3000.0
 PACE_LOADS: Final = 8.0  # loads that the pace is an average of
+SLOW: Final = 4.0  # times the pace: more than that is one stall, not what loads take
 FEW: Final = 20  # samples up to which the spread is trusted less
 
 
@@ -143,7 +144,9 @@ class LoadPace:
         self.slot_ms = 0.0
 
     def add(self, took_ms: float) -> None:
-        """Add a load."""
+        """Add a load; one that was far slower than the others counts as `SLOW` times their mean."""
+        if self.slot_ms:
+            took_ms = min(took_ms, SLOW * self.slot_ms)
         self.slot_ms += (took_ms - self.slot_ms) / PACE_LOADS if self.slot_ms else took_ms
 
     def wait_ms(self, ahead: int, places: int) -> float:

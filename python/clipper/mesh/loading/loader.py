@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,6 +35,8 @@ from clipper.settings.mesh import MeshSettings
 UNLOAD_S: Final = 120.0  # for the batches of a model that is unloaded
 SERVE_S: Final = 10.0
 SIZE_S: Final = 0.5  # for an estimate of a size
+CLAIMS_AHEAD: Final = 8  # loads that may be claimed before they have a place
+AHEAD_MS: Final = 50.0  # a load that cannot have a place within this time is not claimed yet
 CHURN: Final = 10.0  # times the mean load time: newer models are not evicted
 _log = logging.getLogger(__name__)
 Note = Callable[[str, str, str], None]
@@ -72,16 +75,18 @@ class _Job:
     """A load in progress or in the queue.
 
     copies: greatest number of copies with this one; 0: it was claimed before, and is loaded again.
-    started: it waits no more. since_s: when it took its place, one of `loading_max`, by the clock
-    of the loop; None: it has none. ready_ms: wall clock time at which it will be loaded, as
-    forecast when it was queued. wanted: returns whether a request still waits for it; None: it is
-    loaded in any case.
+    started: it has left the queue. placed: it has, or had, one of the `loading_max` places.
+    since_s: when it began, or took its place, by the clock of the loop; None: before that, and
+    once its load has ended. ready_ms: wall clock time at which it will be loaded, as forecast when
+    it was queued. wanted: returns whether a request still waits for it; None: it is loaded in any
+    case.
     """
 
     copies: int
     done: "asyncio.Future[None]"
     why: str = ""
     started: bool = False
+    placed: bool = False
     since_s: float | None = None
     ready_ms: float = 0.0
     wanted: Callable[[], bool] | None = None
@@ -123,7 +128,9 @@ class ModelLoader:
         self.held: dict[str, LoadedCopy] = {}
         self._jobs: dict[str, _Job] = {}
         self._finishing: dict[str, ModelHost] = {}  # loaded, and being written to the registry
-        self.loading = 0
+        self.loading = 0  # left the queue, and have not ended their loads
+        self._placed = 0
+        self._turns: deque[tuple[_Job, asyncio.Future[None]]] = deque()  # they wait for a place
         self._stopping = self._closed = False
         self.counts = MeshCounts()
 
@@ -184,9 +191,10 @@ class ModelLoader:
         if job is None:
             job = self._enqueue(id, used_ms, waiting, copies)
             job.wanted = wanted
-        elif waiting:
-            self.queue.promote(id, now_ms())
-            job.wanted = None  # several wait
+        else:
+            job.wanted = None  # several want it
+            if waiting:
+                self.queue.promote(id, now_ms())
         await asyncio.shield(job.done)
 
     def is_loading(self, id: str) -> bool:
@@ -211,21 +219,51 @@ class ModelLoader:
         return job
 
     def _pump(self) -> None:
-        while self.loading < self.loading_max and (load := self.queue.pop()) is not None:
+        places, slot_ms = self.loading_max, self.pace.slot_ms
+        ahead = min(CLAIMS_AHEAD, int(places * AHEAD_MS / slot_ms)) if slot_ms else 0
+        while (
+            not self._closed
+            and self.loading < places + ahead
+            and (load := self.queue.pop()) is not None
+        ):
             job = self._jobs[load.model]
             if load.waiting and job.wanted is not None and not job.wanted():
-                self._finish(load.model, RequestFailed("no request waits for it any more", "none"))
+                self._finish(load.model, NotLoadedHere("no request waits for it any more"))
                 continue
             self.loading += 1
             job.started, job.since_s = True, asyncio.get_running_loop().time()
             self._tasks.spawn(self._do(load, job))
 
+    async def _take_place(self, job: _Job) -> None:
+        """Wait for one of the `loading_max` places, unless the load has one."""
+        if job.placed:
+            return
+        if self._placed < self.loading_max:
+            self._place(job)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append((job, turn))
+        await turn
+
+    def _place(self, job: _Job) -> None:
+        self._placed += 1
+        job.placed, job.since_s = True, asyncio.get_running_loop().time()
+
     def _free_place(self, job: _Job) -> None:
-        if job.since_s is not None:
+        """Note that a load has ended; its place goes to the load that has waited longest."""
+        if job.since_s is None:
+            return
+        if job.placed:
             self.pace.add((asyncio.get_running_loop().time() - job.since_s) * 1000)
-            job.since_s = None
-            self.loading -= 1
-            self._pump()
+            self._placed -= 1
+        job.since_s = None
+        self.loading -= 1
+        while self._turns and self._placed < self.loading_max:
+            waiting, turn = self._turns.popleft()
+            if not turn.done():  # its task was not cancelled
+                self._place(waiting)
+                turn.set_result(None)
+        self._pump()
 
     def _wait_ms(self) -> float:
         return self.pace.wait_ms(self.queue.waiting + self.loading, self.loading_max)
@@ -251,13 +289,16 @@ class ModelLoader:
         if record is None:
             return False
         size = record.size_bytes or self.host_of(record).status.default_size_bytes
+        if self.cache.free_bytes >= size and len(self.cache) < self.cache.models_max:
+            return True  # nothing would be evicted
         cost_ms = self.times.mean_ms(record.type)
         return self.cache.worth_if_loaded(id, size, cost_ms) >= self.evicted_worth
 
     async def _do(self, load: QueuedLoad, job: _Job) -> None:
-        failure: RequestFailed | None = None
+        failure: RequestFailed | None = RequestFailed(f"{self.me} is stopping", "none")
         try:
             await self._load(load, job)
+            failure = None
         except RequestFailed as failed:
             failure = failed
         except ClipperError as error:
@@ -291,16 +332,17 @@ class ModelLoader:
                 f" {', '.join(self.types)}",
                 "none",
             )
+        if "://" in record.path:
+            await self._take_place(job)  # a pull may be long, and is part of the pace
         record, path = await self._pull(host, record)
         size = record.size_bytes or await self._guess(host, _at(record, path))
         self._room_for(size, load)  # a claim without room would be two writes for nothing
         claim = self._claim(record, job, size)
-        if not self._may_claim(record, job):  # nothing is evicted in vain
-            record = _granted(await claim)
         leaving: list[LoadedCopy] = []
         try:
-            leaving += self._make_room(record, size, load)
             record = _granted(await claim)
+            await self._take_place(job)
+            leaving += self._make_room(record, size, load)  # not before: nothing goes in vain
             host, found = await self._in_host(host, _at(record, path), leaving)
         except BaseException as error:
             self.cache.remove(id)
@@ -409,13 +451,6 @@ class ModelLoader:
             )
 
         return step
-
-    def _may_claim(self, record: MeshModel, job: _Job) -> bool:
-        """Return whether the claim will succeed, as far as is known here."""
-        if not job.copies:
-            return True
-        found = self._claim_step(job, 0)(record, self._registry.alive())
-        return not isinstance(found, claims.ClaimRefused)
 
     def _room_for(self, size: int, load: QueuedLoad) -> Eviction:
         """Return what must be evicted before a load. Raises: RequestFailed without room."""
