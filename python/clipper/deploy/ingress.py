@@ -12,6 +12,7 @@ says what is known.
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import ssl
 import threading
@@ -28,6 +29,8 @@ CONNECT_S: Final = 1.0
 PROBE_GAP_S: Final = 0.1
 PROBE_S: Final = 2.0
 SILENT_S: Final = 5.0
+STALLED_S: Final = 60.0  # a client that takes nothing for so long is aborted
+_LINGER_S: Final = 1.5  # a client is read on after its last response; a server waits 2 s
 _HEALTH: Final = b"GET /v2/health/ready HTTP/1.1\r\nHost: clipper\r\nConnection: close\r\n\r\n"
 
 
@@ -55,6 +58,7 @@ class _Pipe(asyncio.Protocol):
         self.other: _Pipe | None = None
         self.is_paused = False  # more than it can send waits, so the other side is not read
         self.is_ended = False  # by the other side
+        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -70,13 +74,27 @@ class _Pipe(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_paused = False
+        if self.transport is not None and not self.transport.is_closing():
+            self._allow()
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self._allow()
         if self.other is not None and self.other.transport is not None:
             self.other.is_ended = True
+            self.other.limit()  # `close` waits until the peer has taken what is left
             self.other.transport.abort() if error else self.other.transport.close()
+
+    def limit(self) -> None:
+        """Abort it after `STALLED_S`, unless its peer reads or leaves."""
+        self._allow()
+        self._stalled = asyncio.get_running_loop().call_later(STALLED_S, _abort, self)
+
+    def _allow(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
 
 
 class _ServerPipe(_Pipe):
@@ -91,7 +109,20 @@ class _ServerPipe(_Pipe):
         self._has_answered = True
         super().data_received(data)
 
+    def eof_received(self) -> bool:
+        """Send the client the end, and read it on, or its kernel could discard the response."""
+        client = None if self.other is None else self.other.transport
+        if not self._has_answered or client is None or client.is_closing():
+            return False
+        assert self.transport is not None
+        self.is_ended = True
+        client.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
+        return True
+
     def connection_lost(self, error: Exception | None) -> None:
+        if self.is_ended:  # it had said all
+            error = None
         if not self.is_ended and (error or not self._has_answered):
             self._ingress.suspect(self._name)
         super().connection_lost(error)
@@ -106,8 +137,13 @@ class _ClientPipe(_Pipe):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        cast("asyncio.Transport", transport).pause_reading()
+        # after the loop's own start of reading, which Python 3.11.2 does in spite of a pause
+        asyncio.get_running_loop().call_soon(cast("asyncio.Transport", transport).pause_reading)
         self._ingress.accept(self, self._port)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.limit()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -128,6 +164,7 @@ class Ingress:
         self._backends: dict[str, Backend] = {}
         self._seen_s: dict[str, float] = {}  # when it was ready last
         self._ready: frozenset[str] = frozenset()
+        self._in_probe: set[str] = set()  # servers that are being probed
         self._pipes: dict[_ClientPipe, str] = {}  # with the name of its server
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,7 +208,8 @@ class Ingress:
             except OSError as error:
                 raise ConfigError(f"cannot listen at {address}: {error.strerror}.") from None
             self._servers.append(server)
-            self.addresses[port] = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+            host, number = server.sockets[0].getsockname()[:2]
+            self.addresses[port] = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
         self._run(self._probe_all())
 
     async def _end(self) -> None:
@@ -235,13 +273,21 @@ class Ingress:
 
     async def _probe_all(self) -> None:
         while True:
-            await asyncio.gather(*(self._probe(one) for one in [*self._backends.values()]))
+            for one in self._backends.values():
+                if one.name not in self._in_probe:  # a silent one does not delay the others
+                    self._run(self._probe(one))
             await asyncio.sleep(PROBE_GAP_S)
 
     async def _probe(self, backend: Backend) -> None:
         name, now_s = backend.name, time.monotonic()
-        alive, ready = await _health(backend.addresses.get("http", ""))
-        if name not in self._backends:
+        self._in_probe.add(name)
+        try:
+            alive, ready = await _health(backend.addresses.get("http", ""))
+        except OSError:  # this process has no room to ask: nothing is known
+            return
+        finally:
+            self._in_probe.discard(name)
+        if self._backends.get(name) != backend:
             return
         if alive:
             self._seen_s[name] = now_s
@@ -253,7 +299,8 @@ class Ingress:
 
 async def _health(address: str) -> tuple[bool, bool]:
     """Ask a server whether it is ready; return whether its machine replied, and whether it is
-    ready. Its certificate is not checked, as by probes of Kubernetes."""
+    ready. Its certificate is not checked, as by probes of Kubernetes. Raises: OSError if this
+    process has no descriptor or memory for it."""
     try:
         async with asyncio.timeout(PROBE_S):
             tls = _UNCHECKED if address.startswith("https:") else None
@@ -264,12 +311,15 @@ async def _health(address: str) -> tuple[bool, bool]:
                 return True, b" 200 " in status
             finally:
                 writer.close()
-    except ConnectionError:  # its machine refuses: it ends, or starts
+    except (ConnectionError, ssl.SSLError):  # its machine refuses: it ends, or starts
         return True, False
-    except (OSError, TimeoutError, ValueError, ConfigError):
+    except (OSError, TimeoutError, ValueError, ConfigError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise
         return False, False
 
 
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _UNCHECKED: Final = ssl._create_unverified_context()
 
 

@@ -67,7 +67,7 @@ class HttpTarget:
         self.url = url
         more = "".join(f"{name}: {value}\r\n" for name, value in headers)
         head = (
-            f"POST {split.path} HTTP/1.1\r\nHost: {split.netloc}\r\nContent-Type:"
+            f"POST {split.path or '/'} HTTP/1.1\r\nHost: {split.netloc}\r\nContent-Type:"
             f" application/json\r\n{more}"
         )
         bodies = [
@@ -112,6 +112,8 @@ class HttpTarget:
             if first.outcomes[0] != QueryOutcome.UNANSWERED:
                 break
         wrong = next((text for text in first.errors if text.startswith("4")), "")
+        if first.outcomes[0] == QueryOutcome.UNANSWERED:
+            wrong = "none was answered in 10 s"
         if wrong:
             raise ClipperError(
                 f"{self.url} does not take the queries: {wrong}", hint="See --input."

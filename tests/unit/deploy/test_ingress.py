@@ -1,6 +1,8 @@
 """The ingress over real sockets: connections go to servers that are ready, and to no other."""
 
+import asyncio
 import contextlib
+import errno
 import http.client
 import http.server
 import socket
@@ -40,6 +42,16 @@ class FakeServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                """Refuse the body before it has come, as a server does that it is too large for."""
+                self.send_response(413)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                self.connection.shutdown(socket.SHUT_WR)
+                while self.rfile.read(1 << 16):
+                    pass
+                self.close_connection = True
 
             def log_message(self, *_: object) -> None: ...
 
@@ -155,6 +167,57 @@ def test_many_bytes_pass_to_a_slow_reader(front: Ingress) -> None:
         while data := line.recv(65536):
             size += len(data)
     assert size > 64 << 20
+
+
+def test_a_client_that_reads_nothing_is_ended(
+    front: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "STALLED_S", 0.05)
+    host, _, port = front.addresses["http"].rpartition(":")
+    with socket.create_connection((host, int(port))) as line:
+        line.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_until(lambda: bool(front._pipes), "it is there")
+        wait_until(lambda: not front._pipes, "it is ended")
+
+
+def test_a_client_that_writes_all_before_it_reads_gets_the_refusal(front: Ingress) -> None:
+    with contextlib.closing(http.client.HTTPConnection(front.addresses["http"])) as line:
+        line.request("POST", "/", bytes(16 << 20))
+        assert line.getresponse().status == 413
+
+
+def test_a_silent_server_does_not_delay_the_probes_of_others(
+    front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "PROBE_S", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = Backend("silent", {"http": f"127.0.0.1:{silent.getsockname()[1]}"})
+        front.route([there, *(one.backend for one in servers)])
+        wait_until(lambda: "silent" in front._in_probe, "it is asked")
+        servers[0].ready = False
+        wait_until(lambda: front.ready == {"b"}, "and a too")
+
+
+def test_a_process_without_descriptors_ends_no_connection(
+    front: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    async def full(*_: object, **__: object) -> None:
+        tried.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(ingress, "SILENT_S", 0.0)
+    with contextlib.closing(http.client.HTTPConnection(front.addresses["http"])) as line:
+        line.request("GET", "/")
+        assert line.getresponse().read() in (b"a", b"b")
+        monkeypatch.setattr(asyncio, "open_connection", full)
+        for _ in range(3):
+            tried.clear()
+            assert tried.wait(PATIENCE_S)
+        assert front.ready == {"a", "b"}
+        line.request("GET", "/")
+        assert line.getresponse().read() in (b"a", b"b")
 
 
 def test_connections_of_a_machine_that_is_silent_are_ended(

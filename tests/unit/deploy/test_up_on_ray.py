@@ -22,6 +22,12 @@ from clipper.deploy.ray_servers import TOKEN
             ["--http", "127.0.0.1:0"],
             "without a token that all servers share",
         ),
+        (
+            '[server]\nstate = "redis://a/0"\n'
+            '[http]\ntls_cert = "a"\ntls_key = "b"\ntls_client_ca = "c"\n',
+            ["--http", "127.0.0.1:0"],
+            "http.tls_client_ca is set",
+        ),
         ("", ["--runtime-env", "none.json"], "cannot read none.json"),
         ("", ["--runtime-env", "list.json"], "must contain a JSON object"),
         ("", ["--http", "0.0.0.0:0"], "any host that reaches this address"),
