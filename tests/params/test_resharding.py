@@ -26,6 +26,7 @@ from clipper.params.local import live_reshard
 from clipper.params.local.address_file import write_address_file
 from clipper.params.local.live_reshard import ReshardState, request, request_in, state_in
 from clipper.params.local.local_set import LocalSet, reshard
+from clipper.params.local.served_set import ServedSet
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.decision import decide, decision_in
 from clipper.settings.params import ParamsSettings
@@ -241,6 +242,22 @@ def test_a_start_completes_what_was_decided(
     assert sorted(kept) == ["snapshots-before-1", "snapshots-before-3"]
 
 
+def test_snapshots_on_another_disk_stay_there(tmp_path: Path) -> None:
+    folder, home, disk = tmp_path / "set", tmp_path / "set" / "set-1", tmp_path / "disk"
+    files_of(folder, 10, 1)
+    files_of(home, 100, 2)
+    (folder / "snapshots").rename(disk)
+    (folder / "snapshots").symlink_to(disk)
+    content: Any = {"addresses": ["unix:/0", "unix:/1"], "generation": 1, "settings": {}}
+    write_address_file(home, content)
+    (folder / "reshard.json").write_text('{"shards": 2}')
+    decide(home, "commit")
+    live_reshard.complete_move(folder)
+    assert (disk / "mine").read_text() == (folder / "snapshots-before-1" / "mine").read_text()
+    assert (folder / "snapshots" / "mine").read_text() == "100"
+    assert not request_in(folder), "it has been done"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"replicas": 1}, {"durability": "disk"}])
 def test_a_set_grows_moves_and_shrinks_while_it_is_trained(
@@ -391,6 +408,65 @@ def test_a_sealed_shard_whose_supervisor_hangs_serves_again(
     with running(tmp_path, 2, reshard_pause_s=0.1), loaded(tmp_path):
         state = resharded(tmp_path, 3)
         assert (state.phase, state.attempt) == ("done", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "attempt"), [("publish", 1), ("decide", 2)])
+def test_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, attempt: int
+) -> None:
+    real, left = getattr(live_reshard, step), [2]
+
+    def full(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("no room")
+        return real(*args)
+
+    monkeypatch.setattr(live_reshard, step, full)
+    with running(tmp_path, 2), loaded(tmp_path):
+        state = resharded(tmp_path, 3)
+        assert state.phase == "done"
+        assert state.attempt >= attempt
+        assert (state.attempt == 1) == (attempt == 1)
+
+
+@pytest.mark.slow
+def test_a_client_that_slept_through_three_changes_pushes_again(tmp_path: Path) -> None:
+    with running(tmp_path, 1) as local, Client(tmp_path, patience_s=PATIENCE_S) as client:
+        begin(client)
+        sequence = client.push("counts", IDS, -ones((IDS.size, 2))).sequence
+        for _ in range(3):
+            assert resharded(tmp_path, 1).phase == "done"
+            until(lambda: len(local.pids()) == 1)
+        assert np.unique(client.pull("counts", IDS)).tolist() == [1]
+        client.push("counts", IDS, -ones((IDS.size, 2)))
+        with pytest.raises(StalePush):
+            client.push("counts", IDS, -ones((IDS.size, 2)), sequence=sequence)
+        assert np.unique(client.pull("counts", IDS)).tolist() == [2]
+
+
+@pytest.mark.slow
+def test_a_container_with_a_copy_of_the_addresses_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedSet, "out_of_reach", "")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with running(tmp_path, 1, reshard_keep_s=3.0), Client(tmp_path) as client:
+        begin(client)
+        assert resharded(tmp_path, 1).phase == "done"
+        ((_, content),) = ServedSet(ParamsSettings(folder=str(tmp_path))).carried({})[1].items()
+        (copy / "shards.json").write_text(content)
+        load = Load(copy)
+        load.start()
+        for shards in (2, 1):
+            assert resharded(tmp_path, shards).phase == "done"
+            least = load.pushes + 3
+            until(lambda n=least: load.pushes > n or load.failed is not None)
+        load.end()
+        assert load.failed is None
+        assert np.unique(client.pull("counts", IDS)).tolist() == [load.pushes]
 
 
 @pytest.mark.slow

@@ -119,6 +119,10 @@ struct ShardLog {
             return nullptr;
         }
     }
+    const Sequences* find(std::uint64_t worker) const {  // nullptr: unknown
+        auto at = workers.find(worker);
+        return at == workers.end() ? nullptr : &at->second;
+    }
     // false: there is no memory, and its repetition will look new
     bool mark(std::uint64_t worker, std::uint64_t sequence) {
         if (sequence == 0) return true;

@@ -736,7 +736,7 @@ cdef class ShardLoop:
             if not self.state.log.known(workers):
                 raise_for(NO_MEMORY, "what is known of pushes")
             for i in range(workers.size()):
-                window = <const char*> self.state.log.window(workers[i])
+                window = <const char*> self.state.log.find(workers[i])
                 found[workers[i]] = window[:SEQUENCES_BYTES]
         finally:
             self.state.log.guard.unlock()
@@ -751,6 +751,7 @@ cdef class ShardLoop:
         window = self.state.log.window(worker)
         if window != NULL:
             memcpy(window, <const char*> seen, SEQUENCES_BYTES)
+            self.state.log.clock = max(self.state.log.clock, window.touched)
         self.state.log.guard.unlock()
         if window == NULL:
             raise_for(NO_MEMORY, f"pushes seen of worker {worker}")

@@ -27,6 +27,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         SEEN_PUSH
         OLD_PUSH
     cdef cppclass Sequences:
+        u64 touched
         u64 high
         Sighting look(u64 n) noexcept
         void mark(u64 n) noexcept
@@ -64,6 +65,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         u64 workers_max
         Follower[12] followers
         deque[Held] held
+        u64 clock               # of `window`
         int fd
         int wake_fd             # written at the next change if `asleep`
         bint asleep
@@ -73,6 +75,7 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         Sighting look(u64 worker, u64 sequence) noexcept
         bint mark(u64 worker, u64 sequence) noexcept    # False: no memory
         Sequences* window(u64 worker) noexcept  # NULL: no memory
+        const Sequences* find(u64 worker) noexcept      # NULL: unknown
         u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
         bint known(vector[u64]& into) noexcept  # False: no memory
         bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept

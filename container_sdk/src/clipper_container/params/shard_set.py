@@ -35,6 +35,7 @@ from clipper_container.params.connection import (
 from clipper_container.params.frames import DTYPES, Head, MessageKind, padding, unpacked
 from clipper_container.params.push_identity import (
     JUMP,
+    SEQUENCE_MAX,
     PushIdentity,
     origin_worker,
     renew_after_fork,
@@ -51,6 +52,7 @@ from clipper_container.params.rows import (
 )
 from clipper_container.wire.frames import BytesLike
 
+FILE_S = 0.5  # for the supervisor to write the addresses of a new set
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -70,12 +72,12 @@ class Past(NamedTuple):
 class Layout:
     """One set that a client is connected to; after a move there is another. Threads: any.
 
-    past: of the set before, if this client has seen the move. folder: of the set; empty if the
-    addresses were given. skipped: its successor is not the next set, but a later one.
+    past: of the set before, if this client has seen the move. folder: whose file has the addresses;
+    empty if others told them. skipped: its successor is not the next set, but a later one.
     """
 
     def __init__(self, place: SetAddress, past: Past | None, folder: str) -> None:
-        self.place, self.past, self._folder = place, past, folder
+        self.place, self.past, self.folder = place, past, folder
         self.connections: list[ShardConnection] = []
         self.successor: Layout | None = None
         self.retired = self.skipped = False
@@ -84,8 +86,8 @@ class Layout:
         """Return the address of a shard, which may change. Raises ShardsMoved, InvalidInput."""
         if self.retired:
             raise _moved()
-        if self._folder:
-            place = set_in(self._folder)
+        if self.folder:
+            place = set_in(self.folder)
             if place.generation != self.place.generation:
                 raise _moved()
             self.place = place
@@ -142,11 +144,14 @@ class ShardSet(Generic[Spec]):
         self._answer_s, self._shared, self._new_fill = answer_s, shared, fill
         self.identity = PushIdentity(worker)
         self._held, self._moving = threading.local(), threading.Lock()
-        self._layout = self._connected(place)
+        self._is_behind = False  # the shards may know higher sequences of this worker
+        self._layout = self._connected(place, self.folder)
         renew_after_fork(self)
 
-    def _connected(self, place: SetAddress, past: "Past | None" = None, sent: int = 0) -> "Layout":
-        layout = Layout(place, past, self.folder)
+    def _connected(
+        self, place: SetAddress, folder: str, past: "Past | None" = None, sent: int = 0
+    ) -> "Layout":
+        layout = Layout(place, past, folder)
         layout.connections = [
             ShardConnection(
                 i,
@@ -167,7 +172,7 @@ class ShardSet(Generic[Spec]):
         """Replace connections and worker number in a forked child; they belong to the parent."""
         parents = self._layout
         self.identity, self._moving = PushIdentity(), threading.Lock()
-        self._layout = self._connected(parents.place)
+        self._layout = self._connected(parents.place, parents.folder)
         for connection in parents.connections:
             connection.close()
 
@@ -251,6 +256,9 @@ class ShardSet(Generic[Spec]):
             if take is not None:
                 with contextlib.suppress(ShardsMoved):
                     return [self.held(layout, take)]
+            past = self.successor(layout).past
+            if past is not None and 0 < past.boundary < sequence:  # no old shard has it
+                return self.once(push, sequence, send, divide)()
             new = self._next(layout)
             return self._divided(push, worker, len(layout.connections), new, send, divide)
 
@@ -281,13 +289,16 @@ class ShardSet(Generic[Spec]):
         """Return the set that has the rows of one that has moved. Raises ShardAway."""
         with self._moving:
             if layout.successor is None:
-                place = self._new_place(layout)
-                if place.before != layout.place.generation >= 0:
-                    layout.skipped = True
+                place, folder = self._new_place(layout)
                 before = layout.past.boundary if layout.past is not None else 0
                 last = self.identity.jump()
+                if place.before != layout.place.generation >= 0:
+                    # each set in between has raised what the shards know of this worker
+                    layout.skipped = self._is_behind = True
+                    before = last
+                sent = SEQUENCE_MAX if self._is_behind else last + JUMP
                 past = Past(len(layout.connections), last, before)
-                layout.successor = self._connected(place, past, last + JUMP)
+                layout.successor = self._connected(place, folder, past, sent)
                 self._layout = layout.successor
                 layout.retired = True
                 for connection in layout.connections:
@@ -304,20 +315,24 @@ class ShardSet(Generic[Spec]):
             raise _stale()
         return found
 
-    def _new_place(self, layout: "Layout") -> SetAddress:
-        """Return where the rows have moved to, from the folder, or else from an old shard."""
-        until, pause = time.monotonic() + self.patience_s, PAUSE_S
+    def _new_place(self, layout: "Layout") -> tuple[SetAddress, str]:
+        """Return where the rows have moved to, and the folder that says so; empty if an old shard
+        has told it, since there is no folder, or its file stays the same in a container."""
+        began, pause = time.monotonic(), PAUSE_S
+        until = began + self.patience_s
         while True:
             if self.folder:
-                place = set_in(self.folder)
-                if place.generation != layout.place.generation:
-                    return place
-            for connection in layout.connections if not self.folder else ():
+                place, known = set_in(self.folder), layout.place.generation
+                if place.generation > known or (layout.folder and place.generation != known):
+                    return place, self.folder
+            queries = not self.folder or time.monotonic() - began > min(FILE_S, self.patience_s / 2)
+            for connection in layout.connections if queries else ():
                 with contextlib.suppress(OSError, ClipperError), connection.lock:
                     answer = call_once(connection, "whereabouts")[1]
-                    addresses = [str(one) for one in answer["addresses"]]
+                    own = layout.place.addresses[connection.number]
+                    addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
                     numbers = int(answer["generation"]), int(answer["before"])
-                    return SetAddress(addresses, self._token, *numbers)
+                    return SetAddress(addresses, self._token, *numbers), ""
             if time.monotonic() + pause > until:
                 raise ShardAway("the set has moved, and no shard tells its new addresses.")
             time.sleep(pause)
@@ -403,9 +418,10 @@ class ShardSet(Generic[Spec]):
 
         Raises InvalidInput if there is none left.
         """
-        if not self.identity.has_pushed:
+        if self._is_behind or not self.identity.has_pushed:
             self.call_all("tables")  # connects to every shard, which tells its highest sequence
             self.identity.start_after(max(connection.sequence for connection in self.connections))
+            self._is_behind = False
         try:
             return self.identity.next()
         except OverflowError as error:
@@ -553,6 +569,16 @@ def _finished(
 
 def _moved() -> ShardsMoved:
     return ShardsMoved("the set has moved.", hint="Make the request again.")
+
+
+def _at_host_of(own: str, other: str) -> str:
+    """Return the address of another shard of a host, as this client names the host, and with its
+    files for TLS. own: the address of one, as the client has it."""
+    if own[:4] != other[:4] or other.startswith("unix:"):
+        return other
+    where, mark, files = own.partition("?")
+    port = other.partition("?")[0].rpartition(":")[2]
+    return f"{where.rpartition(':')[0]}:{port}{mark}{files}"
 
 
 def _stale() -> StalePush:

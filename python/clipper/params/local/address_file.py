@@ -112,9 +112,15 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
     addresses = before["addresses"] if same else [UNKNOWN_ADDRESS] * settings.shards
     token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
     public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(folder)))
-    write_address_file(
-        folder, {"addresses": addresses, "token": token, "engine": engine, "settings": public}
-    )
+    content: ShardAddresses = {
+        "addresses": addresses,
+        "token": token,
+        "engine": engine,
+        "settings": public,
+        "generation": before.get("generation", 0),
+        "before": before.get("before", 0),
+    }
+    write_address_file(folder, content)
     return folder
 
 

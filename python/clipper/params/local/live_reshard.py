@@ -14,15 +14,17 @@ import contextlib
 import json
 import logging
 import os
+import select
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from clipper.errors import ClipperError, DoesNotFit, ShardAway
+from clipper.errors import ClipperError, ConfigError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import (
     ShardAddresses,
     read_address_file,
@@ -30,14 +32,17 @@ from clipper.params.local.address_file import (
 )
 from clipper.params.shard.decision import (
     MOVE_FILE,
+    Decision,
     decide,
+    decision_in,
     note_move,
 )
 from clipper.params.shard.parameters import Piece
 from clipper.params.shard.recovery import EpochFile, write_atomically
 from clipper.params.shard.server import folder_of
 from clipper.settings.params import ParamsSettings
-from clipper_container.params.connection import ShardConnection, call_once
+from clipper_container.params.connection import ShardConnection, call, call_once
+from clipper_container.params.frames import MessageKind, refusal
 
 log = logging.getLogger("clipper.params")
 REQUEST, STATE = "reshard.json", "reshard-state.json"
@@ -50,6 +55,7 @@ AGAIN_S = 0.5
 ANSWER_S = 30.0
 SNAPSHOT_S = 3600.0
 FULL = 0.9  # of rows_max
+PORT_MAX = 65535
 
 
 class ReshardState(msgspec.Struct, frozen=True):
@@ -150,6 +156,12 @@ def request(folder: Path, shards: int) -> None:
             f"the set in {folder} is being resharded to {under_way} shards.",
             hint=f"Wait: clipper params reshard --shards {under_way} --folder {folder}",
         )
+    for path in (folder / "snapshots", *folder.glob("shard-*")):
+        if path.is_mount():
+            raise DoesNotFit(
+                f"{path} is a mounted disk, and the folders of the new set take its place.",
+                hint="clipper params down, reshard, and up.",
+            )
     content = read_address_file(folder)
     check(msgspec.convert(content.get("settings", {}), ParamsSettings))
     (folder / STATE).unlink(missing_ok=True)
@@ -195,7 +207,7 @@ class LiveReshard:
                 check(host.settings)
                 self._attempt(shards)
                 break
-            except DoesNotFit as error:
+            except (DoesNotFit, ConfigError) as error:
                 self._failed(str(error))
                 break
             except (ClipperError, OSError) as error:
@@ -213,7 +225,8 @@ class LiveReshard:
 
     def _write_state(self, **fields: object) -> None:
         self._state = msgspec.structs.replace(self._state, **fields)
-        write_atomically(self._host.folder / STATE, msgspec.json.encode(self._state))
+        with contextlib.suppress(OSError):  # no room
+            write_atomically(self._host.folder / STATE, msgspec.json.encode(self._state))
 
     def _wait(self, seconds: float) -> None:
         if self._host.ends(seconds):
@@ -224,22 +237,22 @@ class LiveReshard:
     def _attempt(self, shards: int) -> None:
         """Move the set. Raises DoesNotFit, ClipperError, OSError; nothing has changed then."""
         host, old = self._host, self._host.home
-        sources = self._connections(host.addresses)
-        self._until(lambda: self._serve(sources), START_S)
-        home, settings, addresses = self._new_set(shards)
-        targets = self._connections(addresses)
+        home, settings, addresses = self._plan(shards)
+        sources, targets = self._connections(host.addresses), self._connections(addresses)
         try:
+            self._until(lambda: self._serve(sources), START_S)
             self._check_room(sources, shards)
+            self._write_set(home, settings, addresses)
             note_move(old, home)
             host.start_set(home, shards)
             self._write_state(phase="start")
             self._until(lambda: self._serve(targets), START_S)
             sources.call_all("move_begin", to=str(home), pause_s=settings.reshard_pause_s)
             self._copy(sources)
-            self._settled(targets, addresses)
+            self._settled(sources, targets, addresses)
             paused_s = self._switch(sources, home, settings.reshard_pause_s)
         except BaseException:
-            if decide(home, "abort") != "commit":
+            if _aborted(home) != "commit":
                 self._give_up(sources, home)
                 raise
             paused_s = 0.0
@@ -248,39 +261,45 @@ class LiveReshard:
             targets.close()
         self._complete(home, settings, addresses, old, paused_s)
 
-    def _new_set(self, shards: int) -> tuple[Path, ParamsSettings, list[str]]:
-        """Write the folder of the new set. Its epochs are above those of the old one."""
+    def _plan(self, shards: int) -> tuple[Path, ParamsSettings, list[str]]:
+        """Return folder, settings and addresses of the new set. Raises ConfigError, DoesNotFit."""
         host = self._host
         before = int(read_address_file(host.folder).get("generation", 0))
         self._last = max([self._last, before, *map(number_of, sets_of(host.folder))]) + 1
-        generation = self._last
-        home = host.folder / f"set-{generation}"
+        home = host.folder / f"set-{self._last}"
         replicas = min(self._replicas, shards - 1)
         settings = msgspec.structs.replace(host.settings, shards=shards, replicas=replicas)
         if settings.address != "unix":
             name, _, port = settings.address.rpartition(":")
-            settings = msgspec.structs.replace(
-                settings, address=f"{name}:{int(port) + host.settings.shards}"
-            )
+            first = int(port) + host.settings.shards
+            if first + shards - 1 > PORT_MAX:
+                raise DoesNotFit(
+                    f"the shards would listen at ports {first} to {first + shards - 1}.",
+                    hint="Stop the set and start it: its ports begin at params.address again.",
+                )
+            settings = msgspec.structs.replace(settings, address=f"{name}:{first}")
+        return home, settings, host.addresses_of(home, settings)
+
+    def _write_set(self, home: Path, settings: ParamsSettings, addresses: list[str]) -> None:
+        """Write the folder of the new set. Its epochs are above those of the old one."""
+        host = self._host
         home.mkdir(mode=0o700)
-        addresses = host.addresses_of(home, settings)
         public = msgspec.structs.replace(settings, token="", folder=str(host.folder))
         content: ShardAddresses = {
             "addresses": addresses,
             "token": host.token,
             "pid": os.getpid(),
             "settings": msgspec.to_builtins(public),
-            "generation": generation,
-            "before": before,
+            "generation": number_of(home),
+            "before": int(read_address_file(host.folder).get("generation", 0)),
             "fills": True,
         }
         write_address_file(home, content)
         epoch = 1 + max(_epoch_in(folder_of(host.home, i)) for i in range(host.settings.shards))
-        for shard in range(shards):
+        for shard in range(settings.shards):
             file = EpochFile(folder_of(home, shard))
             file.write(epoch)
             file.close()
-        return home, settings, addresses
 
     def _connections(self, addresses: Sequence[str], answer_s: float = ANSWER_S) -> _Set:
         token = self._host.token
@@ -338,14 +357,17 @@ class LiveReshard:
             self._wait(POLL_S)
         self._write_state(phase="follow", done=1.0, left_s=0.0)
 
-    def _settled(self, targets: _Set, addresses: list[str]) -> None:
+    def _settled(self, sources: _Set, targets: _Set, addresses: list[str]) -> None:
         """Have the new set keep what it has as the old one did: in replicas and in a snapshot."""
         targets.call_all("fill_resync")
-        slow = self._connections(addresses, SNAPSHOT_S)
-        try:
-            slow.call_all("snapshot", number=1, whole=True)
-        finally:
-            slow.close()
+        with contextlib.closing(self._connections(addresses, ANSWER_S)) as slow:
+            for one in slow.connections:
+                request = call("snapshot", number=1, whole=True)
+                one.send(request)
+                self._until(partial(self._answers, sources, one), SNAPSHOT_S)
+                head = one.wait(request)
+                if head.kind != MessageKind.ANSWER:
+                    raise refusal(head, request.body, one.name)
         self._until(
             lambda: all(
                 follower["whole"]
@@ -354,6 +376,13 @@ class LiveReshard:
             ),
             START_S,
         )
+
+    def _answers(self, sources: _Set, one: ShardConnection) -> bool:
+        """Tell whether a shard answers; the move goes on meanwhile. Raises ShardAway."""
+        self._states(sources)
+        poll = select.poll()
+        poll.register(one, select.POLLIN)
+        return bool(poll.poll(0))
 
     # -- the switch
 
@@ -385,7 +414,7 @@ class LiveReshard:
         """Have the new set serve, and after a while end the old one."""
         host = self._host
         host.retire_set(old)
-        publish(host.folder, home)
+        self._until_done(lambda: publish(host.folder, home))
         for who, name in ((addresses, "fill_open"), (host.addresses, "move_settle")):
             each = self._connections(who)
             with contextlib.suppress(ClipperError):  # they look at the decision themselves
@@ -394,10 +423,25 @@ class LiveReshard:
         host.serve(home, settings, addresses)
         log.info("the set has %d shards now; pushes waited for %.3f s", settings.shards, paused_s)
         self._write_state(phase="done", done=1.0, left_s=0.0, pause_s=paused_s)
-        (host.folder / REQUEST).unlink(missing_ok=True)
+        self._until_done(lambda: (host.folder / REQUEST).unlink(missing_ok=True))
         host.ends(settings.reshard_keep_s)
         host.end_set(old)
-        link(host.folder, home)
+        try:
+            link(host.folder, home)
+        except OSError as error:
+            log.warning(
+                "the folders of the new set are not linked before the next start: %s", error
+            )
+
+    def _until_done(self, work: Callable[[], None]) -> None:
+        """Do a part of what was decided, again until it is done. Raises _Ended."""
+        while True:
+            try:
+                work()
+                return
+            except (ClipperError, OSError) as error:
+                log.warning("the new set serves, and it is not written down: %s", error)
+                self._wait(AGAIN_S)
 
     def _give_up(self, sources: _Set, home: Path) -> None:
         for one in sources.connections:
@@ -407,6 +451,16 @@ class LiveReshard:
         self._host.retire_set(home)
         self._host.end_set(home)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _aborted(home: Path) -> Decision:
+    """Decide against a move. Return the decision; empty if there is no room for one: a set whose
+    folder is then removed does not serve."""
+    try:
+        return decide(home, "abort")
+    except OSError as error:
+        log.warning("%s: %s", home, error)
+        return decision_in(home)
 
 
 # -- folders
@@ -447,12 +501,14 @@ def publish(folder: Path, home: Path) -> None:
 def link(folder: Path, home: Path) -> None:
     """Have the folders of the new set under the names of those of the old one, which has ended.
 
-    The snapshots of the old set are kept in `snapshots-before-N`. Raises OSError.
+    The snapshots of the old set are kept as `snapshots-before-N`. Raises OSError.
     """
     shards = len(read_address_file(home)["addresses"])
     there = folder / "snapshots"
     if there.is_dir() and there.resolve() != (home / "snapshots").resolve():
         before = there.resolve()
+        if not before.is_relative_to(folder.resolve()):
+            before = there  # a link to another disk: the snapshots stay where they are
         os.rename(before, folder / f"snapshots-before-{number_of(home)}")
     names = {path.name for path in folder.glob("shard-*") if path.is_dir() or path.is_symlink()}
     for name in (*names, "snapshots"):
@@ -479,6 +535,8 @@ def complete_move(folder: Path) -> None:
         if number_of(home) > int(read_address_file(folder).get("generation", 0)):
             publish(folder, home)
         if (folder / "snapshots").resolve() != (home / "snapshots").resolve():
+            if request_in(folder) == len(read_address_file(home)["addresses"]):
+                (folder / REQUEST).unlink()  # this set is what was requested
             link(folder, home)
     for one in homes:
         if one not in decided[-1:]:

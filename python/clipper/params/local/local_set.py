@@ -343,7 +343,7 @@ class LocalSet:
             else:
                 raise ShardAway(
                     f"shard {shard} does not come up: {why}.",
-                    hint=f"Its log: {self.folder / f'shard-{shard}.log'}",
+                    hint=f"Its log: {self.home / f'shard-{shard}.log'}",
                 )
 
     def pids(self) -> dict[int, int]:

@@ -22,7 +22,7 @@ from clipper.params.client.client import Client
 from clipper.params.client.stats_cache import StatsCache
 from clipper.params.client.stats_reader import Stats, StatsReader
 from clipper.params.client.user_rows import UserRows, check_context_table
-from clipper.params.local.address_file import read_address_file
+from clipper.params.local.address_file import ShardAddresses, read_address_file
 from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
@@ -148,10 +148,15 @@ class ServedSet:
         """
         if self.out_of_reach:
             return {}, {}
-        addresses, token = addresses_in(self.folder)
-        content = json.dumps({"addresses": addresses, "token": token})
+        known = read_address_file(self.folder)
+        content: ShardAddresses = {
+            "addresses": known["addresses"],
+            "token": known["token"],
+            "generation": known.get("generation", 0),
+            "before": known.get("before", 0),
+        }
         return {**self.environment(tables), TABLES_ENV: CARRIED}, {
-            f"{CARRIED}/{SHARDS_FILE}": content
+            f"{CARRIED}/{SHARDS_FILE}": json.dumps(content)
         }
 
     @property

@@ -27,6 +27,17 @@ def decision_in(folder: Path) -> Decision:
         return "" if folder.is_dir() else "abort"
 
 
+def durable_decision(folder: Path) -> Decision:
+    """Return what was decided; empty if nothing was, or if a failure of power may undo it."""
+    word = decision_in(folder)
+    try:
+        if word == "commit":
+            fsync_folder(folder)
+    except OSError:
+        return ""
+    return word
+
+
 def decide(folder: Path, word: Decision) -> Decision:
     """Decide, if nobody has, durably. Return the decision, which may be another's. Raises
     OSError."""

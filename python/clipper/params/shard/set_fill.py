@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from clipper.errors import DoesNotFit
-from clipper.params.shard.decision import decision_in
+from clipper.params.shard.decision import decision_in, durable_decision
 from clipper.params.shard.gradients import PushResult
 from clipper.params.shard.parameters import DENSE, Piece
 from clipper.params.shard.recovery import SEQUENCES, WINDOW
 from clipper.params.shard.replication import pushes_paused
 from clipper.params.shard.set_move import CLOSED, OPEN
 from clipper.params.tables import TableSpec
-from clipper_container.params.push_identity import origin_worker
+from clipper_container.params.push_identity import SEQUENCE_MAX, origin_worker
 
 if TYPE_CHECKING:
     from clipper.params.shard.shard import CallId, Shard
@@ -49,7 +49,7 @@ class SetFill:
     def tick(self) -> None:
         """Serve when the move is decided: also if its supervisor was killed just then."""
         home = self._shard.config.home
-        if self._fills and home is not None and decision_in(home) == "commit":
+        if self._fills and home is not None and durable_decision(home) == "commit":
             self._shard.core.gate = OPEN
 
     def resync(self, _: Piece, __: "CallId") -> Piece:
@@ -59,7 +59,12 @@ class SetFill:
         return {}
 
     def fill(self, message: Piece, call_id: "CallId") -> None:
-        """Take rows, variables, and what was seen. Raises DoesNotFit."""
+        """Take rows, variables, and what was seen. Raises DoesNotFit.
+
+        source: number of the old shard. seen: worker -> its window of sequences, as of the
+        beginning. told: worker, sequence, worker, ... of each push since. specs, steps, version,
+        dense: what the old shard has for all rows.
+        """
         shard, core, parameters = self._shard, self._shard.core, self._shard.parameters
         if not self._fills:
             raise DoesNotFit(f"shard {shard.config.number} is not being filled.")
@@ -94,11 +99,9 @@ class SetFill:
         core, generation = self._shard.core, self._shard.config.generation
         source = int(message["source"])
         for worker, window in message.get("seen", {}).items():
-            high, touched, *bits = SEQUENCES.unpack(window)
-            if not touched:
-                continue  # of the set before the old one
+            high, _, *bits = SEQUENCES.unpack(window)
             core.saw(origin_worker(worker, generation, source), SEQUENCES.pack(high, 0, *bits))
-            above = max(high + WINDOW, core.highest(worker))
+            above = max(min(high + WINDOW, SEQUENCE_MAX), core.highest(worker))
             core.saw(worker, SEQUENCES.pack(above, 1, *[0] * len(bits)))
         pairs = message.get("told", [])
         highest: dict[int, int] = {}
@@ -106,8 +109,9 @@ class SetFill:
             core.note(DENSE, _NONE, origin_worker(worker, generation, source), sequence)
             highest[worker] = max(sequence, highest.get(worker, 0))
         for worker, sequence in highest.items():
-            if sequence + WINDOW > core.highest(worker):
-                core.note(DENSE, _NONE, worker, sequence + WINDOW)  # which no client uses
+            above = min(sequence + WINDOW, SEQUENCE_MAX)
+            if above > core.highest(worker):
+                core.note(DENSE, _NONE, worker, above)  # which no client uses
 
     def _take_rows(self, part: Piece) -> None:
         parameters, core = self._shard.parameters, self._shard.core

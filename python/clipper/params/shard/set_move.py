@@ -31,7 +31,7 @@ import msgspec
 from clipper.errors import ClipperError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import read_address_file
 from clipper.params.partition import shard_of_name
-from clipper.params.shard.decision import decide, decision_in, noted_move
+from clipper.params.shard.decision import decide, durable_decision, noted_move
 from clipper.params.shard.parameters import DENSE, PIECE_BYTES, Piece
 from clipper.params.shard.recovery import SEQUENCES
 from clipper.params.shard.replication import pushes_paused
@@ -47,17 +47,17 @@ SLOT = 11  # follower number in the shard's log
 OPEN, SEALED, CLOSED, MOVED = range(4)  # of ShardLoop.gate
 WORKERS_MAX = 1 << 15  # of all old shards: of each, the workers that pushed last are remembered
 WORKERS_IN_PIECE = 4096
+PUSHES_IN_PIECE = 1 << 15
 ANSWER_S = 30.0  # of a new shard
 IDLE_S = 0.002  # between two looks for changes
 NEAR_BYTES = 1 << 20  # changes that are sent in less than the pause
-SILENT_S = 15.0  # without a sign of the supervisor, before a move is given up
 
 
 class RowSender:
     """Sends the rows of one shard to the shards of another set. Threads: its own; `seal` and
     `stop`, any.
 
-    phase: copy, follow, sealed (all was sent and taken). error: why it has ended, if it failed.
+    error: why it has ended, if it failed.
     """
 
     def __init__(self, shard: "Shard", to: Path) -> None:
@@ -70,22 +70,31 @@ class RowSender:
         self._epochs = [0] * len(addresses)
         self._specs: Piece = {}
         self._drops = shard.parameters.drops
-        self.phase, self.error = "copy", ""
+        self.error = ""
         self.sent, self.total = 0, shard.parameters.row_bytes
-        self._seals, self._stops = threading.Event(), threading.Event()
+        self._is_near = False  # what is left is little
+        self._seals = self._wanted = self._done = 0  # counts: the one to send all for; 0: none
+        self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-shard-move", daemon=True)
         self._thread.start()
 
     def seal(self, sealed: bool) -> None:
         """Send the rest, since nothing changes any more; or go on, since it does."""
-        if sealed:
-            self._seals.set()
-        else:
-            self._seals.clear()
+        self._seals += sealed
+        self._wanted = self._seals if sealed else 0
+
+    @property
+    def phase(self) -> str:
+        """Return copy, follow, or sealed (all was sent and taken since the last seal)."""
+        if not self._is_near:
+            return "copy"
+        return "sealed" if 0 < self._wanted == self._done else "follow"
 
     def stop(self) -> None:
         """Have the thread end."""
         self._stops.set()
+        for target in self._targets:
+            target.interrupt()
 
     @property
     def runs(self) -> bool:
@@ -102,16 +111,15 @@ class RowSender:
         try:
             self._copy()
             while not self._stops.is_set():
-                sealed = self._seals.is_set()
-                if sealed:
+                wanted = self._wanted
+                if wanted:
                     with pushes_paused(self._shard.core):
                         pass  # the push that was applied just now is in the log
                 size = self._send_changes()
-                if sealed and not size and self.phase != "sealed":
+                if wanted and not size and self._done != wanted:
                     self._send([{"steps": {}, **self._state()} for _ in self._targets])
-                    self.phase = "sealed"
-                elif not sealed:
-                    self.phase = "follow" if size < NEAR_BYTES else self.phase
+                    self._done = wanted
+                self._is_near |= size < NEAR_BYTES
                 if not size:
                     self._stops.wait(IDLE_S)
         except Exception as error:
@@ -135,6 +143,7 @@ class RowSender:
             self._send([{"seen": some} for _ in self._targets])
         for piece in self._shard.parameters.pieces():
             self._send_piece(piece)
+            self._send_changes()
             if self._stops.is_set():
                 return
 
@@ -154,8 +163,9 @@ class RowSender:
         pieces: Iterable[Piece] = chunks or map(parameters.of, parameters.chunks(changed))
         for piece in pieces:
             self._send_piece(piece)
-        pairs = [n for pair in pushes for n in pair]
-        self._send([{"told": pairs, **self._state()} for _ in self._targets])
+        for at in range(0, max(1, len(pushes)), PUSHES_IN_PIECE):
+            pairs = [n for pair in pushes[at : at + PUSHES_IN_PIECE] for n in pair]
+            self._send([{"told": pairs, **self._state()} for _ in self._targets])
         return max(1, parameters.size_of(changed))
 
     def _state(self) -> Piece:
@@ -225,7 +235,7 @@ class SetMove:
         self._to: Path | None = None
         self._sender: RowSender | None = None
         self._moves = False
-        self._until_s = 0.0  # then the move is given up
+        self._until_s = 0.0  # then the move is given up, if the shard is sealed
         self._pause_s = 0.0
 
     def restore(self) -> None:
@@ -238,19 +248,19 @@ class SetMove:
 
     def start(self, message: Piece, _: "CallId") -> Piece:
         """Start to send rows. to: folder of the new set. pause_s: longest pause of pushes. Raises
-        ShardAway."""
-        if self._sender is not None and (self._moves or self._sender.runs):
+        ShardAway; DoesNotFit if the rows have moved."""
+        gate = self._shard.core.gate
+        if gate == MOVED:
+            raise DoesNotFit(f"shard {self._shard.config.number} has moved.")
+        if gate != OPEN or (self._sender is not None and (self._moves or self._sender.runs)):
             raise ShardAway(f"shard {self._shard.config.number} moves already.")
         self._to, self._pause_s = Path(message["to"]), float(message["pause_s"])
-        self._until_s = time.monotonic() + SILENT_S
         self._sender, self._moves = RowSender(self._shard, self._to), True
         return {}
 
     def state(self, _: Piece, __: "CallId") -> Piece:
         """Return the phase, what was sent, in bytes, and of how much."""
         one, gate = self._sender if self._moves else None, self._shard.core.gate
-        if gate == OPEN:
-            self._until_s = time.monotonic() + SILENT_S
         if one is None:
             return {"phase": "", "error": "it was restarted", "sent": 0, "total": 0, "gate": gate}
         return {
@@ -266,10 +276,12 @@ class SetMove:
         sealed, one = bool(message["sealed"]), self._sender
         if one is None or not self._moves:
             raise ShardAway(f"shard {self._shard.config.number} does not move.")
-        self._until_s = time.monotonic() + (2 * self._pause_s if sealed else SILENT_S)
+        if not sealed:
+            one.seal(sealed)  # before there are changes that were not sent
+        self._until_s = time.monotonic() + 2 * self._pause_s
         self._shard.core.gate = SEALED if sealed else OPEN
-        one.phase = "follow"
-        one.seal(sealed)
+        if sealed:
+            one.seal(sealed)
         return {}
 
     def close(self, _: Piece, __: "CallId") -> Piece:
@@ -285,7 +297,7 @@ class SetMove:
     def settle(self, _: Piece, __: "CallId") -> Piece:
         """Do what was decided."""
         to, one = self._to, self._sender
-        word = decision_in(to) if to is not None else "abort"
+        word = durable_decision(to) if to is not None else "abort"
         if word and one is not None and self._moves:
             one.stop()
             self._moves = False
@@ -294,12 +306,14 @@ class SetMove:
         return {"decision": word}
 
     def tick(self, now_s: float) -> None:
-        """Give a move up that nobody continues."""
-        if self._moves and self._to is not None and now_s > self._until_s:
+        """Do what was decided; give a move up that nobody continues while this shard is sealed."""
+        if not self._moves or self._to is None:
+            return
+        if self._shard.core.gate != OPEN and now_s > self._until_s:
             log.warning("shard %d: nobody continues the move", self._shard.config.number)
             with contextlib.suppress(OSError):  # no room: tried again
                 decide(self._to, "abort")
-            self.settle({}, (0, 0, 0))
+        self.settle({}, (0, 0, 0))
 
     def whereabouts(self, _: Piece, __: "CallId") -> Piece:
         """Return the addresses and the number of the set that has the rows of this one."""
@@ -312,7 +326,8 @@ class SetMove:
         """End the move, when this shard takes nothing any more, so that it is known whether it
         keeps its rows. Threads: the one that closes the shard."""
         if self._moves and self._to is not None:
-            decide(self._to, "abort")
+            with contextlib.suppress(OSError):  # no room
+                decide(self._to, "abort")
             self.settle({}, (0, 0, 0))
         if self._sender is not None:
             self._sender.stop()

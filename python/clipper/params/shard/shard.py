@@ -65,8 +65,8 @@ class ShardConfig(msgspec.Struct, frozen=True):
     listens, if not at its address. With port 0 it publishes the port in `book`, the folder of the
     set. alive: a file to touch (health_files). plain: the address of this process's own
     connections, where others need TLS. home: folder of the set; None: it cannot be resharded while
-    it runs. generation: how many sets there were before this one. fills: it serves when the rows of
-    the set before have moved to it.
+    it runs. generation: number of the set, above those of the sets before it. fills: it serves when
+    the rows of the set before have moved to it.
     """
 
     number: int
