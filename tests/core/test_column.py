@@ -188,7 +188,7 @@ def test_outputs_of_an_array_are_what_its_rows_have_one_by_one(
         assert each.status() is not Status.OK or np.all(each.output() == -1.0 - i)
 
 
-def test_outputs_of_arrays_are_freed(world: World) -> None:
+def test_memory_comes_back_from_outputs_of_arrays(world: World) -> None:
     model = world.model(cached=False)
     world.container(model, size_max=512)
 
