@@ -222,15 +222,18 @@ def sample(candidates: list[Mutant], seed: int, count: int) -> list[Mutant]:
 class Relevance:
     """Finds the test files that concern a mutant: those that import its module, or name what the
     module defines and what the function says. A word counts for more the fewer test files have it
-    (the inverse document frequency of text search)."""
+    (the inverse document frequency of text search).
 
-    def __init__(self) -> None:
+    times: seconds of each test file; None: those of this machine, or else of a fresh clone.
+    """
+
+    def __init__(self, times: dict[str, float] | None = None) -> None:
         self._texts = {path: (ROOT / path).read_text() for path in test_files()}
         self._words = {
             path: Counter(re.findall(r"\w+", text)) for path, text in self._texts.items()
         }
         self._files_with = Counter(word for words in self._words.values() for word in words)
-        self._times = read_times(ROOT)
+        self._times = read_times(ROOT) if times is None else times
         self._covering = Covering.read()
 
     def tests(self, mutant: Mutant) -> tuple[list[str], float]:

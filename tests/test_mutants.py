@@ -1,13 +1,23 @@
 """Mutants and the comparison of test functions, on small files."""
 
 import ast
+import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 from tests.compare_tests import match
 from tests.covering import RECORD, Covering, choose, functions_of
-from tests.mutants import Mutant, Relevance, Verdict, all_mutants, failed_test, mutants_of, score
+from tests.mutants import (
+    ROOT,
+    Mutant,
+    Relevance,
+    Verdict,
+    all_mutants,
+    failed_test,
+    mutants_of,
+    score,
+)
 
 CODE = b'''"""A text with 1 < 2."""
 LIMIT = 3
@@ -75,7 +85,7 @@ def test_a_failed_test_is_named_without_its_parameters() -> None:
 
 
 def test_the_test_files_of_a_module_come_first() -> None:
-    relevance = Relevance()
+    relevance = Relevance(json.loads((ROOT / "tests/times.json").read_text()))
     for path, expected in (
         ("python/clipper/store/journal.py", "tests/store/test_journal.py"),
         ("python/clipper/frontend/inference/codec.py", "tests/frontend/test_v2_tensors.py"),

@@ -52,8 +52,11 @@ ENVIRONMENT = {"CLIPPER_PARAMS__RESHARD_KEEP_S": "0.5", "CLIPPER_PARAMS__SNAPSHO
 
 @dataclass
 class Changes:
-    """What happened. pauses_s: of pushes, as the supervisor measured them. victims: number of kills
-    by what was killed."""
+    """The result of all changes.
+
+    pauses_s: of pushes, as the supervisor measured them. victims: number of kills by what was
+    killed.
+    """
 
     found: Found = field(default_factory=Found)
     pauses_s: list[float] = field(default_factory=list)

@@ -125,7 +125,7 @@ class RayServing:
 
     @property
     def output(self) -> str:
-        """What the command has printed."""
+        """The text that the command has printed."""
         return self._log.read_text()
 
     def await_line(self, text: str, count: int = 1) -> None:

@@ -515,7 +515,7 @@ def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     file itself."""
     path, waits, flock = tmp_path / "state.db", threading.Event(), fcntl.flock
 
-    def told(file: int, how: int) -> None:
+    def observed_flock(file: int, how: int) -> None:
         try:
             flock(file, how)
         except BlockingIOError:
@@ -527,7 +527,7 @@ def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         SqliteStore(path, busy_s=0.05) as hasty,
         open(f"{path}-turn") as turn,
     ):
-        monkeypatch.setattr(fcntl, "flock", told)
+        monkeypatch.setattr(fcntl, "flock", observed_flock)
         flock(turn, fcntl.LOCK_EX)
         writer = threading.Thread(target=store.put, args=("a", b"1"))
         writer.start()

@@ -1,4 +1,4 @@
-"""From a name to a lane: what is told once, what a v-model asks, what is not there."""
+"""From a name to a lane: what is reported once, what a v-model needs, what is not there."""
 
 import asyncio
 import threading
@@ -33,12 +33,12 @@ def routes(
     def find(id: str) -> Model | None:
         return core_record(id, "any", "any") if id in known else None
 
-    def told(route: Route) -> None:
+    def on_miss(route: Route) -> None:
         missed.append(route.id)
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return ModelRouter(make, find, told, Batching(), rng, lookup=looked.append), missed, looked
+    return ModelRouter(make, find, on_miss, Batching(), rng, lookup=looked.append), missed, looked
 
 
 def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
@@ -46,7 +46,7 @@ def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
     resolved.admit(slo_us)
 
 
-def test_a_miss_is_told_once_until_it_was_served() -> None:
+def test_a_miss_is_reported_once_until_it_was_served() -> None:
     found, missed, _ = routes("m")
     for _ in range(3):
         ask(found, "m")
