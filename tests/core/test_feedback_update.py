@@ -1,4 +1,4 @@
-"""What an observation teaches, seen from the core; its twin in Python stands in
+"""Tests of the core's update of a state by an observation; its twin in Python stands in
 tests/unit/test_batch_learning.py."""
 
 import math
@@ -41,7 +41,7 @@ def columns(seed):
     "kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING, RuleKind.MIXTURE]
 )
 def test_one_by_one_and_all_at_once(kind):
-    """To the last bit; of the rule that chooses, with other models and other odds in every row."""
+    """Compares states bit for bit; the rule that chooses has other models and odds in every row."""
     update = update_of(kind)
     values, arrived, confidence, label, rng = columns(1)
     alone = kind == RuleKind.EXP3

@@ -50,7 +50,7 @@ PLAIN = {
 
 
 def slow(text: bytes) -> Plain | bool:
-    """By regular expressions; only of whole heads."""
+    """Read a whole head by regular expressions."""
     first = re.match(rb"POST (/[!-~]*) HTTP/1\.1\r\n", text)
     if not first:
         return False
@@ -177,7 +177,7 @@ def test_what_means_more_is_not_plain(name: str) -> None:
 
 
 class Theirs:
-    """What llhttp reads: the head of one request, and the body."""
+    """The head and the body of one request as llhttp reads them."""
 
     def __init__(self, text: bytes) -> None:
         self.target, self.hosts, self.body = b"", 0, b""

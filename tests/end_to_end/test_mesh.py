@@ -339,7 +339,7 @@ def test_what_unregistered_models_took_is_given_back(
 
 
 def test_who_waits_is_told_when_the_load_fails_for_good_or_the_model_goes(tmp_path: Path) -> None:
-    """At once, and not at their deadlines, which are far."""
+    """Queries end at once, and not at their deadlines, which are far."""
     (tmp_path / "broken.py").write_text("def f(")
     gate = tmp_path / "gate"
     waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(.01)\n"

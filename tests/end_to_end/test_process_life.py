@@ -211,7 +211,7 @@ def test_two_servers_side_by_side():
 
 
 def test_fork(server, deploy, app):
-    """In the child new queries and those in flight raise ForkedProcess at once; the parent does not
+    """New queries and those in flight raise ForkedProcess at once in the child; the parent does not
     notice."""
     model = deploy(slow, input="f64[4]", cache=False)
     handle = app(model, slo_ms=20_000, default=-1)
@@ -365,7 +365,7 @@ def test_a_signal_ends_the_server_and_its_containers(number, how, code):
 
 @pytest.fixture
 def ctrl_c():
-    """As at a terminal: a shell that starts tests in the background has it ignored."""
+    """Set SIGINT as at a terminal: a shell that starts tests in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

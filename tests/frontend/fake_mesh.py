@@ -141,7 +141,7 @@ class FakeMesh:
                 self.settle(id)
 
     def settle(self, id: str) -> None:
-        """What is loading has loaded, and a v-model on its way to it has arrived."""
+        """End the load of a model, and the switch of a v-model to it."""
         self._put(msgspec.structs.replace(self.registered[id], copies={"a": Copy(7, 9, 3 * MIB)}))
         for one in list(self.named.values()):
             if one.target == id and one.active != id:

@@ -535,7 +535,7 @@ class Prometheus:
         )
 
     def get(self, path: str) -> Any:
-        """What its API says; None while it starts."""
+        """Return the answer of its API; None while it starts."""
         if self._process.poll() is not None:  # somebody else took the port
             self._start()
         try:
@@ -549,7 +549,7 @@ class Prometheus:
         return float(found["result"][0]["value"][1]) if found and found["result"] else None
 
     def health(self) -> tuple[str, str]:
-        """Of its one target, by the latest scrape."""
+        """Return the health of its one target, by the latest scrape."""
         found = self.get("/api/v1/targets") or {"activeTargets": ()}
         return next(
             ((one["health"], one["lastError"]) for one in found["activeTargets"]), ("", "no target")

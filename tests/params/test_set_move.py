@@ -1,4 +1,4 @@
-"""What one shard does while its rows move to another set, step by step."""
+"""Tests of one shard while its rows move to another set, step by step."""
 
 import threading
 from collections.abc import Iterator

@@ -90,7 +90,7 @@ def _always(answer: Any) -> Callable[[Any], Callable[..., Any]]:
 
 
 def _first(was: Any) -> Callable[..., Any]:
-    """What it is given."""
+    """Return a function that returns its first argument."""
     return lambda first, *args, **named: first
 
 
