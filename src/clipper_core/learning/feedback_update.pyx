@@ -367,8 +367,8 @@ cdef void _mix(Learner* learner, const Observation* observation, const u32* vote
 
 
 cdef void _learn_mixture(Learner* learner, const Observation* observation) noexcept nogil:
-    """Make a step of the mixture. The probabilities that the rows before gave are computed once: for
-    the step, for the confidence, and for the threshold. They are not computed before the first
+    """Make a step of the mixture. The probabilities that the rows before gave are computed once:
+    for the step, for the confidence, and for the threshold. They are not computed before the first
     step, nor while a label is new that makes the known number of labels too small."""
     cdef u32[MODELS_MAX] votes
     cdef u32 winner = 0, codes = _codes(learner, observation, False, votes)

@@ -545,8 +545,9 @@ cdef class ShardLoop:
 
     @property
     def gate(self):
-        """The requests that are taken while rows move to another set: 0, all; 1, no pushes; 2, no pulls either;
-        3, they have moved. After a change, hold() waits for the push that is applied now."""
+        """The requests that are taken while rows move to another set: 0, all; 1, no pushes; 2, no
+        pulls either; 3, they have moved. After a change, hold() waits for the push that is applied
+        now."""
         return self.state.gate.load(relaxed)
 
     @gate.setter
@@ -630,8 +631,8 @@ cdef class ShardLoop:
                u32 rows=0, u64 sequence=0,
                u64 worker=0, u64 incarnation=0, u32 stream=0, bint replays=False,
                bint pushes=True):
-        """Reply to one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
-        the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
+        """Reply to one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back
+        in the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
         another live client (of another incarnation) is that. stream: number of the follower, from
         1, that is sent changes over this connection from now on; 0: none. replays: it applies
         pushes itself, and is sent them where that gives the same. pushes: the one that is admitted
