@@ -704,6 +704,10 @@ def test_trailers_change_nothing_and_have_a_bound() -> None:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
     ((_, said, _),) = Line(echo).feed(head + b"X-Request-Id: late\r\n\r\n").transport.replies()
     assert b"late" not in said
+    for framing in (b"Content-Length: 1", b"content-length: 9", b"Transfer-Encoding: chunked"):
+        for cut in (len(head), len(head) + 5):
+            text = head + framing + b"\r\n\r\n"
+            assert Line(echo).feed(text[:cut]).feed(text[cut:]).statuses == [400], framing
     many = b"".join(b"X%d: y\r\n" % i for i in range(300))
     assert Line(echo, header_bytes_max=1000).feed(head + many + b"\r\n").statuses == [431]
 

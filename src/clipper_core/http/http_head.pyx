@@ -475,8 +475,9 @@ cdef enum ChunkState:
 cdef class ChunkedBody:
     """Reads a body in chunks. Threads: one.
 
-    done: the last chunk and the trailers, which are ignored, have been read. overhead: bytes since
-    the last byte of the body that are not of the body; the caller limits them.
+    done: the last chunk and the trailers have been read. Trailers are ignored, except that
+    Content-Length and Transfer-Encoding among them are an error. overhead: bytes since the last
+    byte of the body that are not of the body; the caller limits them.
     """
     cdef ChunkState _state
     cdef u64 _left
@@ -541,10 +542,19 @@ cdef class ChunkedBody:
                 self._state = CHUNK_SIZE if self._state == CHUNK_END else CHUNKS_DONE
         else:
             found = _line(&p, end, &line)
+            if found == HEAD_PLAIN and _frames(&line):
+                found = HEAD_OTHER
         if found == HEAD_PLAIN:
             self.overhead += <u64> (p - place[0])
             place[0] = p
         return found
+
+
+cdef bint _frames(const HeaderLine* line) noexcept nogil:
+    """Return whether the field says where a body ends. In a trailer that is an error, because a
+    reader that believes it reads other messages (RFC 9112, section 7.1.2)."""
+    return ((line.name_bytes == 17 and memcmp(line.name, "transfer-encoding", 17) == 0)
+            or (line.name_bytes == 14 and memcmp(line.name, "content-length", 14) == 0))
 
 
 cdef int _chunk_size(const u8** place, const u8* end, u64* size) noexcept nogil:
