@@ -241,7 +241,7 @@ def _run_http(data: bytes) -> None:
 def _is_looser(data: bytes) -> bool:
     """Return whether h11 may read less: it refuses long heads, more blanks and empty lines, and
     stops at an offer to upgrade, at CONNECT and at a close."""
-    lines = re.search(rb"[A-Z]+ +\S+ {2,}HTTP|[A-Z]+ {2,}|[\r\n][A-Z]+ ", data)
+    lines = re.search(rb"[!-9;-~]+ +\S+ {2,}HTTP|[!-9;-~]+ {2,}|[\r\n][!-9;-~]+ ", data)
     return (
         len(data) > 1 << 15
         or lines is not None
