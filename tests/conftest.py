@@ -46,9 +46,10 @@ def child_processes() -> dict[int, str]:
     """Children of this process by id, with their command line; zombies included: nobody has waited
     for them."""
     found = {}
-    for task in Path("/proc/self/task").glob("*/children"):
+    for task in os.listdir("/proc/self/task"):
         try:
-            ids = task.read_text().split()
+            with open(f"/proc/self/task/{task}/children") as file:
+                ids = file.read().split()
         except OSError:  # the thread has just ended
             continue
         for child in map(int, ids):

@@ -30,11 +30,12 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 from tests.covering import SOURCES, Covering, test_files
 from tests.run import descendants, kill_all, read_times
@@ -45,6 +46,7 @@ LIMIT_S = 120.0  # of the tests of a mutant, and LIMIT_TIMES their time; longer 
 LIMIT_TIMES = 5.0
 TESTS_MAX_S = 60.0  # expected duration of the tests that a mutant is shown
 FILES_MAX = 12
+NEIGHBOURS_MAX = 30  # tests of other functions, for a function of which none is on record
 FILE_DEFAULT_S = 3.0
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -237,25 +239,45 @@ class Relevance:
         self._covering = Covering.read()
 
     def tests(self, mutant: Mutant) -> tuple[list[str], float]:
-        """Choose a minute of tests: those that run the function, then the most relevant files.
+        """Choose a minute of tests: those that run the function, the file that is named after its
+        module (processes that are killed record nothing), then the most relevant files.
 
         Returns the tests, those of a file beside each other, and the seconds that they should take.
         """
         chosen: dict[str, list[str]] = {}  # file -> tests
         total = 0.0
-        for test in self._covering.tests.get(f"{mutant.path} {mutant.function}", []):
+        module = Path(mutant.path).stem
+        own = [path for path in self._texts if is_named_after(path, module)]
+        own_s = sum(map(self._seconds, own))
+        if not own or own_s > TESTS_MAX_S / 2:
+            own, own_s = [], 0.0
+        for test in self._recorded(mutant):
             path, _, name = test.partition("::")
             seconds = self._covering.seconds[test]
             if f"def {name.rpartition('::')[2]}(" not in self._texts.get(path, "") and name:
                 continue  # it was renamed since it was recorded
-            if path in self._texts and (not total or total + seconds <= TESTS_MAX_S):
+            if path in self._texts and (not total or total + seconds <= TESTS_MAX_S - own_s):
                 chosen.setdefault(path, []).append(test)
                 total += seconds
-        for path in self.files(mutant, TESTS_MAX_S - total):
+        for path in (*own, *self.files(mutant, TESTS_MAX_S - total - own_s)):
             if path not in chosen.get(path, []):
                 chosen.setdefault(path, []).append(path)
                 total += self._seconds(path)
         return [test for tests in chosen.values() for test in tests], total
+
+    def _recorded(self, mutant: Mutant) -> list[str]:
+        """Return the tests that run the function; if none is on record, those that run other
+        methods of its class, or else other functions of its file, the shortest first."""
+        recorded = self._covering.tests
+        if exact := recorded.get(f"{mutant.path} {mutant.function}"):
+            return exact
+        for beginning in (mutant.function.rpartition(".")[0] + ".", ""):
+            near = f"{mutant.path} {beginning}"
+            named = {test for name in recorded if name.startswith(near) for test in recorded[name]}
+            if found := {test for test in named if "::" in test}:
+                by_time = sorted(found, key=lambda test: (self._covering.seconds[test], test))
+                return by_time[:NEIGHBOURS_MAX]
+        return []
 
     def files(self, mutant: Mutant, max_s: float = TESTS_MAX_S) -> list[str]:
         """Choose test files of a module, the most relevant first, of at most max_s seconds."""
@@ -288,7 +310,7 @@ class Relevance:
                 + sum(rare(words, word) for word in said) / 4
             )
             beside = 3 * len(folders.intersection(Path(path).parts))
-            same = 25 * (Path(path).stem == f"test_{module}")
+            same = 25 * is_named_after(path, module)
             reads = 15 * bool(imported.search(self._texts[path]))
             return (named + beside + same + reads) / (1 + self._seconds(path) / 10)
 
@@ -319,6 +341,11 @@ class Relevance:
 
     def _seconds(self, path: str) -> float:
         return self._times.get(path, FILE_DEFAULT_S)
+
+
+def is_named_after(test: str, module: str) -> bool:
+    """Tell whether a test file is named after a module, or after several of its kind."""
+    return Path(test).stem.removesuffix("s") == f"test_{module}".removesuffix("s")
 
 
 # -- running them
@@ -410,11 +437,21 @@ def failed_test(output: str) -> str:
     return failed[1] if failed else ""
 
 
+class Changed(Protocol):
+    """A checkout in which a mutant can be made and tests be run, as a Copy."""
+
+    root: Path
+
+    def mutate(self, mutant: Mutant) -> None: ...
+    def restore(self) -> None: ...
+    def run(self, tests: list[str], limit_s: float) -> tuple[str, str]: ...
+
+
 class Judge:
     """Runs the tests of mutants. Threads: any; each call takes one of the copies."""
 
-    def __init__(self, copies: list[Copy], equivalent: list[dict[str, str]]) -> None:
-        self._free: SimpleQueue[Copy] = SimpleQueue()
+    def __init__(self, copies: Sequence[Changed], equivalent: list[dict[str, str]]) -> None:
+        self._free: SimpleQueue[Changed] = SimpleQueue()
         for copy in copies:
             self._free.put(copy)
         self._relevance = Relevance()
@@ -441,23 +478,29 @@ class Judge:
             self._free.put(copy)
         return Verdict(mutant, kind, why, time.monotonic() - begun)
 
-    def _run(self, copy: Copy, mutant: Mutant) -> tuple[str, str]:
+    def _run(self, copy: Changed, mutant: Mutant) -> tuple[str, str]:
         tests, seconds = self._relevance.tests(mutant)
         limit_s = LIMIT_S + LIMIT_TIMES * seconds
         while True:
             with self._lock:
                 left_out = [word for test in sorted(self._unfit) for word in ("--deselect", test)]
+                shown = [test for test in tests if test.partition("::")[0] not in self._unfit]
+            if not shown:
+                return "survived", "its tests cannot be run"
             copy.mutate(mutant)
-            kind, test = copy.run([*tests, *left_out], limit_s)
+            kind, test = copy.run([*shown, *left_out], limit_s)
             copy.restore()
-            if kind == "timeout" and copy.run([*tests, *left_out], limit_s)[0] == kind:
+            if kind == "timeout" and copy.run([*shown, *left_out], limit_s)[0] == kind:
                 return "survived", f"the unchanged copy takes {limit_s:.0f} s too"
-            if kind != "killed" or "::" not in test or test in self._fit:
+            if kind != "killed" or test in self._fit:
                 return kind, test
-            if copy.run([test], limit_s)[0] == "survived":
+            is_test = (copy.root / test.partition("::")[0]).is_file()
+            if copy.run([test] if is_test else [*shown, *left_out], limit_s)[0] == "survived":
                 with self._lock:
-                    self._fit.add(test)
+                    self._fit.update([test] if is_test else [])
                 return kind, test
+            if not is_test:
+                return "survived", f"the tests cannot be run: {test}"
             with self._lock:
                 self._unfit.add(test)  # and once more, without it
 

@@ -10,6 +10,7 @@ from tests.compare_tests import match
 from tests.covering import RECORD, Covering, choose, functions_of
 from tests.mutants import (
     ROOT,
+    Judge,
     Mutant,
     Relevance,
     Verdict,
@@ -106,6 +107,62 @@ def test_the_tests_of_a_mutant_run_its_function_and_take_a_minute() -> None:
             assert seconds <= 60 or len(tests) == 1
             files = [test.partition("::")[0] for test in tests]
             assert len(set(files)) == 1 + sum(a != b for a, b in pairwise(files))
+
+
+def test_a_function_of_which_no_test_is_on_record_is_shown_the_tests_of_its_neighbours() -> None:
+    relevance, covering = Relevance(), Covering.read()
+    path = "python/clipper/store/journal.py"
+    methods = {
+        t for name in covering.tests if f"{path} Journal." in name for t in covering.tests[name]
+    }
+    added = Mutant(path, 1, "Journal.added", 0, 0, "", "")
+    of_class = [test for test in relevance.tests(added)[0] if "::" in test]
+    assert of_class
+    assert set(of_class) <= methods
+    assert [
+        test for test in relevance.tests(Mutant(path, 1, "added", 0, 0, "", ""))[0] if "::" in test
+    ]
+    killed = "container_sdk/src/clipper_container/forking/fork_server.py"
+    tests, _ = relevance.tests(all_mutants(killed)[0])
+    assert "tests/unit/deploy/test_fork_servers.py" in tests
+
+
+class FakeCopy:
+    """A copy in which some tests fail always, and others only while a mutant is made."""
+
+    def __init__(self, always: set[str], mutated: set[str]) -> None:
+        self.root, self._always, self._mutated = ROOT, always, mutated
+        self._failing = always
+        self.ran: list[list[str]] = []
+
+    def mutate(self, mutant: Mutant) -> None:
+        self._failing = self._always | self._mutated
+
+    def restore(self) -> None:
+        self._failing = self._always
+
+    def run(self, tests: list[str], limit_s: float) -> tuple[str, str]:
+        self.ran.append(tests)
+        out = {tests[i + 1] for i, word in enumerate(tests) if word == "--deselect"}
+        shown = {*tests} - out
+        failed = [one for one in sorted(self._failing) if {one, one.partition("::")[0]} & shown]
+        failed = [one for one in failed if one not in out]
+        return ("killed", failed[0]) if failed else ("survived", "")
+
+
+def test_what_fails_on_the_unchanged_copy_too_is_no_kill() -> None:
+    mutant = all_mutants("python/clipper/store/journal.py")[0]
+    own = "tests/store/test_journal.py"
+    for always, mutated, kind in (
+        (set[str](), {f"{own}::test_b"}, "killed"),
+        ({f"{own}::test_a"}, {f"{own}::test_b"}, "killed"),
+        ({f"{own}::test_a"}, set[str](), "survived"),
+        ({own}, {f"{own}::test_b"}, "survived"),  # the file cannot be imported
+    ):
+        copy = FakeCopy(always, mutated)
+        verdict = Judge([copy], []).judge(mutant)
+        assert (verdict.kind, own in copy.ran[0]) == (kind, True), copy.ran
+        assert verdict.why == (f"{own}::test_b" if kind == "killed" else "")
 
 
 def test_what_is_recorded_is_read_as_it_was_written(tmp_path: Path) -> None:

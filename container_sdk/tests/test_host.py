@@ -491,8 +491,11 @@ def test_it_ends_with_its_node_and_says_goodbye(code: Path, listener: fake.Serve
 def test_a_load_unloads_others_before(node: Node, listener: fake.Server) -> None:
     load(node, "old", "models:total")
     peer = serve(node, listener, "old")
-    load(node, "new", "models:total", evict=["old", "unknown"])
+    new = {"type": "python", "path": "models:total", "key": str(node.folder)}
+    n = node.begin("load", model="new", evict=["old", "unknown"], **new)
     assert peer.frame().kind == fake.GOODBYE
+    peer.close()
+    node.end(n)
     assert [model for model, _ in node.ask("status")["resident"]] == ["new"]
 
 

@@ -93,8 +93,8 @@ def test_feedback_told_elsewhere_counts_once_and_survives_a_kill(
         }
         wait_until(lambda: seen(server) == 22, "what the other learned is heard of", PATIENCE_S)
         acknowledged = 22 + told_until_killed(process, app, ids[22:])
-        with pytest.raises((UnknownPrediction, StoreError)):  # the latter until its lease has ended
-            app.feedback(ids[-1], label=COUNT - 1)
+        early = is_taken(app, ids[-1])  # on a busy machine its lease may have ended already
+        acknowledged += early
         with clipper.start(state=state, folder=str(tmp_path / "a"), drain_s=1.0) as again:
             total = seen(again)
             assert acknowledged <= total <= acknowledged + 1, (
@@ -103,13 +103,15 @@ def test_feedback_told_elsewhere_counts_once_and_survives_a_kill(
             wait_until(lambda: seen(server) == total, "the other learns of it", PATIENCE_S)
         if state.partition(":")[0] not in ("unix", "etcd"):
             wait_until(lambda: is_unknown(app, ids[-1]), "its lease has ended", PATIENCE_S)
-            assert seen(server) == total
+            assert (early, seen(server)) == (False, total)
             return
-        wait_until(lambda: is_taken(app, ids[-1]), "its answer is in the store", PATIENCE_S)
+        wait_until(
+            lambda: early or is_taken(app, ids[-1]), "its answer is in the store", PATIENCE_S
+        )
         again_told = app.feedback_many(ids, range(COUNT))
         assert (again_told.counted + again_told.duplicates, again_told.unknown) == (COUNT, 0)
         assert COUNT - 1 <= seen(server) <= COUNT, "at most what was told at the kill is lost"
-        assert total + 1 + again_told.counted == seen(server)
+        assert total + (not early) + again_told.counted == seen(server)
 
 
 def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
@@ -140,7 +142,7 @@ def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) 
 def is_taken(app: Any, id: str) -> bool:
     try:
         return bool(app.feedback(id, label=COUNT - 1))
-    except StoreError:
+    except (UnknownPrediction, StoreError):  # the latter until the lease of its server has ended
         return False
 
 

@@ -32,7 +32,7 @@ QUICK = {
     "drain_s": 1.0,
     "stop_grace_s": 1.0,
     "scale_interval_ms": 20,
-    "stuck_s": 0.5,
+    "stuck_s": 2.0,
     "eject_after": 0,
 }
 LANGUAGES = ("cpp", "java")
@@ -216,7 +216,7 @@ def test_feedback_sessions_and_accuracy(server, deploy, language):
 @pytest.fixture
 def faulty(server, deploy, language):
     model = deploy(program(language, "faulty"), input="str")
-    app = server.app(f"faults-{language}", models=[model.name], slo_ms=1000, default="none")
+    app = server.app(f"faults-{language}", models=[model.name], slo_ms=3000, default="none")
     yield lambda text: app.predict(text).result(20)
     server.catalog.unregister_application(f"faults-{language}")
 
@@ -235,7 +235,7 @@ def test_what_the_model_does_wrong_fails_its_batch_alone(faulty, server, deploy,
     (name,) = [str(model.id) for model in server.catalog.models()]
     (before,) = server.stats()["models"][name]["replicas"]
     with pytest.raises(ModelFailed, match=reason):
-        server.model(name).predict(text, slo_ms=2000).result(20)
+        server.model(name).predict(text, slo_ms=SLO_MS).result(20)
     assert (faulty(text).output, faulty("good").output) == ("none", "good")
     (after,) = server.stats()["models"][name]["replicas"]
     assert after["pid"] == before["pid"]

@@ -78,8 +78,8 @@ def test_rows_are_trained_and_copied_over_tls(tls_shards: TlsShards, authority: 
     ids = np.arange(3000)  # three records of TLS and more, both ways
     for _ in range(2):
         client.push("t", ids, -ones((3000, 64)))
+    assert_copied(shards)  # before a pull, which marks rows on the primary alone
     assert (client.pull("t", ids) == 2).all()
-    assert_copied(shards)
     client.push_model({"w": ones(3)}, optimizer="sgd")
     client.push_gradients({"w": ones(3)}, {"t": (ids, -ones((3000, 64)))})
     assert (client.pull("t", ids) == 3).all()

@@ -163,7 +163,10 @@ def test_a_server_that_lost_its_memory_resets_its_watches(own_redis: RedisServer
         assert watch.next(5) == Event("SYNC", 2)
         store._redis.flushall()
         store.put("c", b"1")
-        assert watch.next(5) == Event("RESET", 1)
+        event = watch.next(5)  # the watch may look before the put
+        assert event in (Event("RESET", 0), Event("RESET", 1))
+        if event == Event("RESET", 0):
+            assert watch.next(5) == Event("PUT", 1, "c", Record("c", b"1", 1, 1, 1))
 
 
 def test_watch_is_reset_when_a_server_that_lost_its_memory_has_many_new_changes(

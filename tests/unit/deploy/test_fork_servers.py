@@ -15,7 +15,14 @@ import pytest
 
 from clipper.deploy import EventKind, ProcessDeployer, RestartPolicy, fork_servers
 from clipper.deploy.warmup_deaths import WarmUpDeaths
-from tests.unit.deploy.test_process import Events, alive, is_zombie, until, wait_for_log
+from tests.unit.deploy.test_process import (
+    PATIENCE_S,
+    Events,
+    alive,
+    is_zombie,
+    until,
+    wait_for_log,
+)
 
 QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, exits_max=9, apart_s=0.0)
 SOURCE = """
@@ -42,7 +49,8 @@ def events():
 
 
 @pytest.fixture
-def deployer(events):
+def deployer(events, monkeypatch):
+    monkeypatch.setattr("clipper.deploy.process.ANSWER_S", PATIENCE_S)
     with ProcessDeployer(events, QUICK) as made:
         yield made
 

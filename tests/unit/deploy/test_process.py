@@ -25,6 +25,7 @@ from clipper.deploy.restarts import START_S, StartLimit
 from clipper.manage.deployment import restart_policy
 
 QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0, apart_s=0.0)
+PATIENCE_S = 60.0  # what starts has a low priority, and gets little of a machine that is busy
 
 
 class Events:
@@ -39,7 +40,7 @@ class Events:
 
     def next(self, *kinds: EventKind) -> ReplicaEvent:
         while True:
-            event = self._queue.get(timeout=20)
+            event = self._queue.get(timeout=PATIENCE_S)
             self.seen.append(event)
             if event.kind in kinds:
                 return event
@@ -97,7 +98,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

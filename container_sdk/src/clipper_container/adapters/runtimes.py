@@ -13,6 +13,7 @@ from types import ModuleType
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import explain, load_as
+from clipper_container.adapters.unused_imports import without_array_libraries
 from clipper_container.model import UserValue, as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.worker.declared_tables import declared
@@ -39,8 +40,9 @@ class FileRuntime(Runtime):
 
     def prepare(self, type: str) -> None:
         """Import the framework of this kind."""
-        for module in _IMPORTS.get(type, (NEEDS[type],) if type in NEEDS else ()):
-            importlib.import_module(module)
+        with without_array_libraries():
+            for module in _IMPORTS.get(type, (NEEDS[type],) if type in NEEDS else ()):
+                importlib.import_module(module)
 
     def load(self, artifact: Artifact) -> Loaded:
         """Load a file. Raises: ArtifactError."""

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Sequence
 
 from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.unused_imports import without_array_libraries
 
 UNPACKED_BYTES_MAX = 2 << 30
 
@@ -26,30 +27,34 @@ def untrusted(content: bytes, trusted: Sequence[str] = ()) -> list[str]:
     """Return the types that the file needs and that are not trusted. Creates none of them.
     Raises: LoadError.
     """
-    import skops.io
-
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
             size = sum(part.file_size for part in parts.infolist())
-        if size > UNPACKED_BYTES_MAX:
-            raise LoadError(
-                f"unpacked it would have {size} bytes; at most {UNPACKED_BYTES_MAX} are possible"
-            )
-        return sorted(set(skops.io.get_untrusted_types(data=content)) - {*OF_SKLEARN, *trusted})
-    except LoadError:
-        raise
     except Exception as error:
+        raise _no_skops_file(error) from None
+    if size > UNPACKED_BYTES_MAX:
         raise LoadError(
-            f"these bytes are no skops file: {str(error)[:500] or type(error).__name__}"
-        ) from None
+            f"unpacked it would have {size} bytes; at most {UNPACKED_BYTES_MAX} are possible"
+        )
+    with without_array_libraries():
+        import skops.io
+
+    try:
+        return sorted(set(skops.io.get_untrusted_types(data=content)) - {*OF_SKLEARN, *trusted})
+    except Exception as error:
+        raise _no_skops_file(error) from None
+
+
+def _no_skops_file(error: Exception) -> LoadError:
+    return LoadError(f"these bytes are no skops file: {str(error)[:500] or type(error).__name__}")
 
 
 def load(content: bytes, trusted: Sequence[str] = ()) -> object:
     """Load the estimator. trusted: types beyond those that skops trusts. Raises: LoadError."""
-    import skops.io
-
     if unknown := untrusted(content, trusted):
         raise LoadError(f"the file needs types that are not trusted: {', '.join(unknown)}")
+    import skops.io
+
     try:
         thing = skops.io.loads(
             content, trusted=sorted({*skops.io.get_untrusted_types(data=content)})

@@ -10,6 +10,8 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
+from clipper_container.adapters.unused_imports import without_array_libraries
+
 NOT_BEFORE_A_FORK = {  # top-level module -> why a replica imports it by itself
     "jax": "it starts threads",
     "numba": "it reads its thread limit once",
@@ -63,7 +65,8 @@ class Imports:
         if name in self._names or top in NOT_BEFORE_A_FORK or not self._is_installed(top):
             return
         try:
-            importlib.import_module(name)
+            with without_array_libraries():
+                importlib.import_module(name)
         except ModuleNotFoundError:
             return
         except BaseException as error:
