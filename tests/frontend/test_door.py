@@ -483,6 +483,23 @@ def test_a_connection_goes_and_comes_back(server: clipper.ClipperServer) -> None
             assert held_are(server, 1)
 
 
+def test_a_connection_that_went_before_comes_back_after_more_requests(
+    server: clipper.ClipperServer,
+) -> None:
+    plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
+    with connect(server) as line:
+        for returns in range(3):
+            line.sendall(request("/api/total", "", method="GET"))
+            assert b'"sum:1"' in responses(line, 1)[0]
+            for _ in range((2 << returns) - 1):
+                line.sendall(plain)
+                assert b'"output":6.0' in responses(line, 1)[0]
+                assert held_are(server, 0)
+            line.sendall(plain)
+            assert b'"output":6.0' in responses(line, 1)[0]
+            assert held_are(server, 1)
+
+
 def test_what_is_counted_is_the_same(server: clipper.ClipperServer) -> None:
     server.app("counted", models=["sum"], slo_ms=10_000)
     rng = random.Random(7)

@@ -680,9 +680,13 @@ def _fullness(one: "Instance") -> str:
 def _bytes(n: int) -> str:
     for unit in ("B", "KiB", "MiB"):
         if n < 1024:
-            return f"{n:.3g} {unit}" if n else "-"
+            return f"{_digits(n)} {unit}" if n else "-"
         n /= 1024  # type: ignore[assignment]
-    return f"{n:.3g} GiB"
+    return f"{_digits(n)} GiB"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def _ago(time_ms: int) -> str:

@@ -333,6 +333,24 @@ def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
         )
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_of_a_field_that_changed_are_those_of_one_made_anew(seed: int) -> None:
+    rng, field, held = Random(seed), InstanceIndex(), {}
+    for step in range(120):
+        id = f"i{rng.randrange(12)}"
+        if rng.random() < (0.3 if step < 80 else 0.8):
+            field.remove(id)
+            held.pop(id, None)
+        else:
+            held[id] = some_node(rng, id)
+            field.put(held[id])
+        anew = InstanceIndex(held.values())
+        assert (len(field), field._versions) == (len(anew), anew._versions)
+        assert (field.typical_bytes, field._models) == (anew.typical_bytes, anew._models)
+        assert {one: one in field for one in (id, "none")} == {id: id in held, "none": False}
+        assert field.get(id) == held.get(id)
+
+
 def test_instances_nearly_as_good_as_the_best() -> None:
     wanted = model()
     wish = _Wish(wanted, Constraint(), 10 * MIB, (), frozenset({"r"}), NOW, NOW, 0)
