@@ -122,11 +122,16 @@ def outputs(policy: Policy, one: Stream, chance: Array) -> Array:
     answers, told = one.answers.tolist(), one.feedback.tolist()
     sure = None if one.confidence is None else one.confidence.tolist()
     user, heard = one.users.tolist(), one.heard.tolist()
+    reported = None if one.probabilities is None else one.probabilities.astype(np.float32).tolist()
     for t in range(n):
         state = own.get(user[t], shared)
         plan = policy.select(state, Query(uniform=float(chance[t])), models)
         outputs = {
-            model: Prediction(answers[t][i], None if sure is None else sure[t][i])
+            model: Prediction(
+                answers[t][i],
+                None if sure is None else sure[t][i],
+                {} if reported is None else {f"p:{c}": p for c, p in enumerate(reported[t][i])},
+            )
             for i, model in enumerate(models)
             if model in plan.models or model in plan.observers
         }

@@ -13,19 +13,22 @@ import numpy as np
 from bench.paper.streams import Array, Stream
 
 DATA_SETS = ("digits", "breast_cancer", "wine")  # sklearn.datasets.load_...
-NAMES = tuple("real " + name.replace("_", " ") for name in DATA_SETS)
+VECTORS = " with probabilities"  # for each label
+NAMES = tuple(f"real {name.replace('_', ' ')}{end}" for end in ("", VECTORS) for name in DATA_SETS)
 QUERIES = 5_000
 MODELS = 5
 OWN = 0.75  # share of a model's rows that have labels of its own
 
 
 def real_stream(name: str, seed: int, repetition: int) -> Stream:
-    """One repetition of a name of NAMES: other parts, other models, other queries."""
+    """One repetition of a name of NAMES: other parts, other models, other queries. With
+    probabilities the answers are the same as without."""
     from sklearn import datasets
     from sklearn.preprocessing import scale
 
-    load = getattr(datasets, "load_" + DATA_SETS[NAMES.index(name)])
-    rng = np.random.default_rng([seed, repetition, NAMES.index(name)])
+    number = NAMES.index(name) % len(DATA_SETS)
+    load = getattr(datasets, "load_" + DATA_SETS[number])
+    rng = np.random.default_rng([seed, repetition, number])
     x, labels = load(return_X_y=True)
     x, order = scale(x), rng.permutation(len(x))
     train, rest = order[: len(x) // 2], order[len(x) // 2 :]
@@ -42,7 +45,16 @@ def real_stream(name: str, seed: int, repetition: int) -> Stream:
         confidence=np.stack([one.max(axis=1) for one in p], axis=1),
         heard=np.ones(QUERIES, bool),
         users=np.zeros(QUERIES, np.int64),
+        probabilities=by_label(models, p, len(np.unique(labels))) if VECTORS in name else None,
     )
+
+
+def by_label(models: list[Any], p: list[Array], classes: int) -> Array:
+    """f64[queries, models, classes]: 0 for labels that a model has not seen."""
+    found = np.zeros((len(p[0]), len(models), classes))
+    for i, (model, one) in enumerate(zip(models, p, strict=True)):
+        found[:, i, model.classes_] = one
+    return found
 
 
 def trained(i: int, x: Array, labels: Array, rows: Array, rng: np.random.Generator) -> Any:

@@ -25,6 +25,7 @@ class Stream:
     probability that a model errs.  confidence: f64[queries, models], as the models report it; None
     if they do not.  told: i64[queries], the labels of the feedback.  heard: bool[queries], where
     there is feedback.  delay: queries until the feedback.  users: i64[queries].
+    probabilities: f64[queries, models, classes], as the models report them; None if they do not.
     """
 
     labels: Array
@@ -35,6 +36,7 @@ class Stream:
     heard: Array = field(default_factory=lambda: np.ones(QUERIES, bool))
     delay: int = 0
     users: Array = field(default_factory=lambda: np.zeros(QUERIES, np.int64))
+    probabilities: Array | None = None
 
     @property
     def feedback(self) -> Array:

@@ -42,6 +42,7 @@ from clipper.selection.batch_learning import (
 from clipper.serving.feedback.journal_records import read
 from clipper.store.journal import Journal
 from clipper.types import VersionedModel
+from clipper_container import Scored
 
 APPLICATIONS = {
     "a": "exp3",
@@ -64,8 +65,14 @@ State = dict[tuple[str, str], Any]  # by application and user
 
 
 def model(by: int) -> Callable[[Any], Any]:
+    """The second model reports class probabilities."""
+
     def predict(xs: Any) -> Any:
-        return (xs[:, 0].astype(int) * by) % 7
+        outputs = (xs[:, 0].astype(int) * by) % 7
+        if by == 1:
+            return outputs
+        said = [{f"p:{x}": 0.6, f"p:{(x + 1) % 7}": 0.3} for x in outputs.tolist()]
+        return Scored(outputs, qualifiers=said)
 
     return predict
 

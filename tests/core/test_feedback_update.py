@@ -17,7 +17,7 @@ K, N, BINS = 3, 500, 10
 
 class Predicted:
     def __init__(self, output, confidence=None):
-        self.output, self.confidence = output, confidence
+        self.output, self.confidence, self.qualifiers = output, confidence, {}
 
 
 def update_of(kind=RuleKind.HEDGE, **settings):

@@ -12,6 +12,7 @@ import pytest
 import clipper
 from bench.system.durability import STORES, killed
 from clipper.errors import InvalidInput, Overloaded, UnknownPrediction
+from clipper_container import Scored
 
 ROW = np.array([3.0, 0.0])
 
@@ -77,6 +78,46 @@ def test_what_a_former_policy_learned_is_no_error_for_the_next(models, tmp_path,
                 assert handle.feedback(answer, label=i % 10)
             seen = handle._resolve("a").learner.state(None).seen if policy != "ensemble" else 0.0
     assert seen == 40.0
+
+
+def doubtful(own):
+    """A model that is never right, and finds the right label nearly as probable."""
+
+    def predict(xs):
+        labels = xs[:, 0].astype(int)
+        said = [{f"p:{(x + own) % 10}": 0.5, f"p:{x}": 0.4} for x in labels.tolist()]
+        return Scored((labels + own) % 10, np.full(len(xs), 0.5), said)
+
+    return predict
+
+
+@pytest.mark.parametrize("policy", ["mixture", "stacking"])
+def test_class_probabilities_are_learned_and_survive_a_restart(tmp_path, policy):
+    def asked(handle, i, user=None):
+        return handle.predict(np.array([i % 10, 0.0]), user=user).result(10)
+
+    with clipper.start(state=str(tmp_path)) as server:
+        for own in (1, 2, 3):
+            server.deploy(f"m{own}", doubtful(own), input="f64[2]")
+        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
+        for i in range(40):
+            assert handle.feedback(asked(handle, i, "u" if i % 2 else None), label=i % 10)
+        answers = [asked(handle, i) for i in range(20)]
+        assert handle.feedback_many(answers, [i % 10 for i in range(20)]).counted == 20
+        assert handle.feedback(input=np.array([4.0, 0.0]), label=4)
+        assert [asked(handle, i).output for i in range(10)] == list(range(10))
+        assert asked(handle, 3, "u").output == 3
+        learner = handle._resolve("a").learner
+        before = [policy_state(learner, user) for user in (None, "u")]
+    with clipper.start(state=str(tmp_path)) as server:
+        handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
+        learner = handle._resolve("a").learner
+        assert [policy_state(learner, user) for user in (None, "u")] == before
+        assert asked(handle, 7).output == 7
+
+
+def policy_state(learner, user):
+    return learner.policy.encode(learner.state(user))
 
 
 def test_feedback_counts_once(models, app):

@@ -4,12 +4,14 @@ feedback."""
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows, native_update_of, observe_rows
+from clipper.selection.class_probabilities import evidence_of
 from clipper.selection.learning_policy import state_in_context
 from clipper.selection.mixture import cell_of
 from clipper.types import VersionedModel
@@ -166,7 +168,7 @@ def test_the_core_computes_what_its_definition_says(user: bool) -> None:
         for i in range(K):
             if said[i] is not None:
                 expected = sum(reference.share[j] * each[j][0][said[i]] for j in components)
-                assert p[i] == pytest.approx(expected, abs=1e-9)
+                assert p[codes[i] - 1] == pytest.approx(expected, abs=1e-9)
         assert other == pytest.approx(
             sum(reference.share[j] * each[j][1] for j in components), abs=1e-9
         )
@@ -174,6 +176,197 @@ def test_the_core_computes_what_its_definition_says(user: bool) -> None:
         rows = mixture.learned(rows, codes, cells, sure, labels, 1, right, 1.0, 1.0, context)
         reference.learn(said, sure, labels, right, context)
     assert rows.shape == (K + 1, 16 + 6 * 64 + 2 * 2)
+
+
+class Pool:
+    """Component 8, written with dictionaries."""
+
+    def __init__(self) -> None:
+        self.weights: dict[Any, float] = dict.fromkeys(range(K), 1.0)
+        self.sums: dict[Any, float] = {}
+
+    def p(self, evidence: Any, labels: list[int], classes: float) -> Any:
+        w = self.weights
+        scores = [
+            w.get(("label", label), 0.0)
+            + sum((w[i] + w.get((i, label), 0.0)) * evidence[i, at] for i in range(K))
+            for at, label in enumerate(labels)
+        ]
+        total = np.exp(scores).sum() + max(classes - len(labels), 0)
+        return np.exp(scores) / total, 1 / total
+
+    def learn(self, evidence: Any, labels: list[int], classes: float) -> None:
+        """The first label is right."""
+        p, _ = self.p(evidence, labels, classes)
+        slope, bend = p - (np.arange(len(p)) == 0), p * (1 - p)
+        for at, label in enumerate(labels):
+            self.move(("label", label), slope[at], bend[at])
+            for i in range(K):
+                x = evidence[i, at]
+                if x:
+                    self.move((i, label), slope[at] * x, bend[at] * x * x)
+        for i in range(K):
+            x = evidence[i]
+            self.move(i, slope @ x, p @ (x * x) - (p @ x) ** 2)
+
+    def move(self, key: Any, g: float, h: float) -> None:
+        self.sums[key] = min(self.sums.get(key, 0.0) + h, 1000.0)
+        moved = self.weights.get(key, 0.0) - g / (1 + self.sums[key])
+        self.weights[key] = min(max(moved, -20.0), 20.0)
+
+
+@pytest.mark.parametrize("user", [False, True])
+def test_the_core_weighs_class_probabilities_as_its_definition_says(user: bool) -> None:
+    rng, reference, pool = np.random.default_rng(8), Reference(user), Pool()
+    rows = mixture.of_user(mixture.initial(K)) if user else mixture.initial(K)
+    rows = mixture.widened(rows, 0, 0, True)
+    n = 6 + user
+    reference.share = np.full(n + 1, 1 / (n + 1))
+    for t in range(600):
+        classes = 5 if t < 300 else 40
+        said, sure, right = votes_of(rng, classes)
+        if said == [None] * K:
+            continue
+        named = [right, *(one for one in said if one is not None)]
+        labels = list(dict.fromkeys([*named, *rng.integers(0, classes, 3).tolist()]))
+        evidence = rng.random((K, len(labels))) * (rng.random((K, len(labels))) < 0.8)
+        evidence[[i for i in range(K) if said[i] is None]] = 0.0
+        codes = [0 if one is None else labels.index(one) + 1 for one in said]
+        cells = [0 if one is None else one for one in said]
+        p, other = mixture.tallied(rows, codes, cells, sure, classes, evidence, labels)
+        each = [reference.p(j, said, sure, classes) for j in range(n)]
+        pooled, rest = pool.p(evidence, labels, classes)
+        for at, label in enumerate(labels):
+            of = [found.get(label, others) for found, others in each]
+            assert p[at] == pytest.approx(reference.share @ [*of, pooled[at]], abs=1e-9)
+        others = [one for _, one in each]
+        assert other == pytest.approx(reference.share @ [*others, rest], abs=1e-9)
+        rows = mixture.learned(
+            rows, codes, cells, sure, classes, 1, right, 1.0, 1.0, (), evidence, labels
+        )
+        share = reference.share
+        reference.share = share[:n] / share[:n].sum()
+        reference.learn(said, sure, classes, right)
+        found = [max(one.get(right, others), 1e-6) for one, others in each] + [pooled[0]]
+        share = share * found
+        reference.share = SHARE / (n + 1) + (1 - SHARE) * share / share.sum()
+        pool.learn(evidence, labels, classes)
+    assert rows.shape == (K + 1, 16 + 6 * 64 + 2 + 2 * 64)
+
+
+def test_evidence_is_the_scaled_logarithm_of_the_probability() -> None:
+    votes = {
+        MODELS[0]: Prediction(1, None, {"p:1": 1.0, "p:2": 0.1, "p:3": 0.0, "p:x": 0.5}),
+        MODELS[2]: Prediction(2),
+    }
+    numbers: dict[object, int] = {2: 1, 1: 2}
+    evidence = evidence_of(MODELS, votes, numbers)
+    assert evidence == pytest.approx(np.array([[0.5, 1, 0], [0, 0, 0], [1, 0, 0]]))
+    assert numbers == {2: 1, 1: 2, 3: 3}
+    assert evidence_of(MODELS, predictions({0: 1}), {1: 1}) is None
+
+
+def probable(rng: np.random.Generator, label: int) -> dict[VersionedModel, Any]:
+    """Each model prefers a wrong label of its own, and thinks that the right one is nearly as
+    probable."""
+    found = {}
+    for i, model in enumerate(MODELS):
+        wrong = (label + 1 + i + int(rng.integers(0, 2)) * 3) % 10
+        found[model] = Prediction(wrong, 0.5, {f"p:{wrong}": 0.5, f"p:{label}": 0.4, "p:x": 0.1})
+    return found
+
+
+@pytest.mark.parametrize("name", ["mixture", "mixture(coverage=0.9)", "stacking"])
+def test_class_probabilities_find_a_label_that_no_model_answers(name: str) -> None:
+    rng, policy = np.random.default_rng(9), create_policy(name)
+    state: Any = policy.init(MODELS)
+    for t in range(60):
+        arrived = probable(rng, t % 10)
+        state = policy.observe(state, Observation(Plan(MODELS), arrived, Truth(t % 10)))
+    for label in range(10):
+        answer = policy.combine(state, probable(rng, label), ())
+        assert answer.output == label
+        assert type(answer.output) is int
+        assert 0 <= answer.confidence <= 1
+        assert 0 <= answer.agreement <= 1
+        assert not answer.set or answer.set[0] == label
+    without = {model: Prediction(3, 0.9) for model in MODELS}
+    assert policy.combine(state, without, ()).output == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "label"), [("7", 7), ("-7", -7), ("cat", "cat"), ("cat", b"cat"), ("True", True)]
+)
+def test_the_name_of_a_probability_is_the_text_of_a_label(text: str, label: Any) -> None:
+    kind = type(label)
+    others = [kind(not label)] * 3 if kind is bool else [kind(b"%d" % i) for i in range(3)] \
+        if kind is bytes else [kind(str(i)) for i in range(3)]  # fmt: skip
+    arrived = {
+        model: Prediction(other, None, {f"p:{text}": 0.9, f"p:{other!s}": 0.001, "speed": 3})
+        for model, other in zip(MODELS, others, strict=True)
+    }
+    state = observed(POLICY.init(MODELS), {0: 1, 1: 2, 2: 1}, 1)
+    for _ in range(40):
+        state = POLICY.observe(state, Observation(Plan(MODELS), arrived, Truth(label)))
+    answer = POLICY.combine(state, arrived, ())
+    assert answer.output == label
+    assert type(answer.output) is kind
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({}, {"speed": 1.0}, {"p:": 0.5}, {"p:no number": 0.5}, {"p:9999999999999999999999": 1}),
+        *({"p:1": float("nan")}, {"p:1": float("inf"), "p:2": -5.0}, {"p:1": "much"}),
+        {f"p:{i}": 0.001 for i in range(1000)},
+    ],
+)
+@pytest.mark.parametrize("name", ["mixture", "stacking"])
+def test_odd_probabilities_leave_a_sound_state(name: str, odd: dict[str, Any]) -> None:
+    policy = create_policy(name)
+    state: Any = policy.init(MODELS)
+    for t in range(30):
+        arrived = {model: Prediction((t + i) % 3, 0.5, odd) for i, model in enumerate(MODELS)}
+        state = policy.observe(state, Observation(Plan(MODELS), arrived, Truth(t % 3)))
+        assert np.isfinite(state.rows).all()
+        answer = policy.combine(state, arrived, ())
+        assert 0 <= answer.confidence <= 1
+        assert answer.output in (0, 1, 2) or name == "mixture" or len(odd) == 1000
+
+
+def test_an_old_state_learns_probabilities_and_is_stored_and_merged() -> None:
+    rng, old = np.random.default_rng(10), trained(60)
+    state = POLICY.decode(POLICY.encode(old))
+    for t in range(40):
+        seen = Observation(Plan(MODELS), probable(rng, t % 10), Truth(t % 10))
+        state = POLICY.observe(state, seen)
+    assert mixture.shape(state.rows)[2]
+    assert state.rows[-1, [*range(7), 10]].sum() == pytest.approx(1.0)
+    assert np.array_equal(POLICY.decode(POLICY.encode(state)).rows, state.rows)
+    other = trained(80)
+    one, two = POLICY.merge(old, state, other), POLICY.merge(old, other, state)
+    assert one.rows == pytest.approx(two.rows, abs=1e-12)
+    for found in (one, POLICY.init(MODELS, state), POLICY.add_model(state, VersionedModel("d", 1))):
+        assert np.isfinite(found.rows).all()
+        assert POLICY.combine(found, probable(rng, 4), ()).output == 4
+    broken = msgspec.structs.replace(state, rows=np.where(state.rows == 1.0, np.nan, state.rows))
+    seen = Observation(Plan(MODELS), probable(rng, 4), Truth(4))
+    assert np.isfinite(POLICY.observe(broken, seen).rows).all()
+
+
+def test_certain_probabilities_teach_stacking_what_votes_teach() -> None:
+    policy: Any = create_policy("stacking")
+    one = two = policy.init(MODELS)
+    rng = np.random.default_rng(11)
+    for t in range(100):
+        said = {i: int(rng.integers(0, 4)) for i in range(K)}
+        certain = {MODELS[i]: Prediction(x, None, {f"p:{x}": 1.0}) for i, x in said.items()}
+        one = policy.observe(one, Observation(Plan(MODELS), predictions(said), Truth(t % 4)))
+        two = policy.observe(two, Observation(Plan(MODELS), certain, Truth(t % 4)))
+        assert two.rows == pytest.approx(one.rows, abs=1e-12)
+        assert policy.combine(two, certain, ()).confidence == pytest.approx(
+            policy.combine(one, predictions(said), ()).confidence
+        )
 
 
 def predictions(said: dict[int, Any], sure: float | None = None) -> dict[VersionedModel, Any]:
@@ -260,7 +453,7 @@ def test_it_learns_which_model_is_right_in_which_context() -> None:
     assert wrong < 15  # of 200; without the context 80
     assert POLICY.decode(POLICY.encode(state)).rows == pytest.approx(state.rows)
     merged = POLICY.merge(trained(), state, trained())
-    assert mixture.features(merged.rows) == 1
+    assert mixture.shape(merged.rows)[1] == 1
 
 
 def test_a_user_finds_another_best_model_within_few_queries() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from clipper.selection.bandits import check_range
+from clipper.selection.class_probabilities import evidence_of, has_probabilities, label_of
 from clipper.selection.learned_state import (
     DOUBT,
     Array,
@@ -60,7 +61,8 @@ class WeightedVotes:
 
     rule: gives the weights.
     odds: label probabilities from the votes.
-    raw: confidence of a combined label before calibration; default its share of the weight.
+    best: returns the answer and its confidence before calibration, instead of the label with the
+    most weight and its share.
     Threads: any.
     """
 
@@ -70,9 +72,10 @@ class WeightedVotes:
         self,
         rule: Rule,
         odds: Odds,
-        raw: Callable[[LearnedState, Votes, Weights, UserValue], float] | None = None,
+        best: Callable[[LearnedState, Votes, Weights, Combined], tuple[Combined, float]]
+        | None = None,
     ) -> None:
-        self._rule, self._odds, self._raw = rule, odds, raw
+        self._rule, self._odds, self._best = rule, odds, best
         self._labels = LabelVotes(rule, label_bit, DOUBT)
 
     def select(
@@ -106,9 +109,9 @@ class WeightedVotes:
         found = combine(votes, weights, sum(weights.values()))
         if is_number(found.output):
             return found, 0.0
-        if self._raw is None:
+        if self._best is None:
             return found, found.confidence
-        return found, self._raw(state, votes, weights, found.output)
+        return self._best(state, votes, weights, found)
 
     def weights(
         self, state: LearnedState, models: set[VersionedModel]
@@ -137,8 +140,7 @@ class WeightedVotes:
         """Return the probability of each label."""
         votes, weights = usable(arrived), self.weights(state, {*arrived, *missing})
         by_key, other = self._odds(state, votes, weights)
-        outputs = {label_key(vote.output): vote.output for vote in votes.values()}
-        return LabelProbabilities({key: (outputs[key], p) for key, p in by_key.items()}, other)
+        return LabelProbabilities({key: (label_of(key), p) for key, p in by_key.items()}, other)
 
     def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
         """Return the normalised weights of the models."""
@@ -209,9 +211,10 @@ class LogOdds(LearningPolicy):
 class Stacking(LearningPolicy):
     """Online logistic regression on the votes; the default ensemble that learns.
 
-    The score of a label is the sum of the weights of the models that voted for it. With one
-    dominant model the policy follows it, with equal ones it is a majority vote. It learns from
-    labels only, not from `correct=` or `score=`.
+    The score of a label is the sum of the weights of the models that voted for it; of models that
+    report class probabilities, each label has a part of the weight
+    (selection/class_probabilities.py). With one dominant model the policy follows it, with equal
+    ones it is a majority vote. It learns from labels only, not from `correct=` or `score=`.
 
     rate: step of the gradient descent.
 
@@ -227,7 +230,7 @@ class Stacking(LearningPolicy):
     def __init__(self, rate: float = 0.02) -> None:
         rule = Rule(RuleKind.STACKING, eta=check_range("rate", rate, 1e-6, 1.0))
         rows = RuleRows(rule, (1.0,), newcomer=_mean_weight, merge=_merge_weights)
-        answering = WeightedVotes(rule, _odds_by_softmax, _softmax_confidence)
+        answering = WeightedVotes(rule, _odds_by_softmax, _most_probable)
         super().__init__(rows, answering, _learn_by_stacking(rule), rule)
 
 
@@ -249,11 +252,17 @@ def _odds_by_softmax(
     return {key: value / total for key, value in voted.items()}, each / total
 
 
-def _softmax_confidence(
-    state: LearnedState, votes: Votes, weights: Weights, output: object
-) -> float:
+def _most_probable(
+    state: LearnedState, votes: Votes, weights: Weights, found: Combined
+) -> tuple[Combined, float]:
+    """Return the answer by the votes with its probability, or by the class probabilities."""
     voted, others, _ = _softmax(state, votes, weights)
-    return voted[label_key(output)] / (sum(voted.values()) + others)
+    key, total = label_key(found.output), sum(voted.values()) + others
+    if voted[key] < (top := max(voted.values())) * (1 - 1e-12) and has_probabilities(votes):
+        key = next(key for key, value in voted.items() if value == top)
+        behind = label_weights(votes, weights).get(key, 0.0) / sum(weights.values())
+        found = Combined(label_of(key), behind, found.used, behind)
+    return found, voted[key] / total
 
 
 def _softmax(
@@ -265,7 +274,13 @@ def _softmax(
     overflows.
     """
     total = float(state.rows.sum())
-    scores = {key: weight * total for key, weight in label_weights(votes, weights).items()}
+    by_vote = label_weights(votes, weights)
+    numbers = {key: i for i, key in enumerate(by_vote, 1)}
+    evidence = evidence_of(list(votes), votes, numbers)
+    if evidence is not None:
+        pooled = np.array([weights[model] for model in votes]) @ evidence
+        by_vote = dict(zip(numbers, pooled.tolist(), strict=True))
+    scores = {key: weight * total for key, weight in by_vote.items()}
     high = max(0.0, *scores.values())
     voted = {key: math.exp(score - high) for key, score in scores.items()}
     each = math.exp(-high)
@@ -280,13 +295,17 @@ def _learn_by_stacking(rule: Rule) -> Learn:
         if not truth.known or is_number(truth.label):
             return state.rows
         codes = {label_key(truth.label): 1}
+        reported = {model: observation.predictions[model] for model in losses}
         votes = [
             codes.setdefault(label_key(observation.predictions[model].output), len(codes) + 1)
             if model in losses
             else 0
             for model in state.models
         ]
+        evidence = evidence_of(state.models, reported, codes)
         classes = max(state.classes, len(codes))
+        if evidence is not None:
+            return rule.stack_evidence(state.rows, evidence, 1, classes, observation.weight)
         return rule.stack(state.rows, votes, 1, classes, observation.weight)
 
     return learn

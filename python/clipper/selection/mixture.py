@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from clipper.selection.class_probabilities import evidence_of, label_of
 from clipper.selection.experts import answer_of_labels
 from clipper.selection.learned_state import (
     DOUBT,
@@ -43,7 +44,7 @@ from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.label_feedback import LabelVotes
 from clipper_core.runtime.status import StatusError
 
-COMPONENTS = 7
+COMPONENTS = [0, 1, 2, 3, 4, 5, 6, 10]  # columns of the last row: the components' weights
 EQUAL_SUM = 8  # column of the last row: 0 until something was learned
 FEATURES = 9  # column of the last row: length of the queries' context
 FAVOURED = 15  # column of a model: the probability that it is the best one of this user
@@ -58,25 +59,27 @@ class Mixture(LearningPolicy):
 
     The components are the equal vote, a weight for each model, the same with the models' own
     confidence, and three with a further weight for each model and label, which differ in steps. A
-    user's state has a seventh, in which one of the models is better for this user.
+    user's state has a seventh, in which one of the models is better for this user. An eighth weighs
+    the class probabilities of models that report them (selection/class_probabilities.py).
     Each answers with a probability for each label; the answer has the highest mean, by weights that
     follow how probable each component found the right labels. Nothing is to be set.
 
     Use it when feedback comes: models may differ by label, by user or by the query's context,
-    report how sure they are, become better or worse. Before the first feedback it is `ensemble`. It
-    learns from labels, and from `correct=` and `score=` about the answer. Do not use it for
-    numbers, which it averages without learning: `ridge` does; nor when querying all models costs
-    too much: `bandit`.
+    report how sure they are or a probability for each label, become better or worse. Before the
+    first feedback it is `ensemble`. It learns from labels, and from `correct=` and `score=` about
+    the answer. Do not use it for numbers, which it averages without learning: `ridge` does; nor
+    when querying all models costs too much: `bandit`.
 
     State: f64[K + 1, 16 + 6 B + 2 D], see clipper_core.learning.mixture; B is 8 to 64, above the
-    hash of each label, and D the features of the context that the first feedback with one had.
+    hash of each label, and D the features of the context that the first feedback with one had. With
+    class probabilities there are 2 + 2 B columns more.
     Cost: 0.5 us per query and 1 us per feedback for 5 models.
     Regret: the logarithmic loss exceeds that of any sequence of components with m changes by at
-    most (m + 1) ln(7 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
+    most (m + 1) ln(8 / a) + 2 a T with a = 0.001. A component's own regret is O(sqrt(T)) against
     its best fixed weights.
     Source: Vovk 1990, "Aggregating strategies"; Herbster and Warmuth 1998, section 3, for changes;
     Duchi, Hazan and Singer 2011, section 1.1, and Chapelle and Li 2011, algorithm 3, for the steps;
-    Wolpert 1992 for stacking.
+    Wolpert 1992 for stacking; Genest and Zidek 1986, section 3, for class probabilities.
     """
 
     name = "mixture"
@@ -100,8 +103,9 @@ class Mixture(LearningPolicy):
         initial = super().initial_like(state)
         if not state.models or not np.isfinite(state.rows[-1]).all():
             return initial
-        cell, features = _buckets(state.rows) - 1, int(state.rows[-1, FEATURES])
-        return msgspec.structs.replace(initial, rows=mixture.widened(initial.rows, cell, features))
+        buckets, features, pooled = mixture.shape(state.rows)
+        rows = mixture.widened(initial.rows, buckets - 1, features, pooled)
+        return msgspec.structs.replace(initial, rows=rows)
 
     def in_context(self, state: LearnedState, context: Sequence[float]) -> LearnedState:
         """Return the state with the weights of the votes as they are in this context."""
@@ -153,22 +157,20 @@ class MixtureRows:
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
         """Add both servers' differences to `base`; multiply the changes of probabilities."""
-        sides = base, mine, theirs
-        features = max(mixture.features(rows) for rows in sides)
-        base, mine, theirs = (mixture.widened(rows, 0, features) for rows in sides)
-        sides = base, mine, theirs
-        lengths = [mixture.features(rows) for rows in sides]
-        if min(lengths) != max(lengths):  # they learned contexts that do not go together
-            return mine
-        cell = max(_buckets(rows) for rows in sides) - 1
-        base, mine, theirs = (mixture.widened(rows, cell) for rows in sides)
+        shapes = [mixture.shape(rows) for rows in (base, mine, theirs)]
+        buckets, features, pooled = map(max, zip(*shapes, strict=True))
+        if any(found not in (0, features) for _, found, _ in shapes):
+            return mine  # they learned contexts that do not go together
+        base, mine, theirs = (
+            mixture.widened(rows, buckets - 1, features, pooled) for rows in (base, mine, theirs)
+        )
         rows = mine + theirs - base
         rows[:-1, 0] = rows[:-1, 0].clip(0.0, 20.0)
         rows[:-1, list(SUMS)] = rows[:-1, list(SUMS)].clip(0.0)
         rows[:, BY_CLASS + 1 :: 2] = rows[:, BY_CLASS + 1 :: 2].clip(0.0)
         rows[-1, EQUAL_SUM - 1 :][:2] = rows[-1, EQUAL_SUM - 1 :][:2].clip((0.01, 0.0))
         rows[-1, FEATURES] = features
-        for part in (np.s_[-1, :COMPONENTS], np.s_[:-1, FAVOURED]):
+        for part in ((-1, COMPONENTS), np.s_[:-1, FAVOURED]):
             found = mine[part] * theirs[part] / base[part].clip(1e-9)
             rows[part] = found / found.sum() if found.sum() > 0 else mine[part]
         return rows
@@ -178,7 +180,7 @@ class MixtureRows:
         rows = numbers.reshape(k + 1, -1)
         if k:
             try:
-                mixture.features(rows)
+                mixture.shape(rows)
             except StatusError as error:
                 raise ValueError(str(error)) from None
         return rows
@@ -186,10 +188,6 @@ class MixtureRows:
     def standing(self, state: LearnedState) -> Array:
         """Return the weight of each model's vote."""
         return mixture.weights(state.rows)
-
-
-def _buckets(rows: Array) -> int:
-    return int(rows.shape[1] - BY_CLASS - 2 * rows[-1, FEATURES]) // 6
 
 
 def _even(rows: Array) -> Array:
@@ -255,16 +253,8 @@ class MixedVotes:
         """Return the mixture's probability of each label."""
         votes = {m: one for m, one in usable(arrived).items() if not is_number(one.output)}
         state = _with_models(state, votes)
-        ballot = Ballot(state, votes)
-        p, other = mixture.tallied(
-            state.rows, ballot.codes, ballot.cells, ballot.confidence, state.classes
-        )
-        found = {
-            label_key(votes[model].output): (votes[model].output, float(p[i]))
-            for i, model in enumerate(state.models)
-            if model in votes
-        }
-        return LabelProbabilities(found, other)
+        by_key, other = _probabilities(state, votes)
+        return LabelProbabilities({key: (label_of(key), p) for key, p in by_key.items()}, other)
 
     def weights(
         self, state: LearnedState, models: set[VersionedModel]
@@ -286,6 +276,8 @@ class Ballot:
 
     codes: u32 numbers that are equal when the labels are, 0 without a vote.  cells: the labels'
     hashes, 0 to 63.  confidence: as reported, NaN without.  numbers: codes by label key.
+    evidence, label_cells: of all labels of `numbers` (selection/class_probabilities.py), and their
+    hashes; None without class probabilities.
     """
 
     def __init__(self, state: LearnedState, votes: Votes, first: object = None) -> None:
@@ -303,6 +295,10 @@ class Ballot:
             self.cells.append(cell_of(one.output))
             sure = one.confidence
             self.confidence.append(math.nan if sure is None else sound_confidence(sure))
+        self.evidence = evidence_of(state.models, votes, self.numbers)
+        self.label_cells = (
+            None if self.evidence is None else [cell_of(label_of(key)) for key in self.numbers]
+        )
 
 
 def cell_of(label: object) -> int:
@@ -335,8 +331,13 @@ def learn_mixture(
     if not votes:
         return state.rows
     ballot, context = Ballot(state, votes, label_key(label)), observation.plan.features
+    has_evidence = ballot.evidence is not None
     return mixture.learned(
-        mixture.widened(state.rows, 0, len(context)) if context else state.rows,
+        (
+            mixture.widened(state.rows, 0, len(context), has_evidence)
+            if context or has_evidence
+            else state.rows
+        ),
         ballot.codes,
         ballot.cells,
         ballot.confidence,
@@ -346,6 +347,8 @@ def learn_mixture(
         1.0 if truth.known else min(max(float(truth.score or 0.0), 0.0), 1.0),
         observation.weight,
         context,
+        ballot.evidence,
+        ballot.label_cells,
     )
 
 
@@ -356,23 +359,33 @@ def _mixed(state: LearnedState, votes: Votes, selected: int) -> Combined:
     if kind != "label" or is_untouched(state) or not state.models:
         return combine(votes, even, selected)
     state = _with_models(state, chosen)
-    ballot = Ballot(state, chosen)
-    p, _ = mixture.tallied(state.rows, ballot.codes, ballot.cells, ballot.confidence, state.classes)
-    by_key = {
-        label_key(chosen[model].output): float(p[i])
-        for i, model in enumerate(state.models)
-        if model in chosen
-    }
+    by_key, _ = _probabilities(state, chosen)
     weights = dict(zip(state.models, mixture.weights(state.rows).tolist(), strict=True))
     winner = _most_probable(chosen, by_key)
     agreeing = sum(
         weights[model] for model, one in chosen.items() if label_key(one.output) == winner
     )
-    output = next(one.output for one in chosen.values() if label_key(one.output) == winner)
+    outputs = [one.output for one in chosen.values() if label_key(one.output) == winner]
+    output = outputs[0] if outputs else label_of(winner)
     total = sum(weights.values()) * selected / max(len(state.models), 1)
     return Combined(
         output, min(by_key[winner], 1.0), tuple(chosen), min(agreeing / (total or 1.0), 1.0)
     )
+
+
+def _probabilities(state: LearnedState, votes: Votes) -> tuple[dict[object, float], float]:
+    """Return the mixture's probability of each named label, by label key, and of each other."""
+    ballot = Ballot(state, votes)
+    p, other = mixture.tallied(
+        state.rows,
+        ballot.codes,
+        ballot.cells,
+        ballot.confidence,
+        max(state.classes, len(ballot.numbers)) if ballot.evidence is not None else state.classes,
+        ballot.evidence,
+        ballot.label_cells,
+    )
+    return {key: float(p[code - 1]) for key, code in ballot.numbers.items()}, other
 
 
 def _most_probable(votes: Votes, by_key: Mapping[object, float]) -> object:
@@ -383,7 +396,7 @@ def _most_probable(votes: Votes, by_key: Mapping[object, float]) -> object:
         key = label_key(one.output)
         if by_key[key] >= top * (1 - 1e-12):
             sure[key] = sure.get(key, 0.0) + sound_confidence(one.confidence, unknown=0.5)
-    return max(sure, key=lambda key: sure[key])
+    return max(sure or by_key, key=lambda key: (sure or by_key)[key])
 
 
 def _with_models(state: LearnedState, votes: Votes) -> LearnedState:

@@ -63,3 +63,6 @@ class Rule:
         classes: float = 2.0,
         weight: float = 1.0,
     ) -> _Rows: ...
+    def stack_evidence(
+        self, rows: _Rows, evidence: ArrayLike, label: int, classes: float, weight: float = 1.0
+    ) -> _Rows: ...

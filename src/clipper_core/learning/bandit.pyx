@@ -606,3 +606,20 @@ cdef class Rule:
             for i in range(n):
                 stack_learn(&self.state, row, k, vote + i * k, right[i], classes, weight)
         return after
+
+    def stack_evidence(self, cnp.ndarray rows, evidence, u32 label, double classes,
+                       double weight=1.0):
+        """Return new rows of STACKING after one observation with class probabilities. evidence:
+        f64[k, labels], how much each model is for each label, 0 to 1; label: the number of the
+        right one, from 1."""
+        cdef cnp.ndarray after = self.copied(rows)
+        cdef cnp.ndarray cast = np.ascontiguousarray(evidence, np.float64)
+        if cast.ndim != 2 or cast.shape[0] != after.shape[0] or not 1 <= label <= cast.shape[1]:
+            raise_for(BAD_INPUT, f"evidence must be f64[{after.shape[0]}, labels], and label the"
+                                 " number of one of them")
+        scores = after[:, 0] @ cast
+        p = np.exp(scores - max(scores.max(), 0.0))
+        p /= p.sum() + max(classes - len(p), 0.0) * np.exp(-max(scores.max(), 0.0))
+        p[label - 1] -= 1.0
+        after[:, 0] = np.clip(after[:, 0] - self.state.eta * weight * (cast @ p), 0.0, WEIGHT_MAX)
+        return after

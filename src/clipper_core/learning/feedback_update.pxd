@@ -56,6 +56,10 @@ cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of l
 cdef enum:
     CONTEXT_MAX = 32            # features of a context
 
+cdef bint weighs_probabilities(u32 kind, object prediction) except -1
+# ^ whether a rule of this kind reads class probabilities, and the prediction has some: only the
+# policy itself combines and learns them
+
 cdef inline bint is_label(object kind) noexcept:    # whether outputs of this type are voted on
     return kind is int or kind is str or kind is bool or kind is bytes
 

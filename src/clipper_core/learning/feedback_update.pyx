@@ -2,7 +2,7 @@
 rule."""
 cimport cython
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_GetItem, PyDict_Next
 from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.math cimport NAN, exp, isfinite, log, rint
 
@@ -28,10 +28,10 @@ cdef enum:
     LABEL_BITS = 64
     BINS_MAX = 1024
 
-cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
+cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS    # of a prediction
 cdef ObjectMember MODELS, ROWS, SURE, SEEN, LABELS, TRACKED     # of a state
 cdef ObjectMember THRESHOLD, NUMBERS, SCALE, COUNT, KNOWN       # of the thresholds of sets
-OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
+OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
 MODELS.name, ROWS.name, SURE.name, SEEN.name = b"models", b"rows", b"sure", b"seen"
 LABELS.name, TRACKED.name = b"labels", b"tracked"
 THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
@@ -95,6 +95,20 @@ cdef double _accuracy(const Learner* learner, u32 i) noexcept nogil:
     if rule.kind == SQUARECB or rule.kind == GREEDY:
         return 1.0 - row[0] if row[1] > 0 else 0.5
     return 0.5
+
+
+cdef bint weighs_probabilities(u32 kind, object prediction) except -1:
+    cdef object qualifiers
+    cdef PyObject* name
+    cdef Py_ssize_t at = 0
+    if kind != STACKING and kind != MIXTURE:
+        return False
+    qualifiers = read_member(&QUALIFIERS, prediction)
+    if type(qualifiers) is dict:
+        while PyDict_Next(qualifiers, &at, &name, NULL):
+            if (<str?> <object> name).startswith("p:"):
+                return True
+    return False
 
 
 cdef inline bint _votes(const Learner* learner, const Observation* observation,
@@ -194,6 +208,8 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
                                                      observation.confidence)
     ballot.k, ballot.classes = learner.k, classes
     ballot.context, ballot.features = observation.context, observation.features
+    ballot.evidence = NULL
+    ballot.labels = 0
 
 
 cdef double _likeliest(const Learner* learner, const Observation* observation, const Tally* tally,
@@ -546,6 +562,8 @@ cdef class FeedbackUpdate:
                                               and PyObject_RichCompareBool(value, label, Py_EQ))
                 value = read_member(&CONFIDENCE, <object> found)
                 confidence[i] = <PyObject*> value
+                if weighs_probabilities(self.rule.state.kind, <object> found):
+                    return None
             if len(queried) == 1 and queried[0] == models[i]:
                 chosen = i
         if chosen == k and queried != models:

@@ -20,7 +20,7 @@ from clipper_core.learning.bandit cimport (
 )
 from clipper_core.learning.feedback_update cimport (
     FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
-    feedback_update_raw, is_label,
+    feedback_update_raw, is_label, weighs_probabilities,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
 from clipper_core.runtime.machine cimport i32, u32
@@ -35,8 +35,8 @@ cnp.import_array()
 cdef extern from *:
     int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
 
-cdef ObjectMember OUTPUT, CONFIDENCE    # of a prediction
-OUTPUT.name, CONFIDENCE.name = b"output", b"confidence"
+cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS    # of a prediction
+OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
 
 
 @cython.final
@@ -56,7 +56,8 @@ cdef class LabelVotes:
     def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, predictions,
                Py_ssize_t missing):
         """Return (output, confidence, models used, agreement) of the predictions that arrived.
-        None if an output is no label, their types differ, or a model is not of the state.
+        None if an output is no label, their types differ, a model is not of the state, or the rule
+        reads class probabilities and there are some.
 
         rows, sure, labels: the state.  predictions: by model, objects with `output` and
         `confidence`.  missing: number of queried models without a prediction; together these are
@@ -107,6 +108,8 @@ cdef class LabelVotes:
                                 else <u8> lowest_bit(<u64> self.bit_of(output)))
             outputs.append(output)
             used.append(models[i])
+            if weighs_probabilities(self.rule.state.kind, <object> found):
+                return None
             if own is not None:
                 confidence[i] = own
                 if confidence[i] != confidence[i]:
@@ -164,6 +167,7 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* arri
 
 cdef enum:
     ANSWER_BYTES = 1024         # what keeping an answer costs beside its outputs
+    QUALIFIER_BYTES = 200       # of one with its name, about
 
 
 cdef i64 _bytes_of(object output) except -1:
@@ -236,7 +240,8 @@ cdef class JoinTable:
         cdef Joined oldest
         joined.nbytes = ANSWER_BYTES + _bytes_of(answer)
         for prediction in arrived.values():
-            joined.nbytes += _bytes_of(prediction.output)
+            joined.nbytes += (_bytes_of(prediction.output)
+                              + QUALIFIER_BYTES * <i64> len(prediction.qualifiers))
         oldest = self.find(id)
         if oldest is not None:
             return oldest
@@ -516,7 +521,21 @@ cdef bint _put_values(Bytes* out, tuple values) except -1:
     return True
 
 
+cdef bint _put_qualifiers(Bytes* out, object qualifiers) except -1:
+    if type(qualifiers) is not dict:
+        return False
+    if len(<dict> qualifiers) < 16:
+        _put_tag(out, <u8> (0x80 + len(<dict> qualifiers)), 0, 0)
+    else:
+        _put_tag(out, 0xde, <u64> len(<dict> qualifiers), 2)
+    for name, value in (<dict> qualifiers).items():
+        if not (_put_value(out, name) and _put_value(out, value)):
+            return False
+    return True
+
+
 cdef struct Arrived:            # predictions of one query; the objects belong to them
+    PyObject* prediction[MODELS_MAX]
     PyObject* model[MODELS_MAX]
     PyObject* output[MODELS_MAX]
     PyObject* confidence[MODELS_MAX]
@@ -544,7 +563,7 @@ cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place
         arrived.output[n] = <PyObject*> value
         value = read_member(&CONFIDENCE, <object> prediction)
         arrived.confidence[n] = <PyObject*> value
-        arrived.model[n] = model
+        arrived.model[n], arrived.prediction[n] = model, prediction
         if n < <u32> len(models) and PyTuple_GET_ITEM(models, n) is model:
             arrived.place[n] = <i32> n
         else:
@@ -572,7 +591,9 @@ cdef bint _judge(Arrived* arrived, object label) except -1:
 
 
 cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
-    """Write (place, output, confidence) of each model that has a place."""
+    """Write (place, output, confidence) of each model that has a place, and the qualifiers if
+    there are any."""
+    cdef object qualifiers
     cdef u32 i
     cdef Py_ssize_t n = 0
     for i in range(arrived.n):
@@ -581,10 +602,13 @@ cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
     for i in range(arrived.n):
         if arrived.place[i] < 0:
             continue
-        _put_array(out, 3)
+        qualifiers = read_member(&QUALIFIERS, <object> arrived.prediction[i])
+        _put_array(out, 4 if qualifiers else 3)
         _put_int(out, arrived.place[i])
         if not (_put_value(out, <object> arrived.output[i])
                 and _put_value(out, <object> arrived.confidence[i])):
+            return False
+        if qualifiers and not _put_qualifiers(out, qualifiers):
             return False
     return True
 
@@ -870,6 +894,9 @@ cdef class LabelSteps:
                 at = arrived.place[i]
                 outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
                 right[at] = arrived.right[i]
+                if weighs_probabilities(self.update.rule.state.kind,
+                                        <object> arrived.prediction[i]):
+                    return False
         return self.update.read(votes, k, outputs, confidence, right, chosen, p, features, label,
                                 1.0)
 

@@ -1,9 +1,10 @@
-# A mixture of seven ways to weigh the votes of several models, learned online.
+# A mixture of eight ways to weigh the votes of several models, learned online.
 #
 # State: f64[k + 1, FIXED + 6 * buckets + 2 * features], one row for each of the k models and one
 # for what they share. The columns are in mixture.pyx. `buckets` is a power of two from 8 to 64; a
 # label belongs to the bucket that the low bits of its hash name. `features` is the length of the
-# queries' context, 0 until the first feedback with one.
+# queries' context, 0 until the first feedback with one. From the first feedback with class
+# probabilities on, rows have 2 + 2 * buckets more columns.
 #
 # Threads: any; the rows belong to the caller.
 cimport numpy as cnp
@@ -21,10 +22,13 @@ cdef enum:
     EQUAL_WEIGHT = 7            # columns of the last row: the weight of the equal vote, and its sum
     EQUAL_SUM = 8
     FEATURES = 9                # column of the last row
+    POOLED_SHARE = 10           # column of the last row: weight of the component that reads class
+                                # probabilities; 0 until the first feedback with them
 
 cdef struct RowShape:
     u32 buckets
     u32 features
+    bint pooled                 # whether there are weights of class probabilities
 
 cdef struct Ballot:
     const u32* votes            # [k]: codes of labels from 1; 0 if the model did not answer
@@ -34,13 +38,19 @@ cdef struct Ballot:
     double classes              # number of different labels
     const double* context       # [features]: of the query; it counts if the rows have as many
     u32 features
+    const double* evidence      # [k, labels]: how much each model is for each label, 0 to 1, by the
+                                # label's code less 1; NULL: 1 for the label that it votes for
+    const u8* label_cells       # [labels]: hashes of the labels
+    u32 labels                  # at most VOTERS_MAX
 
 cdef struct Tally:
     u32 labels                  # different labels that were voted for
+    u32 named                   # with those that have evidence only, which come after them
     u32[VOTERS_MAX] of          # by model, the index of its label
-    u32[VOTERS_MAX] first       # by label, its first voter
+    u32[VOTERS_MAX] first       # by label with a vote, its first voter
+    u32[VOTERS_MAX] code        # by label
     double[VOTERS_MAX] p        # by label, its probability
-    double other                # probability of each label without a vote
+    double other                # probability of each label that is not named
 
 cdef RowShape mixture_shape(cnp.ndarray rows) except *
 # ^ raises BadInput if these are no rows of a mixture
@@ -48,6 +58,8 @@ cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
 # ^ a copy, with enough buckets for the cell
 cdef cnp.ndarray rows_with_features(cnp.ndarray rows, u32 features)
 # ^ with weights for so many features of a context, if they had none; else the rows themselves
+cdef cnp.ndarray rows_with_pool(cnp.ndarray rows)
+# ^ with weights of class probabilities, if they had none; else the rows themselves
 cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil
 # ^ nothing was learned: it is an equal vote
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,

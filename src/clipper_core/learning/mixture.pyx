@@ -1,4 +1,4 @@
-"""A mixture of seven ways to weigh the votes of several models, learned online.
+"""A mixture of eight ways to weigh the votes of several models, learned online.
 
 Each component is a logistic regression: the score of a label is a sum over the models that voted
 for it, a label without a vote scores 0, and a softmax makes probabilities of the scores. The
@@ -14,6 +14,10 @@ components differ in their weights and steps:
    of an approximate posterior from a standard normal prior (Laplace's method).
 7. for a user's state only: one model is better for this user than the weights of component 3 say.
    The score of its label is larger by 1.5. Which model it is has probabilities, uniform at first.
+8. once models report class probabilities: the score of every label is a sum over all models, of a
+   weight for each model and one for each model and label, times 1 + ln(p) / ln(100) for its
+   probability p of at least .01; a vote without probabilities counts as p = 1. With equal weights
+   that is the logarithmic opinion pool (Genest and Zidek 1986, section 3). Steps as in 6.
 
 The weight of a model and label is a difference to the model's weight and starts at 0. So it stays
 at the common weight until there is evidence.
@@ -24,7 +28,7 @@ each feedback a component's weight is multiplied by the probability that it gave
 share of all weights is spread evenly (Herbster and Warmuth 1998, section 3). The same is done with
 the models' probabilities in component 7. No rate is to be chosen. The logarithmic loss of the
 mixture exceeds that of any sequence of components with m changes over T observations by at most
-(m + 1) ln(7 / share) + 2 T share.
+(m + 1) ln(8 / share) + 2 T share.
 Steps: AdaGrad, Duchi, Hazan and Singer 2011, section 1.1; constant, Zinkevich 2003; Newton's,
 Chapelle and Li 2011, algorithm 3.
 
@@ -32,9 +36,10 @@ Columns of a model: 0 the weight of component 2; 1, 2 the weights of component 3
 the logit; 3 to 6 those of component 4 and their sums of squared gradients; 7 to 10 and 11 to 14 the
 same of components 5 and 6, the sums of 6 being those of p (1 - p) x^2; 15 the probability that it
 is component 7's model; from 16, by component and bucket, a weight and its sum; then, by feature, a
-weight and its sum. Columns of the last row: 0 to 6 the weights of the components, that of
-component 7 being 0 where users share the state; 7, 8 the weight of component 1 and its sum; 9 the
-number of features; from 16 the weights of the labels.
+weight and its sum; then, for component 8, the same of the model, and by bucket. Columns of the last
+row: 0 to 6 the weights of the components, that of component 7 being 0 where users share the state;
+7, 8 the weight of component 1 and its sum; 9 the number of features; 10 the weight of component 8;
+from 16 the weights of the labels.
 """
 cimport numpy as cnp
 from libc.math cimport exp, isfinite, log, pow, sqrt
@@ -45,6 +50,8 @@ from clipper_core.learning.bandit cimport doubles_copied
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
+
+LABELS_MAX = VOTERS_MAX     # of one observation, with those that only have evidence
 
 cdef double WEIGHT_MAX = 20.0           # of a vote, or of a label
 cdef double LOGIT_WEIGHT_MAX = 10.0
@@ -68,6 +75,7 @@ cdef struct Voter:              # a model that voted
     double* row
     double logit                # of its confidence
     u32 of                      # index of its label
+    u32 model
     u32 cell                    # of its label, in the rows' buckets; BUCKETS_MAX: it has none
 
 cdef struct Votes:
@@ -96,7 +104,8 @@ cdef inline double _logit(double confidence) noexcept nogil:
 
 
 cdef inline u32 _width(RowShape shape) noexcept nogil:
-    return FIXED + 2 * (BY_CLASS * shape.buckets + shape.features)
+    return (FIXED + 2 * (BY_CLASS * shape.buckets + shape.features)
+            + (2 + 2 * shape.buckets if shape.pooled else 0))
 
 
 cdef inline u32 _class_column(u32 component, RowShape shape, u8 cell) noexcept nogil:
@@ -107,9 +116,14 @@ cdef inline u32 _feature_column(RowShape shape, u32 feature) noexcept nogil:
     return FIXED + 2 * (BY_CLASS * shape.buckets + feature)
 
 
+cdef inline u32 _pool_column(RowShape shape) noexcept nogil:
+    return FIXED + 2 * (BY_CLASS * shape.buckets + shape.features)
+
+
 cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes* votes,
                  Tally* tally) noexcept nogil:
-    """Number the labels by their first votes, and list the models that voted."""
+    """Number the labels by their first votes, and list the models that voted; then number the
+    labels that have evidence only."""
     cdef u32 i, at, n = 0, labels = 0, width = _width(shape)
     cdef u32 code
     cdef Voter* voter
@@ -118,19 +132,29 @@ cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes
         if code == 0:
             continue
         for at in range(labels):
-            if ballot.votes[tally.first[at]] == code:
+            if tally.code[at] == code:
                 break
         else:
             at = labels
-            tally.first[at] = i
+            tally.first[at], tally.code[at] = i, code
             labels += 1
         tally.of[i] = at
         voter = votes.voter + n
         voter.row, voter.logit, voter.of = (<double*> rows + i * width,
                                             _logit(ballot.confidence[i]), at)
         voter.cell = ballot.cells[i] if ballot.cells[i] < shape.buckets else BUCKETS_MAX
+        voter.model = i
         n += 1
     votes.n, tally.labels = n, labels
+    if ballot.evidence != NULL:
+        for code in range(1, ballot.labels + 1):
+            for at in range(tally.labels):
+                if tally.code[at] == code:
+                    break
+            else:
+                tally.code[labels] = code
+                labels += 1
+    tally.named = labels
 
 
 cdef double _probabilities(const double* rows, RowShape shape, u32 component, const Ballot* ballot,
@@ -140,7 +164,7 @@ cdef double _probabilities(const double* rows, RowShape shape, u32 component, co
     cdef const double* shared = rows + ballot.k * _width(shape)
     cdef const double* row
     cdef const Voter* voter
-    cdef double score, other, high = 0.0, total
+    cdef double score
     cdef u32 i, at, base, labels = tally.labels
     cdef u8 cell
     for at in range(labels):
@@ -172,10 +196,17 @@ cdef double _probabilities(const double* rows, RowShape shape, u32 component, co
                 for at in range(ballot.features):
                     score += row[2 * at] * ballot.context[at]
             p[voter.of] += score
+    return _softmax(p, labels, ballot.classes)
+
+
+cdef inline double _softmax(double* p, u32 labels, double classes) noexcept nogil:
+    """Make probabilities of scores. -> that of each other label, whose score is 0."""
+    cdef double other, high = 0.0, total
+    cdef u32 at
     for at in range(labels):
         high = max(high, p[at])
     other = exp(-high) if high > 0.0 else 1.0
-    total = max(ballot.classes - labels, 0.0) * other
+    total = max(classes - labels, 0.0) * other
     for at in range(labels):
         p[at] = exp(p[at] - high) if p[at] != high else 1.0
         total += p[at]
@@ -184,18 +215,51 @@ cdef double _probabilities(const double* rows, RowShape shape, u32 component, co
     return other / total
 
 
-cdef inline void _add(Tally* tally, double share, const double* p, double other) noexcept nogil:
-    """Add a component's probabilities, by its weight."""
+cdef inline double _evidence(const Ballot* ballot, const Tally* tally, const Voter* voter,
+                             u32 at) noexcept nogil:
+    if ballot.evidence == NULL:
+        return <double> (voter.of == at)
+    return ballot.evidence[voter.model * ballot.labels + tally.code[at] - 1]
+
+
+cdef inline u8 _cell(const Ballot* ballot, const Tally* tally, u32 at) noexcept nogil:
+    return (ballot.cells[tally.first[at]] if ballot.evidence == NULL
+            else ballot.label_cells[tally.code[at] - 1])
+
+
+cdef double _pooled(const double* rows, RowShape shape, const Ballot* ballot, const Votes* votes,
+                    const Tally* tally, double* p) noexcept nogil:
+    """Compute the probability of each named label, by component 8. -> that of each other label."""
+    cdef u32 i, at, column = _pool_column(shape)
+    cdef const double* row = rows + ballot.k * _width(shape) + column + 2
+    cdef double weight
+    cdef u8 cell
+    for at in range(tally.named):
+        cell = _cell(ballot, tally, at)
+        p[at] = row[2 * cell] if cell < shape.buckets else 0.0
+        for i in range(votes.n):
+            weight = votes.voter[i].row[column]
+            if cell < shape.buckets:
+                weight += votes.voter[i].row[column + 2 + 2 * cell]
+            p[at] += weight * _evidence(ballot, tally, votes.voter + i, at)
+    return _softmax(p, tally.named, ballot.classes)
+
+
+cdef inline void _add(Tally* tally, double share, const double* p, u32 labels,
+                      double other) noexcept nogil:
+    """Add a component's probabilities of the first labels and of the others, by its weight."""
     cdef u32 at
     tally.other += share * other
-    for at in range(tally.labels):
+    for at in range(labels):
         tally.p[at] += share * p[at]
+    for at in range(labels, tally.named):
+        tally.p[at] += share * other
 
 
 cdef inline void _clear(Tally* tally) noexcept nogil:
     cdef u32 at
     tally.other = 0.0
-    for at in range(tally.labels):
+    for at in range(tally.named):
         tally.p[at] = 0.0
 
 
@@ -234,10 +298,13 @@ cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot
     _clear(tally)
     for component in range(FAVOURITE):
         other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
-        _add(tally, shared[component], p, other)
+        _add(tally, shared[component], p, tally.labels, other)
         if component == SURE and shared[FAVOURITE] > 0.0:
             other *= _favoured(rows, width, ballot, tally, p, favoured)
-            _add(tally, shared[FAVOURITE], favoured, other)
+            _add(tally, shared[FAVOURITE], favoured, tally.labels, other)
+    if shape.pooled:
+        other = _pooled(rows, shape, ballot, &votes, tally, p)
+        _add(tally, shared[POOLED_SHARE], p, tally.named, other)
 
 
 cdef inline void _step(double* weight, double gradient, double step, double low,
@@ -298,6 +365,36 @@ cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Bal
                              curvature[at] * ballot.context[feature] * ballot.context[feature],
                              -WEIGHT_MAX, WEIGHT_MAX)
                 column += 2
+
+
+cdef void _learn_pool(double* rows, RowShape shape, const Ballot* ballot, const Votes* votes,
+                      const Tally* tally, const double* p, const double* slope,
+                      double weight) noexcept nogil:
+    """p: of each named label, by component 8.  slope: of the loss, by their scores. The second
+    derivative by a model's weight is the variance of its evidence."""
+    cdef u32 i, at, column = _pool_column(shape)
+    cdef double* row = rows + ballot.k * _width(shape)
+    cdef double x, gradient, mean, square
+    cdef u8 cell
+    for at in range(tally.named):
+        cell = _cell(ballot, tally, at)
+        if cell < shape.buckets:
+            _newton_step(row + column + 2 + 2 * cell, row + column + 3 + 2 * cell, slope[at],
+                         weight * p[at] * (1.0 - p[at]), -WEIGHT_MAX, WEIGHT_MAX)
+    for i in range(votes.n):
+        row = votes.voter[i].row
+        gradient = mean = square = 0.0
+        for at in range(tally.named):
+            x, cell = _evidence(ballot, tally, votes.voter + i, at), _cell(ballot, tally, at)
+            gradient += slope[at] * x
+            mean += p[at] * x
+            square += p[at] * x * x
+            if cell < shape.buckets and x != 0.0:
+                _newton_step(row + column + 2 + 2 * cell, row + column + 3 + 2 * cell,
+                             slope[at] * x, weight * p[at] * (1.0 - p[at]) * x * x,
+                             -WEIGHT_MAX, WEIGHT_MAX)
+        _newton_step(row + column, row + column + 1, gradient,
+                     weight * max(square - mean * mean, 0.0), -WEIGHT_MAX, WEIGHT_MAX)
 
 
 cdef void _learn_common(double* shared, u32 component, const Votes* votes,
@@ -363,6 +460,7 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
     cdef double[VOTERS_MAX] p
     cdef double[VOTERS_MAX] curvature
     cdef double[VOTERS_MAX] favoured
+    cdef double[VOTERS_MAX] slope
     cdef double[COMPONENTS] likelihood
     cdef Votes votes
     cdef u32 width = _width(shape)
@@ -376,19 +474,19 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
     weight = min(weight, OBSERVATION_MAX)
     if shared[FAVOURITE] == 0.0:
         components -= 1
-    place = tally.labels
-    for at in range(tally.labels):
-        if ballot.votes[tally.first[at]] == label:
+    place = tally.named
+    for at in range(tally.named):
+        if tally.code[at] == label:
             place = at
     for component in range(FAVOURITE):
         other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
-        _add(tally, shared[component], p, other)
+        _add(tally, shared[component], p, tally.labels, other)
         found = p[place] if place < tally.labels else other
         likelihood[component] = _likelihood(found, right, weight)
         if component == SURE and components == COMPONENTS:
             other = _learn_favourite(rows, width, ballot, tally, p, other, place, right, weight,
                                      favoured)
-            _add(tally, shared[FAVOURITE], favoured, other)
+            _add(tally, shared[FAVOURITE], favoured, tally.labels, other)
             likelihood[FAVOURITE] = _likelihood(
                 favoured[place] if place < tally.labels else other, right, weight)
         rest = (1.0 - right) / max(1.0 - found, P_MIN) if right < 1.0 else 0.0
@@ -399,12 +497,25 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
             _learn_by_class(rows, shape, component, ballot, &votes, tally, p, curvature)
         else:
             _learn_common(shared, component, &votes, p)
+    if shape.pooled:
+        other = _pooled(rows, shape, ballot, &votes, tally, p)
+        _add(tally, shared[POOLED_SHARE], p, tally.named, other)
+        found = p[place] if place < tally.named else other
+        rest = (1.0 - right) / max(1.0 - found, P_MIN) if right < 1.0 else 0.0
+        for at in range(tally.named):
+            slope[at] = weight * (p[at] - (right if at == place else rest * p[at]))
+        _learn_pool(rows, shape, ballot, &votes, tally, p, slope, weight)
+        shared[POOLED_SHARE] *= _likelihood(found, right, weight)
+        total = shared[POOLED_SHARE]
     for component in range(components):
         shared[component] *= likelihood[component]
         total += shared[component]
+    if shape.pooled:
+        found = shared[POOLED_SHARE] / total if total > 0.0 else 1.0 / (components + 1)
+        shared[POOLED_SHARE] = SHARE / (components + 1) + (1.0 - SHARE) * found
     for component in range(components):
-        found = shared[component] / total if total > 0.0 else 1.0 / components
-        shared[component] = SHARE / components + (1.0 - SHARE) * found
+        found = shared[component] / total if total > 0.0 else 1.0 / (components + shape.pooled)
+        shared[component] = SHARE / (components + shape.pooled) + (1.0 - SHARE) * found
 
 
 cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil:
@@ -430,6 +541,8 @@ cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
                     n += 1
             sum += shared[component] * (row[3 + 4 * (component - SLOW)]
                                         + (by_class / n if n else 0.0))
+        if shape.pooled:
+            sum += shared[POOLED_SHARE] * row[_pool_column(shape)]
         weights[i] = max(sum, 0.0)
         total += weights[i]
     for i in range(k):
@@ -441,22 +554,26 @@ cdef void mixture_weights(const double* rows, RowShape shape, u32 k,
 
 cdef RowShape mixture_shape(cnp.ndarray rows) except *:
     cdef RowShape shape
-    cdef cnp.npy_intp k = 0, rest = 0
+    cdef cnp.npy_intp k = 0, rest = 0, columns = 2 * BY_CLASS
     cdef double features = -1.0
-    shape.features = 0
+    shape.features, shape.pooled = 0, False
     if (rows.ndim == 2 and cnp.PyArray_TYPE(rows) == cnp.NPY_DOUBLE and rows.shape[1] > FIXED
             and cnp.PyArray_IS_C_CONTIGUOUS(rows) and 1 < rows.shape[0] <= VOTERS_MAX + 1):
         k = rows.shape[0] - 1
         features = (<double*> cnp.PyArray_DATA(rows))[k * rows.shape[1] + FEATURES]
+        shape.pooled = (<double*> cnp.PyArray_DATA(rows))[k * rows.shape[1] + POOLED_SHARE] > 0.0
     if 0.0 <= features <= FEATURES_MAX:
         shape.features = <u32> features
         rest = rows.shape[1] - FIXED - 2 * shape.features
-    shape.buckets = <u32> (rest // (2 * BY_CLASS)) if rest > 0 else 0
-    if shape.buckets not in (8, 16, 32, 64) or rest % (2 * BY_CLASS):
+    if shape.pooled:
+        rest, columns = rest - 2, columns + 2
+    shape.buckets = <u32> (rest // columns) if rest > 0 else 0
+    if shape.buckets not in (8, 16, 32, 64) or rest % columns:
         raise_for(BAD_INPUT,
                   f"rows of a mixture must be f64[k + 1, {FIXED} + {2 * BY_CLASS} * buckets"
-                  f" + 2 * features] with 1 to {VOTERS_MAX} models, 8, 16, 32 or 64 buckets and at"
-                  f" most {FEATURES_MAX} features")
+                  f" + 2 * features], or 2 + 2 * buckets wider for class probabilities, with 1 to"
+                  f" {VOTERS_MAX} models, 8, 16, 32 or 64 buckets and at most {FEATURES_MAX}"
+                  f" features")
     return shape
 
 
@@ -479,6 +596,20 @@ cdef cnp.ndarray rows_with_features(cnp.ndarray rows, u32 features):
     return _widened(rows, shape, wanted)
 
 
+cdef cnp.ndarray rows_with_pool(cnp.ndarray rows):
+    cdef RowShape shape = mixture_shape(rows), wanted = shape
+    cdef cnp.ndarray wide
+    if shape.pooled:
+        return rows
+    wanted.pooled = True
+    wide = _widened(rows, shape, wanted)
+    wide[:-1, _pool_column(wanted)] = 1.0
+    components = 1 + np.count_nonzero(wide[-1, :COMPONENTS])
+    wide[-1, :COMPONENTS] *= 1.0 - 1.0 / components
+    wide[-1, POOLED_SHARE] = 1.0 / components
+    return wide
+
+
 cdef cnp.ndarray _widened(cnp.ndarray rows, RowShape shape, RowShape wanted):
     """A label that was learned had a hash below `buckets`, so it keeps its bucket."""
     wide = np.zeros((rows.shape[0], _width(wanted)))
@@ -490,6 +621,9 @@ cdef cnp.ndarray _widened(cnp.ndarray rows, RowShape shape, RowShape wanted):
     begin, old = _feature_column(wanted, 0), _feature_column(shape, 0)
     wide[:, begin:begin + 2 * shape.features] = rows[:, old:old + 2 * shape.features]
     wide[-1, FEATURES] = wanted.features
+    if shape.pooled:
+        begin, old = _pool_column(wanted), _pool_column(shape)
+        wide[:, begin:begin + 2 + 2 * shape.buckets] = rows[:, old:]
     return wide
 
 
@@ -498,7 +632,7 @@ def initial(k):
     if not 1 <= k <= VOTERS_MAX:
         raise_for(BAD_INPUT, f"a mixture has 1 to {VOTERS_MAX} models, not {k}")
     cdef RowShape shape
-    shape.buckets, shape.features = BUCKETS_MIN, 0
+    shape.buckets, shape.features, shape.pooled = BUCKETS_MIN, 0, False
     rows = np.zeros((k + 1, _width(shape)))
     rows[:k, [0, 1, 3, 7, 11]] = 1.0
     rows[:k, FAVOURED_P] = 1.0 / k
@@ -512,21 +646,24 @@ def of_user(cnp.ndarray rows):
     each model the same probability in it."""
     cdef cnp.ndarray found = rows_with(rows, 0)
     cdef cnp.npy_intp k = found.shape[0] - 1
-    found[k, :FAVOURITE] *= (COMPONENTS - 1.0) / COMPONENTS / found[k, :FAVOURITE].sum()
+    cdef list others = [*range(FAVOURITE), POOLED_SHARE]
+    found[k, others] *= (COMPONENTS - 1.0) / COMPONENTS / found[k, others].sum()
     found[k, FAVOURITE] = 1.0 / COMPONENTS
     found[:k, FAVOURED_P] = 1.0 / k
     return found
 
 
-def widened(cnp.ndarray rows, u32 cell, u32 features=0):
-    """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, and with weights
-    for so many features of a context, if it had none."""
-    return rows_with_features(rows_with(rows, cell), features)
+def widened(cnp.ndarray rows, u32 cell, u32 features=0, bint pooled=False):
+    """A copy of the rows with a bucket for a label whose hash is `cell`, 0 to 63, with weights for
+    so many features of a context, if it had none, and with weights of class probabilities."""
+    found = rows_with_features(rows_with(rows, cell), features)
+    return rows_with_pool(found) if pooled else found
 
 
-def features(cnp.ndarray rows):
-    """Number of features of a context that the rows have weights for."""
-    return mixture_shape(rows).features
+def shape(cnp.ndarray rows):
+    """(buckets, features of a context, whether there are weights of class probabilities)."""
+    cdef RowShape found = mixture_shape(rows)
+    return found.buckets, found.features, bool(found.pooled)
 
 
 def in_context(cnp.ndarray rows, context):
@@ -540,17 +677,18 @@ def in_context(cnp.ndarray rows, context):
         return rows
     cdef cnp.ndarray found = rows_with(rows, 0)
     cdef u32 column = _feature_column(shape, 0)
-    found[:-1, 3 + 4 * (NEWTON - SLOW)] += found[:-1, column::2] @ x
+    found[:-1, 3 + 4 * (NEWTON - SLOW)] += found[:-1, column:column + 2 * shape.features:2] @ x
     return found
 
 
-def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
-    """-> (f64[k], the probability of each model's label, 0 without a vote; that of each label that
-    nobody voted for).
+def tallied(cnp.ndarray rows, votes, cells, confidence, double classes, evidence=None,
+            label_cells=None):
+    """-> (f64[labels], the probability of each label by its code less 1; that of each other label).
 
     votes: u32[k], codes of labels from 1, 0 where a model did not answer.  cells: u8[k], hashes of
     the labels, 0 to 63.  confidence: f64[k], NaN where a model reports none.  classes: number of
-    different labels.
+    different labels.  evidence: f64[k, labels], how much each model is for each label, 0 to 1, with
+    label_cells: u8[labels], their hashes; None: 1 for the label that it votes for.
     """
     cdef RowShape shape = mixture_shape(rows)
     cdef u32 i
@@ -559,23 +697,26 @@ def tallied(cnp.ndarray rows, votes, cells, confidence, double classes):
     cdef cnp.ndarray cast = _column(votes, np.uint32, rows, "votes")
     cdef cnp.ndarray hashes = _column(cells, np.uint8, rows, "cells")
     cdef cnp.ndarray sure = _column(confidence, np.float64, rows, "confidence")
-    cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
+    cdef cnp.ndarray proof = _matrix(evidence, rows)
+    cdef cnp.ndarray named = np.ascontiguousarray(() if label_cells is None else label_cells,
+                                                  np.uint8)
+    cdef cnp.ndarray found = np.zeros(max(<u32> cast.max(), <u32> proof.shape[1]))
     _fill(&ballot, cast, hashes, sure, classes)
+    _fill_evidence(&ballot, proof, named)
     mixture_tally(<double*> cnp.PyArray_DATA(rows), shape, &ballot, &tally)
-    for i in range(ballot.k):
-        if ballot.votes[i]:
-            (<double*> cnp.PyArray_DATA(found))[i] = tally.p[tally.of[i]]
+    for i in range(tally.named):
+        (<double*> cnp.PyArray_DATA(found))[tally.code[i] - 1] = tally.p[i]
     return found, tally.other
 
 
 def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 label, u8 cell,
-            double right=1.0, double weight=1.0, context=()):
+            double right=1.0, double weight=1.0, context=(), evidence=None, label_cells=None):
     """New rows after one observation.
 
-    votes, cells, confidence, classes: as of `tallied`.  label, cell: code and hash of the label
-    that the feedback is about.  right: 1 if it is the right label, 0 if it is known to be wrong.
-    weight: of the observation; above 100 it counts as 100.  context: f64[features], or empty; one
-    of another length than the rows' is not learned.
+    votes, cells, confidence, classes, evidence, label_cells: as of `tallied`.  label, cell: code
+    and hash of the label that the feedback is about.  right: 1 if it is the right label, 0 if it is
+    known to be wrong.  weight: of the observation; above 100 it counts as 100.  context:
+    f64[features], or empty; one of another length than the rows' is not learned.
     """
     cdef Ballot ballot
     cdef Tally tally
@@ -584,9 +725,14 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
     cdef cnp.ndarray sure = _column(confidence, np.float64, rows, "confidence")
     if not (0.0 <= right <= 1.0 and weight > 0.0 and isfinite(weight)):
         raise_for(BAD_INPUT, f"right must lie in 0 to 1 and weight be above 0: {right}, {weight}")
-    cdef cnp.ndarray after = rows_with(rows, max(<u32> cell, <u32> hashes.max()))
+    cdef cnp.ndarray proof = _matrix(evidence, rows)
+    cdef cnp.ndarray named = np.ascontiguousarray(() if label_cells is None else label_cells,
+                                                  np.uint8)
+    cdef cnp.ndarray after = rows_with(rows, max(<u32> cell, <u32> hashes.max(),
+                                                 <u32> named.max(initial=0)))
     cdef cnp.ndarray x = np.ascontiguousarray(context, np.float64).reshape(-1)
     _fill(&ballot, cast, hashes, sure, classes)
+    _fill_evidence(&ballot, proof, named)
     ballot.context, ballot.features = <double*> cnp.PyArray_DATA(x), <u32> x.shape[0]
     mixture_learn(<double*> cnp.PyArray_DATA(after), mixture_shape(after), &ballot, label, cell,
                   right, weight, &tally)
@@ -609,6 +755,28 @@ cdef cnp.ndarray _column(object values, object dtype, cnp.ndarray rows, str name
     return found
 
 
+cdef cnp.ndarray _matrix(object evidence, cnp.ndarray rows):
+    found = np.ascontiguousarray(np.zeros((rows.shape[0] - 1, 0)) if evidence is None else evidence,
+                                 np.float64)
+    if found.ndim != 2 or found.shape[0] != rows.shape[0] - 1 or found.shape[1] > VOTERS_MAX:
+        raise_for(BAD_INPUT, f"evidence must be f64[{rows.shape[0] - 1}, labels] of at most"
+                             f" {VOTERS_MAX} labels")
+    return found
+
+
+cdef int _fill_evidence(Ballot* ballot, cnp.ndarray evidence, cnp.ndarray label_cells) except -1:
+    cdef u32 i
+    if not evidence.shape[1]:
+        return 0
+    ballot.evidence, ballot.labels = <double*> cnp.PyArray_DATA(evidence), <u32> evidence.shape[1]
+    ballot.label_cells = <u8*> cnp.PyArray_DATA(label_cells)
+    for i in range(ballot.k):
+        if ballot.votes[i] > ballot.labels or label_cells.shape[0] != evidence.shape[1]:
+            raise_for(BAD_INPUT, f"evidence has {ballot.labels} labels; each vote must be for one"
+                                 " of them, and label_cells must have as many numbers")
+    return 0
+
+
 cdef void _fill(Ballot* ballot, cnp.ndarray votes, cnp.ndarray cells, cnp.ndarray confidence,
                 double classes):
     ballot.votes = <u32*> cnp.PyArray_DATA(votes)
@@ -618,3 +786,5 @@ cdef void _fill(Ballot* ballot, cnp.ndarray votes, cnp.ndarray cells, cnp.ndarra
     ballot.classes = classes
     ballot.context = NULL
     ballot.features = 0
+    ballot.evidence = NULL
+    ballot.labels = 0

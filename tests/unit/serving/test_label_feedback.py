@@ -12,7 +12,7 @@ import pytest
 from clipper.errors import Overloaded
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.policy import loss, losses
-from clipper.serving.feedback.journal_records import written
+from clipper.serving.feedback.journal_records import read, written
 from clipper.serving.feedback.states import Learner, States
 from clipper.store.journal import Journal, read_journal
 from clipper.store.memory import MemoryStore
@@ -37,6 +37,7 @@ VALUES: list[Any] = [
     *("", "x" * 31, "x" * 32, "x" * 255, "x" * 256, "é", b"", b"x" * 255, b"x" * 256),
     *(None, True, False, 0.5, float("inf"), -0.0),
 ]
+QUALIFIERS: list[Any] = [{}, {"p:1": 0.5, "p:2": 1}, {f"p:{i}": "é" for i in range(16)}]
 
 
 class Counts(msgspec.Struct):
@@ -45,7 +46,9 @@ class Counts(msgspec.Struct):
 
 def seen_of(chance: random.Random, values: list[Any]) -> Observation:
     predictions = {
-        model: Prediction(chance.choice(values), chance.choice([None, 0.25]))
+        model: Prediction(
+            chance.choice(values), chance.choice([None, 0.25]), chance.choice(QUALIFIERS)
+        )
         for model in chance.sample(MODELS, chance.randint(1, 3))
     }
     plan = Plan(MODELS, (), (), tuple(chance.sample([0.5, -1.0], chance.randint(0, 2))))
@@ -59,7 +62,10 @@ def test_a_record_has_the_bytes_of_the_general_encoder() -> None:
     chance, head = random.Random(7), b"\x9d" + msgspec.msgpack.encode(("a", "exp4", ("a:1",)))[1:]
     for _ in range(300):
         seen = seen_of(chance, VALUES)
-        said = [(PLACE[m], one.output, one.confidence) for m, one in seen.predictions.items()]
+        said = [
+            (PLACE[m], one.output, one.confidence, *([one.qualifiers] if one.qualifiers else []))
+            for m, one in seen.predictions.items()
+        ]
         truth, plan = seen.truth, seen.plan
         rest = msgspec.msgpack.encode(
             (
@@ -79,12 +85,13 @@ def test_other_values_are_for_the_general_encoder(value: Any) -> None:
 
 def test_predictions_may_be_of_any_types_in_turn() -> None:
     class Slots:
-        __slots__ = "confidence", "output"
+        __slots__ = "confidence", "output", "qualifiers"
         output: int
         confidence: None
+        qualifiers: None
 
     class Plain:
-        output, confidence = 7, None
+        output, confidence, qualifiers = 7, None, None
 
     class Computed(Prediction):
         def __getattribute__(self, name: str) -> Any:
@@ -99,7 +106,7 @@ def test_predictions_may_be_of_any_types_in_turn() -> None:
         if output is None:  # an empty slot
             with pytest.raises(AttributeError, match="output"):
                 record_of(b"\x9d", "", PLACE, (0,), (), seen, 0)
-            slots.output, slots.confidence = 8, None
+            slots.output, slots.confidence, slots.qualifiers = 8, None, None
         else:
             record = record_of(b"\x9d", "", PLACE, (0,), (), seen, 0)
             assert record is not None
@@ -154,7 +161,11 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
         for id in ids:
             plan = plan_of(text, chance)
             predictions = {
-                model: Prediction(chance.choice(values), chance.choice([None, 0.25, math.nan]))
+                model: Prediction(
+                    chance.choice(values),
+                    chance.choice([None, 0.25, math.nan]),
+                    chance.choice([{}, {"speed": 1}]),
+                )
                 for model in chance.sample(MODELS, chance.randint(1, 3))
             }
             user = chance.choice(["", "u", "v", f"w{turn}"])
@@ -187,6 +198,40 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
             assert one.held(user).applied == other.held(user).applied
     one.states.close()
     other.states.close()
+
+
+@pytest.mark.parametrize("text", ["mixture", "stacking", "exp4", "ensemble"])
+def test_class_probabilities_are_kept_and_learned_by_the_policy(text: str, tmp_path: Path) -> None:
+    """In the core where the rule does not read them, and the same after the journal is read."""
+    states = States(MemoryStore(), Journal(tmp_path), "n", 100, 1e9)
+    learner = states.learner("app", text, create_policy(text), MODELS)
+    table = JoinTable(1000, 60.0, 1 << 30, Answer)
+    reads = text in ("mixture", "stacking")
+    for i in range(20):
+        said = {
+            model: Prediction(i % 3, 0.5, {f"p:{label}": p for label, p in enumerate([0.2, j / 4])})
+            for j, model in enumerate(MODELS)
+        }
+        table.add(f"n-{i}", learner, "", Plan(MODELS), said, 1)
+        core = learn_labels(table, [f"n-{i}"], "app", [i % 2])
+        assert core == (None if reads else 1)
+        joined = table.get(f"n-{i}")
+        assert joined is not None
+        if reads:
+            seen = Observation(joined.plan, joined.arrived, Truth(i % 2), joined.answer)
+            states.observe_one(learner, "", seen, written(learner, "", seen))
+    assert table.nbytes > 20 * 6 * 100
+    states.close()
+    policy: Any = create_policy(text)
+    state = policy.init(MODELS)
+    for record in read_journal(tmp_path):
+        _, _, _, _, found = read(record)
+        assert isinstance(found, Observation)
+        assert set(found.predictions[MODELS[0]].qualifiers) == {"p:0", "p:1"}
+        if learner.learns:
+            state = policy.observe(state, found)
+    if learner.learns:
+        assert policy.encode(state) == policy.encode(learner.state(""))
 
 
 def learner_of(text: str) -> Learner:

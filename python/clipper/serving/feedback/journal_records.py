@@ -15,7 +15,7 @@ from clipper.clock import wall_time_us
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.store.journal import RECORD_BYTES_MAX
-from clipper.types import UserValue, VersionedModel
+from clipper.types import Qualifiers, UserValue, VersionedModel
 from clipper_core.learning.label_feedback import record_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ COLUMNS = b"\xc1"  # first byte of a record of columns
 CHUNK = 1 << 14  # rows of a record, at most
 
 
+class _Reported(msgspec.Struct, array_like=True):
+    place: int  # of the model in the record's list
+    output: UserValue
+    confidence: float | None
+    qualifiers: Qualifiers = {}
+
+
 class _Record(msgspec.Struct, array_like=True):
     application: str
     policy: str
@@ -33,7 +40,7 @@ class _Record(msgspec.Struct, array_like=True):
     user: str
     queried: tuple[int, ...]
     probabilities: tuple[float, ...]
-    predictions: tuple[tuple[int, UserValue, float | None], ...]
+    predictions: tuple[_Reported, ...]
     label: UserValue
     score: float | None
     answer: UserValue
@@ -75,7 +82,8 @@ def written(learner: "Learner", user: str, seen: Observation) -> bytes:
     reported = []
     for model, arrived in seen.predictions.items():
         if model in place:
-            reported.append((place[model], arrived.output, arrived.confidence))
+            one = (place[model], arrived.output, arrived.confidence)
+            reported.append((*one, arrived.qualifiers) if arrived.qualifiers else one)
     rest = _ENCODER.encode(
         (
             user,
@@ -177,7 +185,8 @@ def read_with_time(record: bytes) -> tuple[Read, int]:
         found = _DECODER.decode(record)
         models = tuple(VersionedModel.parse(name) for name in found.models)
         arrived = {
-            models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions
+            models[one.place]: Prediction(one.output, one.confidence, one.qualifiers)
+            for one in found.predictions
         }
         plan = Plan(
             tuple(models[i] for i in found.queried), found.probabilities, (), found.features

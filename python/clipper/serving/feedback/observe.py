@@ -30,6 +30,7 @@ from clipper.serving.feedback.states import Learner, Seen
 from clipper.serving.feedback.window import FeedbackWindow, JoinedRows, received_of, seen_of
 from clipper.serving.query.named_outputs import outputs_of
 from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
+from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, Answers, UserValue, VersionedModel
 from clipper_core.engine.model import predict_all
 from clipper_core.learning.label_feedback import Joined, alike, learn_label, learn_labels
@@ -376,6 +377,8 @@ def _columns(
         elif models != learner.models:
             return None
     arrived = [received_of(joined) for joined in found]
+    if any(prediction.qualifiers for one in arrived for prediction in one.values()):
+        return None
     outputs_by, arrived_by, own_of = [], [], []
     for model in learner.models:
         reported = [one.get(model) for one in arrived]
@@ -558,7 +561,7 @@ def _query_again(
     )
     future.wait()
     arrived = {
-        model: Prediction(future.output(i), future.confidence(i))
+        model: prediction_of(future, i)
         for i, model in enumerate(selected)
         if future.status(i) is Status.OK
     }

@@ -21,6 +21,7 @@ from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.feedback.forwarding import Forwarding
 from clipper.serving.feedback.journal_records import written
 from clipper.serving.feedback.states import Learner
+from clipper.serving.query.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
 from clipper_core.http.http_route import RecentAnswers
 from clipper_core.learning.label_feedback import Joined, JoinTable, take_listed
@@ -35,7 +36,7 @@ def received_of(joined: Joined) -> dict[VersionedModel, Prediction]:
     arrived = dict(joined.arrived)
     for model, future in joined.late:
         if future.done() and future.status() is Status.OK:
-            arrived[model] = Prediction(future.output(0), future.confidence(0))
+            arrived[model] = prediction_of(future, 0)
     return arrived
 
 
