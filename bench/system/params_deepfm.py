@@ -108,6 +108,8 @@ def rows(quick: bool = False) -> list[Row]:
         "one, prefetch": lambda: world.shards(1, prefetch=True),
         "two": lambda: world.shards(2, prefetch=True),
         "two processes": lambda: world.processes(2),
+        "DDP": lambda: world.torch_processes(2, exchange=True),
+        "no exchange": lambda: world.torch_processes(2, exchange=False),
     }
     found = interleave(cases, turns)
     note = f"batches of {BATCH}, {epochs} epochs" + ("" if data.real else ", ids drawn at random")
@@ -153,6 +155,12 @@ def rows(quick: bool = False) -> list[Row]:
             note=note,
         )
     )
+    for case, how in (
+        ("DDP", "by DistributedDataParallel"),
+        ("no exchange", "that exchange nothing: the most that two processes can do here"),
+    ):
+        what = f"{name}, two processes of torch {how}"
+        out.append(row(what, found[case], "samples/s", "torch", alone, note=note))
     cpu_us = world.cpu_us
     for part in ("workers", "shard"):
         what = f"{name}, two workers as processes: CPU of the {part} for a sample"
@@ -254,6 +262,47 @@ class World:
             Worker(client, model, optimizer="adagrad", settings={"rate": RATE}).pull()
             self._done(f"{workers} processes, prefetch", model, begun)
         return rate
+
+    def torch_processes(self, workers: int, *, exchange: bool) -> float:
+        """Train a copy of the module in each of several processes, each with its share of the
+        batches. exchange: average the gradients of each step by gloo."""
+        context = multiprocessing.get_context("fork")
+        ready = context.Barrier(workers + 1)
+        with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
+            place = f"file://{folder}/store" if exchange else ""
+            each = [
+                context.Process(target=self._torch_work, args=(place, k, workers, ready))
+                for k in range(workers)
+            ]
+            for process in each:
+                process.start()
+            ready.wait()
+            begun = time.perf_counter()
+            for process in each:
+                process.join()
+            return self._epochs * self._samples / (time.perf_counter() - begun)
+
+    def _torch_work(self, place: str, k: int, workers: int, ready: Barrier) -> None:
+        torch = self._torch
+        module = deep_fm(torch, torch.nn.Embedding(self._size, DIM + 1))
+        torch.nn.init.normal_(module.table.weight, std=0.05)
+        model = module
+        if place:
+            torch.distributed.init_process_group(
+                "gloo", init_method=place, rank=k, world_size=workers
+            )
+            model = torch.nn.parallel.DistributedDataParallel(module)
+        steps = torch.optim.Adagrad(module.parameters(), lr=RATE)
+        mine = (self._train * self._epochs)[k::workers]
+        ready.wait()
+        for batch in mine[
+            : len(self._train) * self._epochs // workers
+        ]:  # DDP needs as many of each
+            steps.zero_grad()
+            loss_of(model, batch).backward()
+            steps.step()
+        if place:
+            torch.distributed.destroy_process_group()
 
     def _work(self, folder: str, k: int, workers: int, ready: Barrier) -> None:
         from clipper.params.torch import Embedding, Worker

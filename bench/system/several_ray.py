@@ -91,6 +91,14 @@ class RayMachines:
         self._cluster.remove_node(node, allow_graceful=False)
         self._nodes.append(self._cluster.add_node(num_cpus=2))
 
+    def add_node(self, resource: str) -> None:
+        """Add a node with a custom resource."""
+        self._nodes.append(self._cluster.add_node(num_cpus=2, resources={resource: 1}))
+
+    def kill_first_node(self) -> None:
+        """Kill the node that was added first, with all that runs on it."""
+        self._cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
+
     def close(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()

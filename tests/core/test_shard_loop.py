@@ -413,9 +413,9 @@ def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
 def test_a_gate_stops_pushes_then_pulls_then_all(shard: Shard, worker: Worker) -> None:
     ids, rows = np.arange(3), np.ones((3, DIM), np.float32)
     refused = {1: (102, 0), 2: (102, 102), 3: (112, 112), 0: (0, 0)}
-    for gate, (of_push, of_pull) in refused.items():
-        shard.core.gate = gate
-        assert shard.core.gate == gate
+    for access, (of_push, of_pull) in refused.items():
+        shard.core.access = access
+        assert shard.core.access == access
         for head, code in (
             (worker.push(ids, rows, worker=9, sequence=1), of_push),
             (worker.pull(ids, 0)[0], of_pull),

@@ -21,9 +21,11 @@ import clipper
 from bench.system import several_ray
 from clipper.params import Client, TableSpec
 from clipper.params.local.address_file import running_shards
+from clipper.params.local.live_reshard import home_in
 from tests.end_to_end.test_shell import Process, running
 from tests.memory_container import wait_until
 from tests.params.conftest import until
+from tests.params.test_resharding import IDS, loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # Ray takes ten seconds to start on a machine that has nothing else to do
@@ -226,3 +228,40 @@ def kill_shards_actors_and_nodes(tmp_path: Path, machines: several_ray.RayMachin
     assert running_shards(tmp_path / "set") == []
     with open(tmp_path / "set" / "shards.json") as file:
         assert json.load(file)["engine"] == "ray"
+
+
+def test_shards_move_to_another_machine_while_they_are_trained(
+    tmp_path: Path, there: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="python tools/fetch.py ray")
+    monkeypatch.setenv("CLIPPER_PARAMS__RESHARD_KEEP_S", "0.5")
+    with contextlib.closing(several_ray.RayMachines(1)) as machines:
+        move_shards(tmp_path / "set", machines)
+    assert running_shards(tmp_path / "set") == []
+
+
+def move_shards(folder: Path, machines: several_ray.RayMachines) -> None:
+    """Move two shards to three on a new machine, and kill the old one; then to two, and end."""
+    on = ("--on", "ray", "--ray-address", machines.address)
+    words = (*on, "--cpus", "0.3", "--folder", str(folder))
+    with running("params", "up", *words, "--shards", "2", "--wait", str(PATIENCE_S)) as up:
+        up.until("2 shards serve")
+    machines.add_node("new")
+    with loaded(folder) as client:
+        for shards in (3, 2):
+            again = (*words, "--shards", str(shards), "--resource", "new")
+            with running("params", "reshard", *again) as moved:
+                assert f"{shards} shards serve" in moved.rest()
+            assert len(client.pull("counts", IDS)) == IDS.size
+            assert len(client) == shards
+            if shards == 3:
+                machines.kill_first_node()
+        pid = client.call(1, "stats")["pid"]
+    assert running_shards(home_in(folder)) == [0, 1]
+    assert Path(f"/proc/{pid}").exists()
+    with running("params", "up", *words, "--shards", "2", "--wait", str(PATIENCE_S)) as up:
+        up.until("2 shards serve")  # they are the ones that run
+    with Client(folder) as client:
+        assert client.call(1, "stats")["pid"] == pid
+    with running("params", "down", *on, "--folder", str(folder)) as down:
+        assert "ended 2 shards on Ray" in down.rest()

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.system import params_reshard
+from bench.system.store_servers import free_ports
 from clipper.cli import main
 from clipper.errors import DoesNotFit, StalePush
 from clipper.params import Client, TableSpec
@@ -28,7 +29,7 @@ from clipper.params.local.live_reshard import ReshardState, request, request_in,
 from clipper.params.local.local_set import LocalSet, reshard
 from clipper.params.local.served_set import ServedSet
 from clipper.params.partition import shard_of_name
-from clipper.params.shard.decision import decide, decision_in
+from clipper.params.shard.decision import decide, decision_in, prepare_decision
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.connection import (
     ShardConnection,
@@ -181,6 +182,7 @@ def test_each_part_of_a_push_has_one_origin_and_one_place(seed: int) -> None:
 
 def test_the_first_who_decides_decides(tmp_path: Path) -> None:
     words: list[Any] = ["commit", "abort"] * 8
+    prepare_decision(tmp_path)
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda w=word: found.append(decide(tmp_path, w))) for word in words
@@ -325,7 +327,7 @@ def test_a_push_that_some_shards_have_is_applied_once_after_the_move(tmp_path: P
         sequence = client._shards.new_sequence()
         apply_at(client, 0, sequence)  # the other shard never gets its part
         old_client = Client(tmp_path, worker=7)
-        once = old_client.push("counts", IDS[:0], ones((0, 2))).sequence
+        once = old_client.push("counts", IDS[:1], zeros((1, 2))).sequence
         resharded(tmp_path, 3)
         for _ in range(2):
             client.push("counts", IDS, -ones((IDS.size, 2)), sequence=sequence)
@@ -357,7 +359,7 @@ def apply_at(client: Client, shard: int, sequence: int) -> None:
     client._shards.request_all([(shard, pushed)])
 
 
-STEPS = ("_check_room", "_copy", "_settled", "_switch")
+STEPS = ("_check_room", "_copy", "_keep_as_before", "_switch")
 
 
 @pytest.mark.slow
@@ -447,6 +449,118 @@ def test_a_client_that_slept_through_three_changes_pushes_again(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
+def test_a_push_that_was_never_sent_is_made_after_several_changes(
+    tmp_path: Path, address: str
+) -> None:
+    if address != "unix":
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+    with (
+        running(tmp_path, 1, address=address) as local,
+        Client(tmp_path, patience_s=PATIENCE_S) as client,
+        Client(tmp_path, patience_s=PATIENCE_S) as steps,
+        Tables(tmp_path, patience_s=PATIENCE_S) as tables,
+    ):
+        begin(client)
+        each = [client.push("counts", IDS, -ones((IDS.size, 2))).sequence]
+        steps.push_gradients({"a": -ones(1)}, {"counts": (IDS, -ones((IDS.size, 2)))})
+        tables.push("counts", IDS, -ones((IDS.size, 2)))
+        for shards in (2, 1):
+            assert resharded(tmp_path, shards).phase == "done"
+            until(lambda n=shards: len(local.pids()) == n)
+        time.sleep(1.0)  # the connections count as idle
+        each.append(client.push("counts", IDS, -ones((IDS.size, 2))).sequence)
+        steps.push_gradients({"a": -ones(1)}, {"counts": (IDS, -ones((IDS.size, 2)))})
+        tables.push("counts", IDS, -ones((IDS.size, 2)))
+        assert np.unique(client.pull("counts", IDS)).tolist() == [6]
+        client.push("counts", IDS, -ones((IDS.size, 2)), sequence=each[1])
+        with pytest.raises(StalePush):
+            client.push("counts", IDS, -ones((IDS.size, 2)), sequence=each[0])
+        assert np.unique(client.pull("counts", IDS)).tolist() == [6]
+
+
+class SynchronousWorker(Load):
+    """Pushes steps to shards that make one of two workers' gradients, by turns with another one."""
+
+    def run(self) -> None:
+        minus = -ones((self.ids.size, 2))
+        try:
+            while not self.enough.is_set():
+                versions = self.client.pull_variables()[0]
+                each = {name: -ones(1) for name in "ab"}
+                rows = {"counts": (self.ids, minus)}
+                found = self.client.push_gradients(each, rows, versions=versions)
+                self.pushes += found["accepted"]
+        except Exception as error:
+            self.failed = error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"replicas": 1}, {"durability": "disk"}])
+def test_a_set_with_synchronous_steps_is_resharded(tmp_path: Path, options: dict[str, Any]) -> None:
+    wait = {"mode": "sync", "grads_to_wait": 3, "lag_max": 1000}
+    with (
+        running(tmp_path, 2, **wait, **options),
+        Client(tmp_path, patience_s=PATIENCE_S) as client,
+    ):
+        begin(client)
+        workers = [SynchronousWorker(tmp_path) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        try:
+            for shards in (3, 1, 2):
+                assert resharded(tmp_path, shards).phase == "done"
+                before = [worker.pushes for worker in workers]
+                until(lambda n=before: all(w.pushes > k for w, k in zip(workers, n, strict=True)))
+        finally:
+            for worker in workers:
+                worker.end()
+        assert not [worker.failed for worker in workers if worker.failed]
+        pushed = sum(worker.pushes for worker in workers)
+        while pushed % 3:
+            pushed += client.push_gradients(
+                {name: -ones(1) for name in "ab"}, {"counts": (IDS, -ones((IDS.size, 2)))}
+            )["accepted"]
+        values = client.pull_variables()[1]
+        assert np.unique(client.pull("counts", IDS)).tolist() == [pushed]
+        for name in "ab":
+            np.testing.assert_allclose(values[name], pushed / 3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_synchronous_push_that_shard_0_has_alone_is_not_lost(tmp_path: Path) -> None:
+    """The worker hangs between shard 0 and the others: the set is not sealed until it goes on."""
+    with (
+        running(tmp_path, 2, mode="sync", grads_to_wait=2, reshard_pause_s=0.2),
+        Client(tmp_path, patience_s=PATIENCE_S) as client,
+    ):
+        begin(client)
+        real, hangs, goes = client._shards.call_all, threading.Event(), threading.Event()
+
+        def call_all(name: str, **fields: Any) -> Any:
+            if fields.get("each") and "step" in fields["each"][0] and not hangs.is_set():
+                hangs.set()
+                goes.wait(PATIENCE_S)
+            return real(name, **fields)
+
+        client._shards.call_all = call_all  # type: ignore[method-assign]
+        rows = {"counts": (IDS, -ones((IDS.size, 2)))}
+        push = threading.Thread(target=lambda: client.push_gradients({"a": -ones(1)}, rows))
+        push.start()
+        assert hangs.wait(PATIENCE_S)
+        request(tmp_path, 3)
+        until(lambda: getattr(state_in(tmp_path), "phase", "") == "switch")
+        time.sleep(1.0)  # for some seals
+        assert request_in(tmp_path)
+        goes.set()
+        push.join()
+        until(lambda: not request_in(tmp_path))
+        client.push_gradients({"a": -ones(1)}, rows)
+        assert np.unique(client.pull("counts", IDS)).tolist() == [2]
+        assert client.pull_variables()[1]["a"].tolist() == [1]
+
+
+@pytest.mark.slow
 def test_a_container_with_a_copy_of_the_addresses_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +608,8 @@ def test_a_client_with_addresses_learns_the_new_ones_from_the_old_shards(tmp_pat
 
 @pytest.mark.slow
 def test_what_cannot_be_resharded_is_refused(tmp_path: Path) -> None:
-    with running(tmp_path, 1, mode="sync"), pytest.raises(DoesNotFit, match=r"params\.mode"):
+    grpc = f"127.0.0.1:{free_ports(1)[0]}"
+    with running(tmp_path, 1, grpc=grpc), pytest.raises(DoesNotFit, match=r"params\.grpc"):
         request(tmp_path, 2)
     with running(tmp_path / "full", 2) as local, Client(local.folder) as client:
         client.create(TableSpec("small", 1, rows_max=20))

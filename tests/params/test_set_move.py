@@ -1,5 +1,6 @@
 """Tests of one shard while its rows move to another set, step by step."""
 
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from clipper.errors import DoesNotFit
 from clipper.params import Client
 from clipper.params.local.address_file import write_address_file
 from clipper.params.shard import set_move
-from clipper.params.shard.decision import decision_in
+from clipper.params.shard.decision import decision_in, prepare_decision
 from clipper.params.shard.recovery import SEQUENCES
 from clipper.params.shard.server import ShardServer, folder_of
 from clipper.params.shard.set_move import CLOSED, MOVED, OPEN, SEALED, RowSender
@@ -32,6 +33,7 @@ def target(shards: Shards, tmp_path: Path) -> Iterator[ShardServer]:
     shards.up(1)
     addresses = [f"unix:{home}/0.sock"]
     write_address_file(home, {"addresses": addresses, "token": TOKEN, "generation": 1})
+    prepare_decision(home)
     place = ShardConfig(0, tuple(addresses), shards.settings, TOKEN, folder_of(home, 0))
     given = {name: getattr(place, name) for name in place.__struct_fields__}
     server = ShardServer(ShardConfig(**{**given, "home": home, "generation": 1, "fills": True}))
@@ -99,7 +101,7 @@ def test_a_seal_does_not_count_for_the_next_one(
     until(lambda: phase(client) == "sealed")
     assert value(target) == 2.0
     client.call(0, "move_close")
-    assert shards.servers[0].shard.core.gate == CLOSED
+    assert shards.servers[0].shard.core.access == CLOSED
 
 
 def test_only_a_sealed_shard_gives_up_by_time(shards: Shards, target: ShardServer) -> None:
@@ -107,19 +109,36 @@ def test_only_a_sealed_shard_gives_up_by_time(shards: Shards, target: ShardServe
     move.tick(1e12)
     assert decision_in(shards.root / "set-1") == ""
     client.call(0, "move_seal", sealed=True)
-    assert shards.servers[0].shard.core.gate == SEALED
+    assert shards.servers[0].shard.core.access == SEALED
     move.tick(1e12)
     assert decision_in(shards.root / "set-1") == "abort"
-    assert shards.servers[0].shard.core.gate == OPEN
+    assert shards.servers[0].shard.core.access == OPEN
+
+
+def test_a_sealed_shard_gives_up_though_the_disk_is_full(
+    shards: Shards, target: ShardServer
+) -> None:
+    client, move = begun(shards), shards.servers[0].shard.move
+    client.call(0, "move_seal", sealed=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            (shards.root / "file").write_bytes(b"no file can be written")
+        move.tick(1e12)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert decision_in(shards.root / "set-1") == "abort"
+    client.push("counts", [1], -ones((1, 2)))
 
 
 def test_a_shard_that_has_moved_is_no_source(shards: Shards, target: ShardServer) -> None:
     client = shards.client()
     client.create(COUNTS)
-    shards.servers[0].shard.core.gate = MOVED
+    shards.servers[0].shard.core.access = MOVED
     with pytest.raises(DoesNotFit, match="has moved"):
         client.call(0, "move_begin", to=str(shards.root / "set-1"), pause_s=1.0)
-    shards.servers[0].shard.core.gate = OPEN
+    shards.servers[0].shard.core.access = OPEN
 
 
 def test_many_small_pushes_are_told_in_pieces(

@@ -9,8 +9,9 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput, NotAllowed, TypeConflict, UnknownTable
 from clipper.params import TableSpec
+from clipper.params.local.live_reshard import request_in
 from tests.frontend.conftest import warm_workers
-from tests.params.conftest import ones
+from tests.params.conftest import ones, until
 from tests.params.test_table_changes import SGD
 
 
@@ -107,6 +108,35 @@ def test_methods_of_a_remote_client(server: clipper.ClipperServer) -> None:
             tables.drop("none")
         for name in ("typed", "more"):
             tables.drop(name)
+
+
+@pytest.mark.slow
+def test_the_number_of_shards_changes_over_http(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    with (
+        clipper.start(params=str(folder), http={"admin": "127.0.0.1:0"}, warmup=False) as server,
+        clipper.connect(f"http://{server.admin_address}") as remote,
+    ):
+        client = server.params
+        client.create(TableSpec("t", 2, **SGD))
+        client.push("t", range(10), -ones((10, 2)))
+        tables, before = remote.tables, remote.tables.shards()
+        assert before["resharding"] is None
+        wanted = int(str(before["shards"])) + 1
+        assert tables.reshard(wanted, dry_run=True)["dry_run"]
+        assert tables.shards() == before
+        changed = tables.reshard(wanted)["changed"][0]
+        assert (changed["key"], changed["after"]) == ("shards", {"shards": wanted})
+        with pytest.raises(InvalidInput):
+            tables.reshard(0)
+        until(lambda: tables.shards()["shards"] == wanted)
+        assert (client.pull("t", range(10)) == 1).all()
+        assert len(client) == wanted
+        until(lambda: not request_in(folder))
+        assert tables.shards()["resharding"]["phase"] == "done"
+        assert "reshard" in [one["verb"] for one in remote.history()]
 
 
 @pytest.mark.parametrize(

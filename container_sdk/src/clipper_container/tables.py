@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from clipper_container.errors import TableLost
 from clipper_container.model import UserValue
 from clipper_container.params.frames import PUSHED
 from clipper_container.params.rows import as_ids, check_gradients
-from clipper_container.params.shard_set import ShardSet, numbered
+from clipper_container.params.shard_set import ShardSet
 
 SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
@@ -131,11 +132,13 @@ class Tables:
         """
         each, rows = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
         check_gradients(name, each.size, self._dim(name), rows)
-        sequence = sequence or self._shards.new_sequence()
-        with numbered(sequence):
-            answers = self._with_table(name, lambda: self._shards.push(name, each, rows, sequence))
-        counts = [PUSHED.unpack(body) for _, _, body in answers if len(body) == PUSHED.size]
-        return Pushed(sequence, *(sum(each) for each in zip(*counts, strict=True)))
+
+        def push(number: int) -> Pushed:
+            answers = self._with_table(name, lambda: self._shards.push(name, each, rows, number))
+            counts = [PUSHED.unpack(body) for _, _, body in answers if len(body) == PUSHED.size]
+            return Pushed(number, *(sum(each) for each in zip(*counts, strict=True)))
+
+        return self._shards.pushing(sequence, lambda number: partial(push, number))()
 
     def _dim(self, name: str) -> int:
         return int(self._shards.spec(name)["dim"])

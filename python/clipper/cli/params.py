@@ -65,6 +65,18 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
     return verb
 
 
+def _placed(verb: Callable[..., None]) -> Callable[..., None]:
+    verb = click.option(
+        "--cpus",
+        type=click.FloatRange(0),
+        default=1.0,
+        help="On Ray: cores reserved for each shard.  [1]",
+    )(verb)
+    return click.option(
+        "--together", is_flag=True, help="On Ray: allow a shard and its replica on one machine."
+    )(verb)
+
+
 @params.command(short_help="Run a set of shards.")
 @click.argument("file", metavar="[FILE]", required=False, type=FILE)
 @click.option("--shards", type=click.IntRange(1, 1024), help="Number of shards.  [params.shards]")
@@ -98,15 +110,7 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
     help="Address of gRPC; shard i listens at PORT + i.  [params.grpc]",
 )
 @_on_ray
-@click.option(
-    "--together", is_flag=True, help="On Ray: allow a shard and its replica on one machine."
-)
-@click.option(
-    "--cpus",
-    type=click.FloatRange(0),
-    default=1.0,
-    help="On Ray: cores reserved for each shard.  [1]",
-)
+@_placed
 @click.option(
     "--wait",
     "within_s",
@@ -388,21 +392,55 @@ def begin_anew(folder: Path, as_json: bool) -> None:
     help="Number of shards: at once of a set that runs, else at the next start.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
+@_on_ray
+@_placed
+@click.option("--resource", default="", help="On Ray: only machines with this custom resource.")
 @of_set
-def reshard(folder: Path, as_json: bool, shards: int, no_wait: bool) -> None:
+def reshard(
+    folder: Path,
+    as_json: bool,
+    shards: int,
+    no_wait: bool,
+    engine: str | None,
+    name: str,
+    ray_address: str,
+    together: bool,
+    cpus: float,
+    resource: str,
+) -> None:
     """Change the number of shards. A set that `clipper params up` or a server runs continues to
     serve meanwhile; the same command again shows how far it is. With the number that it has, all
     rows move to new processes. If the set does not run, each shard reads its part of the last
     snapshots at the next start.
 
+    With `--on ray` this command moves the set to new actors, on other machines if you name a
+    `--resource` of theirs.
+
     \b
     clipper params reshard --folder shop --shards 6
+    clipper params reshard --folder /share/shop --shards 4 --on ray --resource new
     """
+    if engine:
+        from clipper.cli.params_on_ray import resharding_on_ray
+
+        with resharding_on_ray(
+            folder.absolute(),
+            shards,
+            name,
+            ray_address,
+            together=together,
+            cpus=cpus,
+            resource=resource,
+        ):
+            _show_reshard(folder, shards, as_json, wait=True)
+        return
+    from clipper.params.local.live_reshard import request
     from clipper.params.local.local_set import reshard as resharded
     from clipper.params.local.local_set import supervisor_of
 
     if supervisor_of(folder):
-        _reshard_live(folder, shards, as_json, wait=not no_wait)
+        request(folder, shards)
+        _show_reshard(folder, shards, as_json, wait=not no_wait)
         return
     result = resharded(folder, shards)
     text = (
@@ -412,13 +450,12 @@ def reshard(folder: Path, as_json: bool, shards: int, no_wait: bool) -> None:
     show({"shards": shards, "number": result}, as_json, text)
 
 
-def _reshard_live(folder: Path, shards: int, as_json: bool, *, wait: bool) -> None:
+def _show_reshard(folder: Path, shards: int, as_json: bool, *, wait: bool) -> None:
     import msgspec
 
     from clipper.errors import DoesNotFit
-    from clipper.params.local.live_reshard import progress, request, request_in, state_in
+    from clipper.params.local.live_reshard import progress, request_in, state_in
 
-    request(folder, shards)
     shown = ""
     while wait and request_in(folder):
         time.sleep(0.1)

@@ -20,7 +20,13 @@ from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
 from clipper.frontend.openapi.routes import table as of_listener
 from clipper.manage.operations import EVALUATED_MAX, Change, Operations
 from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
-from clipper.manage.tables import IDS_MAX, TABLE_VERBS, TableChange, TableOperations
+from clipper.manage.tables import (
+    IDS_MAX,
+    SHARDS_MAX,
+    TABLE_VERBS,
+    TableChange,
+    TableOperations,
+)
 from clipper.selection import POLICIES
 from clipper.store.history import ENTRIES_MAX, Changed
 from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
@@ -192,6 +198,7 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "description": "`module:attribute`, or an .onnx or .skops file on the server's host",
     },
     "create_table.dim": {"type": "integer", "minimum": 1, "maximum": 1 << 16},
+    "reshard.shards": {"type": "integer", "minimum": 1, "maximum": SHARDS_MAX},
     "dtype": {"enum": ["f32", "f16", "bf16", "i8"]},
     "optimizer": {"enum": [*_OPTIMIZERS]},
     "create_table.optimizer_settings": _NUMBERS,

@@ -21,7 +21,7 @@ class TableInfo(NamedTuple):
 
 
 class TableChangeResult(TypedDict):
-    """Result of a change to a table, or of its dry run. message: one line. rows: how many it was
+    """Result of a change to tables, or of its dry run. message: one line. rows: how many it was
     about. changed: what the history has of it."""
 
     verb: str
@@ -41,7 +41,7 @@ class TableRequests(Protocol):
 
 
 class TableClient:
-    """The routes `/admin/tables` as methods. Threads: any, as Client.
+    """The routes `/admin/tables` and `/admin/shards` as methods. Threads: any, as Client.
 
     With dry_run a change is checked, and nothing is changed. A change is in the history. All
     methods raise NotAllowed if the server has no tables, UnknownTable, InvalidInput, and ShardAway.
@@ -111,6 +111,16 @@ class TableClient:
         """Write the rows of a file in the folder `files` of the set into a table. create: make the
         table, as wide as the rows."""
         return self._change(name, "import", {"file": file, "create": create}, dry_run)
+
+    def shards(self) -> dict[str, object]:
+        """Return the number of `shards`, and how far its last change is, `resharding`."""
+        return self._client.ask("GET", "/admin/shards")
+
+    def reshard(self, shards: int, *, dry_run: bool = False) -> TableChangeResult:
+        """Change the number of shards while they serve; `shards` tells how far it is. Raises
+        DoesNotFit."""
+        path = f"/admin/shards/reshard{'?dry_run=true' if dry_run else ''}"
+        return cast(TableChangeResult, self._client.ask("POST", path, {"shards": shards}))
 
     def _change(
         self, name: str, verb: str, members: dict[str, object], dry_run: bool

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from clipper.catalog import Catalog
-from clipper.errors import InvalidInput
+from clipper.errors import DoesNotFit, InvalidInput
 from clipper.store.history import Changed, audit_context
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clipper.params.tables import TableSpec
 
 IDS_MAX = 1 << 20  # of one request to erase rows
+SHARDS_MAX = 1024
 # method, pattern, verb, names of what the pattern's {} are
 TABLE_VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("GET", "/admin/tables", "tables", ()),
@@ -30,11 +31,13 @@ TABLE_VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/tables/{}/copy", "copy_table", ("name",)),
     ("POST", "/admin/tables/{}/export", "export_table", ("name",)),
     ("POST", "/admin/tables/{}/import", "import_table", ("name",)),
+    ("GET", "/admin/shards", "shards", ()),
+    ("POST", "/admin/shards/reshard", "reshard", ()),
 )
 
 
 class TableChange(msgspec.Struct):
-    """Result of a change to a table, or of its dry run. message: one line. rows: how many it was
+    """Result of a change to tables, or of its dry run. message: one line. rows: how many it was
     about. changed: what the history has of it.
     """
 
@@ -202,6 +205,33 @@ class TableOperations:
         message = f"imported {count} rows of {path} into table {name}"
         return self._record("import table", name, None, {"file": str(path)}, message, count)
 
+    def shards(self) -> dict[str, object]:
+        """The shards that have the tables: `shards`, their number; `resharding`, how far the last
+        change of it is; null if there was none."""
+        from clipper.params.local.address_file import read_address_file
+        from clipper.params.local.live_reshard import state_in
+
+        folder = Path(self._server.params.folder)
+        number = len(read_address_file(folder)["addresses"])
+        return {"shards": number, "resharding": msgspec.to_builtins(state_in(folder))}
+
+    def reshard(self, shards: int) -> TableChange:
+        """Change the number of shards while they serve. `GET /admin/shards` tells how far it is."""
+        from clipper.params.local.live_reshard import request
+        from clipper.params.local.local_set import supervisor_of
+
+        before, folder = self.shards(), Path(self._server.params.folder)
+        if not 1 <= shards <= SHARDS_MAX:
+            raise InvalidInput(f"{shards} shards: 1 to {SHARDS_MAX}.")
+        if not supervisor_of(folder):
+            raise DoesNotFit(
+                f"the shards of {folder} have no supervisor that could start others.",
+                hint=f"clipper params reshard --shards {shards} --folder {folder}",
+            )
+        request(folder, shards, dry_run=self._dry_run)
+        after = {"shards": shards}
+        return self._record("reshard", "", before, after, f"requested {shards} shards")
+
     def _spec(self, name: str) -> "TableSpec":
         return self._server.params.spec(name)
 
@@ -217,7 +247,8 @@ class TableOperations:
         self, verb: str, name: str, before: object, after: object, message: str, rows: int = 0
     ) -> TableChange:
         with audit_context(self._actor, verb, dry=self._dry_run) as audit:
-            self._server.catalog.record(verb, f"tables/{name}", _json(before), _json(after))
+            key = f"tables/{name}" if name else "shards"
+            self._server.catalog.record(verb, key, _json(before), _json(after))
         changed = tuple(one for entry in audit.entries for one in entry.changed)
         return TableChange(verb, message, self._dry_run, rows, changed)
 

@@ -16,13 +16,14 @@ from posix.unistd cimport close as close_fd, usleep
 from clipper_core.params.embedding_rows cimport PULL_I8, Pulled, distinct_init, rows_pull, rows_push
 from clipper_core.params.optimizer cimport all_finite, optimizer_step, stride_of
 from clipper_core.params.shard_state cimport (
-    BY_PYTHON, DENSE_TABLE, GATE_MOVED, GATE_OPEN, GATE_SEALED, HEAD_BYTES, MOVED, NOT_ADMITTED,
-    NOT_READY, NOT_SHARED, OTHER_EPOCH, OVER_QUOTA, READS_ONLY, REGION_MAPPED, REGION_TOO_LARGE,
-    SHARD_ANSWER, SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE, SHARD_PULL_TABLES,
-    SHARD_PUSH, SHARD_PUSH_STEP, SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY, SHARD_SHARE,
-    STATE_LOST, TABLES_MAX, Call, DenseVariable, PartWork, Place, RegionFault, ShardPart,
-    answer_push, answer_room, calm_loopback, counts_push, is_local, kDenseBit, padded, place_of,
-    push_is_known, push_is_new, put_answer, quotas_exceeded, shard_head_is_one, shard_refuse,
+    ACCESS_MOVED, ACCESS_OPEN, ACCESS_SEALED, BY_PYTHON, DENSE_TABLE, HEAD_BYTES, MOVED,
+    NOT_ADMITTED, NOT_READY, NOT_SHARED, OTHER_EPOCH, OVER_QUOTA, READS_ONLY, REGION_MAPPED,
+    REGION_TOO_LARGE, SHARD_ANSWER, SHARD_CALL, SHARD_CHANGES, SHARD_PULL, SHARD_PULL_DENSE,
+    SHARD_PULL_TABLES, SHARD_PUSH, SHARD_PUSH_STEP, SHARD_RECEIVED, SHARD_REFUSED, SHARD_REPLAY,
+    SHARD_SHARE, STATE_LOST, TABLES_MAX, Call, DenseVariable, PartWork, Place, RegionFault,
+    ShardPart, answer_push, answer_room, calm_loopback, counts_push, is_local, kDenseBit, padded,
+    place_of, push_is_known, push_is_new, put_answer, quotas_exceeded, shard_head_is_one,
+    shard_refuse,
 )
 from clipper_core.params.shard_stream cimport (
     replay_is_exact, replay_send, stream_closed, stream_received,
@@ -334,7 +335,7 @@ cdef bint _apply(ShardLoopState* s, ShardConnection* c, const ShardHead* h, doub
     cdef u64 i, version
     cdef bint noted
     s.still.lock()
-    if s.gate.load(acquire) != GATE_OPEN:       # since it was looked at
+    if s.access.load(acquire) != ACCESS_OPEN:   # since it was looked at
         s.still.unlock()
         shard_refuse(s, c, h, NOT_READY, 0)
         return False
@@ -634,7 +635,7 @@ cdef void _to_python(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
 cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* h,
                         const u8* payload) noexcept nogil:
     cdef u64 epoch = s.epoch.load(acquire)
-    cdef u32 gate = s.gate.load(acquire)
+    cdef u32 access = s.access.load(acquire)
     if h.kind == SHARD_CALL:
         _to_python(s, c, h, payload)
         return
@@ -656,10 +657,10 @@ cdef void _handle_frame(ShardLoopState* s, ShardConnection* c, const ShardHead* 
     if not s.ready.load(acquire):
         shard_refuse(s, c, h, STATE_LOST if s.state_lost.load(acquire) else NOT_READY, 0)
         return
-    if gate == GATE_MOVED:
+    if access == ACCESS_MOVED:
         shard_refuse(s, c, h, MOVED, 0)
-    elif gate > GATE_SEALED or (gate == GATE_SEALED
-                                and (h.kind == SHARD_PUSH or h.kind == SHARD_PUSH_STEP)):
+    elif access > ACCESS_SEALED or (access == ACCESS_SEALED
+                                    and (h.kind == SHARD_PUSH or h.kind == SHARD_PUSH_STEP)):
         shard_refuse(s, c, h, NOT_READY, 0)
     elif h.kind == SHARD_PULL_TABLES:
         pull_tables(s, c, h, payload)

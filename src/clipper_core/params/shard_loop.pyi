@@ -13,7 +13,7 @@ def each_once(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
 
 class ShardLoop:
     epoch: int
-    gate: int
+    access: int
     ready: bool
     state_lost: bool
     version: int

@@ -544,15 +544,15 @@ cdef class ShardLoop:
         self.state.state_lost.store(value, release)
 
     @property
-    def gate(self):
+    def access(self):
         """The requests that are taken while rows move to another set: 0, all; 1, no pushes; 2, no
         pulls either; 3, they have moved. After a change, hold() waits for the push that is applied
         now."""
-        return self.state.gate.load(relaxed)
+        return self.state.access.load(relaxed)
 
-    @gate.setter
-    def gate(self, u32 value):
-        self.state.gate.store(value, release)
+    @access.setter
+    def access(self, u32 value):
+        self.state.access.store(value, release)
 
     @property
     def version(self):

@@ -226,10 +226,10 @@ cdef enum:
                                 # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
     NO_TABLE = 0x7FFFFFFF
-    GATE_OPEN = 0               # what a shard takes while its rows move to another set
-    GATE_SEALED = 1             # no pushes
-    GATE_CLOSED = 2             # no pulls either
-    GATE_MOVED = 3              # nothing any more
+    ACCESS_OPEN = 0               # what a shard takes while its rows move to another set
+    ACCESS_SEALED = 1             # no pushes
+    ACCESS_CLOSED = 2             # no pulls either
+    ACCESS_MOVED = 3              # nothing any more
 
 cdef cppclass Place:            # a table as the loop has it
     atomic[u32] number          # of the table that is here; NO_TABLE: it was dropped
@@ -343,7 +343,7 @@ cdef cppclass ShardLoopState:
                                 # descriptors
     atomic[u32] stop
     atomic[u32] ready           # else pulls and pushes are refused: it recovers
-    atomic[u32] gate            # GATE_OPEN and so on; a push looks again under `still`
+    atomic[u32] access          # ACCESS_OPEN and so on; a push looks again under `still`
     atomic[u32] state_lost      # and this is why: it has recovered nothing, and there was something
     atomic[u64] epoch
     atomic[u64] model           # version: pushes applied

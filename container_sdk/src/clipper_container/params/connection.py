@@ -10,6 +10,7 @@ they wait.
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 import sys
@@ -57,6 +58,7 @@ SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's fo
 SHARED_BYTES_MIN = 1 << 16  # smaller answers are as fast over the socket
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.1
+IDLE_S = 1.0  # then it is checked whether a connection is open before a push is sent
 PROTOCOL = 1
 _AGAIN = (RefusalCode.NOT_READY, RefusalCode.OTHER_EPOCH)
 
@@ -153,6 +155,7 @@ class ShardConnection:
         self._fill = fill or receive_all
         self._socket: socket.socket | None = None
         self._encrypts = False  # the socket has TLS
+        self._used_s = 0.0  # when something was received last
         self._next = 0
         self._open: dict[int, ShardRequest] = {}
         self._head = bytearray(HEAD_BYTES)
@@ -207,10 +210,20 @@ class ShardConnection:
         Raises OSError, ClipperError; the connection is closed then, and the request may be sent
         again. After TooLarge it may not.
         """
+        if request.sequence and not self._open and time.monotonic() - self._used_s > IDLE_S:
+            self._close_if_ended()
         if self._socket is None:
             self._dial()
         self.check(request)
         self._send(request)
+
+    def _close_if_ended(self) -> None:
+        """Close the socket if the shard has: the kernel takes a push to it, and nobody gets it."""
+        if self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if poll.poll(0):
+                self.close()
 
     def wait(self, request: ShardRequest) -> Head:
         """Wait for the answer of a request; answers of others are kept. Raises OSError,
@@ -290,7 +303,8 @@ class ShardConnection:
         epoch = 0 if kind == MessageKind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, request.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
-        self._write([head, *buffers], HEAD_BYTES + request.head.payload_bytes)
+        size = HEAD_BYTES + request.head.payload_bytes
+        self._write([head, *buffers], size, sequence=request.sequence)
 
     def _part_numbers(self, parts: Sequence[RequestPart]) -> bytes:
         each: list[int] = []
@@ -350,15 +364,21 @@ class ShardConnection:
         self._sharing.rows.close()  # the descriptor; the memory is mapped
 
     def _write(
-        self, pieces: list[BytesLike], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()
+        self,
+        pieces: list[BytesLike],
+        nbytes: int,
+        beside: Sequence[tuple[int, int, bytes]] = (),
+        sequence: int = 0,
     ) -> None:
         assert self._socket is not None
         try:
             if self._encrypts:  # it has no sendmsg
+                self._note_sent(sequence)
                 for one in pieces:
                     self._socket.sendall(one)
                 return
             sent = self._socket.sendmsg(pieces, beside)
+            self._note_sent(sequence)
             if sent == nbytes:
                 return
             rest = [memoryview(one).cast("B") for one in pieces]
@@ -375,9 +395,14 @@ class ShardConnection:
             self.close()
             raise
 
+    def _note_sent(self, sequence: int) -> None:
+        if sequence and self._identity is not None:
+            self._identity.sent(sequence)
+
     def _receive(self) -> None:
         try:
             self._read(self._head)
+            self._used_s = time.monotonic()
             head = read_head(self._head)
             request = self._open.pop(head.id, None)
             if (

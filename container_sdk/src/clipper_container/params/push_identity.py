@@ -17,6 +17,7 @@ from typing import Protocol
 
 SEQUENCE_MAX = (1 << 64) - 1
 JUMP = 2048  # sequences that are left out when a set has moved: twice what shards remember
+UNSENT_MAX = 1024  # pushes that are known not to have been sent
 
 
 class PushIdentity:
@@ -30,6 +31,7 @@ class PushIdentity:
         self.incarnation = secrets.randbits(63) | 1
         self._lock = threading.Lock()
         self._sequence = 0
+        self._unsent: set[int] = set()
 
     @property
     def has_pushed(self) -> bool:
@@ -58,7 +60,18 @@ class PushIdentity:
                     f"worker number {self.worker} has no sequence left: choose another"
                 )
             self._sequence += 1
+            self._unsent.add(self._sequence)
+            if len(self._unsent) > UNSENT_MAX:
+                self._unsent.remove(min(self._unsent))
             return self._sequence
+
+    def sent(self, sequence: int) -> bool:
+        """Note that a push is sent. Return True if no part of it had been sent before."""
+        if sequence not in self._unsent:
+            return False
+        with self._lock:
+            self._unsent.discard(sequence)
+        return True
 
 
 def origin_worker(worker: int, generation: int, shard: int) -> int:

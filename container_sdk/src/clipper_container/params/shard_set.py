@@ -427,6 +427,33 @@ class ShardSet(Generic[Spec]):
         except OverflowError as error:
             raise InvalidInput(f"{error}.") from None
 
+    def pushing(
+        self, sequence: int, start: Callable[[int], Callable[[], Result]]
+    ) -> Callable[[], Result]:
+        """Start a push under its sequence, or a new one if that is 0; the function that is returned
+        waits for its end. Errors have the sequence. If the set was resharded twice before any part
+        of the push was sent, the push is made again under a new sequence. Raises what `start` and
+        the function that it returns raise."""
+        number = sequence or self.new_sequence()
+        try:
+            with numbered(number):
+                take = start(number)
+        except StalePush:
+            if not self.identity.sent(number):
+                raise
+            return self.pushing(0, start)
+
+        def result() -> Result:
+            try:
+                with numbered(number):
+                    return take()
+            except StalePush:
+                if not self.identity.sent(number):
+                    raise
+                return self.pushing(0, start)()
+
+        return result
+
     # -- tables
 
     def create(self, spec: Spec, fields: Mapping[str, object]) -> None:
@@ -583,7 +610,7 @@ def _at_host_of(own: str, other: str) -> str:
 
 def _stale() -> StalePush:
     return StalePush(
-        "the set was resharded twice, or while it was stopped, since this push was made; whether it"
+        "the set was resharded twice, or while it was stopped, since this push was sent; whether it"
         " was applied is not known.",
         hint="Do not send it again.",
     )

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypedDict, TypeVar
 
@@ -44,7 +44,7 @@ from clipper_container.params.rows import (
     rows_in,
     split_by_shard,
 )
-from clipper_container.params.shard_set import ShardSet, numbered
+from clipper_container.params.shard_set import ShardSet
 from clipper_container.wire.frames import BytesLike
 from clipper_core.params.row_parts import put_rows, split_parts
 from clipper_core.runtime.spin import Receiver
@@ -422,24 +422,26 @@ class Client:
         each = as_ids(ids)
         rows = np.ascontiguousarray(gradients, np.float32)
         check_gradients(table, each.size, self.spec(table).dim, rows)
-        sequence = sequence or self._shards.new_sequence()
-        all_shards = len(self.connections) > 1 and self.spec(table).corrects_bias
-        with numbered(sequence):
+
+        def push(number: int) -> Pushed:
+            all_shards = len(self.connections) > 1 and self.spec(table).corrects_bias
             answers = self._shards.push(
                 table,
                 each,
                 rows,
-                sequence,
+                number,
                 scale=scale,
                 versioned=versioned,
                 all_shards=all_shards,
             )
-        repeated = tuple(shard for shard, head, _ in answers if head.flags & DUPLICATE)
-        counts = [PUSHED.unpack(body) for _, _, body in answers if len(body) == PUSHED.size]
-        sums = (sum(each) for each in zip(*counts, strict=True))
-        versions = {shard: head.model for shard, head, _ in answers}
-        token = {shard: (head.epoch, head.model) for shard, head, _ in answers}
-        return Pushed(sequence, versions, token, repeated, *sums)
+            repeated = tuple(shard for shard, head, _ in answers if head.flags & DUPLICATE)
+            counts = [PUSHED.unpack(body) for _, _, body in answers if len(body) == PUSHED.size]
+            sums = (sum(each) for each in zip(*counts, strict=True))
+            versions = {shard: head.model for shard, head, _ in answers}
+            token = {shard: (head.epoch, head.model) for shard, head, _ in answers}
+            return Pushed(number, versions, token, repeated, *sums)
+
+        return self._shards.pushing(sequence, lambda number: partial(push, number))()
 
     # -- dense variables, and the model as a whole
 
@@ -534,29 +536,24 @@ class Client:
         What is requested after this sees the push. The gradients must not change before `result`.
         Synchronous shards are waited for here.
         """
-        sequence = sequence or self._shards.new_sequence()
         dense = {k: np.ascontiguousarray(v, np.float32) for k, v in (variables or {}).items()}
         tables = {name: self._checked_rows(name, *given) for name, given in (rows or {}).items()}
         if not self.connections[0].frame_bytes_max:
             self.call_all("tables")  # connects, which tells the mode
-        with numbered(sequence):
-            if self.connections[0].mode == "sync":
-                gathered = self._push_gathered(
-                    self._by_shard(dense), tables, versions, scale, sequence
-                )
-                return Pending(lambda: gathered)
+
+        is_sync = self.connections[0].mode == "sync"
+        send = self._push_gathered if is_sync else self._push_step
+        divide: Callable[[ModelStep, int], Iterable[tuple[int, ModelStep]]]
+        divide = _whole_step if is_sync else _divided_step
+        step = ModelStep(dense, tables, versions, scale or 1.0)
+
+        def start(number: int) -> Callable[[], StepResult]:
             take = self._shards.once(
-                ModelStep(dense, tables, versions, scale or 1.0),
-                sequence,
-                lambda step, worker: self._push_step(step, worker, sequence),
-                _divided_step,
+                step, number, lambda part, worker: send(part, worker, number), divide
             )
+            return lambda: _merged(take())
 
-        def result() -> StepResult:
-            with numbered(sequence):
-                return _merged(take())
-
-        return Pending(result)
+        return Pending(self._shards.pushing(sequence, start))
 
     # -- calls
 
@@ -673,21 +670,21 @@ class Client:
         }
 
     def _push_gathered(
-        self,
-        dense: list[dict[str, Array]],
-        tables: Mapping[str, tuple[Ids, Array]],
-        versions: Sequence[int] | None,
-        scale: float,
-        sequence: int,
-    ) -> StepResult:
+        self, step: "ModelStep", worker: int, sequence: int
+    ) -> Callable[[], StepResult]:
         """Push to synchronous shards. All but shard 0 check first; then shard 0 decides, and the
         others follow."""
-        parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in dense]
-        for table, (ids, gradients) in tables.items():
+        parts: list[dict[str, Any]] = [
+            {"variables": mine, "rows": {}} for mine in self._by_shard(step.variables)
+        ]
+        versions = step.versions
+        if versions is not None and len(versions) != len(parts):
+            versions = [min(versions)] * len(parts)  # of another number of shards
+        for table, (ids, gradients) in step.tables.items():
             for shard, places in split_by_shard(ids, len(parts)):
                 parts[shard]["rows"][table] = {"ids": ids[places], "gradients": gradients[places]}
         for shard, part in enumerate(parts):
-            part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
+            part |= {"worker": worker, "sequence": sequence, "scale": step.scale}
             part["version"] = versions[shard] if versions is not None else 0
         if len(parts) > 1:
             self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
@@ -696,7 +693,7 @@ class Client:
         if first["accepted"] and len(parts) > 1:
             each = [{**part, "step": first["step"]} for part in parts]
             answers = [answer for _, answer in self.call_all("push_gradients", each=each)]
-        return {
+        result: StepResult = {
             "accepted": all(answer["accepted"] for answer in answers),
             "versions": [int(answer["version"]) for answer in answers],
             "why": [answer.get("why", "") for answer in answers],
@@ -707,6 +704,7 @@ class Client:
                 for connection, answer in zip(self.connections, answers, strict=True)
             },
         }
+        return lambda: result
 
     def _by_shard(self, variables: Variables) -> list[dict[str, Array]]:
         parts: list[dict[str, Array]] = [{} for _ in self.connections]
@@ -832,6 +830,11 @@ def _divided_step(step: ModelStep, shards: int) -> Iterator[tuple[int, ModelStep
         if dense[shard] or tables[shard] or (shard == 0 and not (any(dense) or any(tables))):
             versions = None if step.versions is None else [min(step.versions)]
             yield shard, ModelStep(dense[shard], tables[shard], versions, step.scale)
+
+
+def _whole_step(step: ModelStep, _: int) -> list[tuple[int, ModelStep]]:
+    """Return a step of synchronous shards, which either all or none of them have accepted."""
+    return [(0, step)]
 
 
 def _merged(parts: Sequence[StepResult]) -> StepResult:

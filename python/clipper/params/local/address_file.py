@@ -7,11 +7,13 @@ whether it runs. It is held by the shard's process, on any machine, so a share m
 (NFS 4 does).
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -126,12 +128,23 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
 
 def publish_address(folder: Path, number: int, address: str) -> None:
     """Write the address of one shard. Raises OSError, InvalidInput."""
-    fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with addresses_locked(folder):
         content = read_address_file(folder)
         content["addresses"][number] = address
         write_address_file(folder, content)
+        above = read_address_file(folder.parent)  # of a set that was resharded to this one
+        if above and f"set-{above.get('generation')}" == folder.name:
+            above["addresses"][number] = address
+            write_address_file(folder.parent, above)
+
+
+@contextlib.contextmanager
+def addresses_locked(folder: Path) -> Iterator[None]:
+    """Keep the addresses of a set from being written by others. Raises OSError."""
+    fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(fd)
 

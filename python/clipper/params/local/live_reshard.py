@@ -26,7 +26,9 @@ import msgspec
 
 from clipper.errors import ClipperError, ConfigError, DoesNotFit, ShardAway
 from clipper.params.local.address_file import (
+    AddressFile,
     ShardAddresses,
+    addresses_locked,
     read_address_file,
     write_address_file,
 )
@@ -36,6 +38,7 @@ from clipper.params.shard.decision import (
     decide,
     decision_in,
     note_move,
+    prepare_decision,
 )
 from clipper.params.shard.parameters import Piece
 from clipper.params.shard.recovery import EpochFile, write_atomically
@@ -77,8 +80,11 @@ class SetHost(Protocol):
     folder: Path
     home: Path
     settings: ParamsSettings
-    addresses: list[str]
     token: str
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the shards that serve."""
 
     def addresses_of(self, home: Path, settings: ParamsSettings) -> list[str]:
         """Return the addresses of a set in a folder."""
@@ -143,8 +149,9 @@ def state_in(folder: Path) -> ReshardState | None:
         return None
 
 
-def request(folder: Path, shards: int) -> None:
-    """Request a number of shards of a running set. The same request again changes nothing.
+def request(folder: Path, shards: int, *, dry_run: bool = False) -> None:
+    """Request a number of shards of a running set. The same request again changes nothing. dry_run:
+    only check whether it can be requested.
 
     Raises DoesNotFit: another one is under way, or the set cannot be resharded while it runs.
     """
@@ -164,6 +171,8 @@ def request(folder: Path, shards: int) -> None:
             )
     content = read_address_file(folder)
     check(msgspec.convert(content.get("settings", {}), ParamsSettings))
+    if dry_run:
+        return
     (folder / STATE).unlink(missing_ok=True)
     write_atomically(folder / REQUEST, json.dumps({"shards": shards}).encode())
 
@@ -171,7 +180,6 @@ def request(folder: Path, shards: int) -> None:
 def check(settings: ParamsSettings) -> None:
     """Raise DoesNotFit if a set with these settings cannot be resharded while it runs."""
     why = {
-        "mode": settings.mode == "sync" and "synchronous steps wait in its shards",
         "grpc": settings.grpc and "clients of its gRPC service know the number of shards",
     }
     for setting, what in why.items():
@@ -194,10 +202,14 @@ class LiveReshard:
 
     def run(self) -> None:
         """Look for requests until the host ends."""
+        while not self._host.ends(AGAIN_S):
+            self.reshard_if_requested()
+
+    def reshard_if_requested(self) -> None:
+        """Do what is requested now, if anything is."""
         with contextlib.suppress(_Ended):
-            while not self._host.ends(AGAIN_S):
-                if shards := request_in(self._host.folder):
-                    self._reshard(shards)
+            if shards := request_in(self._host.folder):
+                self._reshard(shards)
 
     def _reshard(self, shards: int) -> None:
         host = self._host
@@ -236,9 +248,10 @@ class LiveReshard:
 
     def _attempt(self, shards: int) -> None:
         """Move the set. Raises DoesNotFit, ClipperError, OSError; nothing has changed then."""
-        host, old = self._host, self._host.home
+        host, old, olds = self._host, self._host.home, tuple(self._host.addresses)
         home, settings, addresses = self._plan(shards)
-        sources, targets = self._connections(host.addresses), self._connections(addresses)
+        sources = self._connections(olds.__getitem__, len(olds))
+        targets = self._connections(AddressFile(home).address, shards)
         try:
             self._until(lambda: self._serve(sources), START_S)
             self._check_room(sources, shards)
@@ -249,7 +262,7 @@ class LiveReshard:
             self._until(lambda: self._serve(targets), START_S)
             sources.call_all("move_begin", to=str(home), pause_s=settings.reshard_pause_s)
             self._copy(sources)
-            self._settled(sources, targets, addresses)
+            self._keep_as_before(sources, targets, home)
             paused_s = self._switch(sources, home, settings.reshard_pause_s)
         except BaseException:
             if _aborted(home) != "commit":
@@ -259,7 +272,7 @@ class LiveReshard:
         finally:
             sources.close()
             targets.close()
-        self._complete(home, settings, addresses, old, paused_s)
+        self._complete(home, settings, addresses, (old, olds), paused_s)
 
     def _plan(self, shards: int) -> tuple[Path, ParamsSettings, list[str]]:
         """Return folder, settings and addresses of the new set. Raises ConfigError, DoesNotFit."""
@@ -284,6 +297,7 @@ class LiveReshard:
         """Write the folder of the new set. Its epochs are above those of the old one."""
         host = self._host
         home.mkdir(mode=0o700)
+        prepare_decision(home)
         public = msgspec.structs.replace(settings, token="", folder=str(host.folder))
         content: ShardAddresses = {
             "addresses": addresses,
@@ -294,6 +308,8 @@ class LiveReshard:
             "before": int(read_address_file(host.folder).get("generation", 0)),
             "fills": True,
         }
+        if engine := read_address_file(host.folder).get("engine"):
+            content["engine"] = engine
         write_address_file(home, content)
         epoch = 1 + max(_epoch_in(folder_of(host.home, i)) for i in range(host.settings.shards))
         for shard in range(settings.shards):
@@ -301,13 +317,9 @@ class LiveReshard:
             file.write(epoch)
             file.close()
 
-    def _connections(self, addresses: Sequence[str], answer_s: float = ANSWER_S) -> _Set:
+    def _connections(self, address: Callable[[int], str], shards: int) -> _Set:
         token = self._host.token
-        each = [
-            ShardConnection(i, addresses.__getitem__, token, None, answer_s)
-            for i in range(len(addresses))
-        ]
-        return _Set(each)
+        return _Set([ShardConnection(i, address, token, None, ANSWER_S) for i in range(shards)])
 
     def _check_room(self, sources: _Set, shards: int) -> None:
         """Raise DoesNotFit if a table would have more rows in a shard than its `rows_max`."""
@@ -357,10 +369,11 @@ class LiveReshard:
             self._wait(POLL_S)
         self._write_state(phase="follow", done=1.0, left_s=0.0)
 
-    def _settled(self, sources: _Set, targets: _Set, addresses: list[str]) -> None:
+    def _keep_as_before(self, sources: _Set, targets: _Set, home: Path) -> None:
         """Have the new set keep what it has as the old one did: in replicas and in a snapshot."""
         targets.call_all("fill_resync")
-        with contextlib.closing(self._connections(addresses, ANSWER_S)) as slow:
+        shards = len(targets.connections)
+        with contextlib.closing(self._connections(AddressFile(home).address, shards)) as slow:
             for one in slow.connections:
                 request = call("snapshot", number=1, whole=True)
                 one.send(request)
@@ -391,32 +404,54 @@ class LiveReshard:
         self._write_state(phase="switch")
         for _ in range(SEALS_MAX):
             began_s = time.monotonic()
-            sources.call_all("move_seal", sealed=True)
-            while time.monotonic() - began_s < pause_s:
-                if all(one["phase"] == "sealed" for one in self._states(sources)):
-                    sources.call_all("move_close")
-                    if decide(home, "commit") != "commit":
-                        raise ShardAway("a shard has given the move up.")
-                    return time.monotonic() - began_s
-                time.sleep(SEALED_POLL_S)
+            if self._sealed(sources, began_s + pause_s):
+                sources.call_all("move_close")
+                if decide(home, "commit") != "commit":
+                    raise ShardAway("a shard has given the move up.")
+                return time.monotonic() - began_s
             sources.call_all("move_seal", sealed=False)
             self._wait(AGAIN_S)
         raise ShardAway(f"the last changes took longer than {pause_s:g} s to send.")
+
+    def _sealed(self, sources: _Set, until_s: float) -> bool:
+        """Have the old shards take no pushes, and tell whether they have sent all in time."""
+        if self._host.settings.mode == "sync":
+            _Set(sources.connections[:1]).call_all("move_seal", sealed=True)
+            if not self._come(
+                sources, until_s, lambda each: len({one["steps"] for one in each}) < 2
+            ):
+                return False
+        sources.call_all("move_seal", sealed=True)
+        return self._come(
+            sources, until_s, lambda each: {one["phase"] for one in each} == {"sealed"}
+        )
+
+    def _come(self, sources: _Set, until_s: float, there: Callable[[list[Piece]], bool]) -> bool:
+        """Wait for a state of the old shards, and tell whether it came in time."""
+        while time.monotonic() < until_s:
+            if there(self._states(sources)):
+                return True
+            time.sleep(SEALED_POLL_S)
+        return False
 
     def _complete(
         self,
         home: Path,
         settings: ParamsSettings,
         addresses: list[str],
-        old: Path,
+        before: tuple[Path, Sequence[str]],
         paused_s: float,
     ) -> None:
-        """Have the new set serve, and after a while end the old one."""
-        host = self._host
+        """Have the new set serve, and after a while end the old one. before: its folder and its
+        addresses."""
+        host, (old, olds) = self._host, before
         host.retire_set(old)
         self._until_done(lambda: publish(host.folder, home))
-        for who, name in ((addresses, "fill_open"), (host.addresses, "move_settle")):
-            each = self._connections(who)
+        for address, number, name in (
+            (AddressFile(home).address, settings.shards, "fill_open"),
+            (olds.__getitem__, len(olds), "move_finish"),
+        ):
+            each = self._connections(address, number)
             with contextlib.suppress(ClipperError):  # they look at the decision themselves
                 each.call_all(name)
             each.close()
@@ -447,7 +482,7 @@ class LiveReshard:
         for one in sources.connections:
             with contextlib.suppress(ClipperError, OSError):
                 one.close()  # a request may be under way
-                call_once(one, "move_settle")
+                call_once(one, "move_finish")
         self._host.retire_set(home)
         self._host.end_set(home)
         shutil.rmtree(home, ignore_errors=True)
@@ -493,9 +528,10 @@ def _epoch_in(folder: Path) -> int:
 
 def publish(folder: Path, home: Path) -> None:
     """Have clients find the new set. Raises OSError, InvalidInput."""
-    content = read_address_file(home)
-    content.pop("fills", None)
-    write_address_file(folder, content)
+    with addresses_locked(home):
+        content = read_address_file(home)
+        content.pop("fills", None)
+        write_address_file(folder, content)
 
 
 def link(folder: Path, home: Path) -> None:

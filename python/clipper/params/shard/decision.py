@@ -2,13 +2,13 @@
 
 Whoever links it first decides, `commit` or `abort`, for all: the supervisor that moves the set, a
 shard that has waited too long, or one that has just restarted and knows nothing of the move's
-progress. The file is complete when it has its name, so a kill leaves it decided or not.
+progress. The file is complete when it has its name, so a kill leaves it decided or not. Both
+decisions are written before any shard is sealed, so that a full disk has room for either.
 """
 
 import contextlib
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Literal
 
@@ -38,19 +38,29 @@ def durable_decision(folder: Path) -> Decision:
     return word
 
 
+def prepare_decision(folder: Path) -> None:
+    """Write both decisions, of which `decide` links one. Raises OSError."""
+    for word in ("commit", "abort"):
+        write_atomically(_prepared(folder, word), word.encode())
+
+
 def decide(folder: Path, word: Decision) -> Decision:
     """Decide, if nobody has, durably. Return the decision, which may be another's. Raises
     OSError."""
-    new = folder / f".{FILE}.{os.getpid()}.{threading.get_ident()}"
     try:
-        write_atomically(new, word.encode())
         with contextlib.suppress(FileExistsError):
-            os.link(new, folder / FILE)
-        new.unlink()
+            os.link(_prepared(folder, word), folder / FILE)
         fsync_folder(folder)
     except FileNotFoundError:
-        return "abort"
+        if decision_in(folder):
+            return decision_in(folder)
+        prepare_decision(folder)  # of a release that did not
+        return decide(folder, word)
     return decision_in(folder)
+
+
+def _prepared(folder: Path, word: str) -> Path:
+    return folder / f".{FILE}-{word}"
 
 
 def note_move(folder: Path, to: Path) -> None:

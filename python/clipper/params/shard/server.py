@@ -107,7 +107,7 @@ class ShardServer:
         shard.core.ready, was_ready = False, shard.core.ready
         shard.move.end()
         shard.fill.tick()
-        snapshot = snapshot and shard.core.gate == OPEN
+        snapshot = snapshot and shard.core.access == OPEN
         if shard.snapshots is not None:
             shard.snapshots.close(last=snapshot and was_ready and "fenced" not in shard.ended)
         shard.core.stop()

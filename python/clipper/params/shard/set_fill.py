@@ -30,27 +30,28 @@ class SetFill:
 
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
+        self._gathered: dict[int, list[Piece]] = {}  # by old shard, its part of each push
 
     def restore(self) -> None:
         """Refuse workers, before this shard serves, until the move is decided."""
         config = self._shard.config
         if config.fills and config.home is not None and decision_in(config.home) != "commit":
-            self._shard.core.gate = CLOSED
+            self._shard.core.access = CLOSED
 
     @property
     def _fills(self) -> bool:
-        return self._shard.config.fills and self._shard.core.gate == CLOSED
+        return self._shard.config.fills and self._shard.core.access == CLOSED
 
     def open(self, _: Piece, __: "CallId") -> Piece:
         """Serve, if that was decided."""
         self.tick()
-        return {"open": self._shard.core.gate == OPEN}
+        return {"open": self._shard.core.access == OPEN}
 
     def tick(self) -> None:
         """Serve when the move is decided: also if its supervisor was killed just then."""
         home = self._shard.config.home
         if self._fills and home is not None and durable_decision(home) == "commit":
-            self._shard.core.gate = OPEN
+            self._shard.core.access = OPEN
 
     def resync(self, _: Piece, __: "CallId") -> Piece:
         """Have followers copy the sequences that were seen, which changes do not have."""
@@ -63,7 +64,7 @@ class SetFill:
 
         source: number of the old shard. seen: worker -> its window of sequences, as of the
         beginning. told: worker, sequence, worker, ... of each push since. specs, steps, version,
-        dense: what the old shard has for all rows.
+        dense: what the old shard has for all rows. gathered: pushes that wait for a step.
         """
         shard, core, parameters = self._shard, self._shard.core, self._shard.parameters
         if not self._fills:
@@ -78,6 +79,8 @@ class SetFill:
                 table.steps = max(table.steps, int(steps))
             core.version = max(core.version, int(message.get("version", 0)))
         self._take_dense(message)
+        if "gathered" in message:
+            self._take_gathered(int(message["source"]), message["gathered"])
         shard.answer_when_replicated(PushResult({}, core.position), call_id)
 
     def _take_specs(self, message: Piece) -> None:
@@ -129,6 +132,24 @@ class SetFill:
                 f" {self._shard.config.number}.",
                 hint="Raise its rows_max, or use more shards.",
             )
+
+    def _take_gathered(self, source: int, pushes: list[Piece]) -> None:
+        """Have the pushes that wait for a step, of which each old shard has a part, in place of
+        those that this one sent before."""
+        parameters, core = self._shard.parameters, self._shard.core
+        self._gathered[source] = pushes
+        numbers = {name: number for number, (name, _) in enumerate(parameters.dense.names())}
+        whole: dict[tuple[int, int], Piece] = {}
+        for part in (part for each in self._gathered.values() for part in each):
+            worker = origin_worker(part["worker"], self._shard.config.generation, 0)
+            mine = {**part, "worker": worker, "variables": {}, "rows": []}
+            push = whole.setdefault((worker, part["sequence"]), mine)
+            push["variables"] |= {numbers[name]: g for name, g in part["variables"].items()}
+            for row in part["rows"]:
+                push["rows"].append({**row, "table": parameters.place(row["table"])})
+        with pushes_paused(core):
+            parameters.gathered = list(whole.values())
+        core.note(DENSE, _NONE)
 
     def _take_dense(self, message: Piece) -> None:
         dense, core = self._shard.parameters.dense, self._shard.core

@@ -13,12 +13,18 @@ has seen, under a worker number made of the worker, the new set and the old shar
 The client divides each old shard's part of the push over the new shards under this number, and they
 apply it unless the old shard has.
 
+With synchronous steps shard 0 is sealed first. The others take what it has accepted until all have
+the same pushes for the same step; then they are sealed, and the pushes that wait for a step move
+too. A push was accepted by all then, or by none, so the client makes it again as a whole, under the
+number that is made of shard 0.
+
 The whole set moves, rather than slots of ids between running shards: replicas, logs, snapshots, and
 the sequences that were seen, each belong to a shard whose part of the ids is fixed, and need not
 change. It takes the memory of both sets while it lasts.
 """
 
 import contextlib
+import hashlib
 import logging
 import threading
 import time
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clipper.params")
 SLOT = 11  # follower number in the shard's log
-OPEN, SEALED, CLOSED, MOVED = range(4)  # of ShardLoop.gate
+OPEN, SEALED, CLOSED, MOVED = range(4)  # of ShardLoop.access
 WORKERS_MAX = 1 << 15  # of all old shards: of each, the workers that pushed last are remembered
 WORKERS_IN_PIECE = 4096
 PUSHES_IN_PIECE = 1 << 15
@@ -117,7 +123,7 @@ class RowSender:
                         pass  # the push that was applied just now is in the log
                 size = self._send_changes()
                 if wanted and not size and self._done != wanted:
-                    self._send([{"steps": {}, **self._state()} for _ in self._targets])
+                    self._send([{**self._state(), **one} for one in self._open_pushes()])
                     self._done = wanted
                 self._is_near |= size < NEAR_BYTES
                 if not size:
@@ -177,6 +183,29 @@ class RowSender:
             "version": self._shard.core.version,
             "dense": parameters.dense.summary(),
         }
+
+    def _open_pushes(self) -> list[Piece]:
+        """Return, for each new shard, its part of the pushes that wait for a step. Raises
+        DoesNotFit."""
+        parameters, shards = self._shard.parameters, len(self._targets)
+        names = [name for name, _ in parameters.dense.names()]
+        each: list[Piece] = [{"gathered": []} for _ in self._targets]
+        for push in parameters.gathered:
+            if not push["sequence"]:
+                raise DoesNotFit("a push without a sequence waits for its step.")
+            head = {key: push[key] for key in ("step", "worker", "sequence", "scale")}
+            parts: list[Piece] = [{**head, "variables": {}, "rows": []} for _ in self._targets]
+            for number, gradient in push["variables"].items():
+                name = names[int(number)]
+                parts[shard_of_name(name, shards)]["variables"][name] = gradient
+            for row in push["rows"]:
+                table = parameters.specs[row["table"]].name
+                for shard, at in split_by_shard(row["ids"], shards):
+                    mine = {"ids": row["ids"][at], "gradients": row["gradients"][at]}
+                    parts[shard]["rows"].append({"table": table, **mine})
+            for one, part in zip(each, parts, strict=True):
+                one["gathered"].append(part)
+        return each
 
     def _send_piece(self, piece: Piece) -> None:
         """Divide a piece, as Parameters has it, over the new shards."""
@@ -244,32 +273,40 @@ class SetMove:
         home = self._shard.config.home
         to = noted_move(home) if home is not None else None
         if to is not None and decide(to, "abort") == "commit":
-            self._to, self._shard.core.gate = to, MOVED
+            self._to, self._shard.core.access = to, MOVED
 
     def start(self, message: Piece, _: "CallId") -> Piece:
         """Start to send rows. to: folder of the new set. pause_s: longest pause of pushes. Raises
         ShardAway; DoesNotFit if the rows have moved."""
-        gate = self._shard.core.gate
-        if gate == MOVED:
+        access = self._shard.core.access
+        if access == MOVED:
             raise DoesNotFit(f"shard {self._shard.config.number} has moved.")
-        if gate != OPEN or (self._sender is not None and (self._moves or self._sender.runs)):
+        if access != OPEN or (self._sender is not None and (self._moves or self._sender.runs)):
             raise ShardAway(f"shard {self._shard.config.number} moves already.")
         self._to, self._pause_s = Path(message["to"]), float(message["pause_s"])
         self._sender, self._moves = RowSender(self._shard, self._to), True
         return {}
 
     def state(self, _: Piece, __: "CallId") -> Piece:
-        """Return the phase, what was sent, in bytes, and of how much."""
-        one, gate = self._sender if self._moves else None, self._shard.core.gate
+        """Return the phase, what was sent, in bytes, and of how much. steps: the same on all
+        shards if they have the same pushes for the same synchronous step."""
+        one, access = self._sender if self._moves else None, self._shard.core.access
         if one is None:
-            return {"phase": "", "error": "it was restarted", "sent": 0, "total": 0, "gate": gate}
+            nothing = {"phase": "", "sent": 0, "total": 0, "access": access, "steps": ""}
+            return {**nothing, "error": "it was restarted"}
         return {
             "phase": one.phase,
             "error": one.error,
             "sent": one.sent,
             "total": one.total,
-            "gate": gate,
+            "access": access,
+            "steps": self._steps(),
         }
+
+    def _steps(self) -> str:
+        pushes = [(p["step"], p["worker"], p["sequence"]) for p in self._shard.parameters.gathered]
+        text = repr((self._shard.core.version, sorted(pushes)))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def seal(self, message: Piece, _: "CallId") -> Piece:
         """Take no pushes, or with `sealed` false take them again. Raises ShardAway."""
@@ -279,7 +316,7 @@ class SetMove:
         if not sealed:
             one.seal(sealed)  # before there are changes that were not sent
         self._until_s = time.monotonic() + 2 * self._pause_s
-        self._shard.core.gate = SEALED if sealed else OPEN
+        self._shard.core.access = SEALED if sealed else OPEN
         if sealed:
             one.seal(sealed)
         return {}
@@ -287,21 +324,21 @@ class SetMove:
     def close(self, _: Piece, __: "CallId") -> Piece:
         """Take no pulls either, since the new set is about to serve. Raises ShardAway."""
         one = self._sender
-        if one is None or one.phase != "sealed" or self._shard.core.gate != SEALED:
+        if one is None or one.phase != "sealed" or self._shard.core.access != SEALED:
             raise ShardAway(f"shard {self._shard.config.number} is not sealed.")
-        self._shard.core.gate = CLOSED
+        self._shard.core.access = CLOSED
         self._shard.core.note(DENSE, [])
         self._shard.changes.lose()  # who watches rows asks again, and is refused
         return {}
 
-    def settle(self, _: Piece, __: "CallId") -> Piece:
+    def finish(self, _: Piece, __: "CallId") -> Piece:
         """Do what was decided."""
         to, one = self._to, self._sender
         word = durable_decision(to) if to is not None else "abort"
         if word and one is not None and self._moves:
             one.stop()
             self._moves = False
-            self._shard.core.gate = MOVED if word == "commit" else OPEN
+            self._shard.core.access = MOVED if word == "commit" else OPEN
             self._to = to if word == "commit" else None
         return {"decision": word}
 
@@ -309,15 +346,15 @@ class SetMove:
         """Do what was decided; give a move up that nobody continues while this shard is sealed."""
         if not self._moves or self._to is None:
             return
-        if self._shard.core.gate != OPEN and now_s > self._until_s:
+        if self._shard.core.access != OPEN and now_s > self._until_s:
             log.warning("shard %d: nobody continues the move", self._shard.config.number)
             with contextlib.suppress(OSError):  # no room: tried again
                 decide(self._to, "abort")
-        self.settle({}, (0, 0, 0))
+        self.finish({}, (0, 0, 0))
 
     def whereabouts(self, _: Piece, __: "CallId") -> Piece:
         """Return the addresses and the number of the set that has the rows of this one."""
-        if self._to is None or self._shard.core.gate != MOVED:
+        if self._to is None or self._shard.core.access != MOVED:
             raise DoesNotFit(f"shard {self._shard.config.number} has not moved.")
         known = read_address_file(self._to)
         return {key: known.get(key) for key in ("addresses", "generation", "before")}
@@ -328,7 +365,7 @@ class SetMove:
         if self._moves and self._to is not None:
             with contextlib.suppress(OSError):  # no room
                 decide(self._to, "abort")
-            self.settle({}, (0, 0, 0))
+            self.finish({}, (0, 0, 0))
         if self._sender is not None:
             self._sender.stop()
             self._sender.join()

@@ -189,7 +189,7 @@ class Shard:
             "stats": self._stats,
             "begin_anew": self._begin_anew,
             "move_state": self.move.state,
-            "move_settle": self.move.settle,
+            "move_finish": self.move.finish,
             "whereabouts": self.move.whereabouts,
         }
 
@@ -391,14 +391,14 @@ class Shard:
 
     def _moving(self, name: str) -> RefusalCode | None:
         """Return why a call cannot be made while the rows move to another set; None if it can."""
-        gate = self.core.gate
-        if gate == OPEN or name in _OF_SHARDS or name.startswith(("move_", "fill")):
+        access = self.core.access
+        if access == OPEN or name in _OF_SHARDS or name.startswith(("move_", "fill")):
             return None
         if name in self._early and name not in ("pull_replica", "begin_anew"):
             return None
-        if gate == MOVED:
+        if access == MOVED:
             return RefusalCode.MOVED
-        return RefusalCode.NOT_READY if gate == CLOSED or name not in _READS else None
+        return RefusalCode.NOT_READY if access == CLOSED or name not in _READS else None
 
     def _answer_replicated(self) -> None:
         """Send the answers whose changes the followers have."""
@@ -420,7 +420,7 @@ class Shard:
         self.core.stamp = wall_time_us() // 1_000_000
         if not self.core.ready:
             return
-        if self._now_s - self._expired_s >= EXPIRE_S and self.core.gate == OPEN:
+        if self._now_s - self._expired_s >= EXPIRE_S and self.core.access == OPEN:
             self._expired_s = self._now_s
             self.expire()
         self.ages.note(self._now_s, self.core.position)
@@ -687,7 +687,7 @@ class Shard:
     def _snapshot(self, message: Piece, call_id: CallId) -> None:
         if self.snapshots is None:
             raise InvalidInput("this shard keeps no snapshots: it has no folder.")
-        if self.core.gate == MOVED:
+        if self.core.access == MOVED:
             raise DoesNotFit(f"shard {self.config.number} has moved.")
 
         def on_done(answer: Piece | Exception) -> None:

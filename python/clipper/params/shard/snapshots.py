@@ -500,7 +500,7 @@ class Snapshots:
                 self._try(*work)
             elif every_s and time.monotonic() >= next_s:
                 next_s = time.monotonic() + every_s
-                if not self._shard.core.gate:
+                if not self._shard.core.access:
                     self._all()
 
     def _all(self) -> None:
