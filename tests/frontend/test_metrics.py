@@ -22,7 +22,7 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.deploy.chart import scaler_triggers
+from clipper.deploy.chart import adapter_rules, scaler_triggers
 from clipper.deploy.mesh_manifests import pressure_query
 from clipper.metrics import (
     FAMILIES,
@@ -595,13 +595,23 @@ def without_bounds(expression: str) -> str:
     return re.sub(r"absent\((\w+)\)", r"\1", found)
 
 
+def adapted(namespace: str, model: str) -> Iterator[str]:
+    """Yield what prometheus-adapter asks: which series there are, and for the metrics of an
+    autoscaler with the label `model`."""
+    matchers = f'namespace="{namespace}",model="{model}"'
+    for rule in adapter_rules():
+        query = rule["metricsQuery"].replace("<<.Series>>", rule["name"]["as"])
+        yield query.replace("<<.LabelMatchers>>", matchers)
+        yield f"count({rule['seriesQuery']})"
+
+
 @pytest.mark.slow
 def test_each_expression_has_data_of_a_real_prometheus(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
     """Those of the dashboard, the alerts, and what scales models and nodes."""
     wait = [trigger["metadata"]["query"] for trigger in scaler_triggers("sum", "prod")]
-    asked = [*expressions(), *wait, pressure_query(600)]
+    asked = [*expressions(), *wait, *adapted("prod", "sum"), pressure_query(600)]
     app = server.app("learns")
     with page_of(of_grpc(), of_mesh(), of_params()) as others:
         found = Prometheus(tmp_path, str(server.admin_address), others)

@@ -28,7 +28,7 @@ LEFT_OUT = (
     "lib2to3",
 )
 NOT_SHIPPED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
-TOOLS = ("/bin/sh", "/usr/bin/sleep")
+TOOLS = ("/bin/sh", "/usr/bin/sleep", "/usr/bin/chmod")
 SETTINGS = (
     "ENV PATH=/usr/local/bin:/usr/bin:/bin",
     "ENV PIP_NO_INDEX=1",

@@ -76,7 +76,12 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+ADAPTER: dict[str, Any] = {"autoscaling": {"kind": "adapter"}}
+
+
+@pytest.mark.parametrize(
+    "values", [{}, ADAPTER, EVERYTHING], ids=["defaults", "adapter", "everything"]
+)
 def test_kubernetes_takes_each_object(chart: Path, values: dict[str, Any]) -> None:
     with rendered(chart, **values) as found:
         for one in found.values():
@@ -84,9 +89,10 @@ def test_kubernetes_takes_each_object(chart: Path, values: dict[str, Any]) -> No
                 for version in ("1.28", "1.33"):
                     validate.validate(one, version, strict=True)
         kinds = {kind for kind, _ in found}
-        assert ("ScaledObject" in kinds) == ("ServiceMonitor" in kinds) == bool(values)
-        assert ("HorizontalPodAutoscaler" in kinds) == (not values)
-        assert (("Deployment", "shop-redis") in found) == (not values)
+        everything = values is EVERYTHING
+        assert ("ScaledObject" in kinds) == ("ServiceMonitor" in kinds) == everything
+        assert ("HorizontalPodAutoscaler" in kinds) == (not everything)
+        assert (("Deployment", "shop-redis") in found) == (not everything)
         assert "replicas" not in found["Deployment", "shop-model-big-model"]["spec"]
         assert found["Deployment", "shop-model-sums"]["spec"]["replicas"] == 2
     assert not helm.lint(str(chart))["errors"]
@@ -167,3 +173,17 @@ def test_monitoring_has_our_rules_and_finds_our_services(chart: Path) -> None:
             'avg(DCGM_FI_DEV_GPU_UTIL{exported_pod=~"shop-model-big-model-.+",'
             'exported_namespace="prod"})': "80",
         }
+
+
+def test_an_autoscaler_asks_for_metrics_that_the_adapter_has_rules_for(chart: Path) -> None:
+    rules = yaml.safe_load((chart / "files" / "prometheus-adapter.yaml").read_text())["rules"]
+    with rendered(chart, **ADAPTER) as found:
+        metrics = found["HorizontalPodAutoscaler", "shop-model-big-model"]["spec"]["metrics"]
+    asked = {one["external"]["metric"]["name"]: one["external"] for one in metrics}
+    assert asked.keys() == {one["name"]["as"] for one in rules["external"]}
+    assert {name: one["target"] for name, one in asked.items()} == {
+        "clipper_queue_wait_seconds": {"type": "Value", "value": "0.05"},
+        "clipper_queue_rows": {"type": "AverageValue", "averageValue": "1000"},
+    }
+    for one in asked.values():
+        assert one["metric"]["selector"] == {"matchLabels": {"model": "big.model"}}

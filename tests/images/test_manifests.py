@@ -250,6 +250,114 @@ def test_exported_containers_dial_in_at_an_exported_server(
             engine.run("rm", "-f", *made)
 
 
+# -- models that are programs
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration of a model that a program serves."""
+    (tmp_path / "svm").write_text("#!/bin/sh\n")
+    (tmp_path / "svm").chmod(0o755)
+    (tmp_path / "svm.txt").write_text("1 2 3\n")
+    file = tmp_path / "clipper.toml"
+    command = 'command = ["./svm", "svm.txt", "--fast"]'
+    file.write_text(f'[models.svm]\n{command}\ninput = "f64[3]"\ncpus = 2\nreplicas = 2\n')
+    monkeypatch.chdir(tmp_path)
+    return file
+
+
+def test_a_program_is_exported_with_the_files_that_its_command_names(
+    program: Path, tmp_path: Path
+) -> None:
+    import jsonschema
+
+    out = tmp_path / "out"
+    result = export("compose", out, "--from", program)
+    assert result.exit_code == 0, result.output
+    found = yaml.safe_load((out / "docker-compose.yml").read_text())
+    jsonschema.validate(found, compose_schema())
+    service = found["services"]["model-svm"]
+    assert service["environment"]["CLIPPER_ADDRESS"] == "tcp:server:7000"
+    assert service["environment"]["OMP_NUM_THREADS"] == "2"
+    assert "command" not in service
+    image = out / "models" / "svm"
+    text = (image / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["/model/svm", "/model/svm.txt", "--fast"]' in text
+    assert 'RUN chmod 755 "/model/svm"' in text
+    assert 'CLIPPER_INPUT="f64[3]"' in text
+    assert sorted(path.name for path in (image / "model").iterdir()) == ["svm", "svm.txt"]
+    assert "target" not in tomllib.loads((out / "clipper.toml").read_text())["models"]["svm"]
+
+
+def test_a_program_in_kubernetes_connects_to_all_servers(program: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert export("k8s", out, "--from", program, "--redis").exit_code == 0
+    objects = [*yaml.safe_load_all((out / "model-svm.yaml").read_text())]
+    for version in VERSIONS:
+        for one in objects:
+            kubernetes_validate.validate(one, version, strict=True)
+    (container,) = objects[0]["spec"]["template"]["spec"]["containers"]
+    settings = {one["name"]: one["value"] for one in container["env"]}
+    assert settings["CLIPPER_ADDRESS"] == "tcp:clipper-models:7000"
+    assert settings["CLIPPER_ALL_SERVERS"] == "1"
+    assert "args" not in container
+    healthy = container["livenessProbe"]["exec"]["command"]
+    assert healthy[0] == "sh"
+    assert "clipper.alive" in healthy[-1]
+
+
+def test_what_a_program_cannot_be_exported_with_is_refused(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "svm.txt").write_text("others")
+    text = program.read_text()
+    program.write_text(text.replace('"--fast"', '"other/svm.txt"'))
+    result = export("compose", tmp_path / "out", "--from", program)
+    assert (result.exit_code, "two words of its command name" in result.output) == (1, True)
+    program.write_text(text.replace("./svm", "./missing"))
+    result = export("compose", tmp_path / "out", "--from", program)
+    assert (result.exit_code, "no program './missing'" in result.output) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_exported_program_dials_in_at_a_server(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.languages.compiled import CPP, cpp
+
+    static = ("-static-libstdc++", "-static-libgcc")
+    (tmp_path / "total").symlink_to(cpp(CPP / "tests" / "total.cpp", *static))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clipper.toml").write_text('[models.t]\ncommand = ["./total"]\n')
+    out = tmp_path / "out"
+    assert export("compose", out, "--from", tmp_path / "clipper.toml").exit_code == 0
+    service = yaml.safe_load((out / "docker-compose.yml").read_text())["services"]["model-t"]
+    network = (
+        ["--network=none"]
+        if engine.kind == "podman"
+        else ["--network", engine.settings["build_network"]]
+    )
+    base = ["--build-arg", f"BASE={BASE}"]
+    engine.run("build", *network, *base, "-t", service["image"], str(out / service["build"]))
+    token = out / "secrets" / "clipper_token"
+    one, other = (
+        clipper.start(address="tcp://127.0.0.1:0", token=token.read_text(), **QUICK)
+        for _ in range(2)
+    )
+    with one, other:
+        settings = {**service["environment"], "CLIPPER_ADDRESS": f"{one.address},{other.address}"}
+        words = [word for key, value in settings.items() for word in ("-e", f"{key}={value}")]
+        words += ["--volume", f"{token}:/run/secrets/clipper_token:ro", "--read-only"]
+        words += ["--tmpfs=/tmp", "--cap-drop=ALL", "--network=host"]
+        made = engine.run("run", "-d", *words, service["image"]).strip()
+        try:
+            model = clipper.VersionedModel("t", 1)
+            for server in (one, other):
+                assert server._deployment.containers.wait_for(model, 1, PATIENCE_S)
+                assert server.model("t").predict([1.0, 2.0], slo_ms=9000).result(10) == 3.0
+        finally:
+            engine.run("rm", "-f", made)
+
+
 def rendered(base: Path) -> list[dict[str, Any]]:
     """Return the objects of a base as `kubectl apply -k` sends them."""
     words = ["kubectl", "kustomize", str(base)]

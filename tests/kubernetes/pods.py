@@ -12,9 +12,11 @@ choose an address of a Service themselves.
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -33,6 +35,7 @@ PATIENCE_S = 60.0
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 Object = dict[str, Any]
+_MADE = itertools.count()  # clusters of this process
 
 _START = """
 set -e
@@ -218,6 +221,10 @@ class Pod:
 
     # -- its end
 
+    def kill(self) -> None:
+        """Kill its process; it is started again."""
+        self.process.kill()
+
     def end(self) -> None:
         """End it as `kubectl delete pod` does: out of its Services, preStop, SIGTERM, SIGKILL."""
         self.terminating = True
@@ -262,8 +269,9 @@ class Cluster:
         self._objects: dict[tuple[str, str], Object] = {}
         self._lock = threading.Lock()
         self._numbers = 1
-        self._bridge = f"clp{os.getpid() % 100_000}"
-        self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+        made = next(_MADE)
+        self._bridge = f"clp{os.getpid() % 100_000}{'abcdefgh'[made]}"
+        self._net = f"10.{100 + (os.getpid() + made) % 100}.{os.getpid() // 100 % 250}"
         run("ip", "link", "add", self._bridge, "type", "bridge")
         run("ip", "addr", "add", f"{self._net}.1/24", "dev", self._bridge)
         run("ip", "link", "set", self._bridge, "up")
@@ -294,6 +302,11 @@ class Cluster:
         text = (context / "Dockerfile").read_text()
         for source, target in re.findall(r"^COPY ([\w.-]+) (/\S+)$", text, re.M):
             shutil.copytree(context / source, files / target.lstrip("/"))
+        for program in re.findall(r'^RUN chmod 755 ("[^"]+")$', text, re.M):
+            (files / json.loads(program).lstrip("/")).chmod(0o755)
+        for pairs in re.findall(r"^ENV (.*)$", text.replace("\\\n", " "), re.M):
+            words = [word.partition("=") for word in shlex.split(pairs)]
+            env |= {key: value for key, _, value in words if key != "PATH"}  # of the image's Python
         (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.M)
         return json.loads(entry), env
 

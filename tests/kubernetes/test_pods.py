@@ -1,6 +1,7 @@
 """What an export says is run: upgrades, scaling and the loss of a machine under load, with the very
 commands, files, environment and probes of the objects."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from clipper.cli import main
 from clipper.deploy import manifests
 from tests.kubernetes import pods
 from tests.kubernetes.pods import Cluster
+from tests.languages.compiled import CPP, cpp
+from tests.memory_container import wait_until
 from tests.sizes import sized
 
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
@@ -38,12 +41,9 @@ default = -1
 """
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base for Kustomize of two servers, one model and a Redis; a preStop of a second."""
-    folder = tmp_path_factory.mktemp("pods")
-    (folder / "ours_in_pods.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
-    (folder / "clipper.toml").write_text(DECLARED)
+def export(folder: Path, declared: str) -> Path:
+    """Export a base for Kustomize of two servers, one model and a Redis; a preStop of a second."""
+    (folder / "clipper.toml").write_text(declared)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr(manifests, "AWAY_S", 1)
@@ -53,17 +53,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.fixture(scope="module")
-def cluster(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running(exported: Path, folder: Path) -> Iterator[Cluster]:
     text = subprocess.run(
         ["kubectl", "kustomize", str(exported)], capture_output=True, text=True, check=True
     ).stdout
-    made = Cluster(tmp_path_factory.mktemp("cluster"), exported / "models")
+    made = Cluster(folder, exported / "models")
     try:
         made.apply([*yaml.safe_load_all(text)])
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("pods")
+    (folder / "ours_in_pods.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
+    with running(export(folder, DECLARED), tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 def failed_through(cluster: Cluster, act: Callable[[], None]) -> tuple[int, list[str]]:
@@ -140,3 +148,28 @@ def test_the_loss_of_a_machine_loses_a_server_and_no_query(cluster: Cluster) -> 
     assert sent > 50
     assert not failed
     assert len(cluster.of("clipper-server")) == len(cluster.addresses("clipper")) == 2
+
+
+def test_a_program_serves_servers_that_are_upgraded_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model in C++: its image, its environment and its probes."""
+    program = tmp_path / "total"
+    program.symlink_to(cpp(CPP / "tests" / "total.cpp"))
+    monkeypatch.chdir(tmp_path)
+    declared = DECLARED.replace('target = "ours_in_pods:total"', 'command = ["./total"]')
+    (tmp_path / "cluster").mkdir()
+    with running(export(tmp_path, declared), tmp_path / "cluster") as cluster:
+
+        def act() -> None:
+            cluster.restart("clipper-server")
+            for one in cluster.of("clipper-server"):
+                began = one.restarts
+                one.kill()
+                wait_until(lambda one=one, began=began: one.restarts > began, "it is seen dead")
+                cluster.wait_ready()
+            cluster.restart("clipper-model-m")
+
+        sent, failed = failed_through(cluster, act)
+        assert sent > 100
+        assert not failed

@@ -41,14 +41,12 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
     clipper export dockerfile svm
     clipper export dockerfile svm:3 svm-image && docker build -t svm:3 svm-image
     """
-    from clipper.deploy.deployer import spec_of
-    from clipper.deploy.image import image_of
-    from clipper.deploy.needs import needs_of
+    from clipper.deploy.program_image import image_of_model
 
     state = read(command.server.export_state())
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         found = placed(chosen(state, model), state, Path(place))
-        image = image_of(spec_of(found), needs_of(found), base)
+        image = image_of_model(found, base)
     if folder is None:
         click.echo(image.dockerfile, nl=False)
         return
@@ -353,6 +351,78 @@ def chart(
     _print_next_steps(command, folder, files, "\n".join(then))
 
 
+@click.command(short_help="Write manifests for KubeRay.")
+@click.argument("folder", type=_FOLDER)
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=_FILE,
+    required=True,
+    help="TOML file; its folder becomes part of the image.",
+)
+@click.option(
+    "--state",
+    "store",
+    metavar="URL",
+    default="",
+    help="Keep the state in this Redis or etcd.  [a Redis that is exported too]",
+)
+@click.option(
+    "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
+)
+@click.option(
+    "--servers-max", type=click.IntRange(0), default=0, help="Most servers under load.  [--servers]"
+)
+@click.option(
+    "--cpus",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Cores of each server and its models.",
+)
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(512),
+    default=4096,
+    show_default=True,
+    help="Memory of each server and its models.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="clipper",
+    show_default=True,
+    help="Prefix of the names of all objects.",
+)
+@with_server
+def ray(command: ServerCommand, folder: Path, file: Path, **given: UserValue) -> None:
+    """Write FOLDER with a base for Kustomize: a RayJob that runs `clipper up FILE --on ray` on a
+    cluster of the KubeRay operator, Services of its ingress, and the image of all its pods.
+
+    \b
+    clipper export ray shop --from clipper.toml --servers 2 --servers-max 8
+    """
+    from clipper.deploy.image import files_under
+    from clipper.deploy.needs import needs_of
+    from clipper.deploy.pins import pinned
+    from clipper.deploy.ray_manifests import IMAGE, RayShipment, write_ray
+
+    with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
+        models, _, _ = _declared(file, Path(place), redis=False, pulls=True)
+        ours = (one for one in models if not (one.command or one.requirements or one.python))
+        lines = {line for model in ours for line in pinned(needs_of(model))}
+    root = file.resolve().parent
+    found = {
+        name: content
+        for name, content in files_under(root, file.name)
+        if not (root / name).is_relative_to(folder.resolve())
+    }
+    files = write_ray(RayShipment(found, file.name, tuple(sorted(lines)), **given), folder)
+    then = f"docker build -t {IMAGE} {folder}/image\npush it, then: kubectl apply -k {folder}"
+    _print_next_steps(command, folder, files, then)
+
+
 def _shards(
     folder: Path, file: Path | None, shards: int, replicas: int | None, **more: UserValue
 ) -> list[str]:
@@ -377,10 +447,8 @@ def _shipment(
     """Yield the declared or the running models and applications; model files are in a temporary
     folder. pulls: containers pull models that are named by a URL.
     """
-    from clipper.deploy.deployer import spec_of
-    from clipper.deploy.image import image_of
     from clipper.deploy.manifests import Shipment
-    from clipper.deploy.needs import needs_of
+    from clipper.deploy.program_image import image_of_model
 
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         if file is None:
@@ -391,9 +459,7 @@ def _shipment(
             applications = tuple(applications_of(state))
         else:
             models, applications, redis = _declared(file, Path(place), redis, pulls)
-        made = {
-            model.name: (model, image_of(spec_of(model), needs_of(model), base)) for model in models
-        }
+        made = {model.name: (model, image_of_model(model, base)) for model in models}
         yield Shipment(made, applications, redis)
 
 
@@ -410,6 +476,7 @@ def _declared(
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
     """Return what a TOML file declares, as a server would read it."""
     from clipper.config import load, roles_in
+    from clipper.deploy.command import command_of
     from clipper.deploy.package import Package, pack
     from clipper.deploy.pulling import PullLimits, pod_url, pulled, url_of
     from clipper.deploy.warmup import warmup_of
@@ -420,11 +487,14 @@ def _declared(
 
     config, models = load(file), []
     for name, wanted in config.models.items():
-        if not wanted.target:
+        command = command_of(name, wanted.command) if wanted.command else None
+        if not wanted.target and command is None:
             continue
         version = wanted.version or 1
         limits = PullLimits.from_environment(config.artifacts.environment(None))
-        if not (url := url_of(wanted.target)):
+        if command is not None:
+            package = Package(command.text, "")
+        elif not (url := url_of(wanted.target)):
             package = pack(wanted.target, name, version, place, wanted.code)
         elif pulls:
             package = Package(pod_url(url, limits), "")
@@ -454,6 +524,8 @@ def _declared(
                 memory_mib=wanted.memory_mib,
                 cpus=wanted.cpus,
                 gpus=wanted.gpus,
+                command=command.words if command else (),
+                folder=command.folder if command else "",
             )
         )
     applications = []

@@ -14,7 +14,7 @@ from clipper.cli.evaluating import evaluate
 from clipper.cli.export import export, import_
 from clipper.cli.inspection import history, models, stats
 from clipper.cli.key import key
-from clipper.cli.manifests import chart, compose, dockerfile, kubernetes
+from clipper.cli.manifests import chart, compose, dockerfile, kubernetes, ray
 from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.node import node
@@ -210,5 +210,5 @@ for _verb in (
     params,
 ):
     main.add_command(_verb)
-for _verb in (dockerfile, compose, kubernetes, chart):
+for _verb in (dockerfile, compose, kubernetes, chart, ray):
     export.add_command(_verb)

@@ -63,6 +63,15 @@ _URL: Final = (
     '{{ .Values.state.url | default (printf "redis://%s-redis:6379/0" (include "clipper.name" .))'
     " | quote }}"
 )
+_ADAPTER_NOTE: Final = (
+    "# Values for the chart prometheus-adapter, for autoscaling.kind = adapter: the same for all\n"
+    "# releases of a cluster.\n"
+)
+# What a model is scaled by: the value with its threshold, and how the series of servers add up.
+_SCALED_BY: Final = (
+    ("waitSeconds", "Value", "max", "clipper_queue_wait_seconds"),
+    ("queueRows", "AverageValue", "sum", "clipper_queue_rows"),
+)
 _MONITORING: Final = {
     "templates/prometheus-rule.yaml": """\
 {{- if .Values.monitoring.prometheusRule.enabled }}
@@ -129,6 +138,8 @@ def chart(contents: ChartContents) -> dict[str, str]:
         "values.yaml": to_yaml(_values(contents)),
         ".helmignore": "images/\n",
         "files/alerts.yml": alerts,
+        "files/prometheus-adapter.yaml": _ADAPTER_NOTE
+        + to_yaml({"rules": {"external": adapter_rules()}}),
         "files/dashboard.json": json.dumps(dashboard(), indent=1),
         "templates/_helpers.tpl": _HELPERS,
         "templates/service-monitor.yaml": _if(
@@ -268,7 +279,8 @@ def _server_templates(shipment: Shipment) -> dict[str, str]:
 
 
 def _model_template(name: str, documents: list[Document], *, has_gpu: bool) -> str:
-    """Write a model's objects; its scaler is an autoscaler of Kubernetes or of KEDA."""
+    """Write a model's objects; its scaler is an autoscaler of Kubernetes, by CPU or by external
+    metrics, or of KEDA."""
     values = f"(index .Values.models {json.dumps(name)})"
     deployed = next(one for one in documents if one["kind"] == "Deployment")
     _container_of(deployed)["image"] = _value(f"{values}.image")
@@ -283,18 +295,23 @@ def _model_template(name: str, documents: list[Document], *, has_gpu: bool) -> s
     meta = meta_of(target, "model")
     text += "---\n" + _if(f"gt (int {values}.replicas) 1", _budget(target))
     by_cpu = {"type": "Utilization", "averageUtilization": 70}
-    hpa = {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": meta,
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
-            "minReplicas": least,
-            "maxReplicas": most,
-            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": by_cpu}}],
-        },
+    metrics = {
+        "hpa": [{"type": "Resource", "resource": {"name": "cpu", "target": by_cpu}}],
+        "adapter": _external_metrics(name, values),
     }
-    text += "---\n" + _if(f'and {scaled} (eq .Values.autoscaling.kind "hpa")', hpa)
+    for kind, each in metrics.items():
+        hpa = {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": meta,
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
+                "minReplicas": least,
+                "maxReplicas": most,
+                "metrics": each,
+            },
+        }
+        text += "---\n" + _if(f'and {scaled} (eq .Values.autoscaling.kind "{kind}")', hpa)
     keda = {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -324,8 +341,7 @@ def scaler_triggers(
     of = f'model="{name}",namespace="{namespace}"'
     gpu = f'exported_pod=~"{gpu_pods}",exported_namespace="{namespace}"'
     queries = [
-        ("waitSeconds", "Value", f"max(clipper_queue_wait_seconds{{{of}}})"),
-        ("queueRows", "AverageValue", f"sum(clipper_queue_rows{{{of}}})"),
+        *((value, kind, f"{how}({series}{{{of}}})") for value, kind, how, series in _SCALED_BY),
         *([("gpuPercent", "Value", f"avg(DCGM_FI_DEV_GPU_UTIL{{{gpu}}})")] if gpu_pods else ()),
     ]
     address = _value(".Values.autoscaling.prometheus | quote")
@@ -340,6 +356,33 @@ def scaler_triggers(
             },
         }
         for threshold, kind, query in queries
+    ]
+
+
+def _external_metrics(name: str, values: str) -> list[Document]:
+    """Return the metrics of a model's autoscaler, which the API of external metrics serves by the
+    rules of `adapter_rules`."""
+    selected = {"matchLabels": {"model": name}}
+    found: list[Document] = []
+    for threshold, kind, _, series in _SCALED_BY:
+        at = _value(f"{values}.{threshold} | quote")
+        target = {"type": kind, "value" if kind == "Value" else "averageValue": at}
+        metric = {"name": series, "selector": selected}
+        found.append({"type": "External", "external": {"metric": metric, "target": target}})
+    return found
+
+
+def adapter_rules() -> list[Document]:
+    """Return the rules by which prometheus-adapter serves what models are scaled by. It fills in
+    the namespace of the autoscaler and its selector."""
+    return [
+        {
+            "seriesQuery": f'{series}{{namespace!="",model!=""}}',
+            "resources": {"overrides": {"namespace": {"resource": "namespace"}}},
+            "name": {"as": series},
+            "metricsQuery": f"{joined}(<<.Series>>{{<<.LabelMatchers>>}})",
+        }
+        for _, _, joined, series in _SCALED_BY
     ]
 
 

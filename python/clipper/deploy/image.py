@@ -114,7 +114,7 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
     """Add the model to the files; return the target and code folders inside the image."""
     model, budget, folders = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX, []
     for number, folder in enumerate(needs.code):
-        for name, content in _folder(Path(folder), model, budget):
+        for name, content in files_under(Path(folder), model, budget):
             files[f"code/{number}/{name}"] = content
             budget -= len(content)
         folders.append(f"/code/{number}")
@@ -161,9 +161,11 @@ def _check_module(needs: Needs, model: str) -> None:
         )
 
 
-def _folder(root: Path, model: str, budget: int) -> Iterator[tuple[str, bytes]]:
-    """Return the files of a folder, without hidden files, environments, caches, and files that
-    look like keys.
+def files_under(
+    root: Path, model: str, budget: int = CONTEXT_BYTES_MAX
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a folder, without hidden files, environments, caches, and files that look
+    like keys. Raises: PackagingError for more than `budget` bytes.
     """
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(

@@ -5,15 +5,17 @@ server until either side closes it. A server is ready while `GET /v2/health/read
 200. A new connection goes to the next ready server in turn, or to the one after it if that one
 refuses. A server that breaks a connection, or closes it without an answer, gets no new ones until
 its next probe. If nothing is heard of a server's machine for `SILENT_S`, its connections are
-aborted, so that clients try again elsewhere. A proxy of HTTP was rejected: it would have to answer
-for a query whose server was killed, and cannot know whether it may be repeated; a broken connection
-says what is known.
+aborted, so that clients try again elsewhere: by the probes, and by the kernel, which also knows
+connections of a server that was taken out or has moved. A proxy of HTTP was rejected: it would have
+to answer for a query whose server was killed, and cannot know whether it may be repeated; a broken
+connection says what is known.
 """
 
 import asyncio
 import contextlib
 import errno
 import itertools
+import socket
 import ssl
 import threading
 import time
@@ -29,6 +31,7 @@ CONNECT_S: Final = 1.0
 PROBE_GAP_S: Final = 0.1
 PROBE_S: Final = 2.0
 SILENT_S: Final = 5.0
+_KEEPALIVE_S: Final = 2  # of a silent connection to a server
 STALLED_S: Final = 60.0  # a client that takes nothing for so long is aborted
 _LINGER_S: Final = 1.5  # a client is read on after its last response; a server waits 2 s
 _HEALTH: Final = b"GET /v2/health/ready HTTP/1.1\r\nHost: clipper\r\nConnection: close\r\n\r\n"
@@ -104,6 +107,17 @@ class _ServerPipe(_Pipe):
         super().__init__()
         self._ingress, self._name, self.other = ingress, name, client
         self._has_answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        end = transport.get_extra_info("socket")
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_S * 1000)),
+        ):
+            end.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         self._has_answered = True

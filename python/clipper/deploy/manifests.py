@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from clipper.deploy import sdk
+from clipper.deploy.command import THREAD_LIMITS
 from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
+from clipper.deploy.program_image import HEALTHY
 from clipper.deploy.yaml import Document, to_yaml
 from clipper.errors import InvalidInput
 from clipper.types import VERSION, Application, InputType, Model
@@ -333,7 +335,11 @@ def _compose_model(name: str, model: Model, image: Image) -> Document:
     return {
         "image": image.name,
         "build": f"./models/{name}",
-        "command": ["--connect", f"tcp:server:{PORT}", "--threads", str(_threads(model))],
+        **(
+            {"environment": _of_a_program(model, "server")}
+            if model.command
+            else {"command": ["--connect", f"tcp:server:{PORT}", "--threads", str(_threads(model))]}
+        ),
         "networks": ["models"],
         "secrets": ["clipper_token"],
         "read_only": True,
@@ -361,6 +367,12 @@ def _devices(gpus: str) -> Document:
 
 def _threads(model: Model) -> int:
     return max(1, int(model.cpus))
+
+
+def _of_a_program(model: Model, host: str, **more: str) -> dict[str, str]:
+    """Return environment variables of the container of a program; its image has the others."""
+    threads = dict.fromkeys(THREAD_LIMITS, str(_threads(model)))
+    return {"CLIPPER_ADDRESS": f"tcp:{host}:{PORT}", **more, **threads}
 
 
 def label_of(name: str) -> str:
@@ -651,17 +663,25 @@ def model_objects(export: str, name: str, model: Model, image: Image) -> Iterato
             else len(model.gpus.split(","))
         )
         resources["limits"]["nvidia.com/gpu"] = count
-    healthy = {"exec": {"command": _HEALTHY}}
+    healthy = {"exec": {"command": [*HEALTHY] if model.command else _HEALTHY}}
+    host = f"{export}-models"
+    settings = _of_a_program(model, host, CLIPPER_ALL_SERVERS="1") if model.command else {}
     container = {
         "name": "model",
         "image": image.name,
-        "args": [
-            "--connect",
-            f"tcp:{export}-models:{PORT}",
-            "--all-servers",
-            "--threads",
-            str(_threads(model)),
-        ],
+        **(
+            {"env": [{"name": key, "value": value} for key, value in settings.items()]}
+            if model.command
+            else {
+                "args": [
+                    "--connect",
+                    f"tcp:{host}:{PORT}",
+                    "--all-servers",
+                    "--threads",
+                    str(_threads(model)),
+                ]
+            }
+        ),
         "resources": resources,
         "securityContext": CONFINED,
         "startupProbe": probe(healthy, 5, 60),
@@ -670,7 +690,7 @@ def model_objects(export: str, name: str, model: Model, image: Image) -> Iterato
         "volumeMounts": [_TOKEN_MOUNT, TMP_MOUNT],
     }
     volumes = [_token_volume(export)]
-    if is_url(model.target):
+    if not model.command and is_url(model.target):
         volumes += _pulling(export, model.target, container)
     meta = meta_of(called, "model", annotations={"clipper/model": str(model.id)})
     meta["labels"] |= {_EXPORT: export}

@@ -112,8 +112,8 @@ def needs_of(model: Model) -> Needs:
         )
     if model.command:
         raise InvalidInput(
-            f"model '{model.id}' is a command, which runs on its server's host only.",
-            hint="Put the program into an image of your own that connects to the server"
+            f"model '{model.id}' is a command, which a server runs on its own host only.",
+            hint="Write its image, and run that: clipper export dockerfile NAME FOLDER"
             " (docs/sdk-cpp-java.md).",
         )
     kind_here = kind_of_url(model.target) if is_url(model.target) else "module"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
@@ -327,15 +327,18 @@ def statuses(
 
 
 def take_down(
-    ray: ModuleType, actors: Mapping[str, "ActorHandle"], grace_s: float
+    ray: ModuleType,
+    actors: Mapping[str, "ActorHandle"],
+    grace_s: float,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> dict[str, NodeStatus]:
-    """Stop all actors at once; return their last statuses."""
+    """Stop all actors at once; return their last statuses. meanwhile: called again and again while
+    they end."""
     pending = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
-    (
-        ray.wait(list(pending.values()), num_returns=len(pending), timeout=grace_s + 2 * _KILL_S)
-        if pending
-        else None
-    )
+    waiting, until_s = list(pending.values()), time.monotonic() + grace_s + 2 * _KILL_S
+    while waiting and (left_s := until_s - time.monotonic()) > 0:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(left_s, _CHECK_S))
+        meanwhile()
     found: dict[str, NodeStatus] = {}
     for name, one in pending.items():
         try:

@@ -331,13 +331,13 @@ class RayServerGroup:
         return counts
 
     def _end(self, names: Sequence[str]) -> dict[str, NodeStatus]:
-        """Take servers out of the ingress, then end them."""
+        """Take servers out of the ingress, then end them; follow where the others are meanwhile."""
         ending = {name: self._actors.pop(name) for name in names}
         self._route(self._actors)
         for name in names:
             self._statuses.pop(name, None)
             self._placed.pop(name, None)
-        return take_down(self._ray, ending, self._plan.drain_s)
+        return take_down(self._ray, ending, self._plan.drain_s, self.check)
 
     def _route(self, names: Iterable[str]) -> None:
         self._ingress.route(

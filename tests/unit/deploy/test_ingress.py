@@ -5,7 +5,11 @@ import contextlib
 import errno
 import http.client
 import http.server
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -230,6 +234,72 @@ def test_connections_of_a_machine_that_is_silent_are_ended(
         front.route([Backend("gone", {"http": f"127.0.0.1:{gone.getsockname()[1]}"})])
         with pytest.raises(ConnectionError):
             get(front)
+
+
+FAR = """
+import http.server, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/hold":
+            print("held", flush=True)
+            threading.Event().wait()
+        self.send_response(200)
+        self.end_headers()
+server = http.server.ThreadingHTTPServer(("10.213.7.2", 8000), Handler)
+print("listens", flush=True)
+server.serve_forever()
+"""
+
+
+@contextlib.contextmanager
+def machine() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run FAR in a network of its own; yield its process and the name of the link to it."""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("only root can make a network, with iproute2")
+    link = f"far{os.getpid()}"
+    for words in (
+        ("netns", "add", link),
+        ("link", "add", f"{link}h", "type", "veth", "peer", "name", "eth0", "netns", link),
+        ("addr", "add", "10.213.7.1/30", "dev", f"{link}h"),
+        ("link", "set", f"{link}h", "up"),
+        ("-n", link, "addr", "add", "10.213.7.2/30", "dev", "eth0"),
+        ("-n", link, "link", "set", "eth0", "up"),
+    ):
+        subprocess.run(["ip", *words], check=True)
+    inside = ["ip", "netns", "exec", link, sys.executable, "-c", FAR]
+    with subprocess.Popen(
+        inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+            yield process, link
+        finally:
+            process.kill()
+            subprocess.run(["ip", "link", "del", f"{link}h"], check=True)
+            subprocess.run(["ip", "netns", "del", link], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sends", [False, True], ids=["silent", "sending"])
+def test_a_connection_to_a_server_that_was_taken_out_ends_with_its_machine(
+    front: Ingress, monkeypatch: pytest.MonkeyPatch, sends: bool
+) -> None:
+    monkeypatch.setattr(ingress, "SILENT_S", 1.0)
+    with machine() as (process, link):
+        front.route([Backend("far", {"http": "http://10.213.7.2:8000"})])
+        wait_until(lambda: front.ready == {"far"}, "it is ready")
+        host, port = ingress.host_port(front.addresses["http"])
+        with socket.create_connection((host, port), timeout=3 * PATIENCE_S) as client:
+            client.sendall(b"GET /hold HTTP/1.1\r\nHost: far\r\n\r\n")
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            front.route([])
+            subprocess.run(["ip", "-n", link, "link", "set", "eth0", "down"], check=True)
+            if sends:
+                client.sendall(b"GET / HTTP/1.1\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
 
 
 def test_without_a_server_connections_are_ended(front: Ingress) -> None:

@@ -26,6 +26,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <exception>
+#include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
@@ -66,6 +69,8 @@ constexpr std::uint32_t WARMUP_ROWS_MAX = 256;
 constexpr std::size_t WARMUP_TIMINGS_MAX = 24;
 constexpr double WARMUP_S = 2.0, WARMUP_BATCH_S = 0.1;
 constexpr std::uint64_t WARMUP_ITEMS_MAX = 1 << 24;
+constexpr double LOOK_UP_S = 2.0;  // between two look-ups of the servers' names
+constexpr std::size_t SERVERS_MAX = 1024;
 constexpr double COMPLAIN_S = 5.0;  // the same failure is printed at most so often
 constexpr int EXIT_USAGE = 2, EXIT_LOAD_FAILED = 3, EXIT_REJECTED = 4;
 
@@ -95,22 +100,25 @@ struct Stopping {};
 // batch_max: most rows of a batch; 0 for no limit. corrects: the model learns from feedback.
 // sessions: its rows have sessions. protocol: 1 or 2, the format of the batches. warmup: "off", a
 // PREDICT frame in base64 whose rows are run, or empty for generated rows. address: unix:/path or
-// tcp:host:port. sharing: rows may arrive in shared memory.
+// tcp:host:port; several with commas between them. all_servers: connect to every address that a
+// host stands for. alive_file: touched with each heartbeat while a server is connected; empty for
+// none. sharing: rows may arrive in shared memory.
 struct Options {
   std::string input = "any", output = "any";
   std::uint32_t batch_max = 0;
   bool corrects = false, sessions = false;
   int protocol = 2;
-  std::string name, address, token, warmup;
+  std::string name, address, token, warmup, alive_file;
   std::uint64_t version = 1, replica = 0;
-  bool sharing = true;
+  bool sharing = true, all_servers = false;
 
   Options() = default;
   Options(const char* input, const char* output = "any") : input(input), output(output) {}
 
   // Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN (which is
-  // removed), CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT, CLIPPER_OUTPUT,
-  // CLIPPER_BATCH_MAX, CLIPPER_PROTOCOL, CLIPPER_WARMUP.
+  // removed) or CLIPPER_TOKEN_FILE, CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT,
+  // CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_PROTOCOL, CLIPPER_WARMUP, CLIPPER_ALL_SERVERS,
+  // CLIPPER_ALIVE_FILE. Throws: std::invalid_argument if the file of the token cannot be read.
   Options& from_environment() {
     const auto text = [](const char* key, std::string& to) {
       if (const char* value = std::getenv(key); value && *value) to = value;
@@ -129,6 +137,15 @@ struct Options {
     number("CLIPPER_REPLICA", replica);
     number("CLIPPER_BATCH_MAX", batch_max);
     number("CLIPPER_PROTOCOL", protocol);
+    number("CLIPPER_ALL_SERVERS", all_servers);
+    text("CLIPPER_ALIVE_FILE", alive_file);
+    std::string file;
+    text("CLIPPER_TOKEN_FILE", file);
+    if (token.empty() && !file.empty()) {
+      std::ifstream lines(file);
+      if (!std::getline(lines, token))
+        throw std::invalid_argument("CLIPPER_TOKEN_FILE: cannot read a token from " + file);
+    }
     unsetenv("CLIPPER_TOKEN");
     return *this;
   }
@@ -207,6 +224,32 @@ class StopSwitch {
   detail::Descriptor event_;
 };
 
+namespace detail {
+
+// Return host and port of tcp:host:port. Throws: std::invalid_argument for another address.
+inline std::pair<std::string, std::string> tcp_place(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  if (address.rfind("tcp:", 0) != 0 || colon <= 4)
+    throw std::invalid_argument("cannot connect to '" + address +
+                                "': write unix:/path or tcp:host:port");
+  std::string host = address.substr(4, colon - 4);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return {host, address.substr(colon + 1)};
+}
+
+using Places = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+// Look up a host. Throws: Disconnected.
+inline Places look_up(const std::string& host, const std::string& port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found))
+    throw Disconnected("cannot resolve " + host + ": " + gai_strerror(error));
+  return Places(found, freeaddrinfo);
+}
+
+}  // namespace detail
+
 // Connect to unix:/path or tcp:host:port. Throws: Disconnected; std::invalid_argument for another
 // address.
 inline int connect_to(const std::string& address) {
@@ -223,18 +266,9 @@ inline int connect_to(const std::string& address) {
       throw Disconnected(detail::error_text("cannot connect"));
     return fd.release();
   }
-  const std::size_t colon = address.rfind(':');
-  if (address.rfind("tcp:", 0) != 0 || colon <= 4)
-    throw std::invalid_argument("cannot connect to '" + address +
-                                "': write unix:/path or tcp:host:port");
-  std::string host = address.substr(4, colon - 4);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found))
-    throw Disconnected(std::string("cannot resolve ") + host + ": " + gai_strerror(error));
-  std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
-  for (const addrinfo* one = found; one; one = one->ai_next) {
+  const auto [host, port] = detail::tcp_place(address);
+  const detail::Places all = detail::look_up(host, port);
+  for (const addrinfo* one = all.get(); one; one = one->ai_next) {
     detail::Descriptor fd(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, 0));
     if (fd.get() < 0) continue;
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -715,7 +749,8 @@ struct Welcome {
 // Encode HELLO. sharing: this connection can receive descriptors.
 inline std::string hello_frame(const Options& options, const WarmUp& warm, bool sharing) {
   const bool tcp = options.address.rfind("tcp:", 0) == 0, two = options.protocol == 2;
-  const bool usual = !options.corrects && two, timed = !warm.output.empty();
+  const bool usual = !options.corrects && two && options.alive_file.empty();
+  const bool timed = !warm.output.empty();
   const bool quiet = usual && !tcp, sparse = usual && tcp, crc = tcp && two;
   MapWriter map(13u + quiet + sparse + crc + 2u * timed);
   if (quiet) map.boolean("quiet", true);
@@ -756,10 +791,19 @@ inline Welcome read_welcome(Connection& connection) {
 
 namespace detail {
 
-// Sends HEARTBEAT when nothing was sent for an interval, and ACCURACY as often, in a thread.
+// Set the modification time of a file to now, and create it if it is missing; "" is no file.
+inline void touch(const std::string& path) {
+  if (path.empty()) return;
+  const Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+  if (fd.get() >= 0) futimens(fd.get(), nullptr);
+}
+
+// Sends HEARTBEAT when nothing was sent for an interval, and ACCURACY as often, in a thread, which
+// touches the alive file too.
 class Heart {
  public:
-  Heart(Connection& connection, const Welcome& welcome) : connection_(connection), welcome_(welcome) {
+  Heart(Connection& connection, const Welcome& welcome, const std::string& alive_file)
+      : connection_(connection), welcome_(welcome), alive_file_(alive_file) {
     thread_ = std::thread([this] { beat(); });
   }
   ~Heart() {
@@ -787,6 +831,7 @@ class Heart {
         if (done_) return;
         const Accuracy news = news_;
         guard.unlock();
+        touch(alive_file_);
         if (welcome_.accuracy && !(news == sent_)) {
           connection_.send(control_frame(Kind::ACCURACY, pack_accuracy(news)));
           sent_ = news;
@@ -802,6 +847,7 @@ class Heart {
 
   Connection& connection_;
   const Welcome& welcome_;
+  const std::string& alive_file_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
@@ -811,18 +857,27 @@ class Heart {
 
 }  // namespace detail
 
-// Serves a model over connections to one server.
+// What the connections to several servers share. turn: held while the model runs. is_wanted:
+// whether to connect again after the connection to this address was lost.
+struct Together {
+  const WarmUp& warm;
+  std::mutex& turn;
+  std::function<bool(const std::string&)> is_wanted;
+};
+
+// Serves a model over connections to one server. together: null if there is no other server.
 class Container {
  public:
-  Container(Model& model, Options options, const StopSwitch& stop)
-      : model_(model), options_(std::move(options)), stop_(stop) {
+  Container(Model& model, Options options, const StopSwitch& stop,
+            const Together* together = nullptr)
+      : model_(model), options_(std::move(options)), stop_(stop), together_(together) {
     sharing_ = options_.sharing && options_.protocol == 2 && options_.address.rfind("unix:", 0) == 0;
   }
 
   // Warm up, then answer batches until the server says GOODBYE or a stop is requested. The model
   // must be loaded. Throws: ContainerRejected; std::invalid_argument for an invalid address.
   void serve() {
-    warm_ = WarmUpRun(model_, options_).run();
+    warm_ = together_ ? together_->warm : WarmUpRun(model_, options_).run();
     std::minstd_rand random(std::random_device{}());
     std::uniform_real_distribution<double> share(0.5, 1.0);
     backoff_s_ = BACKOFF_S_MIN;
@@ -839,6 +894,7 @@ class Container {
         } catch (const BadFrame& error) {
           log_once(error.what());
         }
+        if (together_ && !together_->is_wanted(options_.address)) return;
         stop_.wait(backoff_s_ * share(random));
         backoff_s_ = std::min(BACKOFF_S_MAX, backoff_s_ * 2);
       }
@@ -861,6 +917,7 @@ class Container {
     const Welcome welcome = read_welcome(connection);
     backoff_s_ = BACKOFF_S_MIN;
     last_error_.clear();
+    detail::touch(options_.alive_file);
     if (options_.protocol == 1) {
       connection.set_silence(0);  // version 1 has no heartbeats
       for (;;) answer_v1(connection, welcome);
@@ -868,7 +925,8 @@ class Container {
     connection.set_silence(welcome.quiet ? 0 : SILENCE_HEARTBEATS * welcome.heartbeat_s);
     Regions regions(welcome.payload_bytes_max);
     std::unique_ptr<detail::Heart> heart;
-    if (!welcome.quiet) heart = std::make_unique<detail::Heart>(connection, welcome);
+    if (!welcome.quiet) heart =
+          std::make_unique<detail::Heart>(connection, welcome, options_.alive_file);
     feedback_.clear();
     progress_ = Accuracy();
     try {
@@ -915,12 +973,23 @@ class Container {
     return true;
   }
 
+  // Wait until no other connection uses the model.
+  std::unique_lock<std::mutex> my_turn() const {
+    if (!together_) return {};
+    return std::unique_lock<std::mutex>(together_->turn);
+  }
+
+  void predict() {
+    outputs_.reset(rows_.n);
+    const auto turn = my_turn();
+    model_.predict(Batch(rows_), outputs_);
+  }
+
   void reply(Connection& connection, const Welcome& welcome, std::uint64_t id) {
     std::string why;
     try {
       const auto started = std::chrono::steady_clock::now();
-      outputs_.reset(rows_.n);
-      model_.predict(Batch(rows_), outputs_);
+      predict();
       const auto took = std::chrono::steady_clock::now() - started;
       const auto us = std::chrono::duration_cast<std::chrono::microseconds>(took).count();
       outputs_.encode(id, static_cast<std::uint64_t>(us), welcome.crc, welcome.qualifiers,
@@ -951,8 +1020,7 @@ class Container {
     open_v1(head, connection.take(size), size, rows_, welcome.payload_bytes_max);
     std::vector<double> numbers;
     try {
-      outputs_.reset(rows_.n);
-      model_.predict(Batch(rows_), outputs_);
+      predict();
       numbers = outputs_.numbers();
     } catch (const std::exception& error) {
       throw Disconnected(std::string("the model failed, which version 1 cannot report: ") +
@@ -964,6 +1032,7 @@ class Container {
   void learn(detail::Heart* heart) {
     const Feedback feedback = std::move(feedback_.front());
     feedback_.pop_front();
+    const auto turn = my_turn();
     try {
       model_.correct(Batch(feedback.inputs), Batch(feedback.labels));
       progress_.learned += feedback.inputs.n;
@@ -980,6 +1049,7 @@ class Container {
   Model& model_;
   Options options_;
   const StopSwitch& stop_;
+  const Together* together_;
   bool sharing_;
   WarmUp warm_;
   double backoff_s_ = BACKOFF_S_MIN;
@@ -991,6 +1061,153 @@ class Container {
   Accuracy progress_;
   std::string complaint_;
   double complaint_s_ = 0;
+};
+
+// Serves a model to several servers at once: to all that are listed, or that a host stands for.
+//
+// Each server has a connection and a thread; the model evaluates one batch at a time, from
+// whichever server. Names are looked up every LOOK_UP_S, so servers that come are connected to, and
+// those that are gone from the name are left once their connection is lost. A server that says
+// GOODBYE or rejects the container is tried again later, for as long as its address is listed.
+class AllServers {
+ public:
+  // Throws: std::invalid_argument for an invalid address.
+  AllServers(Model& model, Options options, StopSwitch& stop)
+      : model_(model), options_(std::move(options)), stop_(stop) {
+    std::size_t from = 0;
+    for (std::size_t to = 0; to != std::string::npos; from = to + 1) {
+      to = options_.address.find(',', from);
+      addresses_.push_back(options_.address.substr(from, to - from));
+      if (addresses_.back().rfind("unix:/", 0) != 0) detail::tcp_place(addresses_.back());
+    }
+  }
+
+  // Warm up, then answer batches until a stop is requested. Throws: ContainerRejected when all
+  // servers reject this container; what ended a connection unexpectedly.
+  void serve() {
+    warm_ = WarmUpRun(model_, options_).run();
+    try {
+      for (;;) {
+        look_up();
+        check();
+        stop_.wait(LOOK_UP_S);
+      }
+    } catch (const Stopping&) {
+      join_all();
+    } catch (...) {
+      stop_.request();
+      join_all();
+      throw;
+    }
+  }
+
+ private:
+  // The connection to one server. is_over: its thread has ended, by `error` if there is one.
+  struct Server {
+    std::thread thread;
+    std::atomic<bool> is_over{false};
+    std::string rejected;
+    std::exception_ptr error;
+    double started_s = 0, due_s = 0, backoff_s = BACKOFF_S_MIN;
+  };
+
+  // Read what the addresses stand for now. What cannot be resolved is missing; without any the
+  // last ones stay.
+  void look_up() {
+    std::vector<std::string> found;
+    for (const std::string& address : addresses_) {
+      if (address.rfind("unix:", 0) == 0) {
+        found.push_back(address);
+        continue;
+      }
+      const auto [host, port] = detail::tcp_place(address);
+      try {
+        const detail::Places all = detail::look_up(host, port);
+        for (const addrinfo* one = all.get(); one; one = one->ai_next) {
+          char ip[INET6_ADDRSTRLEN + 16];  // with its zone
+          if (one->ai_family != all->ai_family ||  // a host of two families is one server
+              getnameinfo(one->ai_addr, one->ai_addrlen, ip, sizeof ip, nullptr, 0, NI_NUMERICHOST))
+            continue;
+          const std::string text = one->ai_family == AF_INET6 ? "[" + std::string(ip) + "]" : ip;
+          const std::string place = "tcp:" + text + ":" + port;
+          if (std::find(found.begin(), found.end(), place) == found.end()) found.push_back(place);
+        }
+      } catch (const Disconnected&) {
+      }
+    }
+    if (found.empty()) return;
+    if (found.size() > SERVERS_MAX) found.resize(SERVERS_MAX);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    listed_ = std::move(found);
+  }
+
+  bool is_listed(const std::string& address) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return std::find(listed_.begin(), listed_.end(), address) != listed_.end();
+  }
+
+  // Collect connections that are over, and start those that are due.
+  void check() {
+    std::string rejections;
+    std::size_t rejected = 0;
+    for (auto at = servers_.begin(); at != servers_.end();) {
+      Server& one = at->second;
+      const bool ended = one.thread.joinable() && one.is_over;
+      if (ended) {
+        one.thread.join();
+        if (one.error) std::rethrow_exception(one.error);
+        if (detail::now_s() - one.started_s > BACKOFF_S_MAX) one.backoff_s = BACKOFF_S_MIN;
+        one.due_s = detail::now_s() + one.backoff_s;
+        one.backoff_s = std::min(BACKOFF_S_MAX, 2 * one.backoff_s);
+      }
+      if (!one.thread.joinable() && !one.rejected.empty() && is_listed(at->first)) {
+        rejected++;
+        const std::string why = at->first + ": " + one.rejected;
+        if (ended) std::fprintf(stderr, "model '%s': rejected by %s\n", name(), why.c_str());
+        rejections += (rejections.empty() ? "" : "; ") + why;
+      }
+      at = !one.thread.joinable() && !is_listed(at->first) ? servers_.erase(at) : std::next(at);
+    }
+    if (rejected && rejected == listed_.size()) throw ContainerRejected(rejections);
+    for (const std::string& address : listed_) {
+      Server& one = servers_[address];
+      if (!one.thread.joinable() && detail::now_s() >= one.due_s) start(address, one);
+    }
+  }
+
+  void start(const std::string& address, Server& one) {
+    one.started_s = detail::now_s();
+    one.is_over = false;
+    one.rejected.clear();
+    Options options = options_;
+    options.address = address;
+    one.thread = std::thread([this, &one, options] {
+      try {
+        Container(model_, options, stop_, &together_).serve();
+      } catch (const ContainerRejected& error) {
+        one.rejected = error.what();
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+      one.is_over = true;
+    });
+  }
+
+  const char* name() const { return options_.name.c_str(); }
+
+  void join_all() {
+    for (auto& [address, one] : servers_)
+      if (one.thread.joinable()) one.thread.join();
+  }
+
+  Model& model_;
+  Options options_;
+  StopSwitch& stop_;
+  WarmUp warm_;
+  std::mutex turn_, mutex_;
+  std::vector<std::string> addresses_, listed_;
+  std::map<std::string, Server> servers_;
+  Together together_{warm_, turn_, [this](const std::string& one) { return is_listed(one); }};
 };
 
 namespace detail {
@@ -1007,7 +1224,12 @@ inline StopSwitch& process_stop() {
 //
 // options: those that the environment names are overwritten.
 inline int run(Model& model, Options options) {
-  options.from_environment();
+  try {
+    options.from_environment();
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return EXIT_USAGE;
+  }
   if (options.name.empty() || options.address.empty()) {
     std::fprintf(stderr,
                  "CLIPPER_MODEL and CLIPPER_ADDRESS are not set. Start this program by: clipper"
@@ -1025,7 +1247,10 @@ inline int run(Model& model, Options options) {
     return EXIT_LOAD_FAILED;
   }
   try {
-    Container(model, std::move(options), stop).serve();
+    if (options.all_servers || options.address.find(',') != std::string::npos)
+      AllServers(model, std::move(options), stop).serve();
+    else
+      Container(model, std::move(options), stop).serve();
   } catch (const ContainerRejected& error) {
     std::fprintf(stderr, "the server rejected this container: %s\n", error.what());
     return EXIT_REJECTED;

@@ -40,24 +40,32 @@ final class Connection implements AutoCloseable {
 
   /** Connect to unix:/path or tcp:host:port. Throws: IOException; IllegalArgumentException. */
   Connection(String address) throws IOException {
-    int colon = address.lastIndexOf(':');
     if (address.startsWith("unix:") && address.length() > 5) {
       channel = SocketChannel.open(StandardProtocolFamily.UNIX);
       channel.connect(UnixDomainSocketAddress.of(address.substring(5)));
-    } else if (address.startsWith("tcp:") && colon > 4) {
-      String host = address.substring(4, colon).replaceAll("^\\[|]$", "");
+    } else {
+      InetSocketAddress place = tcpPlace(address);
       channel = SocketChannel.open();
-      int port = Integer.parseInt(address.substring(colon + 1));
-      channel.socket().connect(new InetSocketAddress(host, port), (int) ATTEMPT_MS);
+      channel.socket().connect(
+          new InetSocketAddress(place.getHostString(), place.getPort()), (int) ATTEMPT_MS);
       channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
       channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
-    } else {
-      throw new IllegalArgumentException(
-          "cannot connect to '" + address + "': write unix:/path or tcp:host:port");
     }
     channel.configureBlocking(false);
     channel.register(readable, SelectionKey.OP_READ);
     channel.register(writable, SelectionKey.OP_WRITE);
+  }
+
+  /** Return host and port of tcp:host:port, not looked up. Throws: IllegalArgumentException. */
+  static InetSocketAddress tcpPlace(String address) {
+    int colon = address.lastIndexOf(':');
+    if (!address.startsWith("tcp:") || colon <= 4) {
+      throw new IllegalArgumentException(
+          "cannot connect to '" + address + "': write unix:/path or tcp:host:port");
+    }
+    String host = address.substring(4, colon).replaceAll("^\\[|]$", "");
+    return InetSocketAddress.createUnresolved(
+        host, Integer.parseInt(address.substring(colon + 1)));
   }
 
   private static ByteBuffer direct(int size) {

@@ -11,6 +11,8 @@ import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.BooleanSupplier;
 
 /**
  * Runs a model as a replica of a clipper server.
@@ -24,14 +26,14 @@ import java.util.concurrent.TimeUnit;
  * <p>`clipper deploy svm --command "java -jar svm.jar"` starts it with the environment variables that
  * Options.fromEnvironment reads (docs/sdk-cpp-java.md).
  */
-public final class Container {
+public final class Container implements Serving {
   static final int EXIT_USAGE = 2;
   static final int EXIT_LOAD_FAILED = 3;
   static final int EXIT_REJECTED = 4;
   private static final String SDK = "java/1.0";
   private static final int SILENCE_HEARTBEATS = 6;
-  private static final long BACKOFF_MS_MIN = 100;
-  private static final long BACKOFF_MS_MAX = 10_000;
+  static final long BACKOFF_MS_MIN = 100;
+  static final long BACKOFF_MS_MAX = 10_000;
   private static final int FEEDBACK_FRAMES_MAX = 256;
   private static final long COMPLAIN_NS = 5_000_000_000L;
   private static final long STOP_S = 60; // for the batch that runs when a stop is requested
@@ -39,7 +41,9 @@ public final class Container {
 
   private final Model model;
   private final Options options;
+  private final String address;
   private final WarmUp warm;
+  private final ReentrantLock turn; // held while the model runs
   private final Header header = new Header();
   private final Rows rows = new Rows();
   private final Outputs outputs = new Outputs();
@@ -55,9 +59,16 @@ public final class Container {
 
   /** Create a container and warm its model up. The model must be loaded. */
   public Container(Model model, Options options) {
+    this(model, options, options.address, new WarmUp(model, options).run(), new ReentrantLock());
+  }
+
+  /** Create a container of one server of several, which share the model by turns. */
+  Container(Model model, Options options, String address, WarmUp warm, ReentrantLock turn) {
     this.model = model;
     this.options = options;
-    warm = new WarmUp(model, options).run();
+    this.address = address;
+    this.warm = warm;
+    this.turn = turn;
   }
 
   /**
@@ -67,7 +78,12 @@ public final class Container {
    * <p>options: those that the environment names are overwritten.
    */
   public static void run(Model model, Options options) {
-    options.fromEnvironment(System.getenv());
+    try {
+      options.fromEnvironment(System.getenv());
+    } catch (IllegalArgumentException error) {
+      System.err.println(error.getMessage());
+      System.exit(EXIT_USAGE);
+    }
     if (options.name.isEmpty() || options.address.isEmpty()) {
       System.err.println(
           "CLIPPER_MODEL and CLIPPER_ADDRESS are not set. Start this program by: clipper deploy NAME"
@@ -80,12 +96,14 @@ public final class Container {
       System.err.println("model '" + options.name + "' failed to load:\n" + trace(error));
       System.exit(EXIT_LOAD_FAILED);
     }
-    Container container = new Container(model, options);
     CountDownLatch ended = new CountDownLatch(1);
-    Runtime.getRuntime().addShutdownHook(new Thread(() -> container.stopAndWait(ended)));
     int code = 0;
     try {
-      container.serve();
+      boolean several = options.allServers || options.address.contains(",");
+      Serving serving =
+          several ? new AllServers(model, options) : new Container(model, options);
+      Runtime.getRuntime().addShutdownHook(new Thread(() -> stopAndWait(serving, ended)));
+      serving.serve();
     } catch (Rejected error) {
       System.err.println("the server rejected this container: " + error.getMessage());
       code = EXIT_REJECTED;
@@ -98,8 +116,8 @@ public final class Container {
     System.exit(code);
   }
 
-  private void stopAndWait(CountDownLatch ended) {
-    stop();
+  private static void stopAndWait(Serving serving, CountDownLatch ended) {
+    serving.stop();
     try {
       ended.await(STOP_S, TimeUnit.SECONDS);
     } catch (InterruptedException error) {
@@ -107,7 +125,7 @@ public final class Container {
     }
   }
 
-  /** Have serve() return after the current batch. Any thread. */
+  @Override
   public void stop() {
     stopRequested.countDown();
     synchronized (this) {
@@ -121,7 +139,13 @@ public final class Container {
    * Answer batches until the server says GOODBYE or stop() is called. Throws: Rejected;
    * IllegalArgumentException for an invalid address.
    */
+  @Override
   public void serve() throws Rejected {
+    serveWhile(() -> true);
+  }
+
+  /** Serve, and connect again after a lost connection only while the address is wanted. */
+  void serveWhile(BooleanSupplier isWanted) throws Rejected {
     try {
       while (true) {
         try {
@@ -131,6 +155,9 @@ public final class Container {
           logOnce(error.getMessage());
         } catch (OutOfMemoryError error) {
           logOnce("no memory for a frame");
+        }
+        if (!isWanted.getAsBoolean()) {
+          return;
         }
         long pauseMs = ThreadLocalRandom.current().nextLong(backoffMs / 2, backoffMs + 1);
         if (stopRequested.await(pauseMs, TimeUnit.MILLISECONDS)) {
@@ -147,15 +174,15 @@ public final class Container {
     if (!lastError.equals(why)) {
       lastError = String.valueOf(why);
       System.err.println(
-          "model '" + options.name + "': " + options.address + ": " + why + "; reconnecting");
+          "model '" + options.name + "': " + address + ": " + why + "; reconnecting");
     }
   }
 
   /** Return the payload of HELLO. */
   byte[] hello() {
-    boolean tcp = options.address.startsWith("tcp:");
+    boolean tcp = address.startsWith("tcp:");
     boolean two = options.protocol == 2;
-    boolean usual = !options.corrects && two;
+    boolean usual = !options.corrects && two && options.aliveFile.isEmpty();
     Map<String, Object> fields = new LinkedHashMap<>();
     fields.put("quiet", usual && !tcp);
     fields.put("sparse", usual && tcp);
@@ -180,7 +207,7 @@ public final class Container {
   }
 
   private void serveOnce() throws IOException, Rejected, Connection.Stopping {
-    try (Connection opened = new Connection(options.address)) {
+    try (Connection opened = new Connection(address)) {
       synchronized (this) {
         connection = opened;
       }
@@ -191,6 +218,7 @@ public final class Container {
       Welcome welcome = readWelcome();
       backoffMs = BACKOFF_MS_MIN;
       lastError = "";
+      Heart.touch(options.aliveFile);
       if (options.protocol == 1) {
         opened.setSilence(0); // version 1 has no heartbeats
         while (true) {
@@ -203,7 +231,7 @@ public final class Container {
   }
 
   private void serveFrames(Welcome welcome) throws IOException, Connection.Stopping {
-    Heart heart = welcome.quiet() ? null : new Heart(connection, welcome);
+    Heart heart = welcome.quiet() ? null : new Heart(connection, welcome, options.aliveFile);
     feedback.clear();
     learned = 0;
     failed = 0;
@@ -277,12 +305,21 @@ public final class Container {
     }
   }
 
+  private void predict() throws Exception {
+    outputs.reset(rows.n);
+    turn.lock();
+    try {
+      model.predict(new Batch(rows), outputs);
+    } finally {
+      turn.unlock();
+    }
+  }
+
   private void reply(Welcome welcome, long id) throws IOException {
     ByteBuffer reply;
     try {
       long started = System.nanoTime();
-      outputs.reset(rows.n);
-      model.predict(new Batch(rows), outputs);
+      predict();
       long tookUs = (System.nanoTime() - started) / 1000;
       reply =
           outputs.encode(
@@ -319,8 +356,7 @@ public final class Container {
     Wire.openV1(connection.buffer(), at, size, rows, welcome.payloadBytesMax());
     ByteBuffer numbers;
     try {
-      outputs.reset(rows.n);
-      model.predict(new Batch(rows), outputs);
+      predict();
       numbers = outputs.numbers();
     } catch (Exception error) {
       throw new Disconnected("the model failed, which version 1 cannot report: " + error);
@@ -329,6 +365,18 @@ public final class Container {
   }
 
   private void learn(Heart heart) {
+    turn.lock();
+    try {
+      correct();
+      if (feedback.isEmpty() && heart != null) {
+        heart.report(learned, failed, model.accuracy());
+      }
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  private void correct() {
     Rows[] both = feedback.remove();
     try {
       model.correct(new Batch(both[0]), new Batch(both[1]));
@@ -336,9 +384,6 @@ public final class Container {
     } catch (Exception error) {
       failed += both[0].n;
       complain("model '" + options.name + "': correct() failed:\n" + trace(error));
-    }
-    if (feedback.isEmpty() && heart != null) {
-      heart.report(learned, failed, model.accuracy());
     }
   }
 }

@@ -2,17 +2,24 @@ package clipper.container;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.attribute.FileTime;
+import java.time.Instant;
 
-/** Sends HEARTBEAT when nothing was sent for an interval, and ACCURACY as often. */
+/** Sends HEARTBEAT when nothing was sent for an interval, and ACCURACY as often; touches a file. */
 final class Heart {
   private final Connection connection;
   private final Welcome welcome;
+  private final String aliveFile;
   private final Thread thread = new Thread(this::beat, "clipper-heart");
   private byte[] news;
 
-  Heart(Connection connection, Welcome welcome) {
+  Heart(Connection connection, Welcome welcome, String aliveFile) {
     this.connection = connection;
     this.welcome = welcome;
+    this.aliveFile = aliveFile;
     thread.setDaemon(true);
     thread.start();
   }
@@ -40,6 +47,7 @@ final class Heart {
       while (true) {
         long pauseNs = connection.lastSentNs + everyNs - System.nanoTime();
         Thread.sleep(Math.max(1, pauseNs / 1_000_000));
+        touch(aliveFile);
         byte[] taken = welcome.accuracy() ? takeNews() : null;
         if (taken != null) {
           connection.send(Wire.controlFrame(Kind.ACCURACY, taken, 0, false));
@@ -50,6 +58,23 @@ final class Heart {
       }
     } catch (IOException | InterruptedException ended) {
       return;
+    }
+  }
+
+  /** Set the modification time of a file to now, and create it if it is missing; "" is no file. */
+  static void touch(String path) {
+    if (path.isEmpty()) {
+      return;
+    }
+    Path file = Path.of(path);
+    try {
+      try {
+        Files.setLastModifiedTime(file, FileTime.from(Instant.now()));
+      } catch (NoSuchFileException missing) {
+        Files.createFile(file);
+      }
+    } catch (IOException error) {
+      return; // its reader then finds no sign of life
     }
   }
 

@@ -1,5 +1,8 @@
 package clipper.container;
 
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.Map;
 
 /**
@@ -18,6 +21,8 @@ public final class Options {
   String address = "";
   String token = "";
   String warmup = "";
+  String aliveFile = "";
+  boolean allServers;
   long version = 1;
   long replica;
 
@@ -52,9 +57,11 @@ public final class Options {
   }
 
   /**
-   * Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN, CLIPPER_MODEL,
-   * CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT, CLIPPER_OUTPUT, CLIPPER_BATCH_MAX,
-   * CLIPPER_PROTOCOL, CLIPPER_WARMUP. Throws: NumberFormatException.
+   * Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN or
+   * CLIPPER_TOKEN_FILE, CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT,
+   * CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_PROTOCOL, CLIPPER_WARMUP, CLIPPER_ALL_SERVERS,
+   * CLIPPER_ALIVE_FILE. Throws: IllegalArgumentException for what is no number, and if the file of
+   * the token cannot be read.
    */
   public Options fromEnvironment(Map<String, String> environment) {
     address = text(environment, "ADDRESS", address);
@@ -67,7 +74,21 @@ public final class Options {
     replica = Long.parseLong(text(environment, "REPLICA", "" + replica));
     batchMax = Integer.parseInt(text(environment, "BATCH_MAX", "" + batchMax));
     protocol = Integer.parseInt(text(environment, "PROTOCOL", "" + protocol));
+    allServers = text(environment, "ALL_SERVERS", "").equals("1");
+    aliveFile = text(environment, "ALIVE_FILE", aliveFile);
+    String tokenFile = text(environment, "TOKEN_FILE", "");
+    if (token.isEmpty() && !tokenFile.isEmpty()) {
+      token = readToken(tokenFile);
+    }
     return this;
+  }
+
+  private static String readToken(String file) {
+    try {
+      return Files.readString(Path.of(file)).strip();
+    } catch (IOException error) {
+      throw new IllegalArgumentException("CLIPPER_TOKEN_FILE: cannot read a token from " + file);
+    }
   }
 
   private static String text(Map<String, String> environment, String key, String otherwise) {

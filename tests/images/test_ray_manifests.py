@@ -1,0 +1,162 @@
+"""What is exported for KubeRay: its pods by the schemas of Kubernetes, its other fields by the
+types of the operator, its entry point by the command that it starts."""
+
+import json
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from clipper.cli import main
+from clipper.cli.up import up
+from clipper.deploy.ray_manifests import APP
+
+yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="python tools/fetch.py clients"
+)
+DECLARED = """\
+[models.sums]
+target = "ours_for_ray:total"
+input = "f64[3]"
+[apps.total]
+models = ["sums"]
+default = -1
+"""
+# The fields of ray.io/v1 that are written, with their types there; a template is checked as a pod.
+GROUP: dict[str, Any] = {"rayStartParams": dict, "template": dict}
+JOB: dict[str, Any] = {
+    "entrypoint": str,
+    "submissionMode": str,
+    "shutdownAfterJobFinishes": bool,
+    "backoffLimit": int,
+    "rayClusterSpec": {
+        "rayVersion": str,
+        "headGroupSpec": GROUP,
+        "workerGroupSpecs": [
+            {
+                "groupName": str,
+                **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int),
+                **GROUP,
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    (tmp_path / "ours_for_ray.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
+    (tmp_path / "id_rsa").write_text("a key")
+    (tmp_path / "clipper.toml").write_text(DECLARED)
+    return tmp_path / "clipper.toml"
+
+
+@pytest.fixture(autouse=True)
+def path_as_it_was() -> Any:
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
+def export(out: Path, *words: object) -> Result:
+    return CliRunner().invoke(main, ["export", "ray", str(out), *map(str, words)])
+
+
+def objects(out: Path) -> dict[tuple[str, str], Any]:
+    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
+    each = [
+        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
+    ]
+    found = {(one["kind"], one["metadata"]["name"]): one for one in each}
+    assert len(found) == len(each)
+    return found
+
+
+def check(value: Any, wanted: Any, at: str) -> None:
+    """Compare a value with the types of its fields; none may be missing, or unknown."""
+    if isinstance(wanted, dict):
+        assert value.keys() == wanted.keys(), at
+        for key, one in wanted.items():
+            check(value[key], one, f"{at}.{key}")
+    elif isinstance(wanted, list):
+        for one in value:
+            check(one, wanted[0], at)
+    else:
+        assert type(value) is wanted, at
+
+
+def templates(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        assert all(type(value) is str for value in group["rayStartParams"].values())
+    return [group["template"] for group in groups]
+
+
+def test_kubernetes_and_kuberay_take_each_object(declared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = export(out, "--from", declared, "--servers", 2, "--servers-max", 5, "--cpus", 1.5)
+    assert result.exit_code == 0, result.output
+    found = objects(out)
+    job = found.pop(("RayJob", "clipper-ray"))
+    assert job["apiVersion"] == "ray.io/v1"
+    check(job["spec"], JOB, "spec")
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", **one, "metadata": {"name": "a", **one["metadata"]}}
+        for one in templates(job["spec"]["rayClusterSpec"])
+    ]
+    for version in ("1.28", "1.33"):
+        for one in (*found.values(), *pods):
+            kubernetes_validate.validate(one, version, strict=True)
+    (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (workers["replicas"], workers["rayStartParams"]) == (5, {"num-cpus": "2"})
+    head = pods[0]
+    # the labels of the operator's own
+    labels = {**head["metadata"]["labels"], "ray.io/node-type": "head", "ray.io/is-ray-node": "yes"}
+    ports = {one["name"]: one["containerPort"] for one in head["spec"]["containers"][0]["ports"]}
+    for name in ("clipper-ray", "clipper-ray-admin"):
+        one = found["Service", name]["spec"]
+        assert one["selector"].items() <= labels.items()
+        assert {port["targetPort"]: port["port"] for port in one["ports"]}.items() <= ports.items()
+    network = found["NetworkPolicy", "clipper-ray"]["spec"]
+    assert network["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "disableNameSuffixHash" in (out / "kustomization.yaml").read_text()
+    secrets = {
+        one["valueFrom"]["secretKeyRef"]["name"]
+        for one in head["spec"]["containers"][0]["env"]
+        if "valueFrom" in one
+    }
+    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
+    assert secrets == {one["name"] for one in base["secretGenerator"]}
+
+
+def test_the_entry_point_is_a_command_line_of_what_is_in_the_image(
+    declared: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):  # the second time without what the first has written
+        assert export(out, "--from", declared, "--servers-max", 4).exit_code == 0
+    command = objects(out)["RayJob", "clipper-ray"]["spec"]["entrypoint"]
+    words = shlex.split(command.removeprefix("until ").removesuffix("; do sleep 2; done"))
+    assert words[:3] == ["clipper", "up", f"{APP}/clipper.toml"]
+    with up.make_context("up", words[2:]) as context:
+        assert (context.params["engine"], context.params["servers_max"]) == ("ray", 4)
+    app = out / "image" / "app"
+    assert sorted(path.name for path in app.rglob("*")) == ["clipper.toml", "ours_for_ray.py"]
+    assert tomllib.loads((app / "clipper.toml").read_text()) == tomllib.loads(DECLARED)
+    assert "numpy==" in (out / "image" / "requirements.txt").read_text()
+
+
+def test_a_store_is_in_a_secret_and_its_name_is_checked(declared: Path, tmp_path: Path) -> None:
+    out, store = tmp_path / "out", "redis://:password@redis.default:6379/0"
+    assert export(out, "--from", declared, "--state", store, "--name", "shop").exit_code == 0
+    found = objects(out)
+    assert ("Deployment", "shop-ray-redis") not in found
+    assert (out / "secrets" / "store_url").read_text() == store
+    assert "password" not in json.dumps([*found.values()])
+    refused = export(out, "--from", declared, "--state", "sqlite:here")
+    assert (refused.exit_code, "not a store that several pods share" in refused.output) == (1, True)

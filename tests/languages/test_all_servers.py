@@ -1,0 +1,154 @@
+"""One container in C++ or Java that serves several servers, which are killed, and come and go."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import clipper
+from tests.languages.test_containers import LANGUAGES, ended, program, started_by_hand
+from tests.memory_container import wait_until
+
+PATIENCE_S = 30.0
+TOKEN = "t" * 32
+# Serves at an address; answers each line of its input once the container is connected.
+SERVER = """
+import sys, time, clipper
+server = clipper.start(address=sys.argv[1], token=sys.argv[2], heartbeat_ms=100, drain_s=0.2)
+print("listens", flush=True)
+for line in sys.stdin:
+    while server.stats()["models"].get("hand:1", {}).get("has") != 1:
+        time.sleep(0.02)
+    print(server.model("hand").predict(line.strip(), slo_ms=20_000).result(20), flush=True)
+"""
+
+
+@pytest.fixture(params=LANGUAGES)
+def language(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Server:
+    """A server in a process of its own, which can be killed and started again."""
+
+    def __init__(self, address: str) -> None:
+        at = address.replace("tcp:", "tcp://")
+        self._words = [sys.executable, "-c", SERVER, at, TOKEN]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._line() == "listens"
+
+    def answers(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
+        assert self._line() == text
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def two_servers(*addresses: str) -> Iterator[list[Server]]:
+    with contextlib.ExitStack() as stack:
+        servers = [Server(address) for address in addresses]
+        for one in servers:
+            stack.callback(one.kill)
+        yield servers
+
+
+def test_a_container_serves_both_servers_through_a_kill_of_each(
+    language: str, tmp_path: Path
+) -> None:
+    """One over TCP, one over a unix socket."""
+    addresses = f"tcp:127.0.0.1:{free_port()}", f"unix:{tmp_path}/clipper.sock"
+    alive = tmp_path / "alive"
+    command = program(language, "echo", "str", "str")
+    with two_servers(*addresses) as (one, other):
+        process = started_by_hand(command, ",".join(addresses), TOKEN, ALIVE_FILE=str(alive))
+        for killed, stays in ((one, other), (other, one)):
+            killed.answers("first")
+            stays.answers("second")
+            killed.kill()
+            stays.answers("while the other is gone")
+            killed.start()
+            killed.answers("again")
+        assert alive.exists()
+        well, text = ended(process)
+        assert well, text
+
+
+def test_a_container_that_every_server_rejects_ends_with_the_reason(language: str) -> None:
+    with (
+        clipper.start(address="tcp://127.0.0.1:0", token=TOKEN) as one,
+        clipper.start(address="tcp://127.0.0.1:0", token=TOKEN) as other,
+    ):
+        addresses = f"{one.address},{other.address}"
+        process = started_by_hand(program(language, "noop"), addresses, "another")
+        _, text = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 4, text
+    assert text.count("token is missing or wrong") >= 2
+
+
+def test_an_invalid_address_among_several_ends_it(language: str) -> None:
+    process = started_by_hand(program(language, "noop"), "tcp:127.0.0.1:1,nowhere", TOKEN)
+    _, text = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "'nowhere'" in text) == (2, True), text
+
+
+def test_the_token_is_read_from_a_file(language: str, tmp_path: Path) -> None:
+    file, command = tmp_path / "token", program(language, "noop")
+    with clipper.start(address="tcp://127.0.0.1:0", token=TOKEN, drain_s=0.2) as one:
+        missing = started_by_hand(command, one.address, "", TOKEN_FILE=str(file))
+        _, text = missing.communicate(timeout=PATIENCE_S)
+        assert (missing.returncode, str(file) in text) == (2, True), text
+        file.write_text(f"{TOKEN}\n")
+        process = started_by_hand(command, one.address, "", TOKEN_FILE=str(file))
+        wait_until(lambda: "hand:1" in one.stats()["models"], "it is let in", PATIENCE_S)
+        assert ended(process)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("unshare") is None, reason="only root can change names"
+)
+def test_all_servers_of_a_name_are_served_as_they_come_and_go(
+    language: str, tmp_path: Path
+) -> None:
+    """The name is in a file of hosts that only the container sees."""
+    port, hosts = free_port(), tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 servers\n")
+    within = ["unshare", "--mount", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"']
+    command = [*within, "sh", *program(language, "echo", "str", "str")]
+    with two_servers(f"tcp:127.0.0.1:{port}", f"tcp:127.0.0.2:{port}") as (one, other):
+        process = started_by_hand(command, f"tcp:servers:{port}", TOKEN, ALL_SERVERS="1")
+        one.answers("the only one of the name")
+        hosts.write_text("127.0.0.1 servers\n127.0.0.2 servers\n")
+        other.answers("one that came later")
+        one.answers("beside the first")
+        hosts.write_text("127.0.0.2 servers\n")
+        one.process.send_signal(signal.SIGKILL)
+        other.answers("the other one is gone")
+        well, text = ended(process)
+        assert well, text
