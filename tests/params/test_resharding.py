@@ -498,20 +498,46 @@ class SynchronousWorker(Load):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"replicas": 1}, {"durability": "disk"}])
 def test_a_set_with_synchronous_steps_is_resharded(tmp_path: Path, options: dict[str, Any]) -> None:
+    with synchronous(tmp_path, **options) as workers:
+        for shards in (3, 1, 2):
+            assert resharded(tmp_path, shards).phase == "done"
+            before = [worker.pushes for worker in workers]
+            until(lambda n=before: all(w.pushes > k for w, k in zip(workers, n, strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["old", "new"])
+@pytest.mark.parametrize("step", ["_sealed", "decide", "publish"])
+def test_a_shard_with_synchronous_steps_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
+) -> None:
+    place: Any = live_reshard.LiveReshard if step == "_sealed" else live_reshard
+    real, killed = getattr(place, step), list[bool]()
+
+    def work(*args: Any) -> Any:
+        found = real(*args) if step == "_sealed" else None  # all are sealed, or nothing is decided
+        if not killed and "abort" not in args:
+            killed.append(True)
+            kill(tmp_path if whose == "old" else live_reshard.sets_of(tmp_path)[0], 1)
+        return found if step == "_sealed" else real(*args)
+
+    monkeypatch.setattr(place, step, work)
+    with synchronous(tmp_path, replicas=1):
+        assert resharded(tmp_path, 3).phase == "done"
+    assert killed
+
+
+@contextlib.contextmanager
+def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorker"]]:
+    """Three workers of two shards; what they pushed is there at the end, once."""
     wait = {"mode": "sync", "grads_to_wait": 3, "lag_max": 1000}
-    with (
-        running(tmp_path, 2, **wait, **options),
-        Client(tmp_path, patience_s=PATIENCE_S) as client,
-    ):
+    with running(folder, 2, **wait, **options), Client(folder, patience_s=PATIENCE_S) as client:
         begin(client)
-        workers = [SynchronousWorker(tmp_path) for _ in range(3)]
+        workers = [SynchronousWorker(folder) for _ in range(3)]
         for worker in workers:
             worker.start()
         try:
-            for shards in (3, 1, 2):
-                assert resharded(tmp_path, shards).phase == "done"
-                before = [worker.pushes for worker in workers]
-                until(lambda n=before: all(w.pushes > k for w, k in zip(workers, n, strict=True)))
+            yield workers
         finally:
             for worker in workers:
                 worker.end()
