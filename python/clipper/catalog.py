@@ -43,7 +43,6 @@ from clipper.catalog_view import (
     checked,
     encode,
     model_key,
-    next_version,
     put_scale,
     rollout_key,
     view_of,
@@ -56,15 +55,12 @@ from clipper.errors import (
     StoreConflict,
     StoreError,
     Unknown,
-    UnknownModel,
     UnknownVersion,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store, history
 from clipper.types import (
     ANY,
-    VERSION_MAX,
     Application,
-    Batching,
     InputType,
     Model,
     UserValue,
@@ -154,60 +150,13 @@ class Catalog:
 
     # -- models
 
-    def register_model(
-        self,
-        name: str,
-        input: InputType | str,
-        *,
-        version: int | None = None,
-        output: str = "any",
-        replicas: int = 1,
-        batching: Batching | None = None,
-        cache: bool = True,
-        retry_singly: bool = False,
-        target: str = "",
-        sha256: str = "",
-    ) -> Model:
-        """Register a version (None: one above the highest there ever was). AlreadyExists when it is
-        taken; TypeConflict when an application follows the latest version of this name and has
-        another input type."""
-        checked(check_name, name, "model")
-        input = checked(InputType.parse, input)
-        if version is not None and not 1 <= version <= VERSION_MAX:
-            raise InvalidInput(
-                f"bad version {version!r} of model {name!r}: a version is a whole number from 1."
-            )
-        check_replicas(name, replicas)
-
-        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
-            chosen = next_version(name, keys) if version is None else version
-            model = Model(
-                name,
-                chosen,
-                input,
-                output,
-                replicas,
-                batching or Batching(),
-                cache,
-                retry_singly,
-                target,
-                sha256,
-                self._wall_us(),
-            )
-            if model_key(model.id) in keys:
-                hint = f"Leave the version out to get {next_version(name, keys)}."
-                raise AlreadyExists(
-                    f"model '{model.id}' already exists, and a version never changes.", hint=hint
-                )
-            for app in view.linking(model):
-                check_types(app, model)
-            return [Put(model_key(model.id), encode(model)), put_scale(model)], model
-
-        return self._change("deploy", change)
-
     def register(self, model: Model, *, promote: bool = True) -> Model:
-        """Register a version that is described in full, its creation time aside. AlreadyExists;
-        TypeConflict, as above. promote: it is the latest from now on."""
+        """Register a version.
+
+        model: its record; the creation time is set here. promote: make it the latest. Raises
+        AlreadyExists if the version is taken; TypeConflict if an application follows the latest
+        version of this name and has another input type.
+        """
         stamped = msgspec.structs.replace(model, created_us=self._wall_us(), retired_us=0)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
@@ -484,35 +433,6 @@ class Catalog:
 
         return self._change(verb, change)
 
-    def link(self, application: str, model: VersionedModel | str) -> Application:
-        """Ask one more model. Linking twice is linking once."""
-        wanted = checked(VersionedModel.parse, model)
-        return self._edit(
-            "link",
-            application,
-            lambda app: (
-                app
-                if wanted in app.models
-                else msgspec.structs.replace(app, models=(*app.models, wanted))
-            ),
-        )
-
-    def unlink(self, application: str, model: VersionedModel | str) -> Application:
-        """Ask one model less. UnknownModel when it is not linked under this notation."""
-        wanted = checked(VersionedModel.parse, model)
-
-        def without(app: Application) -> Application:
-            if wanted not in app.models:
-                linked = ", ".join(map(str, app.models)) or "none"
-                raise UnknownModel(
-                    f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}."
-                )
-            return msgspec.structs.replace(
-                app, models=tuple(link for link in app.models if link != wanted)
-            )
-
-        return self._edit("unlink", application, without)
-
     def _edit(
         self, verb: str, name: str, edit: Callable[[Application], Application]
     ) -> Application:
@@ -588,7 +508,10 @@ class Catalog:
         with self._refreshing:
             records, revision = self._store.range(PREFIX)
             stamp = [(record.key, record.revision) for record in records]
-            self.view = view = view_of(records, revision)
+            known, self.view = self.view.unreadable, view_of(records, revision)
+            view = self.view
+            for key in view.unreadable.keys() - known.keys():
+                _log.warning("record %s cannot be read: %s", key, view.unreadable[key])
             if stamp != self._stamp:
                 self._notify(view)
             self._stamp = stamp

@@ -287,13 +287,6 @@ def rollout_key(application: str) -> str:
     return f"{PREFIX}rollout/{application}"
 
 
-def next_version(name: str, keys: frozenset[str]) -> int:
-    """One above the highest version whose record is there, readable or not."""
-    prefix = f"{PREFIX}model/{name}/"
-    versions = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    return max((int(version) for version in versions if version.isdecimal()), default=0) + 1
-
-
 def checked(parse: Callable[..., _T], *args: object) -> _T:
     """types.py refuses with ValueError; here that is InvalidInput."""
     try:

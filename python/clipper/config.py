@@ -3,7 +3,7 @@ see `describe()`.
 
 What is given wins in this order: keyword, environment (`CLIPPER_LIMITS__TASKS_MAX=1000`), file,
 default. A key that does not exist, or a value of the wrong type or out of its range, is a
-ConfigError that says where the value came from.
+ConfigError that names where the value came from.
 """
 
 import functools
@@ -218,8 +218,10 @@ def _has_module(folder: Path, name: str) -> bool:
 def merge_batching(
     base: Batching, override: Batching | str | Mapping[str, object] | None
 ) -> Batching:
-    """`base` with what `override` says: a mode such as "static", or some of the keys. Errors:
-    ConfigError."""
+    """Return `base` with the changes of `override`: a mode such as "static", or some of the keys.
+
+    Raises ConfigError.
+    """
     if override is None or isinstance(override, Batching):
         return override or base
     leaves: _Leaves = {at: (leaf, "batching") for at, leaf in _flat(override, ("batching",))}
@@ -507,7 +509,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# -- what single keys cannot tell
+# -- checks of several keys together
 
 
 def _with_token(server: ServerSettings, leaves: _Leaves) -> ServerSettings:

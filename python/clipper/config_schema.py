@@ -1,5 +1,5 @@
-"""A JSON Schema of the TOML file, for editors that complete and check. `config.load` remains the
-judge: it also knows what single values cannot tell.
+"""A JSON Schema of the TOML file, for editors that complete and check. `config.load` decides:
+it also checks values that depend on each other.
 """
 
 from typing import get_args, get_type_hints

@@ -2,7 +2,7 @@
 
 A line is `NAME sha256:HEX`, or `NAME ROLE sha256:HEX` in a file with roles, where HEX is the hash
 of the key as it is sent. Only the holder has the key itself. A key is 32 random bytes, so a plain
-hash does not reveal it, and the time of a lookup by the hash tells an attacker nothing but what
+hash does not reveal it, and the time of a lookup by the hash reveals to an attacker only what
 they sent.
 """
 

@@ -229,8 +229,8 @@ class DeployFailed(ClipperError):
 
 
 class NoServer(ClipperError, ConnectionError):
-    """Nobody answers where a server was looked for; the hint says how to start one, or to name
-    another."""
+    """No server answers at the address; the hint has the command that starts one, or the option
+    that names another."""
 
     slug = "no-server"
     grpc_code = "UNAVAILABLE"

@@ -83,6 +83,7 @@ from clipper.types import (
     UserValue,
     VersionedModel,
 )
+from clipper_container.machine import raise_files_max
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.results.future import Future
 
@@ -207,6 +208,7 @@ class ClipperServer:
         try:
             if not self._store_is_away:
                 self._share_feedback()
+            raise_files_max()
             self._listener = listen(config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()

@@ -119,8 +119,7 @@ class Certificate:
     def _no_password(self) -> str:
         hint = f"Write it without: openssl pkey -in {self.files.key} -out plain.key"
         raise ConfigError(
-            f"{self._where}_key = {self.files.key!r} is encrypted, and nobody is asked for a"
-            " password.",
+            f"{self._where}_key = {self.files.key!r} is encrypted, and a password cannot be given.",
             hint=hint,
         )
 

@@ -296,7 +296,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     were used. missing: queried, without an answer in time; models that were no longer needed are
     not missing. decided_by: the step of the decider that decided, such as `majority` or
     `floor(fast)`; empty without any prediction. set: labels, the answer first, or (low, high),
-    that contain the truth as often as `coverage` says. id: for feedback. request_id: the
+    that contain the truth with the share `coverage`. id: for feedback. request_id: the
     caller's own `id`. qualifiers: values that models returned beside their outputs before the
     decision.
     """

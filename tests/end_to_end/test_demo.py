@@ -147,9 +147,9 @@ def test_keys_on_a_terminal(terminal: Terminal) -> None:
     """d spoils the best model and mends it, k kills a container, which comes back; + raises the
     rate, v changes the view; q ends it all in good order."""
     terminal.see(r"300 queries a second")
-    terminal.see(r"exp3 asks one model.*stacking weighs all")
+    terminal.see(r"exp3 picks a model.*stacking weighs all")
     terminal.press("d")
-    spoiled = terminal.see(r"(\w+) gives wrong labels; exp3 asked it most")[1]
+    spoiled = terminal.see(r"(\w+) gives wrong labels; exp3 queried it most")[1]
     terminal.press("d")
     terminal.see(rf"{spoiled} gives right labels again")
     terminal.press("v")
@@ -170,7 +170,7 @@ def test_keys_on_a_terminal(terminal: Terminal) -> None:
     assert containers_of(terminal.process.pid) == []
 
 
-def test_asked_to_end_it_ends_in_good_order(state: str) -> None:
+def test_a_signal_ends_it_in_good_order(state: str) -> None:
     with subprocess.Popen(
         [*DEMO, "--seconds", "600", "--state", state], stdout=subprocess.PIPE, text=True
     ) as process:

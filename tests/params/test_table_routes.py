@@ -38,10 +38,10 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     client.push("plain", range(10), -ones((10, 3)))
 
     def post(path: str, members: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = remote.ask("POST", f"/admin/tables/{path}", members)
+        found: dict[str, Any] = remote.request("POST", f"/admin/tables/{path}", members)
         return found
 
-    (row,) = remote.ask("GET", "/admin/tables")["tables"]
+    (row,) = remote.request("GET", "/admin/tables")["tables"]
     assert (row["name"], row["dim"], row["rows"]) == ("plain", 3, 10)
     tried = post("plain/drop?dry_run=true", {})
     assert (tried["dry_run"], tried["rows"]) == (True, 10)
@@ -60,7 +60,7 @@ def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
     np.testing.assert_array_equal(
         client.pull("twin", range(3, 10)), client.pull("plain", range(3, 10))
     )
-    assert remote.ask("GET", "/admin/tables/twin")["rows"] == 8
+    assert remote.request("GET", "/admin/tables/twin")["rows"] == 8
     entries = [one for one in remote.history() if one["changed"][0]["key"].startswith("tables/")]
     assert [(one["actor"], one["verb"]) for one in entries] == [
         ("ann", verb)
@@ -170,7 +170,7 @@ def test_requests_that_cannot_be_change_nothing(
     server.params.create(TableSpec("there", 2))
     before = server.params.spec("there"), len(remote.history())
     with pytest.raises(error):
-        remote.ask("POST", f"/admin/tables/{path}", members)
+        remote.request("POST", f"/admin/tables/{path}", members)
     assert (server.params.spec("there"), len(remote.history())) == before
 
 
@@ -180,4 +180,4 @@ def test_server_without_tables_says_so() -> None:
         clipper.connect(f"http://{server.admin_address}") as remote,
         pytest.raises(NotAllowed, match="no tables"),
     ):
-        remote.ask("POST", "/admin/tables/a/drop", {})
+        remote.request("POST", "/admin/tables/a/drop", {})

@@ -16,11 +16,12 @@ from clipper.store.history import (
     entries,
     plain,
 )
+from clipper.types import InputType, Model
 
 
 def test_each_change_says_who_what_and_how_it_was() -> None:
     with MemoryStore() as store, Catalog(store, follow=False, wall_us=lambda: 7) as catalog:
-        catalog.register_model("svm", "f64[64]")
+        catalog.register(Model("svm", 1, InputType("f64", (64,))))
         with audit_context("ann", "challenge"):
             catalog.register_application("digits", ["svm"], default=b"x")
         catalog.update_application("digits", slo_ms=5.0)
@@ -51,10 +52,10 @@ def test_each_change_says_who_what_and_how_it_was() -> None:
 
 def test_a_rehearsal_checks_and_writes_nothing() -> None:
     with MemoryStore() as store, Catalog(store, follow=False) as catalog:
-        model = catalog.register_model("svm", "f64[64]")
+        model = catalog.register(Model("svm", 1, InputType("f64", (64,))))
         before = store.range("")
         with audit_context("ann", "deploy", dry=True) as rehearsal:
-            catalog.register_model("svm", "f64[64]")
+            catalog.register(Model("svm", 2, InputType("f64", (64,))))
             with pytest.raises(AlreadyExists):
                 catalog.register(model)
         assert [one.key for one in rehearsal.entries[0].changed] == ["model/svm/2", "scale/svm/2"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+FILES_MAX = 1 << 17  # open files; beyond it some programs count them all
 
 
 def memory_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
@@ -39,6 +41,17 @@ def cores(groups: Path = GROUPS, own: Path = OWN) -> int:
             if quota_us > 0:
                 limit = min(limit, quota_us / int((folder / "cpu.cfs_period_us").read_text()))
     return max(1, math.ceil(limit))
+
+
+def raise_files_max() -> None:
+    """Raise this process's limit of open files to the hard limit, at most FILES_MAX. A server and a
+    host have a socket for each connection.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _folders(controller: str, groups: Path, own: Path) -> Iterator[Path]:

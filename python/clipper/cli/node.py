@@ -101,9 +101,9 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: User
     seconds, while queries continue; a second Ctrl-C does not wait.
 
     \b
-    clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 10.0.0.1:8000
-    --insecure clipper node --store sqlite:/var/lib/clipper/mesh.db --name a clipper node node.toml
-    --label gpu --zone north
+    clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 127.0.0.1:8000
+    clipper node --store sqlite:/var/lib/clipper/mesh.db --name a
+    clipper node node.toml --label gpu --zone north
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     config = managed(_configured(file, given))

@@ -272,13 +272,13 @@ def on_first_signal(stopping: threading.Event) -> None:
 def _way_in(config: "Config", made_up: bool) -> str:
     """Return what a browser needs to log in. A generated token is shown on a terminal only."""
     if config.http.tokens_file:
-        return ", which asks for a token of http.tokens_file"
+        return ", which requires a token of http.tokens_file"
     if not config.http.token:
         return ""
     if not made_up:
-        return ", which asks for http.token"
+        return ", which requires http.token"
     return (
-        f", which asks for {config.http.token}"
+        f", which requires the token {config.http.token}"
         if sys.stdout.isatty()
         else " (needs --admin HOST:PORT)"
     )

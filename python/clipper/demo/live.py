@@ -73,7 +73,7 @@ def models(figures: Sequence[ModelFigures]) -> Table:
     table.add_column("model", min_width=9)
     table.add_column("", min_width=2)
     for title, width in (
-        ("asked", 6),
+        ("queries", 7),
         ("p50", 7),
         ("p99", 8),
         ("batch", 5),

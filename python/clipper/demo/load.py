@@ -86,12 +86,12 @@ class DemoLoad:
         waiting: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
 
-        def ask(due: float) -> None:
-            task = loop.create_task(self._ask(due))
+        def send(due: float) -> None:
+            task = loop.create_task(self._query(due))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
 
-        await send_on_time(self._dues(), ask, asyncio.Event())
+        await send_on_time(self._dues(), send, asyncio.Event())
         if waiting:
             await asyncio.wait(waiting)
 
@@ -101,7 +101,7 @@ class DemoLoad:
             due = max(due + self._random.expovariate(self.rate), time.perf_counter() - _LATE_MAX_S)
             yield due
 
-    async def _ask(self, due: float) -> None:
+    async def _query(self, due: float) -> None:
         scan, digit = self._next()
         outcomes = self.outcomes
         outcomes.sent += 1

@@ -125,14 +125,14 @@ class OnlineLearning:
         while not self._stopping.wait(_TICK_S):
             self._log_feedback(queries)
             due += self.rate * _TICK_S
-            queries = [self._ask() for _ in range(int(due))]
+            queries = [self._query() for _ in range(int(due))]
             due -= int(due)
             if time.monotonic() - self._started >= self.story.samples[-1].at_s + SAMPLE_S:
                 self._sample()
         self._log_feedback(queries)
         self._sample()
 
-    def _ask(self) -> _Query:
+    def _query(self) -> _Query:
         """Send a held-out image with fresh noise to all applications."""
         at = int(self._random.integers(len(self._digits.held_x)))
         scan = self._digits.held_x[at] + self._random.normal(0, 0.5, 64)

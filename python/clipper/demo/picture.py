@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")
 _EVENT = "#b3400a"
 _TITLES = {
-    "exp3": "exp3: share of the queries that ask a model",
+    "exp3": "exp3: share of the queries sent to a model",
     "stacking": "stacking: share of a model in the answer",
 }
 

@@ -8,7 +8,7 @@ from clipper.demo.online_learning import Story
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
-TITLES = {"exp3": "exp3 asks one model", "stacking": "stacking weighs all"}
+TITLES = {"exp3": "exp3 picks a model", "stacking": "stacking weighs all"}
 SCALES = (0.25, 0.5, 1.0)
 MARKS = "d wrong labels   m right again   k killed   s frozen"
 WIDTH = 26  # columns of each application's history

@@ -98,9 +98,9 @@ def banner(console: Console, options: DemoOptions) -> None:
     console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
     console.print(
         " Five scikit-learn models of handwritten digits, each in processes of its own.\n"
-        f" An application asks the three good ones and answers by their vote in {SLO_MS:g} ms:\n"
-        " from those heard in time, or, when none is, with its default. Two others learn\n"
-        " from feedback whom to ask (exp3) and whom to believe (stacking), of all five.\n"
+        f" An application queries the three good ones and answers within {SLO_MS:g} ms by the\n"
+        " vote of those that replied in time, or with its default if none did. Two others\n"
+        " learn from feedback which model to query (exp3), and how to weigh all five (stacking).\n"
     )
 
 
@@ -245,7 +245,7 @@ class Demo:
         self._spoiler.spoil(model)
         self._learning.happened(f"{model} gives wrong labels", model, "d")
         return live.event_line(
-            self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red"
+            self._elapsed(), model, " gives wrong labels; exp3 queried it most", "red"
         )
 
     def _watch(self) -> None:

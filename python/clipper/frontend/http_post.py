@@ -97,7 +97,7 @@ class Poster:
             response.read(_ANSWER_BYTES_MAX)
             if response.status < 300:
                 return None, ""
-            why = f"it says {response.status} {response.reason}"
+            why = f"status {response.status} {response.reason}"
             if response.status not in _RETRIED:
                 return None, why
             after = response.getheader("retry-after") or ""

@@ -22,11 +22,10 @@ class ServerInterface:
     """The functions and data of a server that its frontends use. Threads: any.
 
     resolve: an application by name; raises UnknownApplication. resolve_request: the application of
-    a request that names its models. set_application: creates or changes one, as
-    `ClipperServer.app`. stats: `ClipperServer.stats`. closed: True while the server is closing.
-    scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh. params: the
-    parameter shards whose tables the models use, or None. was_ready: set once all applications have
-    had a connected model.
+    a request that names its models. stats: `ClipperServer.stats`. closed: True while the server is
+    closing. scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh.
+    params: the parameter shards whose tables the models use, or None. was_ready: set once all
+    applications have had a connected model.
     """
 
     version: str
@@ -34,7 +33,6 @@ class ServerInterface:
     catalog: Catalog
     resolve: Callable[[str], ResolvedApplication]
     resolve_request: Callable[[PredictionRequest], ResolvedApplication]
-    set_application: Callable[..., object]
     stats: Callable[[], Stats]
     closed: Callable[[], bool]
     scale: Callable[..., None]

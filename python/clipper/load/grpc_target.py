@@ -85,7 +85,7 @@ class GrpcTarget:
         """Record outcomes in `measured`, with times relative to zero_s."""
         self._measured, self._zero_s = measured, zero_s
 
-    def ask(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """Send query `number`."""
         if len(self._tasks) >= _UNDER_WAY_MAX:
             self._finish(
@@ -95,11 +95,11 @@ class GrpcTarget:
                 f"more than {_UNDER_WAY_MAX} calls are under way",
             )
             return
-        task = asyncio.get_running_loop().create_task(self._ask(self._measured, number))
+        task = asyncio.get_running_loop().create_task(self._send(self._measured, number))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, measured: Measurement, number: int) -> None:
+    async def _send(self, measured: Measurement, number: int) -> None:
         call = self._calls[number % len(self._calls)]
         try:
             request = self._requests[number % len(self._requests)]

@@ -106,7 +106,7 @@ class HttpTarget:
             ) from None
         first = Measurement(1, 1, 1e9)
         self.count_in(first, time.perf_counter())
-        self.ask(first.sent(0, 0))
+        self.send(first.sent(0, 0))
         for _ in range(1000):
             await asyncio.sleep(0.01)
             if first.outcomes[0] != QueryOutcome.UNANSWERED:
@@ -133,7 +133,7 @@ class HttpTarget:
         request = self._requests[number % len(self._requests)]
         return request + b"%d}" % (self._salt + number) if self._salt else request
 
-    def ask(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """Send query `number`, or queue it."""
         if self._free:
             self._free.popleft().send(number, self._request(number))

@@ -188,7 +188,7 @@ def remarks(steps: Sequence[Measurement]) -> list[str]:
             found.append(
                 f"{at}the generator itself was late: p99 {late}, at most {most}; {busy}. Latency "
                 "counts that too: take "
-                "the figures for an upper bound, ask for less, or generate on "
+                "the figures for an upper bound, lower the rate, or generate on "
                 "another machine."
             )
         if step.waited > step.total // 100:

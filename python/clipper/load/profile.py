@@ -161,7 +161,7 @@ def _times(
     for turn in range(-_WARM, _TURNS_MAX):
         if turn >= _TURNS_MIN and time.monotonic() - began_s > seconds:
             break
-        _ask(model, rows)
+        _send(model, rows)
         then_us, then = mean_us, count
         until_s = time.monotonic() + 1.0
         while (
@@ -182,7 +182,7 @@ def _times(
     return np.array(found)
 
 
-def _ask(model: "CoreModel", rows: UserValue) -> None:
+def _send(model: "CoreModel", rows: UserValue) -> None:
     slo_ms = _PATIENCE_S * 1000
     future = (
         model.predict_many(rows, slo_ms=slo_ms)

@@ -31,7 +31,7 @@ class LoadTarget(Protocol):
     def count_in(self, measured: Measurement, zero_s: float) -> None:
         """Record outcomes in `measured`, with times relative to zero_s."""
 
-    def ask(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """Send query `number`."""
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ async def _run(
     target.count_in(measured, zero_s)
 
     def send(due_s: float) -> None:
-        target.ask(measured.sent(due_s - zero_s, time.perf_counter() - zero_s))
+        target.send(measured.sent(due_s - zero_s, time.perf_counter() - zero_s))
 
     reporting = asyncio.ensure_future(_report_progress(measured, zero_s, on_progress))
     try:

@@ -42,7 +42,7 @@ from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, UserValue, VersionedModel
 
 if TYPE_CHECKING:
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
 
     from clipper.manage.mesh_client import MeshClient
     from clipper.manage.rows import (
@@ -219,21 +219,12 @@ class Client:
         """Server-sent events of a path, alike."""
         from clipper.manage.stream import Stream
 
-        line = self._line()
-        try:
-            with self._as_errors():
-                line.connect()
-                self._check_pinned(line)
-                line.request("GET", path, headers=self.headers)
-                response = line.getresponse()
-                if response.status == 200:
-                    return Stream(self.url, line, response)
-                status, body = response.status, response.read()
-        except BaseException:
-            line.close()
-            raise
-        line.close()
-        raise _stream_refused(status, body, self.url)
+        connection, response = self._requested("GET", path, None)
+        if response.status == 200:
+            return Stream(self.url, connection, response)
+        with contextlib.closing(connection), self._as_errors():
+            text = response.read()
+        raise _stream_refused(response.status, text, self.url)
 
     # -- the mesh
 
@@ -244,7 +235,7 @@ class Client:
 
         return MeshClient(self)
 
-    def ask(
+    def request(
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, object]:
         """One request: the object it is answered with, {} for none. The error that the server
@@ -356,8 +347,7 @@ class Client:
     def link(
         self, application: str, model: str, role: str = "", *, dry_run: bool = False
     ) -> "ChangeResult":
-        """Let an application ask one more model, perhaps in a role: `shadow`,
-        `challenger(share=0.1)`."""
+        """Link a model to an application. role: such as `shadow` or `challenger(share=0.1)`."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/link",
             dry_run,
@@ -383,7 +373,7 @@ class Client:
     def shadow(
         self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False
     ) -> "ChangeResult":
-        """Ask a model beside an application's queries, and never use what it says."""
+        """Send an application's queries to a model as well, without using its predictions."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/shadow",
             dry_run,
@@ -498,7 +488,7 @@ class Client:
         body: bytes | None = None,
     ) -> dict[str, Any]:
         body = body if members is None else _body(members)
-        status, reply = self._ask(method, path, body)
+        status, reply = self._exchange(method, path, body)
         try:
             found = msgspec.json.decode(reply or b"{}")
         except msgspec.DecodeError:
@@ -512,22 +502,30 @@ class Client:
             raise _error(status, found, self.url)
         return found
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        line = self._line()
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection, response = self._requested(method, path, body)
+        with contextlib.closing(connection), self._as_errors():
+            return response.status, response.read()
+
+    def _requested(
+        self, method: str, path: str, body: bytes | None
+    ) -> "tuple[HTTPConnection, HTTPResponse]":
+        """Send a request; return the connection, which the caller closes, and the response."""
+        connection = self._connection()
         try:
             with self._as_errors():
-                line.connect()
-                self._check_pinned(line)
-                line.request(method, path, body, self.headers)
-                response = line.getresponse()
-                return response.status, response.read()
-        finally:
-            line.close()
+                connection.connect()
+                self._check_pinned(connection)
+                connection.request(method, path, body, self.headers)
+                return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
 
     @contextlib.contextmanager
     def _as_errors(self) -> Iterator[None]:
         """Raise NoServer for whatever goes wrong with a connection."""
-        import http.client  # by those who ask: `import clipper` stays as quick as it was
+        import http.client  # imported late: `import clipper` stays quick
 
         try:
             yield
@@ -546,7 +544,7 @@ class Client:
             )
             raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
 
-    def _line(self) -> "HTTPConnection":
+    def _connection(self) -> "HTTPConnection":
         import http.client
 
         if self._tls is None:
@@ -555,7 +553,7 @@ class Client:
             self._host, self._port, timeout=self._timeout_s, context=self._tls
         )
 
-    def _check_pinned(self, line: "HTTPConnection") -> None:
+    def _check_pinned(self, connection: "HTTPConnection") -> None:
         """Before anything is sent, the token above all."""
         if self._tls is None or not self._trust.pinned:
             return
@@ -563,7 +561,7 @@ class Client:
             expected = fingerprint_of(Path(self._trust.pinned).read_text())
         except (OSError, ValueError):
             expected = ""
-        shown = cast(ssl.SSLSocket, line.sock).getpeercert(True) or b""
+        shown = cast(ssl.SSLSocket, connection.sock).getpeercert(True) or b""
         if hashlib.sha256(shown).hexdigest() != expected:
             raise NoServer(
                 f"{self.url} shows another certificate than {self._trust.pinned}.",

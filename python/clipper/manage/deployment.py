@@ -182,9 +182,9 @@ class Deployment:
             self._fail(model.id, str(error))
 
     def follow(self) -> None:
-        """Run what the catalog says now, whichever server wrote it: start the containers of new
-        versions, change the number of those that were scaled, stop retired ones. Repeating it
-        changes nothing. Threads: one at a time."""
+        """Apply the catalog, whichever server wrote it: start the containers of new versions,
+        change the number of those that were scaled, stop retired ones. Repeating it changes
+        nothing. Threads: one at a time."""
         for gone in self._followed.keys() - {model.id for model in self.catalog.models()}:
             self._end(gone)
             self._followed.pop(gone, None)
@@ -194,7 +194,7 @@ class Deployment:
                     self._follow_model(model.id)
 
     def _follow_model(self, id_: VersionedModel) -> None:
-        """Under `_changing`, so that what the catalog says is not older than the last scale()."""
+        """Apply one model's record, under `_changing`: it is not older than the last scale()."""
         try:
             model = self.catalog.view.model(id_)
         except Unknown:  # retired meanwhile
@@ -316,7 +316,7 @@ class Deployment:
 
     def _await_quiet(self, id_: VersionedModel) -> None:
         """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread
-        that looked the model up just before it was retired is yet to ask."""
+        that resolved the model just before it was retired may submit its query only now."""
         running = self._running.get(id_)
         until = time.monotonic() + self.config.server.drain_s
         quiet = time.monotonic()

@@ -37,7 +37,7 @@ _DRY_RUN: Schema = {
     "description": "make every check of the real thing, and write nothing",
 }
 _REHEARSED = {"dry_run": _DRY_RUN}
-_ACTOR: Schema = {"type": "string", "description": "who asks, for the history"}
+_ACTOR: Schema = {"type": "string", "description": "who makes the change, for the history"}
 _MODEL: Schema = {
     "type": "string",
     "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$",
@@ -308,7 +308,7 @@ _SETTINGS: Mapping[str, Schema] = {
             {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
         ],
         "description": (
-            "the answer when nobody is heard: a number, a string, or an array, nested as need be"
+            "the answer if no prediction comes in time: a number, a string, or a nested array"
         ),
     },
     "roles": {

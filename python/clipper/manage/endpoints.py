@@ -124,7 +124,6 @@ class Endpoints:
             server.catalog,
             resolver.application,
             resolver.request,
-            server.app,
             server.stats,
             self._closed,
             server.scale,

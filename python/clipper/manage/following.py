@@ -16,8 +16,8 @@ _AGAIN_S = 1.0  # after a round that failed
 class CatalogFollower:
     """Calls `follow` after each change of the catalog, on a thread of its own. Threads: any.
 
-    follow: makes this server run what the catalog says; starting and stopping containers takes it
-    a while, and changes that come meanwhile are one more call.
+    follow: applies the catalog to this server. It may take long, since it starts and stops
+    containers; all changes that come meanwhile cause one more call.
     """
 
     def __init__(self, catalog: Catalog, follow: Callable[[], None]) -> None:

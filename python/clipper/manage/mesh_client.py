@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 class RequestClient(Protocol):
     """Interface of manage.client.Client that this module needs."""
 
-    def ask(
+    def request(
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, Any]:
         """Send a request to the server and return the JSON object of its reply."""
@@ -39,9 +39,11 @@ class RequestClient(Protocol):
 
 
 class MeshClient:
-    """Threads: any, as Client. What MeshNode says of each verb holds here; a path is one of the
-    server's host. With `dry_run` a change is checked, and nothing is written; what it returns, or
-    raises, is what it would."""
+    """The methods of MeshNode, called over HTTP. Threads: any.
+
+    A path is one of the server's host. With `dry_run` a change is checked, and returns or raises
+    the same, but nothing is written.
+    """
 
     def __init__(self, client: RequestClient) -> None:
         self._client = client
@@ -87,7 +89,7 @@ class MeshClient:
             "policy": policy,
             "owner": owner,
         }
-        return self._ask(ModelStatus, "PUT", _model(id) + _rehearsed(dry_run), members)
+        return self._requested(ModelStatus, "PUT", _model(id) + _rehearsed(dry_run), members)
 
     def unregister(self, id: str, *, dry_run: bool = False) -> None:
         """Forget a model; absent: no error. StillLinked while a v-model names it."""
@@ -96,13 +98,13 @@ class MeshClient:
     def status(self, id: str) -> ModelStatus:
         """NOT_FOUND is a status here and no error."""
         try:
-            return self._ask(ModelStatus, "GET", _model(id))
+            return self._requested(ModelStatus, "GET", _model(id))
         except UnknownModel:
             return ModelStatus(id, "NOT_FOUND")
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
         """Load it if no copy is. UnknownModel."""
-        return self._ask(
+        return self._requested(
             ModelStatus, "POST", f"{_model(id)}/load", {"sync": sync, "used_ms": used_ms}
         )
 
@@ -112,7 +114,7 @@ class MeshClient:
 
     def explain(self, id: str) -> Explanation:
         """Explain why a model is where it is, and what happens next. Raises UnknownModel."""
-        return self._ask(Explanation, "GET", f"{_model(id)}/explain")
+        return self._requested(Explanation, "GET", f"{_model(id)}/explain")
 
     # -- v-models
 
@@ -148,7 +150,7 @@ class MeshClient:
             "share": share,
             "give_up_s": give_up_s,
         }
-        return self._ask(VModelStatus, "PUT", _vmodel(id) + _rehearsed(dry_run), members)
+        return self._requested(VModelStatus, "PUT", _vmodel(id) + _rehearsed(dry_run), members)
 
     def delete_vmodel(self, id: str, owner: str = "", *, dry_run: bool = False) -> None:
         """Absent: no error. Forbidden when it is another owner's."""
@@ -159,13 +161,13 @@ class MeshClient:
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         """NOT_FOUND when absent, or another owner's."""
         try:
-            return self._ask(VModelStatus, "GET", _vmodel(id) + _query(owner=owner))
+            return self._requested(VModelStatus, "GET", _vmodel(id) + _query(owner=owner))
         except UnknownVModel:
             return VModelStatus(id, "NOT_FOUND")
 
     def rollback_vmodel(self, id: str, *, dry_run: bool = False) -> VModelStatus:
         """Back to the model before."""
-        return self._ask(VModelStatus, "POST", f"{_vmodel(id)}/rollback{_rehearsed(dry_run)}")
+        return self._requested(VModelStatus, "POST", f"{_vmodel(id)}/rollback{_rehearsed(dry_run)}")
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
         """Return the v-models, by name."""
@@ -202,9 +204,9 @@ class MeshClient:
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, Any]:
         with _known():
-            return self._client.ask(method, path, members)
+            return self._client.request(method, path, members)
 
-    def _ask(
+    def _requested(
         self, kind: type[_T], method: str, path: str, members: dict[str, object] | None = None
     ) -> _T:
         return msgspec.convert(self._decoded(method, path, members), kind)

@@ -18,7 +18,9 @@ _CHANGES: dict[str, Any] = {
             "description": "check, answer what it would be, and write nothing",
         }
     },
-    "headers": {"Clipper-Actor": {"type": "string", "description": "who asks, for the history"}},
+    "headers": {
+        "Clipper-Actor": {"type": "string", "description": "who makes the change, for the history"}
+    },
 }
 _PREFIX: Schema = {"type": "string", "description": "those whose ids begin so"}
 _PAGED = {
@@ -100,7 +102,7 @@ def of_mesh(
         ),
         ("PUT", model): _about(
             "registerMeshModel",
-            "Make a model known, to be loaded when it is asked",
+            "Register a model, to be loaded at its first query",
             "The same once more changes nothing; another path, type or key is a conflict.",
             takes=registering,
             gives=ModelStatus,
@@ -171,8 +173,8 @@ def of_mesh(
         ("GET", "/v1/mesh/watch"): _about(
             "watchMesh",
             "What there is, then what changes, as server-sent events without an end",
-            "Events `put`, `delete`, `reset`: changes were missed, read again; `sync`: what "
-            "there was has been told.",
+            "Events `put`, `delete`, `reset`: changes were missed, read again; `sync`: the "
+            "initial list is complete.",
             named=False,
             query={"prefix": _PREFIX},
             gives=_TEXT,

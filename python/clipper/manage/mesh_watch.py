@@ -43,7 +43,7 @@ class Watchers:
     def response(self, prefix: str) -> StreamedResponse:
         """Refused when there are as many as there may be."""
         if len(self._open) >= WATCHERS_MAX:
-            hint = "Let one watcher tell the others."
+            hint = "Let one watcher forward the changes to the others."
             raise HttpError(
                 503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),)
             )

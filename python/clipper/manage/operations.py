@@ -406,8 +406,8 @@ class Operations:
         return catalog.register(record, promote=promote).id
 
     def promote(self, model: str, application: str | None = None) -> Change:
-        """Make this version the latest, which all ask who link the model without a version; with
-        `application`, link that one to this version alone."""
+        """Make this version the latest, to which links without a version refer; with `application`,
+        link that one to this version alone."""
         catalog = self._server.catalog
         with self._doing("promote") as change:
             found = catalog.promote(model, application)
@@ -495,8 +495,8 @@ class Operations:
         return change
 
     def link(self, application: str, model: str, role: str = "") -> Change:
-        """Let an application ask one more model; in a role, as `shadow` or `challenger(share=0.1)`,
-        or as one of those that answer."""
+        """Link a model to an application; in a role, as `shadow` or `challenger(share=0.1)`, or as
+        one of those that answer."""
         return self._link("link", application, model, role)
 
     def challenge(self, application: str, model: str, share: float = 0.1) -> Change:
@@ -504,8 +504,8 @@ class Operations:
         return self._link("challenge", application, model, f"challenger(share={share:g})")
 
     def shadow(self, application: str, model: str, share: float = 1.0) -> Change:
-        """Ask a model beside an application's queries, or a share of them, and never use what it
-        says."""
+        """Send an application's queries, or a share of them, to a model as well, without using its
+        predictions."""
         return self._link(
             "shadow", application, model, f"shadow(share={share:g})" if share != 1.0 else "shadow"
         )
@@ -528,7 +528,7 @@ class Operations:
         return change
 
     def unlink(self, application: str, model: str) -> Change:
-        """Let an application ask one model less."""
+        """Remove a model from an application."""
         catalog = self._server.catalog
         wanted = parsed(model)
         with self._linking, self._doing("unlink") as change:

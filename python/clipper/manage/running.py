@@ -1,12 +1,11 @@
-"""Which servers of this user run on this host, and where they are managed: each says so in its
+"""Discovery of the servers of this user on this host: each writes where it is managed into its
 private folder.
 
-The folder is its owner's alone (mode 0700), so the token in it is, too; it goes with the server,
-and a lock in it tells a server that lives from one that was killed.
+Only the owner can read the folder (mode 0700), and so the token in it. The folder is removed with
+the server; a lock in it distinguishes a running server from one that was killed.
 """
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from clipper.errors import NoServer
+from clipper.state_dir import is_alive
 
 _FILE = "manage.json"
 _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CLIPPER_URL."
@@ -35,7 +35,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def announce(folder: Path, running: Running) -> None:
-    """Say in the server's private folder where it is managed."""
+    """Write into the server's private folder where it is managed."""
     path = folder / f"{_FILE}.new"
     with open(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
@@ -52,21 +52,10 @@ def running() -> list[Running]:
             if (
                 path.stat().st_uid == os.getuid()
                 and path.parent.stat().st_uid == os.getuid()
-                and _is_alive(path.parent)
+                and is_alive(path.parent)
             ):
                 found.append(msgspec.json.decode(path.read_bytes(), type=Running))
     return sorted(found, key=lambda one: one.pid)
-
-
-def _is_alive(folder: Path) -> bool:
-    fd = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def the_one(state: str = "") -> Running:

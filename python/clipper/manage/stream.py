@@ -16,8 +16,10 @@ LINE_BYTES_MAX = 16 << 20
 
 
 class Stream:
-    """Iterate it once: (name of the event, what it says). NoServer when the server goes. Threads:
-    one; `hang_up` is for any."""
+    """Server-sent events of a server, to be iterated once: pairs of name and content.
+
+    Raises NoServer when the server is gone. Threads: one; `hang_up`: any.
+    """
 
     def __init__(
         self, url: str, line: http.client.HTTPConnection, response: http.client.HTTPResponse
@@ -44,7 +46,7 @@ class Stream:
         try:
             line = self._response.readline(LINE_BYTES_MAX)
         except TimeoutError:
-            raise NoServer(f"{self._url} has said nothing for {SILENCE_S:g} s.") from None
+            raise NoServer(f"{self._url} has sent nothing for {SILENCE_S:g} s.") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoServer(f"{self._url} is gone: {error or type(error).__name__}.") from None
         if not line:

@@ -34,7 +34,7 @@ class TableChangeResult(TypedDict):
 class TableRequests(Protocol):
     """Interface of manage.client.Client that this module needs."""
 
-    def ask(
+    def request(
         self, method: str, path: str, members: dict[str, object] | None = None
     ) -> dict[str, object]:
         """Send a request, and return the object that answers it."""
@@ -52,12 +52,12 @@ class TableClient:
 
     def list(self) -> list[TableInfo]:
         """Return all tables."""
-        found = self._client.ask("GET", _AT)["tables"]
+        found = self._client.request("GET", _AT)["tables"]
         return [_info(one) for one in msgspec.convert(found, list[dict[str, object]])]
 
     def get(self, name: str) -> TableInfo:
         """Return one table."""
-        return _info(self._client.ask("GET", _path(name)))
+        return _info(self._client.request("GET", _path(name)))
 
     def create(self, spec: "TableSpec", *, dry_run: bool = False) -> TableChangeResult:
         """Create a table. Raises TypeConflict if it exists with other settings."""
@@ -126,7 +126,7 @@ class TableClient:
         self, name: str, verb: str, members: dict[str, object], dry_run: bool
     ) -> TableChangeResult:
         path = f"{_path(name)}/{verb}{'?dry_run=true' if dry_run else ''}"
-        return cast(TableChangeResult, self._client.ask("POST", path, members))
+        return cast(TableChangeResult, self._client.request("POST", path, members))
 
 
 def _path(name: str) -> str:

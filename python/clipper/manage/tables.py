@@ -158,7 +158,7 @@ class TableOperations:
         return self._record("drop table", name, before, None, f"dropped table {name}", count)
 
     def erase_rows(self, name: str, ids: list[int]) -> TableChange:
-        """Remove rows of a table by their ids. The history says how many."""
+        """Remove rows of a table by their ids. The history has their number."""
         self._spec(name)
         if not 1 <= len(ids) <= IDS_MAX:
             raise InvalidInput(f"{len(ids)} ids: 1 to {IDS_MAX} in one request.")

@@ -70,7 +70,7 @@ class MeshSettings(msgspec.Struct, frozen=True):
         ),
     ] = 10_000
     loading_max: Annotated[
-        int, about("concurrent loads in this node; 0: as its runtime says", ge=0, le=256)
+        int, about("concurrent loads in this node; 0: the limit of its runtime", ge=0, le=256)
     ] = 0
     queue_max: Annotated[
         int, about("loads waiting in this node; more are refused", "loads", ge=1, le=1 << 20)

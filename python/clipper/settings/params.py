@@ -110,7 +110,7 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     reshard_keep_s: Annotated[
         float,
         about(
-            "time for which the shards of before tell clients the new addresses; clients that "
+            "time for which the old shards send clients the new addresses; clients that "
             "have the folder need none",
             "s",
             ge=0,

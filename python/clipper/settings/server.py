@@ -573,7 +573,7 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
         about("`mean`: replace a missing number by its model's mean; `skip`: omit it"),
     ] = "mean"
     decider: Annotated[
-        str, about("rule that says when to answer, as `majority within 12 ms, else floor(fast)`")
+        str, about("rule that decides when to answer, as `majority within 12 ms, else floor(fast)`")
     ] = "all"
     coverage: Annotated[
         float | None,

@@ -82,7 +82,7 @@ def test_the_plot_fits_a_small_terminal_and_says_all() -> None:
     lines = shown(told, 30.0)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 1 + 2 * len(MODELS) + 4
-    assert "exp3 asks one model to 100%" in lines[0]
+    assert "exp3 picks a model to 100%" in " ".join(lines[0].split())
     assert "stacking weighs all to 50%" in " ".join(lines[0].split())
     assert lines[2].startswith(" forest")
     assert "100%" in lines[2]

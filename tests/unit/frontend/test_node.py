@@ -18,7 +18,6 @@ def node_of(mesh: Any, **stats: Any) -> ServerInterface:
         catalog,
         nothing,
         nothing,
-        nothing,
         lambda: {"models": {}, **stats},
         lambda: False,
         nothing,

@@ -22,6 +22,7 @@ from clipper.mesh.records import MODELS, Copy, Instance, MeshModel, VModel, enco
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
 from clipper.store import Candidate, Delete, MemoryStore, Record, history
+from clipper.types import InputType, Model
 from tests.memory_container import wait_until
 
 
@@ -447,7 +448,7 @@ def test_many_nodes_at_once_enter_each_change_once(store: MemoryStore) -> None:
 def test_the_last_are_kept_beside_those_of_the_catalog(store: MemoryStore) -> None:
     with Catalog(store, follow=False) as catalog, pytest.MonkeyPatch.context() as patch:
         patch.setattr(history, "ENTRIES_MAX", 50)
-        catalog.register_model("svm", "f64[64]")
+        catalog.register(Model("svm", 1, InputType("f64", (64,))))
         registry = Registry(store, MeshSettings())
         for n in range(120):
             registry.register(model(f"m{n}"))

@@ -43,7 +43,7 @@ class Core:
 
 
 def asked(watch, core, times, role=SHADOW, now_s=0.0, rests=0.0):
-    return [watch.ask(core, "x", 20_000, 7, now_s, role, rests) for _ in range(times)]
+    return [watch.submit(core, "x", 20_000, 7, now_s, role, rests) for _ in range(times)]
 
 
 def test_an_observer_is_asked_by_the_querys_own_deadline():

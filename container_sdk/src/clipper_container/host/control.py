@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -44,7 +43,7 @@ from clipper_container.host.model_cache import (
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
-from clipper_container.machine import cores, memory_bytes
+from clipper_container.machine import cores, memory_bytes, raise_files_max
 from clipper_container.runtime import Artifact, Runtime
 from clipper_container.wire.transport import Disconnected, StopSwitch, connect, parse_address
 from clipper_container.worker.evaluation import user_traceback
@@ -53,7 +52,6 @@ from clipper_container.worker.handshake import ContainerRejected
 MESSAGE_BYTES_MAX = 1 << 20
 PULLS_MAX = 4  # at once
 SERVE_MS = 10_000
-FILES_MAX = 1 << 17
 END_S = 5.0  # for batches in hand, once the host must end
 _LENGTH = struct.Struct("<I")
 T = TypeVar("T")
@@ -364,17 +362,6 @@ class ModelHost:
 
     def _left(self, model: str, address: str, why: str) -> None:
         self._channel.send({"event": "left", "model": model, "address": address, "why": why})
-
-
-def raise_files_max() -> None:
-    """Raise the soft limit of open files to the hard limit, at most FILES_MAX. A host has a
-    socket for each connection.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def runtimes_of(named: Iterable[str]) -> list[Runtime]:

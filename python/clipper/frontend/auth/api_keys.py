@@ -34,9 +34,7 @@ class ApiKeys:
             found = self._file.find(authorization[len(_SCHEME) :].strip())
             if found is not None:
                 return found.name
-        wrong = (
-            "the key is none that is known here" if authorization else "who asks must show a key"
-        )
+        wrong = "the key is not known here" if authorization else "this server requires a key"
         raise NotAllowed(
             f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one."
         )

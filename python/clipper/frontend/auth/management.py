@@ -21,7 +21,7 @@ def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Ht
     """Return a check that raises HttpError for requests that may not manage.
 
     tokens: those of `http.tokens_file`; a request is attributed to the owner of its token, whatever
-    it says about itself. Without any token, the check rejects what a web page could have sent,
+    its headers contain. Without any token, the check rejects what a web page could have sent,
     because a browser on this host reaches loopback too: a request with another Origin, or with a
     Host name that only a foreign resolver maps to this host. The static files of the dashboard are
     open to all.

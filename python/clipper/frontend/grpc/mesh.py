@@ -279,7 +279,8 @@ def _info(request: object, field: str) -> Info:
     info = getattr(request, field)
     if not info.type:
         raise InvalidInput(
-            f"{field}.type is empty.", hint="It says what opens the model: onnx, skops, python."
+            f"{field}.type is empty.",
+            hint="It names the runtime of the model: onnx, skops, python.",
         )
     return Info(info.path, info.type, info.key)
 

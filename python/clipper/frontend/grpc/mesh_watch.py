@@ -64,7 +64,7 @@ class MeshWatchService:
             raise Overloaded(
                 f"{WATCHERS_MAX} watch the mesh already.",
                 retry_after_s=5,
-                hint="Let one watcher tell the others.",
+                hint="Let one watcher forward the changes to the others.",
             )
         prefix, cut_off = (
             request.prefix,

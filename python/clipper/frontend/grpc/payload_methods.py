@@ -54,11 +54,11 @@ class PayloadMethods:
 
     def _answer(self, counted: str) -> Callable[[bytes, GrpcCall], Awaitable[bytes]]:
         async def answer(payload: bytes, call: GrpcCall) -> bytes:
-            return await self._ask(self._table.of(counted) or OTHER, payload, call)
+            return await self._query(self._table.of(counted) or OTHER, payload, call)
 
         return answer
 
-    async def _ask(self, method: Method, payload: bytes, call: GrpcCall) -> bytes:
+    async def _query(self, method: Method, payload: bytes, call: GrpcCall) -> bytes:
         ids = ids_in(call.context.invocation_metadata() or ())
         if ids is None and not (found := method.id_of(payload)):
             where = "the header mm-model-id"

@@ -388,7 +388,7 @@ class HttpConnection(asyncio.Protocol):
         if self._has_ready() or (
             self._unparsed and len(self._open) < self.service.settings.pipeline_max
         ):
-            self.ask_turn()
+            self.request_turn()
 
     def advance(self) -> None:
         """Continue with the requests that waited, as far as there is room. Called by the
@@ -622,7 +622,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
         return self._transport.get_write_buffer_size()
 
-    def ask_turn(self) -> None:
+    def request_turn(self) -> None:
         """Call `advance` in a turn of the loop, for the body that is being streamed."""
         if not (self._is_waiting or self.full or self.gone):
             self._is_waiting = True

@@ -110,7 +110,7 @@ class _PiecewiseBody:
 
     def start(self, body: StreamedBody) -> None:
         self._body = body
-        body.on_room, body.on_turn = body.ask_turn, self._write
+        body.on_room, body.on_turn = body.request_turn, self._write
         self._go_on(self._first)
 
     def _write(self) -> None:
@@ -121,4 +121,4 @@ class _PiecewiseBody:
         if len(piece) < PIECE_BYTES:
             self._body.end()
         elif has_room:
-            self._body.ask_turn()
+            self._body.request_turn()

@@ -83,7 +83,7 @@ class PredictionStream:
             self._is_quiet = False
             self._left -= 1
             if len(event) >= PIECE_BYTES:
-                body.ask_turn()
+                body.request_turn()
                 break
         if not self._left and not body.gone and not body.ended:
             self._stop_beating()

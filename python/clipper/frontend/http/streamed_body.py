@@ -18,7 +18,7 @@ class BodyWriter(Protocol):
     def write_body(self, data: bytes) -> int:
         """Send some bytes; return how many the client has not taken yet."""
 
-    def ask_turn(self) -> None:
+    def request_turn(self) -> None:
         """Call the body's `take_turn` in a turn of the loop, if there is room."""
 
     def finish_body(self) -> None:
@@ -32,10 +32,10 @@ class StreamedBody:
     """The body of one response, written in parts. Threads: the event loop's; `post` from any.
 
     `write` returns False when the client does not keep up: stop writing until `on_room` is called.
-    After `ask_turn`, `on_turn` is called once in a later turn of the loop; connections that write
-    much take turns. `on_gone` is called once if the client disconnects (or is cut off) before
-    `end`: cancel the work that is in progress for it. chunked: HTTP/1.1 marks the end of the body
-    by chunks; HTTP/1.0 closes the connection.
+    After `request_turn`, `on_turn` is called once in a later turn of the loop; connections that
+    write much take turns. `on_gone` is called once if the client disconnects (or is cut off)
+    before `end`: cancel the work that is in progress for it. chunked: HTTP/1.1 marks the end of
+    the body by chunks; HTTP/1.0 closes the connection.
     """
 
     __slots__ = (
@@ -95,10 +95,10 @@ class StreamedBody:
         if self._started:
             self._outlet.finish_body()
 
-    def ask_turn(self) -> None:
+    def request_turn(self) -> None:
         """Have `on_turn` called in a later turn of the loop, unless the client has to read first:
         then `on_room` is called."""
-        self._outlet.ask_turn()
+        self._outlet.request_turn()
 
     def drop(self) -> None:
         """Disconnect the client."""

@@ -2,7 +2,7 @@
 
 A tensor is in the JSON (`data`, flat or nested, row-major) or, with the binary extension, behind
 the JSON: little-endian, packed, in the order of the tensors. The length of the JSON
-(`Inference-Header-Content-Length`) tells which, not the Content-Type, which clients often set
+(`Inference-Header-Content-Length`) decides, not the Content-Type, which clients often set
 wrongly. Binary tensors are views of the body, and are written from the arrays' memory. Source:
 kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_tensor_data` and
 `schedule_policy`.

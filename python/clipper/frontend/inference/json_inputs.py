@@ -189,8 +189,8 @@ def _with_integers(value: Row) -> Row:
 def straight_reader(type_: InputType) -> Callable[[JsonText], Row] | None:
     """Return a reader in the core for this type, or None if it has none.
 
-    The reader returns the row, or None for text that is no such row; the general reader then tells
-    why.
+    The reader returns the row, or None for text that is no such row; the general reader then gives
+    the reason.
     """
     if type_.dtype in ("any", "str", "bytes", "bool", "f16"):
         return None

@@ -455,7 +455,7 @@ def _user(request: codec.InferRequest) -> str | None:
     return user
 
 
-# -- rows of what the server tells
+# -- rows of the index and of the statistics
 
 
 def _row(name: str, version: str, is_ready: bool) -> dict[str, object]:

@@ -123,7 +123,7 @@ _LABEL: Schema = {
         {"type": "boolean"},
         {"type": "array", "items": _FINITE, "minItems": 1},
     ],
-    "description": "the truth, as models say it",
+    "description": "the truth, as models return it",
 }
 _ID: Schema = {"type": "string", "description": "of the prediction"}
 
@@ -395,7 +395,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/predict"): RouteInfo(
             id="predict",
-            summary="Ask an application, once or often",
+            summary="Query an application, with one input or several",
             tag=APPLICATIONS,
             names=("application",),
             takes=_one_of("Predict", "PredictMany"),
@@ -415,7 +415,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/api/{}/feedback"): RouteInfo(
             id="tellFeedback",
-            summary="Tell what was right",
+            summary="Send feedback",
             tag=APPLICATIONS,
             names=("application",),
             takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"),
@@ -424,7 +424,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/{}/predict"): RouteInfo(
             id="predictAsBefore",
-            summary="As the original Clipper's clients ask",
+            summary="A query in the format of the original Clipper",
             tag=ORIGINAL,
             old=True,
             names=("application",),
@@ -434,7 +434,7 @@ def of_applications() -> RouteTable:
         ),
         ("POST", "/{}/update"): RouteInfo(
             id="updateAsBefore",
-            summary="As the original Clipper's clients tell what was right",
+            summary="Feedback in the format of the original Clipper",
             tag=ORIGINAL,
             old=True,
             names=("application",),

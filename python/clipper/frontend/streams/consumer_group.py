@@ -257,7 +257,7 @@ class ConsumerGroup:
 
     # -- the connection
 
-    def ask(self, fn: Callable[[RedisClient], _T]) -> _T | None:
+    def call(self, fn: Callable[[RedisClient], _T]) -> _T | None:
         """Return `fn(redis)`; None, after a pause, if Redis is unreachable."""
         return self._try(lambda: fn(self._redis))
 

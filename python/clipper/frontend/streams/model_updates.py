@@ -339,7 +339,7 @@ class ModelUpdater:
         Raises PackagingError for a key that holds no bytes, ConnectionError if Redis is
         unreachable.
         """
-        found = self._group.ask(lambda redis: self._or_refused(fn, redis))
+        found = self._group.call(lambda redis: self._or_refused(fn, redis))
         if found is None:
             raise ConnectionError(self._group.trouble or "the stream is closed")
         if isinstance(found, Exception):

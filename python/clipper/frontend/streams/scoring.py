@@ -95,10 +95,10 @@ class RecordScorer:
     def accept(self, entry: StreamEntry) -> PendingRecord:
         """Submit a record. Raises InvalidInput."""
         pending = PendingRecord(record_of(entry.fields), None, time.monotonic() + self._patience_s)
-        self._ask(pending)
+        self._query(pending)
         return pending
 
-    def _ask(self, pending: PendingRecord) -> None:
+    def _query(self, pending: PendingRecord) -> None:
         """Submit the record. Raises InvalidInput; other errors are noted as the application's
         trouble."""
         record, pending.sent_s = pending.record, time.monotonic()
@@ -139,7 +139,7 @@ class RecordScorer:
             consumer.pause(
                 max(0.0, item.sent_s + _AGAIN_S - time.monotonic())
             )  # no pause if the last attempt is long ago
-            self._ask(item)
+            self._query(item)
 
     def _result(self, future: Future, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
         """Return the answer, or None if there is no time left."""
@@ -243,7 +243,7 @@ class FeedbackLearner:
 
     def _is_known(self, id: str) -> bool:
         """Return whether feedback on this record was recorded before. Raises ConnectionError."""
-        found = self._group.ask(lambda redis: (redis.zscore(self._group.names.ids, id),))
+        found = self._group.call(lambda redis: (redis.zscore(self._group.names.ids, id),))
         if found is None:
             raise ConnectionError(self._group.trouble)
         return found[0] is not None
@@ -254,7 +254,7 @@ class FeedbackLearner:
 
         Raises ConnectionError while Redis is unreachable.
         """
-        found = self._group.ask(lambda redis: self._found(redis, id))
+        found = self._group.call(lambda redis: self._found(redis, id))
         if found is None:
             raise ConnectionError(self._group.trouble)
         with contextlib.suppress(InvalidInput):

@@ -217,7 +217,7 @@ class Feed:
 
 
 def _packed(rows: list[bytes], name: bytes, last_id: int) -> list[bytes]:
-    """The past as events of a bearable size; the last one says up to where it goes."""
+    """Pack past rows into events of at most about PAST_BYTES; the last event has the id."""
     packed, part, size = [], [], 0
     for row in rows:
         part.append(row)
@@ -245,8 +245,8 @@ class Viewer:
         body.on_gone = lambda: leave(self)
 
     def pump(self) -> None:
-        """There is room: for what is left of the past. Who has missed something since is sent away,
-        to ask for it again."""
+        """Send what is left of the past, as far as there is room. A viewer that has missed
+        something since is disconnected, and requests it when it connects again."""
         self._has_room, self._stalled = True, 0
         while self._first_message is not None and self._has_room:
             data = next(self._first_message, None)

@@ -5,7 +5,6 @@ port.
 import contextlib
 import errno
 import os
-import resource
 import socket
 import stat
 from dataclasses import dataclass
@@ -15,9 +14,6 @@ from clipper.errors import AddressInUse, ConfigError
 
 _BACKLOG = 512
 _UNIX_PATH_MAX = 107
-_FILES_MAX = (
-    1 << 17
-)  # the soft limit is raised to, where the hard one allows; beyond it some programs count them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +35,12 @@ class Listener:
 
 def listen(address: str, directory: Path) -> Listener:
     """Listen on `unix` (a socket in `directory`), `unix:PATH` or `tcp://HOST:PORT` (port 0: any
-    free one). This process may have as many files as it is allowed to from then on: each connection
-    is one."""
-    _raise_files_max()
+    free one)."""
     if address == "unix":
         return _listen_unix(str(directory / "clipper.sock"))
     if address.startswith("unix:"):
         return _listen_unix(os.path.abspath(address.removeprefix("unix:")))
     return _listen_tcp(address)
-
-
-def _raise_files_max() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _listen_unix(path: str) -> Listener:

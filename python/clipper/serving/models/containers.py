@@ -35,7 +35,6 @@ _TIMING_US_MAX = 3_600_000_000
 _SPARSE = 10  # heartbeats fewer, of a container that requests it
 _Line = tuple[Engine, int]  # a connection
 V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
-MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -346,7 +345,7 @@ class Containers:
             quiet=quiet,
             heartbeat_ms=heartbeat_ms,
             timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
-            mode=MODES[batching.mode],
+            mode=Mode[batching.mode.upper()],
             size_max=size_max,
             step=batching.step,
             backoff=batching.backoff,

@@ -266,7 +266,7 @@ def predict(
     else:
         call = resolved.speculation.call(state, plan, user, slo_us)
         query = QueryContext(resolved, plan, state, user or "", late, call, id, outputs)
-        future = call.ask(x, salt, finish, query, resolved.feedback.window is not None)
+        future = call.submit(x, salt, finish, query, resolved.feedback.window is not None)
     if online_learning.active and resolved.feedback.window is not None:
         online_learning.keep(resolved.models, future.id, x, salt)
     if resolved.rollout.stats is not None:

@@ -109,7 +109,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         """The queried models, best first."""
         return self.order.models
 
-    def ask(
+    def submit(
         self,
         x: object,
         salt: int,

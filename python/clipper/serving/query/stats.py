@@ -387,7 +387,7 @@ class ApplicationStats:
         now_s, rests = self.counters.clock(), self.counters.watched.rests_until_s
         for model in observers:
             role = PRIMARY if self.assignment is None else self.assignment.roles[model]
-            future = self._watches[model].ask(
+            future = self._watches[model].submit(
                 cores[model], x, slo_us, salt, now_s, role, rests, reader
             )
             if future is not None:

@@ -58,7 +58,7 @@ class Watch:
         self._rest_until_s = 0.0
         self._lock = threading.Lock()
 
-    def ask(
+    def submit(
         self,
         core: CoreModel,
         x: object,
