@@ -6,11 +6,12 @@ pytest bench/micro/bench_metrics.py --benchmark-columns=min,median,iqr
 
 import importlib
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from clipper.metrics import HttpCounts, Metrics, openmetrics, prometheus
+from clipper.metrics.stats import ServerStats
 from clipper_core.runtime.histogram import LatencyHistogram
 from clipper_core.runtime.status import Status
 
@@ -65,7 +66,7 @@ def statistics(names: int, seed: int = 1) -> dict[str, Any]:
 
 
 def metrics(names: int) -> Metrics:
-    stats = statistics(names)
+    stats = cast(ServerStats, statistics(names))
     return Metrics("0", lambda: stats, dict, dict, 200, [HttpCounts("query")])
 
 

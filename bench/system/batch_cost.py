@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import clipper
 from bench.harness import Goal, Load, Row, Sample, absent, interleave, open_loop, row
 from clipper.load.open_loop import arrivals
+from clipper.serving.models.batch_cost import padding_of
 from clipper.types import Answer
 
 Text = NDArray[np.int64]
@@ -120,7 +121,7 @@ def main(quick: bool) -> list[Row]:
     note = f"SLO {SLO_MS:g} ms, Poisson at 1.5 x offline; p99 of what was answered " + ", ".join(
         f"{name} {np.median(p99[name]):.0f} ms" for name in WAYS
     )
-    padding = 1 - counted["cost"] / counted["cost_padded"]
+    padding = padding_of(counted) or 0.0
     return [
         row(
             "goodput at overload, by cost",

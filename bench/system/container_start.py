@@ -15,6 +15,7 @@ import numpy as np
 import clipper
 from bench.harness import Goal, Row, Sample, absent, interleave, row
 from clipper.metrics.process import proportional_bytes, resident_bytes
+from clipper.metrics.stats import ReplicaStats
 
 KILLED = Goal("value_at_most", 0.5)
 SECOND = Goal("value_at_most", 0.3)
@@ -89,8 +90,8 @@ class _Server:
         self._inputs = inputs
         self._answer()
 
-    def _replicas(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._server.stats()["models"]["model:1"]["replicas"]
+    def _replicas(self) -> list[ReplicaStats]:
+        found = self._server.stats()["models"]["model:1"]["replicas"]
         return [one for one in found if one["state"] == "ready"]
 
     def _answer(self) -> None:

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
@@ -38,7 +38,7 @@ from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
 from clipper.mesh.reports import ModelStatus
 from clipper.mesh.routing.router import MeshModelHandle
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ServerStats
 from clipper.options import (
     ApplicationOptions,
     DeployOptions,
@@ -721,7 +721,7 @@ class ClipperServer:
 
     # -- inspection
 
-    def stats(self) -> Stats:
+    def stats(self) -> ServerStats:
         """Return counters and gauges as they are now.
 
         `models` by `name:version` (their replicas, how many are `wanted`, how many it `has`, the
@@ -742,7 +742,8 @@ class ClipperServer:
             "params": self._parameters.stats(),
             "store": self._store.stats() if isinstance(self._store, CachedStore) else None,
         }
-        return found | {part: stats for part, stats in optional.items() if stats is not None}
+        present = {part: stats for part, stats in optional.items() if stats is not None}
+        return cast(ServerStats, found | present)
 
     def recorded(self, application: str) -> Iterator[Recorded]:
         """Iterate over what the decoys of an application recorded, oldest first per decoy.

@@ -142,8 +142,8 @@ def test_feedback_is_what_the_next_query_reads(
         [3],
         [0],
     ], "whoever asks the shards sees the same"
-    told = [replica["taught"] for replica in server.stats()["models"]["scores:1"]["replicas"]]
-    assert sorted(told) == [0, 1], "one replica was told, both read what it learned"
+    replicas: Any = server.stats()["models"]["scores:1"]["replicas"]
+    assert sorted(replica["taught"] for replica in replicas) == [0, 1], "both read what one learned"
     assert all(call_once(app, 7).output == 3 for _ in range(20))
 
 

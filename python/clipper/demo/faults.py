@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from clipper.demo.load import Outcomes
-from clipper.manage.rows import ReplicaStats
+from clipper.metrics.stats import ReplicaStats
 from clipper.server import ClipperServer
 
 FREEZE_S = 3.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clipper.catalog import Catalog
 from clipper.config import Config
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ServerStats
 from clipper.serving.query.application import slo_in_us
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import PredictionRequest
@@ -33,7 +33,7 @@ class ServerInterface:
     catalog: Catalog
     resolve: Callable[[str], ResolvedApplication]
     resolve_request: Callable[[PredictionRequest], ResolvedApplication]
-    stats: Callable[[], Stats]
+    stats: Callable[[], ServerStats]
     closed: Callable[[], bool]
     scale: Callable[..., None]
     mesh: "MeshNode | None" = None

@@ -59,9 +59,9 @@ from clipper.manage.building import (
     needs_environment,
 )
 from clipper.manage.parameters import ParameterSet, make_tables
-from clipper.manage.rows import ModelStats, ReplicaStats
 from clipper.mesh.membership import MeshMembership
 from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ModelStats, ReplicaStats
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Containers, Hello, Seat

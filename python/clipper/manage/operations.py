@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import msgspec
 
@@ -44,7 +44,7 @@ from clipper.manage.rollout import (
     stages_of,
 )
 from clipper.manage.tables import TableOperations, TableServer
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ModelStats, QueryStats, ServerStats
 from clipper.serving.models.batch_cost import check_batching
 from clipper.serving.models.reads import declaration_of
 from clipper.serving.models.scaling import replica_bounds
@@ -82,7 +82,7 @@ class Server(TableServer, Protocol):
     def app(self) -> Callable[..., ApplicationHandle]:
         """Return the function that returns a handle of an application."""
 
-    def stats(self) -> Stats:
+    def stats(self) -> ServerStats:
         """Return the stats of the server."""
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
@@ -170,14 +170,14 @@ class Operations:
             "state": redacted_url(state) or "memory",
         }
 
-    def stats(self) -> Stats:
+    def stats(self) -> ServerStats:
         """Return ClipperServer.stats."""
         return self._server.stats()
 
-    def application_stats(self, name: str) -> Stats:
+    def application_stats(self, name: str) -> QueryStats:
         """The part of `stats` that is about one application. UnknownApplication."""
         self._server.catalog.application(name)
-        return dict(self._server.stats()["applications"].get(name, {}))
+        return self._server.stats()["applications"].get(name) or cast(QueryStats, {})
 
     def evaluation(
         self, application: str, policy: str, count: int = EVALUATED
@@ -200,10 +200,10 @@ class Operations:
             raise DoesNotFit(error.message, hint=error.hint) from None
         return {**msgspec.to_builtins(found), "policy": policy}
 
-    def model_stats(self, model: str) -> Stats:
+    def model_stats(self, model: str) -> ModelStats:
         """The part that is about `svm:3`, or the latest `svm`. UnknownModel."""
         id_ = self._server.catalog.view.model(model).id
-        return dict(self._server.stats()["models"].get(str(id_), {}))
+        return self._server.stats()["models"].get(str(id_), {})
 
     def stages(self, name: str) -> list[dict[str, object]]:
         """Return the deployment stage of each version of a model that was started here: `version`,

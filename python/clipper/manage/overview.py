@@ -8,7 +8,7 @@ from clipper.catalog import Catalog
 from clipper.deploy.deployer import LogTail
 from clipper.errors import InvalidInput, UnknownModel
 from clipper.metrics.process import proportional_bytes, resident_bytes
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ModelStats, ReplicaStats, ServerStats
 from clipper.serving.models.batch_cost import padding_of
 from clipper.types import Application, Model, VersionedModel
 
@@ -25,7 +25,7 @@ class Server(Protocol):
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """Return the last lines of a replica's log."""
 
-    def stats(self) -> Stats:
+    def stats(self) -> ServerStats:
         """Return the stats of the server."""
 
 
@@ -42,7 +42,7 @@ def processes(server: Server) -> list[dict[str, object]]:
     ]
 
 
-def troubles(server: Server, stats: Stats) -> dict[str, tuple[str, str, str]]:
+def troubles(server: Server, stats: Mapping[str, ModelStats]) -> dict[str, tuple[str, str, str]]:
     """Return by `name:version` its state, its trouble, and the command that helps; the latter two
     may be empty. stats: those of models.
     """
@@ -57,9 +57,9 @@ def troubles(server: Server, stats: Stats) -> dict[str, tuple[str, str, str]]:
 
 
 def _row(
-    server: Server, model: Model, row: Stats, apps: Sequence[Application]
+    server: Server, model: Model, row: ModelStats, apps: Sequence[Application]
 ) -> dict[str, object]:
-    replicas: Sequence[Stats] = row.get("replicas", [])
+    replicas: Sequence[ReplicaStats] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id
     state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
     error, command = _trouble(server, model, row, apps, state)
@@ -109,7 +109,7 @@ def _state(replicas: Sequence[Mapping[str, object]], has: int, wanted: int, stag
     return "loading" if not has else "partly ready"
 
 
-def _pid_here(replica: Stats) -> int:
+def _pid_here(replica: ReplicaStats) -> int:
     """The process id, if the process was started here; 0 for one elsewhere, and for one in a
     container with numbers of its own (1), where it means another.
     """
@@ -117,12 +117,12 @@ def _pid_here(replica: Stats) -> int:
     return pid if pid > 1 else 0
 
 
-def _rss(replica: Mapping[str, object]) -> int:
+def _rss(replica: ReplicaStats) -> int:
     pid = _pid_here(replica)
     return resident_bytes(pid) if pid else 0
 
 
-def _why(model: Model, row: Stats, apps: Sequence[Application]) -> str:
+def _why(model: Model, row: ModelStats, apps: Sequence[Application]) -> str:
     parts: list[str] = [model.batching.mode]
     if model.batching.cost:
         parts.append(f"cost {model.batching.cost.rpartition(':')[2]}")
@@ -138,7 +138,7 @@ def _why(model: Model, row: Stats, apps: Sequence[Application]) -> str:
 
 
 def _trouble(
-    server: Server, model: Model, row: Stats, apps: Sequence[Application], state: str
+    server: Server, model: Model, row: ModelStats, apps: Sequence[Application], state: str
 ) -> tuple[str, str]:
     """Return the problem of a model, and the command that helps."""
     replicas = row.get("replicas", [])
@@ -196,7 +196,7 @@ def _trouble(
     return "", ""
 
 
-def one_row_us(replicas: Sequence[Stats]) -> float:
+def one_row_us(replicas: Sequence[ReplicaStats]) -> float:
     """Return the duration of the smallest batch of the fastest replica; 0 when there was none."""
     return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
 

@@ -1,66 +1,10 @@
 """Types of the rows that operations of management return, as JSON has them.
 
-Times end in `_us`: microseconds, of the wall clock for records. Statistics are described in
-docs/monitoring.md.
+Times end in `_us`: microseconds, of the wall clock for records. The types of statistics are in
+clipper.metrics.stats.
 """
 
 from typing import NotRequired, TypedDict
-
-from clipper_core.runtime.histogram import Snapshot
-
-
-class ReplicaStats(TypedDict, total=False):
-    """Statistics of a replica; those of feedback are not listed here.
-
-    Those of its batches are absent until it is connected, those of its process if it was started
-    elsewhere. detail: why it is in its state. start: "forked", or "plain: " and why.
-    """
-
-    number: int
-    pid: int
-    state: str
-    detail: str
-    start: str
-    restart_count: int
-    limit: int
-    limit_cost: float | None
-    row_cost: float | None
-    batches: int
-    misses: int
-    in_flight: int
-    suspect: bool
-    ejected: bool
-    ejections: int
-    failures: int
-    accuracy: float | None
-    learned: int
-    failed: int
-    profile: list[list[int]]
-
-
-class ModelStats(TypedDict, total=False):
-    """Statistics of a version of a model. ended: queries by how they ended."""
-
-    engine: int
-    replicas: list[ReplicaStats]
-    wanted: int
-    has: int
-    stage: str
-    output: str
-    queued: int
-    hits: int
-    joined: int
-    evaluated: int
-    batches: int
-    retried: int
-    cost: float | None
-    cost_padded: float | None
-    ended: dict[str, int]
-    accuracy: float | None
-    since_us: int
-    latency_us: Snapshot
-    batch_rows: Snapshot
-    duration_us: dict[str, float]
 
 
 class ServerRow(TypedDict):

@@ -14,6 +14,14 @@ from typing import Protocol
 
 from clipper.metrics import process
 from clipper.metrics.samples import Labels, Samples, SeriesLimit, Stats
+from clipper.metrics.stats import (
+    LinkStats,
+    MeanStats,
+    ModelStats,
+    QueryStats,
+    ReplicaStats,
+    ServerStats,
+)
 
 _ALWAYS = frozenset(
     ("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output")
@@ -81,7 +89,7 @@ class Metrics:
     def __init__(
         self,
         version: str,
-        stats: Callable[[], Stats],
+        stats: Callable[[], ServerStats],
         slos_s: Callable[[], Mapping[str, float]],
         shares: Callable[[], Shares],
         names_max: int,
@@ -132,7 +140,9 @@ class Metrics:
         process.collect(found)
         return found
 
-    def _collect_applications(self, rows: Stats, pauses: "_GilPauses") -> Samples:
+    def _collect_applications(
+        self, rows: Mapping[str, QueryStats], pauses: "_GilPauses"
+    ) -> Samples:
         slos_s, shares = self._slos_s(), self._shares()
         apps: dict[Labels, Samples] = {}
         pairs: dict[Labels, Samples] = {}
@@ -161,7 +171,7 @@ class _GilPauses:
             self._since_s = time.monotonic()
 
 
-def of_application(row: Stats, app: str, slo_s: float | None) -> Samples:
+def of_application(row: QueryStats, app: str, slo_s: float | None) -> Samples:
     """Return the metrics of an application from its row of the statistics."""
     found = Samples()
     answers = row["answers"]
@@ -177,7 +187,7 @@ def of_application(row: Stats, app: str, slo_s: float | None) -> Samples:
     return found
 
 
-def of_pair(row: Stats, name: Labels, share: float | None, canary: Stats) -> Samples:
+def of_pair(row: LinkStats, name: Labels, share: float | None, canary: Stats) -> Samples:
     """Return the metrics of a model within an application."""
     found = Samples()
     found.add("clipper_predictions_used_total", row["used"], *name)
@@ -202,7 +212,7 @@ def of_pair(row: Stats, name: Labels, share: float | None, canary: Stats) -> Sam
     return found
 
 
-def of_model(row: Stats, name: Labels) -> Samples:
+def of_model(row: ModelStats, name: Labels) -> Samples:
     """Return the metrics of a model from its row of the statistics."""
     found = Samples()
     for status, count in row["ended"].items():
@@ -222,7 +232,7 @@ def of_model(row: Stats, name: Labels) -> Samples:
     return found
 
 
-def _add_replicas(found: Samples, rows: Sequence[Stats], name: Labels) -> None:
+def _add_replicas(found: Samples, rows: Sequence[ReplicaStats], name: Labels) -> None:
     """Add the metrics of replicas; process figures only of those started by this server."""
     own = [row for row in rows if "restart_count" in row]
     limits = [row["limit"] for row in rows if "limit" in row]
@@ -250,7 +260,7 @@ def _add_replicas(found: Samples, rows: Sequence[Stats], name: Labels) -> None:
         found.add("clipper_containers_forked", forked, *name)
 
 
-def of_server(stats: Stats, found: Samples) -> None:
+def of_server(stats: ServerStats, found: Samples) -> None:
     """Add the metrics of the whole server."""
     found.add_each(_OF_SERVER, stats)
     found.add_each(_OF_CACHE, stats["cache"])
@@ -259,9 +269,7 @@ def of_server(stats: Stats, found: Samples) -> None:
     found.add("clipper_loop_late_seconds_max", stats["loop"]["late_us_max"] / 1e6)
 
 
-def _add_mean(
-    found: Samples, mean: Mapping[str, float], weight: str, ratio: str, name: Labels
-) -> None:
+def _add_mean(found: Samples, mean: MeanStats, weight: str, ratio: str, name: Labels) -> None:
     found.add(weight, mean["n"], *name)
     if "mean" in mean:
         found.add(ratio, mean["mean"], *name)

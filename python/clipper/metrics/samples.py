@@ -35,9 +35,7 @@ class Samples:
         """Add a value to the series of the metric `name` with these labels."""
         self._add(FAMILIES[name], labels, value)
 
-    def add_each(
-        self, table: Iterable[tuple[str, str]], row: Mapping[str, Value], *labels: str
-    ) -> None:
+    def add_each(self, table: Iterable[tuple[str, str]], row: Stats, *labels: str) -> None:
         """Add values of `row`. table: pairs of a key of the row and the name of its metric."""
         for key, name in table:
             self.add(name, row[key], *labels)

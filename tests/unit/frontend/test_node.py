@@ -1,12 +1,13 @@
 """When a server is ready, and what it waits for if it is not."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from clipper.frontend.server_interface import ServerInterface
 from clipper.mesh.records import Instance
+from clipper.metrics.stats import ServerStats
 
 
 def node_of(mesh: Any, **stats: Any) -> ServerInterface:
@@ -18,7 +19,7 @@ def node_of(mesh: Any, **stats: Any) -> ServerInterface:
         catalog,
         nothing,
         nothing,
-        lambda: {"models": {}, **stats},
+        lambda: cast(ServerStats, {"models": {}, **stats}),
         lambda: False,
         nothing,
         mesh,

@@ -18,7 +18,7 @@ from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.inference.type_wait import types_are_known, wait_for_types
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import ModelStats, QueryStats
 from clipper.schema import Schema
 from clipper.serving.query.application import array_slo_in_us, fits_id
 from clipper.serving.query.arrays import predict_array
@@ -471,7 +471,7 @@ def _config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
-def _of_application(name: str, row: Stats) -> dict[str, object]:
+def _of_application(name: str, row: QueryStats) -> dict[str, object]:
     answers = row["answers"]
     metadata = {
         "queue": {"count": row["queries"], "ns": 0},
@@ -481,7 +481,7 @@ def _of_application(name: str, row: Stats) -> dict[str, object]:
     return _statistics(name, _THE_VERSION, row["queries"], row["queries"], metadata)
 
 
-def _of_model(id: str, row: Stats) -> dict[str, object]:
+def _of_model(id: str, row: ModelStats) -> dict[str, object]:
     name, _, version = id.partition(":")
     evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
     latency = row["latency_us"]

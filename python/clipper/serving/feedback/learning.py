@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipper.errors import ClipperError
+from clipper.metrics.stats import FeedbackStats
 from clipper.selection import Policy, create_policy
 from clipper.serving.feedback.answer_records import AnswerRecords, RecordLimits
 from clipper.serving.feedback.ended_servers import EndedServers
@@ -144,9 +145,8 @@ class Learning:
             return None
         return self.states.learner(application, text, policy, models), user, seen
 
-    def stats(self) -> dict[str, int]:
-        """waiting: answers that feedback may still come for; journal_bytes, and journal_records
-        ever."""
+    def stats(self) -> FeedbackStats:
+        """Return the size of the journal, and the number of answers that await feedback."""
         journal = self.journal
         return {
             "waiting": len(self.window),

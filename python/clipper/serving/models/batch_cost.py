@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput
+from clipper.metrics.stats import ModelStats
 from clipper.serving.models.given_functions import Function, function_named, name_of
 from clipper.types import Batching, InputType, UserValue, cost_problem
 
@@ -104,7 +105,7 @@ def with_costs(
     return found
 
 
-def padding_of(row: Mapping[str, float]) -> float | None:
+def padding_of(row: ModelStats) -> float | None:
     """Return the share of padding in the batches of a model's statistics; None: not measured."""
-    padded = row.get("cost_padded", 0)
-    return 1.0 - row["cost"] / padded if padded else None
+    padded = row.get("cost_padded")
+    return 1.0 - (row.get("cost") or 0.0) / padded if padded else None

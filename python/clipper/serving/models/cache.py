@@ -1,7 +1,8 @@
 """The prediction cache, as an application's programmer sees it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from clipper.metrics.stats import CacheStats
 from clipper.types import VersionedModel
 from clipper_core.engine.model import Model
 from clipper_core.results.future import Future
@@ -11,7 +12,7 @@ class Cache:
     """The prediction cache as the design document has it. Threads: any."""
 
     def __init__(
-        self, model: Callable[[str | VersionedModel], Model], stats: Callable[[], Mapping[str, int]]
+        self, model: Callable[[str | VersionedModel], Model], stats: Callable[[], CacheStats]
     ) -> None:
         self._model = model
         self._stats = stats
@@ -27,6 +28,6 @@ class Cache:
         """Insert a prediction: a number, str, bytes or ndarray."""
         self._model(model).put(input, output, salt)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> CacheStats:
         """bytes, entries, evictions."""
-        return dict(self._stats())
+        return self._stats()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from clipper.errors import (
     TypeConflict,
     UnknownApplication,
 )
+from clipper.metrics.stats import QueryStats
 from clipper.selection import create_policy, takes_context, with_coverage
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.online_learning import OnlineLearning
@@ -234,7 +235,7 @@ class ApplicationResolver:
         split = TrafficSplit(new, stage, {**before.cores, **new.cores}, next_uniform)
         return _with_rollout(before, stats=before_stats, side=stage.before, split=split)
 
-    def stats(self) -> dict[str, dict[str, object]]:
+    def stats(self) -> dict[str, QueryStats]:
         """Return statistics by application: docs/monitoring.md."""
         return {
             name: self._stats_of(resolved, resolved.rollout.stats)
@@ -250,11 +251,9 @@ class ApplicationResolver:
             if (found := counters.slowest.take())
         }
 
-    def _stats_of(
-        self, resolved: ResolvedApplication, stats: ApplicationStats
-    ) -> dict[str, object]:
+    def _stats_of(self, resolved: ResolvedApplication, stats: ApplicationStats) -> QueryStats:
         speculation = resolved.speculation
-        return {
+        found = {
             "policy": resolved.policy.name,
             "decider": "all" if speculation is None else speculation.text,
             "slo_ms": resolved.slo_us / 1000,
@@ -262,6 +261,7 @@ class ApplicationResolver:
             **_decoy_stats(resolved),
             **({"context": resolved.rows.stats()} if resolved.rows is not None else {}),
         }
+        return cast(QueryStats, found)
 
     def _with_stats(
         self, view: View, app: Application, counters: ApplicationCounters

@@ -1,0 +1,181 @@
+"""Types of `server.stats()`, by part: docs/monitoring.md describes the members.
+
+Counts are since the start of the server. Members that are not listed here come from policies,
+observers and feedback.
+"""
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+from clipper.metrics.samples import Stats
+from clipper_core.runtime.histogram import Snapshot
+
+
+class MeanStats(TypedDict):
+    """A mean and the weight of its values; no mean without values."""
+
+    n: float
+    mean: NotRequired[float]
+
+
+class AnswerStats(TypedDict):
+    """Answers of an application: with a prediction (`ok`), and defaults by their reason."""
+
+    ok: int
+    default: dict[str, int]
+    feedback: MeanStats
+
+
+class LinkStats(TypedDict):
+    """A model within an application. missing: predictions by the status of their tasks. observer:
+    outcomes of the queries that an observer was sent."""
+
+    role: str
+    used: int
+    wins: int
+    in_time: int
+    late: int
+    failed: int
+    missing: dict[str, int]
+    agreement: MeanStats
+    feedback: MeanStats
+    observer: NotRequired[dict[str, int]]
+
+
+class QueryStats(TypedDict):
+    """An application. decided_by: answers by the step of the decider. agreement: of each pair of
+    models."""
+
+    policy: str
+    decider: str
+    slo_ms: float
+    since_us: int
+    queries: int
+    duration_us: dict[str, float | None]
+    latency_us: Snapshot
+    decided_by: dict[str, int]
+    answers: AnswerStats
+    models: dict[str, LinkStats]
+    agreement: dict[str, dict[str, float]]
+    extra_load_share: float
+    observers: NotRequired[Stats]
+    canaries: NotRequired[Stats]
+    decoys: NotRequired[Stats]
+    context: NotRequired[Stats]
+
+
+class FollowedStats(TypedDict):
+    """Cached predictions whose rows are followed. forgotten: predictions by the reason."""
+
+    predictions: int
+    rows: int
+    uncached: int
+    forgotten: dict[str, int]
+    tolerance: float
+
+
+class ReplicaStats(TypedDict, total=False):
+    """Statistics of a replica; those of feedback are not listed here.
+
+    Those of its batches are absent until it is connected, those of its process if it was started
+    elsewhere. detail: why it is in its state. start: "forked", or "plain: " and why.
+    """
+
+    number: int
+    pid: int
+    state: str
+    detail: str
+    start: str
+    restart_count: int
+    limit: int
+    limit_cost: float | None
+    row_cost: float | None
+    batches: int
+    misses: int
+    in_flight: int
+    suspect: bool
+    ejected: bool
+    ejections: int
+    failures: int
+    accuracy: float | None
+    learned: int
+    failed: int
+    profile: list[list[int]]
+
+
+class ModelStats(TypedDict, total=False):
+    """Statistics of a version of a model. ended: queries by how they ended."""
+
+    engine: int
+    replicas: list[ReplicaStats]
+    wanted: int
+    has: int
+    stage: str
+    output: str
+    queued: int
+    delay_us: int
+    hits: int
+    joined: int
+    evaluated: int
+    batches: int
+    retried: int
+    cost: float | None
+    cost_padded: float | None
+    ended: dict[str, int]
+    accuracy: float | None
+    since_us: int
+    latency_us: Snapshot
+    batch_rows: Snapshot
+    duration_us: dict[str, float]
+    followed: FollowedStats
+
+
+class CacheStats(TypedDict):
+    """The prediction cache."""
+
+    bytes: int
+    entries: int
+    evictions: int
+
+
+class LoopStats(TypedDict):
+    """The event loops. late_us_max: longest delay of a wake-up."""
+
+    steps: int
+    late_us_max: int
+
+
+class FeedbackStats(TypedDict):
+    """The journal, and the answers that await feedback."""
+
+    waiting: int
+    journal_bytes: int
+    journal_records: int
+
+
+class StoreStats(TypedDict):
+    """The connection to a remote store. copy_age_s: age of the copy that is used meanwhile."""
+
+    name: str
+    connected: bool
+    tries: int
+    copy_age_s: float | None
+    away_s: float
+
+
+class ServerStats(TypedDict):
+    """All statistics of a server. issued, answered: tasks. mesh, params, store: of servers that
+    have one. shards: only for the dashboard."""
+
+    models: dict[str, ModelStats]
+    applications: dict[str, QueryStats]
+    cache: CacheStats
+    loop: LoopStats
+    feedback: FeedbackStats
+    issued: int
+    answered: int
+    queue_bytes: int
+    mesh: NotRequired[Stats]
+    params: NotRequired[Stats]
+    store: NotRequired[StoreStats]
+    shards: NotRequired[Sequence[Stats]]
