@@ -114,13 +114,13 @@ class TableClient:
 
     def shards(self) -> dict[str, object]:
         """Return the number of `shards`, and how far its last change is, `resharding`."""
-        return self._client.ask("GET", "/admin/shards")
+        return self._client.request("GET", "/admin/shards")
 
     def reshard(self, shards: int, *, dry_run: bool = False) -> TableChangeResult:
         """Change the number of shards while they serve; `shards` tells how far it is. Raises
         DoesNotFit."""
         path = f"/admin/shards/reshard{'?dry_run=true' if dry_run else ''}"
-        return cast(TableChangeResult, self._client.ask("POST", path, {"shards": shards}))
+        return cast(TableChangeResult, self._client.request("POST", path, {"shards": shards}))
 
     def _change(
         self, name: str, verb: str, members: dict[str, object], dry_run: bool
