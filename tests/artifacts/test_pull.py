@@ -121,6 +121,26 @@ def test_a_killed_pull_is_resumed(s3: S3Server, pulls: Puller, limits: PullLimit
     assert steps[1] > len(content) / 3  # the first third came before the kill
 
 
+def test_files_that_came_before_an_interruption_count_as_done(s3: S3Server, pulls: Puller) -> None:
+    contents = {name: os.urandom(2 * MIB) for name in ("a", "b", "c")}
+    for name, content in contents.items():
+        s3.put(f"parts/model/{name}", content)
+    total = 6 * MIB
+
+    def give_up(done: int, total: int) -> None:
+        if done > 3 * MIB:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pulls("s3://models/parts/model", progress=give_up)
+    steps: list[tuple[int, int]] = []
+    found = pulls("s3://models/parts/model", progress=lambda *at: steps.append(at))
+    assert {name: (found.path / name).read_bytes() for name in contents} == contents
+    done = [at for at, _ in steps]
+    assert (done, {of for _, of in steps}) == (sorted(done), {total})
+    assert (done[0], done[-1]) == (0, total), "what came before is counted"
+
+
 def test_what_a_killed_pull_left_of_older_content_is_not_used(
     s3: S3Server, pulls: Puller, limits: PullLimits
 ) -> None:

@@ -21,6 +21,7 @@ from clipper.store import (
     etcd_watch,
     open_store,
 )
+from clipper.store import mirror as mirror_module
 from clipper.store.mirror import KeyChange
 from tests.memory_container import wait_until
 from tests.store.etcd_server import EtcdServer
@@ -68,6 +69,21 @@ def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
     assert told == [("a", 1, 2, True), ("b", None, 3, True), ("a", 2, None, True)] or told[0][
         :3
     ] == ("a", 1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_changes_are_told_in_batches_of_a_limit(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "_BATCH", 3)
+    told: list[list[str]] = []
+    with MemoryStore() as store, Mirror(store, "m/", bytes) as mirror:
+        mirror.on_change(lambda changes: told.append([change.key for change in changes]))
+        store.txn((), [Put(f"m/{i}", b"") for i in range(count)])
+        wait_until(lambda: sum(map(len, told)) == count)
+        assert len(mirror) == count
+    assert [key for keys in told for key in keys] == [str(i) for i in range(count)]
+    assert max(map(len, told)) <= 3
 
 
 def test_an_undecodable_value_is_missing_and_affects_no_other_key(

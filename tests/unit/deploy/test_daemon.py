@@ -1,6 +1,7 @@
 """What is said when an engine cannot be reached, and whose containers are left over; no engine is
 needed for that."""
 
+import dataclasses
 import io
 import os
 import socket
@@ -8,17 +9,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clipper.deploy import EventKind, ReplicaState, RestartPolicy
-from clipper.deploy.daemon import Daemon, Owner, close_when
+from clipper.deploy.daemon import Daemon, Owner, _gpus, close_when
 from clipper.deploy.deployer import ContainerSpec
 from clipper.deploy.deployers import Deployers, placing
 from clipper.deploy.docker import describe_end
 from clipper.errors import DeployFailed, InvalidInput
 from clipper.settings.docker import DockerSettings
 from clipper.state_dir import StateDir
+from clipper.version import VERSION
 
 
 def said(kind: str, where: str, tmp_path: Path) -> str:
@@ -197,3 +200,75 @@ def test_the_user_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(os, "getuid", lambda uid=uid: uid)
         assert daemon._user_of(Engine(options)) == user
+
+
+class ContainerMaker:
+    """The part of an engine's client by which containers are made."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.removed: list[str] = []
+
+    def create_host_config(self, **words: Any) -> dict[str, Any]:
+        return words
+
+    def remove_container(self, name: str, force: bool) -> None:
+        assert force
+        self.removed.append(name)
+        raise OSError("there is none")
+
+    def create_container(self, *words: Any, **more: Any) -> dict[str, Any]:
+        self.made.append((more.pop("host_config"), words, more))
+        return {"Id": len(self.made)}
+
+
+def test_what_a_container_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    types = pytest.importorskip("docker.types", reason="python tools/fetch.py clients")
+    engine = ContainerMaker()
+    monkeypatch.setattr(Daemon, "api", engine)
+    settings = DockerSettings(log_mib=3, tmp_mib=5, processes_max=70)
+    few = ContainerSpec(name="m", target="a:b", connect="tcp:0.0.0.0:7", version=2, threads=3)
+    many = dataclasses.replace(few, memory_mib=64, cpus=1.5, gpus="0, 2", env={"HOME": "/x"})
+    docker = Daemon("docker", settings, Owner(tmp_path))
+    assert docker.create("image", few, 4) == "1"
+    assert docker.create("image", many, 4) == "2"
+    Daemon("podman", settings, Owner(tmp_path)).create("image", few, 0)
+    plain, limited, podman = engine.made
+    for host, (image, words), more in engine.made:
+        assert (image, words[:2]) == ("image", ["--connect", "tcp:127.0.0.1:7"])
+        assert words[4:] == ["--threads", "3"]
+        assert (host["cap_drop"], host["read_only"]) == (["ALL"], True)
+        assert host["security_opt"] == ["no-new-privileges"]
+        assert host["tmpfs"] == {"/tmp": "rw,nosuid,nodev,mode=1777,size=5m"}
+        assert (host["pids_limit"], host["network_mode"]) == (70, "host")
+        assert [one["ReadOnly"] for one in host["mounts"]] == [True]
+        assert more["labels"]["clipper.model"] == "m:2"
+    assert [words[2:4] for _, (_, words), _ in engine.made] == [
+        ["--replica", "4"],
+        ["--replica", "4"],
+        ["--replica", "0"],
+    ]
+    limits = ("mem_limit", "memswap_limit", "nano_cpus", "device_requests")
+    for host, _, more in (plain, podman):
+        assert [host[name] for name in limits] == [None] * 4
+        assert more["environment"] == {"HOME": "/tmp", "CLIPPER_VERSION": VERSION}
+    asked = [types.DeviceRequest(capabilities=[["gpu"]], device_ids=["0", "2"])]
+    assert [limited[0][name] for name in limits] == [64 << 20, 64 << 20, 1_500_000_000, asked]
+    assert limited[2]["environment"]["HOME"] == "/x"
+    assert plain[0]["log_config"]["Config"] == {"max-size": "3m", "max-file": "1"}
+    assert podman[0]["log_config"] is None
+    assert engine.removed == [more["name"] for _, _, more in engine.made]
+    assert plain[2]["name"].startswith("clipper-m-2-4-")
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ("all", {"count": -1}),
+        ("3", {"count": 3}),
+        ("0,2", {"device_ids": ["0", "2"]}),
+        ("GPU-1", {"device_ids": ["GPU-1"]}),
+    ],
+)
+def test_devices_that_are_asked_for(text: str, request_: dict[str, object]) -> None:
+    assert _gpus(text) == request_
