@@ -125,7 +125,7 @@ def test_a_function_that_fails_is_that_querys_error(world: World, says: Any, why
 
 
 def test_a_cost_that_is_none_of_these(world: World) -> None:
-    with pytest.raises(StatusError, match="bytes, length or a function, not 'width'"):
+    with pytest.raises(StatusError, match="length:TENSOR or a function, not 'width'"):
         world.model("str", cost="width")
 
 

@@ -16,6 +16,7 @@ from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status, StatusError
 from clipper_core.wire.prediction import register_record
+from clipper_core.wire.record import RecordLayout
 
 World = Any  # tests/core/conftest.py
 TICK_US = 64  # a deadline is kept this late at most
@@ -398,15 +399,20 @@ def test_votes_of_many_kinds(world: World) -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_one_tensor_of_a_record_is_compared(world: World, cached: bool) -> None:
-    """Records of equal labels agree, whatever else they hold; so does a label without a name."""
+    """Records of equal labels agree, whatever else they hold, and where the label is in them; so
+    does a label without a name.
+    """
     wide = Tensors.parse({"score": "f32[3]", "label": "i64", "box": "f64[2]"})
     slim = Tensors.parse({"label": "i32", "score": "f64"})
+    free = Tensors.parse({"why": "str", "score": "f32[*]", "label": "i16", "tags": "str[*]"})
 
     def named(tensors: Tensors) -> Any:
-        number = register_record(str(tensors), tensors.unpack, tensors.unpack_many)
+        layout = RecordLayout(tensors.specs)
+        number = register_record(str(tensors), layout, tensors.unpack, tensors.unpack_many)
+        fixed = tensors.is_fixed
         return world.model(
-            output="u8",
-            output_shape=(tensors.row_bytes,),
+            output="u8" if fixed else "bytes",
+            output_shape=(tensors.row_bytes,) if fixed else None,
             outputs=tensors,
             output_record=number,
             cached=cached,
@@ -417,6 +423,9 @@ def test_one_tensor_of_a_record_is_compared(world: World, cached: bool) -> None:
         (named(slim), {"label": 7, "score": 0.5}),
         (world.model(cached=cached), 7),
         (named(wide), {"score": [4, 5, 6], "label": 8, "box": [1, 2]}),
+        (named(free), {"why": "so", "score": [1], "label": 7, "tags": ["a", "bc"]}),
+        (named(free), {"why": "so what", "score": [1, 2], "label": 9, "tags": ["a", "bc"]}),
+        (named(free), {"why": "so", "score": [1, 2], "label": 10, "tags": ["ab", "c"]}),
     ]
     models = tuple(model for model, _ in outputs)
     containers = [] if cached else containers_of(world, models)
@@ -424,29 +433,34 @@ def test_one_tensor_of_a_record_is_compared(world: World, cached: bool) -> None:
         model.put(3.0, output)
 
     def verdict(field: str, need: int) -> Any:
-        fields = [model.outputs and model.outputs.place_of(field) for model in models]
         quorum = Decider([Step(Rule.QUORUM, 1_000, need=need), Step(Rule.FIRST)])
-        future = predict_ensemble(models, quorum, 3.0, 50_000, fields=fields, learn=True)
+        future = predict_ensemble(models, quorum, 3.0, 50_000, field=field, learn=True)
         world.step()
         for container, (model, output) in zip(containers, outputs, strict=False):
             container.read()
             packed = output if model.outputs is None else model.outputs.pack(output)
-            container.reply(lambda rows, packed=packed: np.array([packed] * len(rows)))
+            container.reply(
+                lambda rows, one=packed: (
+                    [one] * len(rows) if isinstance(one, bytes) else np.array([one] * len(rows))
+                )
+            )
             world.step()
         world.pass_deadline(1_000)
         return future.verdict[:2]
 
-    assert verdict("label", 3) == (0, 0b0111 if not cached else 0b1111)
-    assert verdict("label", 4)[0] == 1, "one of them has another label"
+    assert verdict("label", 4) == (0, 0b0011111 if not cached else 0b1111111)
+    assert verdict("label", 5)[0] == 1, "the others have other labels"
     assert verdict("nothing", 2)[0] == 1, "as a whole no two are equal"
-    assert verdict("box", 1) == (0, 0b1110), "a box with NaN is no vote"
+    assert verdict("box", 1) == (0, 0b1111110), "a box with NaN is no vote"
+    assert verdict("why", 2)[0] == 0, "two strings are equal"
+    assert verdict("why", 3)[0] == 1
+    assert verdict("tags", 2)[0] == 0
+    assert verdict("tags", 3)[0] == 1, "the same letters, parted otherwise"
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"fields": (None,)}, "1 fields for 2 models"),
-        ({"fields": (None, (0, 8, "f64", (1,) * 5))}, "at most 4 dimensions"),
         ({"weights": (1.0,)}, "1 weights for 2 models"),
         ({"starts_us": (0, 0, 0)}, "3 starts_us for 2 models"),
         ({"weights": (1.0, -1.0)}, "weights are numbers from 0 on"),

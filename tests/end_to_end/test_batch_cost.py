@@ -74,6 +74,72 @@ def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Dep
     assert server.stats()["models"][model.name]["cost"] == 48
 
 
+def test_a_tensor_that_is_not_there_has_no_length(deploy: Deploy) -> None:
+    model = deploy(lengths, inputs={"ids": "i64[*]"}, batching={"cost": "length:words"})
+    for query in (model.predict, lambda row: model.predict_many([row] * 40)):
+        with pytest.raises(InvalidInput, match="the length of tensor 'words', which its input"):
+            query({"ids": [1]})
+
+
+class Costs:
+    """A cost function that takes all rows at once, and counts its calls."""
+
+    __qualname__ = "<Costs>"  # it is in no module
+    takes_rows = True
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, rows: Any) -> Any:
+        rows = rows["ids"] if isinstance(rows, dict) else rows
+        self.sizes.append(len(rows))
+        costs = np.array([np.sum(row) for row in rows], np.float64)
+        return costs if 13 not in costs else costs[1:]
+
+
+@pytest.mark.parametrize(
+    ("types", "make"),
+    [
+        ({"input": "f64[2]"}, lambda n: np.full((n, 2), 1.5)),
+        ({"input": "i64[*]"}, lambda n: [np.full(i % 3, 4) for i in range(n)]),
+        (
+            {"inputs": {"ids": "i64[*]", "name": "str"}},
+            lambda n: {"ids": [[i % 3] for i in range(n)], "name": ["x"] * n},
+        ),
+        ({"inputs": {"ids": "f32[2]"}}, lambda n: {"ids": np.full((n, 2), 0.5)}),
+    ],
+)
+@pytest.mark.parametrize("n", [4, 60])
+def test_an_array_is_costed_by_one_call(
+    server: clipper.ClipperServer, deploy: Deploy, types: Any, make: Any, n: int
+) -> None:
+    costs, rows = Costs(), make(n)
+    model = deploy(
+        lambda x: np.zeros(len(next(iter(x.values())) if isinstance(x, dict) else x)),
+        **types,
+        cache=False,
+        batching=Batching(cost=costs),  # type: ignore[arg-type]
+        warmup=False,
+    )
+    first = {k: v[0] for k, v in rows.items()} if isinstance(rows, dict) else rows[0]
+    assert len(model.predict_many(rows).result(20)) == n
+    assert costs.sizes == [n]
+    wanted = costs(rows if not isinstance(rows, dict) else {"ids": rows["ids"]})
+    assert server.stats()["models"][model.name]["cost"] == pytest.approx(
+        np.maximum(wanted, 0.001).sum()
+    )
+    model.predict(first).result(20)
+    assert costs.sizes[2:] == [1]
+
+
+def test_a_function_of_rows_returns_a_number_for_each(deploy: Deploy) -> None:
+    model = deploy(lengths, input="i64[*]", batching=Batching(cost=Costs()))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"takes 2 rows, and returned a ndarray of shape \(1,\)"):
+        model.predict_many([[6, 7], [1]])
+    with pytest.raises(InvalidInput, match=r"returned -1\.0; it returns a number from 0"):
+        model.predict_many([[1], [-1]])
+
+
 def test_over_http_the_error_is_of_that_query() -> None:
     with clipper.start(**QUICK, http="127.0.0.1:0") as server:
         server.deploy("m", lengths, input="i64[*]", batching={"cost": cost})

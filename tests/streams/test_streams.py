@@ -1,6 +1,7 @@
 """Records through a real Redis: each is answered once, in order, or refused with the reason;
 whatever happens between."""
 
+import base64
 import json
 import os
 import random
@@ -33,6 +34,10 @@ def client(redis_server: RedisServer) -> Iterator[Client]:
 
 def answers_of(client: Client, name: str) -> list[dict[str, str]]:
     return [fields for _, fields in client.xrange(name)]
+
+
+def text_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def streams(fresh: Callable[[], str], **settings: Any) -> dict[str, Any]:
@@ -164,18 +169,29 @@ def test_records_come_in_and_named_outputs_go_out(
 ) -> None:
     def price(columns: dict[str, Any]) -> dict[str, Any]:
         price = np.nan_to_num(columns["age"] * 2, nan=-1)
-        return {"price": price, "sizes": columns["sizes"], "city": columns["city"]}
+        photos = [photo[::-1] for photo in columns["photo"]]
+        return {
+            "price": price,
+            "sizes": columns["sizes"],
+            "city": columns["city"],
+            "photo": photos,
+        }
 
     server.deploy(
         "price",
         price,
-        inputs={"age": "f64", "city": "str", "sizes": "i64[*]"},
-        outputs={"price": "f64", "sizes": "i64[*]", "city": "str"},
+        inputs={"age": "f64", "city": "str", "sizes": "i64[*]", "photo": "bytes"},
+        outputs={"price": "f64", "sizes": "i64[*]", "city": "str", "photo": "bytes"},
     )
     server.app("prices", models=["price"], slo_ms=5000)
     names = streams(fresh)
-    rows = [{"age": i, "city": "Bern" * i, "sizes": [*range(i)]} for i in range(20)]
-    for row in (*rows, {**rows[1], "age": None}, {"age": 1, "city": 3, "sizes": []}):
+    photos = [bytes(range(i)) + b"\xff" for i in range(20)]
+    rows = [
+        {"age": i, "city": "Bern" * i, "sizes": [*range(i)], "photo": text_of(photo)}
+        for i, photo in enumerate(photos)
+    ]
+    wrong = [{**rows[1], "city": 3}, {**rows[1], "photo": "%"}, {**rows[1], "photo": 3}]
+    for row in (*rows, {**rows[1], "age": None}, *wrong):
         client.xadd(names["source"], {"input": json.dumps(row)})
     with server.stream("prices", redis_server.url, **names):
         wait_until(lambda: client.xlen(names["answers"]) == 21)
@@ -184,8 +200,11 @@ def test_records_come_in_and_named_outputs_go_out(
     assert [one["price"] for one in found] == [*prices, -1]
     assert [one["sizes"] for one in found] == [*(row["sizes"] for row in rows), [0]]
     assert [one["city"] for one in found] == [*(row["city"] for row in rows), "Bern"]
-    (refused,) = answers_of(client, names["source"] + ".refused")
-    assert "tensor 'city': expected str, got a int" in refused["refused.reason"]
+    assert [one["photo"] for one in found[:20]] == [text_of(photo[::-1]) for photo in photos]
+    reasons = [one["refused.reason"] for one in answers_of(client, names["source"] + ".refused")]
+    assert "tensor 'city': expected str, got a int" in reasons[0]
+    assert [("photo" in reason and "bytes" in reason) for reason in reasons[1:]] == [False, True]
+    assert "base64" in reasons[1]
 
 
 def test_text_is_taken_as_it_is(

@@ -156,16 +156,6 @@ class Tensors:
         """The type of a record as one row: `u8[64]` or `bytes`."""
         return f"u8[{self.row_bytes}]" if self.is_fixed else "bytes"
 
-    def place_of(self, name: str) -> tuple[int, int, str, tuple[int, ...]] | None:
-        """Return where a tensor is in each record: its first byte, its bytes, its element type and
-        its shape. None if records differ in length.
-        """
-        spec = self.by_name.get(name)
-        if spec is None or not self.is_fixed:
-            return None
-        at = self._offsets[[*self.by_name].index(name)]
-        return at, math.prod(spec.shape) * spec.numpy.itemsize, spec.dtype, spec.shape
-
     def select(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the names of some of the tensors, in the order of the schema. Raises:
         InvalidTensor for an unknown one.
@@ -283,6 +273,8 @@ class Tensors:
             ):
                 return None
             n = len(column)
+        if len(values) == 1 and column.nbytes == n * self.row_bytes:
+            return np.ascontiguousarray(column).reshape(n, -1).view(np.uint8)
         rows = np.zeros(n, self._record)
         for name, column in values.items():
             rows[name] = column
@@ -330,7 +322,7 @@ class Tensors:
         Raises: InvalidTensor for a damaged record.
         """
         if self.is_fixed:
-            views = self._columns(np.ascontiguousarray(records, np.uint8))
+            views = self._columns(np.ascontiguousarray(records, np.uint8)).items()
             return {name: np.ascontiguousarray(view) if copy else view for name, view in views}
         if len(records) > FEW_ROWS:
             return open_columns(self.specs, Records.of(records))
@@ -340,21 +332,36 @@ class Tensors:
             for i, spec in enumerate(self.specs)
         }
 
-    def _columns(self, records: Array) -> list[tuple[str, Array]]:
-        """Return the name of each tensor and a view of it in the records, u8 (n, row_bytes)."""
+    def _columns(self, records: Array) -> dict[str, Array]:
+        """Return a view of each tensor in the records, u8 (n, row_bytes)."""
         if records.ndim != 2 or records.shape[1] != self.row_bytes:
             raise InvalidTensor(
                 "", f"records of shape {list(records.shape)}; a record of {self} has"
                 f" {self.row_bytes} bytes."
             )  # fmt: skip
-        structured = records.view(self._record)[:, 0]
-        for name in self._bools:
-            check_bools(self.by_name[name], structured[name])
-        return [(name, structured[name]) for name in self.by_name]
+        by_type: dict[str, Array] = {}
+        columns: dict[str, Array] = {}
+        for spec, index in self._indices:  # a hot path: views of one type are sooner than fields
+            view = by_type.get(spec.dtype)
+            if view is None:
+                view = by_type[spec.dtype] = records.view(spec.numpy)
+            column = view[index]
+            if len(spec.shape) > 1:
+                column = column.reshape(len(records), *spec.shape)
+            if spec.dtype == "bool":
+                check_bools(spec, column)
+            columns[spec.name] = column
+        return columns
 
     @cached_property
-    def _bools(self) -> list[str]:
-        return [spec.name for spec in self.specs if spec.dtype == "bool"]
+    def _indices(self) -> list[tuple[TensorSpec, tuple[slice, slice | int]]]:
+        """Where each tensor is in records of fixed sizes, seen as arrays of its type."""
+        found: list[tuple[TensorSpec, tuple[slice, slice | int]]] = []
+        for spec, offset in zip(self.specs, self._offsets, strict=True):
+            at = offset // spec.numpy.itemsize
+            part = slice(at, at + math.prod(spec.shape)) if spec.shape else at
+            found.append((spec, (slice(None), part)))
+        return found
 
     # -- names
 
@@ -453,7 +460,7 @@ class Tensors:
     def _open(self, record: Array) -> list[Array]:
         """Return the arrays of a record, in order."""
         if self.is_fixed:
-            return [column[0, ...] for _, column in self._columns(record.reshape(1, -1))]
+            return [column[0, ...] for column in self._columns(record[None]).values()]
         if record.size < self._head.size:
             raise InvalidTensor("", f"a record of {record.size} bytes is cut short.")
         sizes = iter(self._head.unpack_from(record.data))

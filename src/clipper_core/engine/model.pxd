@@ -10,12 +10,13 @@ from clipper_core.results.completion cimport Block
 from clipper_core.results.decider cimport RulingData
 from clipper_core.results.ensemble_call cimport EnsembleCall
 from clipper_core.results.future cimport Future
-from clipper_core.runtime.machine cimport u32, u64, u8
+from clipper_core.runtime.machine cimport i64, u32, u64, u8
 from clipper_core.runtime.row_hash cimport Key
 from clipper_core.runtime.status cimport Status
 from clipper_core.scheduling.model_state cimport ModelState
 from clipper_core.scheduling.submit cimport Intake
 from clipper_core.wire.prediction cimport Value
+from clipper_core.wire.record cimport RecordLayout
 
 cdef int check_type(str name, str dtype, tuple shape) except -1
 cdef int check_similar(str name, str dtype, tuple shape) except -1
@@ -23,6 +24,11 @@ cdef int check_similar(str name, str dtype, tuple shape) except -1
 cdef inline u64 near_uid(u64 uid) noexcept nogil:
     """What a model's keys of cells are made with, beside those of rows."""
     return uid | (<u64> 1 << 63)
+
+cdef struct RowsOfArray:        # rows that lie one after another
+    const u8* data              # NULL: they are objects of Python
+    const i64* offsets          # where each begins; NULL: all have row_bytes
+    u64 row_bytes
 
 cdef class Model:
     # the input: the type of its rows, and how an input becomes one
@@ -39,6 +45,7 @@ cdef class Model:
     cdef public object on_untyped
     # packs named tensors into records, which its rows then are; None: it takes one tensor
     cdef readonly object tensors
+    cdef RecordLayout layout           # of these records
 
     cdef int _set_rows(self, str dtype, tuple shape, object tensors) except -1
     cdef int _settle_by(self, object x) except -1
@@ -55,6 +62,8 @@ cdef class Model:
     # queries and results
     cdef readonly u64 slo_us           # of a predict() without one
     cdef readonly object cost          # (row) -> its cost; None: not a function's
+    cdef bint cost_takes_rows          # it takes many rows and returns as many costs
+    cdef str cost_tensor               # the cost is its length; None: it is not
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:
                                        # another number, another prediction
     cdef readonly object outputs       # packs a dict of named tensors, which an output is; None: it
@@ -71,7 +80,10 @@ cdef class Model:
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
                        u64 now, Block* block,
                        u32 slot, u32 cost) noexcept nogil
-    cdef u32 _cost(self, object row) except? 0
+    cdef u32 _cost(self, object x, const void* row, u64 nbytes) except? 0
+    cdef u32 _length(self, const void* row, u64 nbytes) except? 0
+    cdef object _called(self, object given)
+    cdef u32 _counted(self, double cost) except? 0
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
                         Block* block,
@@ -81,8 +93,11 @@ cdef class Model:
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef int _wait_for_room(self, int klass, u64 until) except -1
     cdef int _set_cost(self, object cost, bint padded) except -1
-    cdef list _costs(self, object rows)
-    cdef int _one_by_one(self, object rows, list costs, u64 slo, u64 salt, u64 now, u64 until,
+    cdef object _unpacked(self, const void* row, u64 nbytes)
+    cdef cnp.ndarray _costs_of_rows(self, object rows)
+    cdef object _costs(self, object rows)
+    cdef RowsOfArray _block(self, object rows) except *
+    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
                          Block* block, u32 slot) except -1
     cdef object _set_intake_rows(self, Intake* intake, object rows)
     cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
@@ -112,7 +127,7 @@ cdef class EnsembleRequest:
 
     cdef u64 read(self, object x) except? 0
     cdef int set_votes(self, object weights, object starts_us) except -1
-    cdef int set_fields(self, object fields) except -1
+    cdef int set_field(self, str name) except -1
     cdef int set_deferred(self, u32 i, u8* to) except -1
     cdef int look_up(self, u64 now) except -1
     cdef RulingData use_cache_hits(self) except *

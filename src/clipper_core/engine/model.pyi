@@ -102,5 +102,5 @@ def predict_ensemble(
     weights: Sequence[float] | None = None,
     starts_us: Sequence[int] | None = None,
     learn: bool = False,
-    fields: Sequence[tuple[int, int, str, tuple[int, ...]] | None] | None = None,
+    field: str = "",
 ) -> Future: ...

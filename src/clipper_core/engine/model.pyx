@@ -1,6 +1,6 @@
 """Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.math cimport ceil
 from libc.string cimport memcpy
 
@@ -41,10 +41,12 @@ from clipper_core.scheduling.submit cimport (
     look_rows_of, row_bytes_end, row_refused, row_submit, wait_for_room,
 )
 from clipper_core.wire.prediction cimport (
-    RANK_MAX, TAG_NONE, object_value, record_value, value_drop, value_object,
+    RANK_MAX, TAG_NONE, object_value, record_layout, record_value, value_drop, value_object,
 )
+from clipper_core.wire.record cimport RecordLayout, RecordPlace, record_place
 
 from clipper_core.runtime.dtype import NAMES
+from clipper_core.wire.record import pack_vectors
 
 cnp.import_array()
 
@@ -59,56 +61,6 @@ cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dty
                        "u64": np.dtype("<u8"),
                        "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"),
                        "f64": np.dtype("<f8")}
-
-
-def _pack_vectors(list columns, list dtypes):
-    """Return the records of rows of numbers of free lengths (docs/wire.md), u8 (bytes,), and where
-    each begins, i64 (n + 1,): one pass for the sizes, one for the bytes, and no object a row.
-
-    columns: a list of arrays for each tensor; dtypes: their types. None if one is not a list of
-    1-d arrays of its type without gaps: then the general way packs them, or says what is wrong.
-    """
-    cdef Py_ssize_t i, n = len(columns[0])
-    cdef u32 k, tensors = <u32> len(columns)
-    cdef i64 at = 0, size, head = (4 * tensors + 7) & ~<i64> 7
-    cdef cnp.ndarray array
-    cdef cnp.ndarray offsets = np.empty(n + 1, np.int64)
-    cdef i64* begins = <i64*> cnp.PyArray_DATA(offsets)
-    cdef u8* to
-    cdef vector[int] types
-    for dtype in dtypes:
-        types.push_back((<cnp.dtype> dtype).num)
-    if not all([type(column) is list for column in columns]):
-        return None
-    begins[0] = 0
-    for i in range(n):
-        at += head
-        for k in range(tensors):
-            given = (<list> columns[k])[i]
-            if type(given) is not np.ndarray:
-                return None
-            array = given
-            if (cnp.PyArray_TYPE(array) != types[k] or cnp.PyArray_NDIM(array) != 1
-                    or not cnp.PyArray_ISCARRAY_RO(array)
-                    or cnp.PyArray_DIM(array, 0) > 0xFFFFFFFF):
-                return None
-            at += (cnp.PyArray_NBYTES(array) + 7) & ~<i64> 7
-        begins[i + 1] = at
-    cdef cnp.ndarray data = np.empty(at, np.uint8)
-    for i in range(n):
-        to = <u8*> cnp.PyArray_DATA(data) + begins[i]
-        (<u64*> (to + head - 8))[0] = 0
-        for k in range(tensors):
-            (<u32*> to)[k] = <u32> cnp.PyArray_DIM(<cnp.ndarray> (<list> columns[k])[i], 0)
-        to += head
-        for k in range(tensors):
-            array = (<list> columns[k])[i]
-            size = (cnp.PyArray_NBYTES(array) + 7) & ~<i64> 7
-            if size:
-                (<u64*> (to + size - 8))[0] = 0
-            memcpy(to, cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array))
-            to += size
-    return data, offsets
 
 
 cdef int check_similar(str name, str dtype, tuple shape) except -1:
@@ -169,10 +121,11 @@ cdef class Model:
     answered and its replicas have gone. `tensors` packs inputs, dicts of named tensors, into
     records; a row is one. `output_record`: an output is a record of this type, see
     clipper_core.wire.prediction.register_record; `outputs` packs one. `cost`: what a row costs,
-    where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes), or a
-    function of the row, or of its named tensors, that returns a number from 0 on, counted in
-    thousandths; "": all cost the same. `padded`: the model fills the rows of a batch up to the
-    longest.
+    where rows differ: "bytes", "length" (of its elements; of str and bytes their bytes),
+    "length:TENSOR" of one of `tensors`, or a function of the row, or of its named tensors, that
+    returns a number from 0 on, counted in thousandths; "": all cost the same. A function with
+    `takes_rows` set takes the rows of an array at once, or one as such, and returns their costs.
+    `padded`: the model fills the rows of a batch up to the longest.
     """
 
     # -- the input: it becomes the bytes of a row, or is refused with a message that names what was
@@ -193,6 +146,7 @@ cdef class Model:
         self.shape = shape
         if tensors is not None:
             self.tensors, self.dtype, self.typenum = tensors, None, -1
+            self.layout = RecordLayout(tensors.specs, tensors.finite)
         if m.spec.variable or m.spec.dtype == ANY:
             return 0
         m.spec.rank = <u8> len(shape)
@@ -245,7 +199,8 @@ cdef class Model:
             nbytes[0] = size
             return x
         if self.tensors is not None:
-            return self._packed(self.tensors.pack(x), row, nbytes)
+            record = self.layout.pack(x)
+            return self._packed(self.tensors.pack(x) if record is None else record, row, nbytes)
         if not isinstance(x, bytes):
             if not isinstance(x, (bytearray, memoryview)):
                 raise self._refuse(x, None)
@@ -353,7 +308,7 @@ cdef class Model:
         cdef u64 nbytes = 0
         cdef object _keep
         if self.tensors is not None:
-            rows = self.tensors.by_tensor(rows, _pack_vectors)
+            rows = self.tensors.by_tensor(rows, pack_vectors)
             if len(rows):
                 self._check_bytes(self.state.spec.row_bytes or int(rows.sizes.max()))
             return rows
@@ -401,8 +356,9 @@ cdef class Model:
         slo_of(slo_us, 0)
         if similar is not None:
             check_similar(name, dtype, shape)
-        if not (callable(cost) or cost in ("", "bytes", "length")):
-            raise_for(BAD_INPUT, f"the cost of {name} is bytes, length or a function, not {cost!r}")
+        if not (callable(cost) or cost in ("", "bytes", "length") or cost.startswith("length:")):
+            raise_for(BAD_INPUT, f"the cost of {name} is bytes, length, length:TENSOR or a "
+                                 f"function, not {cost!r}")
         m = engine.new_model()
         self.state = m
         m.spec.uid = uid
@@ -428,6 +384,9 @@ cdef class Model:
         cdef u8 kind = COST_GIVEN
         if callable(cost):
             self.cost = cost
+            self.cost_takes_rows = getattr(cost, "takes_rows", False)
+        elif cost.startswith("length:"):
+            self.cost_tensor = cost.removeprefix("length:")
         else:
             kind = COST_BYTES if cost == "bytes" else COST_LENGTH
         self.state.by_cost = cost_batch_new(kind, padded, 1)
@@ -534,21 +493,77 @@ cdef class Model:
         return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
                           slot, cost)
 
-    cdef u32 _cost(self, object row) except? 0:
-        """Return the cost of a row by the model's function, in thousandths, 1 at least; 0: there is
-        no function. Before anything is submitted: it may raise."""
-        cdef double cost = -1
+    cdef u32 _cost(self, object x, const void* row, u64 nbytes) except? 0:
+        """Return the cost of a row: by the model's function in thousandths, or the length of a
+        tensor; 1 at least. 0: neither is its cost. x: the row as an object. Before anything is
+        submitted: it may raise."""
+        if self.cost_tensor is not None:
+            return self._length(row, nbytes)
         if self.cost is None:
             return 0
+        if not self.cost_takes_rows:
+            return self._counted(self._called(x if self.tensors is None
+                                              else self._unpacked(row, nbytes)))
+        if self.tensors is not None:
+            x = [PyBytes_FromStringAndSize(<const char*> row, <Py_ssize_t> nbytes)]
+            if self.state.spec.row_bytes:
+                x = np.frombuffer(x[0], np.uint8)[None]
+        else:
+            x = x[None] if self.state.spec.row_bytes else [x]
+        return (<u32*> cnp.PyArray_DATA(self._costs_of_rows(x)))[0]
+
+    cdef object _unpacked(self, const void* row, u64 nbytes):
+        """Return the named tensors of a record."""
+        cdef bytes record = PyBytes_FromStringAndSize(<const char*> row, <Py_ssize_t> nbytes)
+        opened = self.layout.unpack(record)
+        return self.tensors.unpack(record) if opened is None else opened
+
+    cdef object _called(self, object given):
+        """Return what the cost function returns: a number, or one for each row."""
         try:
-            cost = self.cost(row if self.tensors is None else self.tensors.unpack(row))
+            found = self.cost(given)
+            return found if self.cost_takes_rows else float(found)
         except Exception as error:
             raise_for(BAD_INPUT, f"the cost function of {self.name} raised "
                                  f"{type(error).__name__}: {error}; call it with this input")
+
+    cdef u32 _counted(self, double cost) except? 0:
+        """Return a cost that the function returned as the core counts it."""
         if not 0 <= cost <= COST_MAX:
             raise_for(BAD_INPUT, f"the cost function of {self.name} returned {cost}; it returns a "
                                  f"number from 0 to {COST_MAX:.0f}")
         return max(<u32> ceil(cost * COST_PARTS), <u32> 1)
+
+    cdef cnp.ndarray _costs_of_rows(self, object rows):
+        """Return the costs of rows by a function that takes them all, u32 (n,)."""
+        cdef u64 i, n = len(rows)
+        cdef cnp.ndarray costs = np.empty(n, np.uint32)
+        cdef u32* to = <u32*> cnp.PyArray_DATA(costs)
+        cdef const double* given
+        cdef cnp.ndarray found
+        returned = self._called(rows if self.tensors is None else self.tensors.unpack_many(rows))
+        try:
+            found = np.ascontiguousarray(returned, np.float64)
+        except (TypeError, ValueError):
+            found = np.empty((0, 0))
+        if cnp.PyArray_NDIM(found) != 1 or <u64> len(found) != n:
+            raise_for(BAD_INPUT, f"the cost function of {self.name} takes {n} rows, and returned a "
+                                 f"{type(returned).__name__} of shape {np.shape(returned)}; it "
+                                 f"returns a number for each row")
+        given = <const double*> cnp.PyArray_DATA(found)
+        for i in range(n):
+            to[i] = self._counted(given[i])
+        return costs
+
+    cdef u32 _length(self, const void* row, u64 nbytes) except? 0:
+        cdef RecordPlace place
+        if (self.layout is None or self.cost_tensor not in self.layout.names
+                or not record_place(&self.layout.shape, <const u8*> row, nbytes,
+                                    <u32> self.layout.names.index(self.cost_tensor), &place)):
+            raise_for(BAD_INPUT, f"the cost of {self.name} is the length of tensor "
+                                 f"{self.cost_tensor!r}, which its input does not have: "
+                                 f"{self.describe_input()}")
+        return <u32> min(max(place.items, <u64> 1), <u64> 0xFFFFFFFF)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         row_refused(self.state, status, slo_us, self._now_us(), value)
@@ -606,10 +621,10 @@ cdef class Model:
         cdef Value value
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
             return self._evaluate(row, nbytes, &key, salt, slo_us,
-                                  0 if self.cost is None else self._cost(_keep), finish, extra)
+                                  self._cost(_keep, row, nbytes), finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
             self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
-                                                 self._cost(_keep), None, None),
+                                                 self._cost(_keep, row, nbytes), None, None),
                                   value_object(&value))
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
@@ -680,44 +695,64 @@ cdef class Model:
             wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
         return 0
 
-    cdef int _one_by_one(self, object rows, list costs, u64 slo, u64 salt, u64 now, u64 until,
+    cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
                          Block* block, u32 slot) except -1:
         """A task a row: for rows that differ in length, and for so few that they gain by joining
-        equal ones in flight. costs: of the rows; None: no function gives them."""
+        equal ones in flight. costs: u32 of each row; None: their own."""
+        cdef RowsOfArray lying = self._block(rows)
+        cdef const u32* cost = NULL
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef u32 i = 0, n = <u32> len(rows)
-        cdef object _keep = None
-        cdef bint packed = self.tensors is not None
-        cdef const i64* offsets = NULL
-        cdef const u8* records = NULL
-        if packed:                      # one block of bytes: no object a row
-            if self.state.spec.row_bytes == 0:
-                offsets = <const i64*> cnp.PyArray_DATA(rows.offsets)
-            records = <const u8*> cnp.PyArray_DATA(rows if offsets == NULL else rows.data)
-            nbytes = self.state.spec.row_bytes
+        cdef object x = None
+        if costs is not None:
+            cost = <const u32*> cnp.PyArray_DATA(costs)
         try:
             for i in range(n):
-                if not packed:
-                    _keep = self._row(rows[i], &row, &nbytes)
-                elif offsets == NULL:
-                    row = records + i * nbytes
+                if lying.data == NULL:
+                    x = self._row(rows[i], &row, &nbytes)
                 else:
-                    row = records + offsets[i]
-                    nbytes = <u64> (offsets[i + 1] - offsets[i])
+                    _row_of(&lying, i, &row, &nbytes)
+                    x = None if self.watch is None else rows[i] if self.shape else rows[i, ...]
                 self._wait_for_room(log2_of(slo), until)
-                self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
-                             block, slot + i, 0 if costs is None else costs[i])
+                self._submit(row, nbytes, salt, self._mark(x, row, nbytes, salt), slo, now,
+                             block, slot + i, 0 if cost == NULL else cost[i])
         except BaseException:           # a signal's, or of an input that changed after it was
                                         # checked
             self._give_up(block, slot + i, slot + n)
             raise
         return 0
 
-    cdef list _costs(self, object rows):
-        """Return the cost of each row of an array; None without a function. Called before anything
-        is submitted."""
-        return None if self.cost is None else [self._cost(row) for row in rows]
+    cdef object _costs(self, object rows):
+        """Return the cost of each row of an array, u32 (n,); None where `_cost` gives none. Called
+        before anything is submitted."""
+        cdef RowsOfArray lying
+        cdef const void* row = NULL
+        cdef u64 i, nbytes = 0, n = len(rows)
+        if self.cost is None and self.cost_tensor is None:
+            return None
+        if self.cost_takes_rows:
+            return self._costs_of_rows(rows)
+        lying = self._block(rows)
+        cdef cnp.ndarray costs = np.empty(n, np.uint32)
+        cdef u32* to = <u32*> cnp.PyArray_DATA(costs)
+        for i in range(n):
+            _row_of(&lying, i, &row, &nbytes)
+            to[i] = self._cost(rows[i] if self.tensors is None else None, row, nbytes)
+        return costs
+
+    cdef RowsOfArray _block(self, object rows) except *:
+        """Return where rows lie that `_rows` returned."""
+        cdef RowsOfArray lying
+        lying.row_bytes = self.state.spec.row_bytes
+        lying.data = NULL
+        lying.offsets = NULL
+        if isinstance(rows, np.ndarray):
+            lying.data = <const u8*> cnp.PyArray_DATA(rows)
+        elif self.tensors is not None:
+            lying.data = <const u8*> cnp.PyArray_DATA(rows.data)
+            lying.offsets = <const i64*> cnp.PyArray_DATA(rows.offsets)
+        return lying
 
     cdef object _set_intake_rows(self, Intake* intake, object rows):
         """Rows or columns of an intake; -> the objects that must stay alive meanwhile."""
@@ -782,6 +817,19 @@ cdef class Model:
         return f"<Model {self.name} {self.describe_input()}>"
 
 
+cdef inline void _row_of(const RowsOfArray* rows, u64 i, const void** row,
+                         u64* nbytes) noexcept nogil:
+    """Set where row i is; nothing if the rows are objects of Python."""
+    if rows.data == NULL:
+        return
+    if rows.offsets == NULL:
+        row[0] = rows.data + i * rows.row_bytes
+        nbytes[0] = rows.row_bytes
+    else:
+        row[0] = rows.data + rows.offsets[i]
+        nbytes[0] = <u64> (rows.offsets[i + 1] - rows.offsets[i])
+
+
 def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
     """Return one future over the same input on several models, of one engine or of connected
     engines: task i is models[i]'s. Threads: any."""
@@ -808,7 +856,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
         rows.push_back(row)
         sizes.push_back(nbytes)
         marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
-        costs.push_back((<Model> models[i])._cost(_keep[i]))
+        costs.push_back((<Model> models[i])._cost(_keep[i], row, nbytes))
     if not slots_claim(model.engine.state.completion, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.completion, block, slot, n, finish, extra)
@@ -935,23 +983,25 @@ cdef class EnsembleRequest:
             (<Model> model)._check_bytes(row.nbytes)
             row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
                                              self.salt)
-            row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1])
+            row.cost = (<Model> model)._cost(self.kept[len(self.kept) - 1], row.data, row.nbytes)
             self.rows.push_back(row)
             total += (row.nbytes + 7) & ~<u64> 7
         return total
 
-    cdef int set_fields(self, object fields) except -1:
-        """Set which tensor of a record is compared, of each task that has records."""
+    cdef int set_field(self, str name) except -1:
+        """Set which tensor is compared of the records that hold one of this name."""
         cdef Field* field
-        cdef u32 i, k
-        for i in range(self.ensemble_call.n if fields is not None else 0):
-            if fields[i] is None:
+        cdef RecordLayout layout
+        cdef u32 i, record
+        for i in range(self.ensemble_call.n if name else 0):
+            record = (<Model> self.models[i]).state.spec.output_record
+            layout = record_layout(record) if record else None
+            if layout is None or name not in layout.names:
                 continue
             field = &self.ensemble_call.votes[i].field
-            field.at, field.nbytes, name, shape = fields[i]
-            field.dtype, field.rank = <u8> int(NAMES[name]), <u8> len(shape)
-            for k in range(field.rank):
-                field.dims[k] = shape[k]
+            field.index = <u32> layout.names.index(name)
+            if layout.shape.parts[field.index].rank <= RANK_MAX:
+                field.shape, field.record = &layout.shape, record
         return 0
 
     cdef int set_votes(self, object weights, object starts_us) except -1:
@@ -1084,12 +1134,11 @@ cdef Lane* _lane(Model model, int klass) except NULL:
     return m.lanes[klass]
 
 
-cdef int _check(tuple models, Decider decider, object weights, object starts_us,
-                object fields) except -1:
+cdef int _check(tuple models, Decider decider, object weights, object starts_us) except -1:
     if not 1 <= len(models) <= ENSEMBLE_TASKS_MAX:
         raise_for(BAD_INPUT,
                   f"predict_ensemble takes 1 to {ENSEMBLE_TASKS_MAX} models, not {len(models)}")
-    for name, values in (("weights", weights), ("starts_us", starts_us), ("fields", fields)):
+    for name, values in (("weights", weights), ("starts_us", starts_us)):
         if values is not None and len(values) != len(models):
             raise_for(BAD_INPUT,
                       f"predict_ensemble was given {len(values)} {name} for {len(models)} models")
@@ -1099,8 +1148,6 @@ cdef int _check(tuple models, Decider decider, object weights, object starts_us,
         raise_for(BAD_INPUT,
                   f"starts_us are microseconds from 0 on, or -1: when the decider submits it; not "
                   f"{starts_us}")
-    if fields is not None and any([field and len(field[3]) > RANK_MAX for field in fields]):
-        raise_for(BAD_INPUT, f"a field that is compared has at most {RANK_MAX} dimensions")
     if decider is None:
         raise_for(BAD_INPUT, "predict_ensemble was given no decider")
     return 0
@@ -1112,7 +1159,7 @@ cdef bint _starts_later(object starts_us) except -1:
 
 def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
                   extra=None, weights=None,
-                  starts_us=None, bint learn=False, fields=None):
+                  starts_us=None, bint learn=False, str field=""):
     """One future over the same input on several models, done as soon as `decider` has an answer.
     Threads: any.
 
@@ -1121,11 +1168,11 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
     votes and means. With `learn` the tasks that are outstanding at the answer go on; without, they
     end as UNNEEDED, like those never submitted. `future.verdict` names the tasks of the answer,
     `finish(future)` makes it; without `finish` the result is the list of the used predictions, in
-    rank order. fields[i]: what is compared of records of fixed sizes that models[i] returns:
-    (first byte, bytes, element type, shape); None: the whole output. Raises BAD_INPUT (nothing was
-    submitted), NO_MEMORY.
+    rank order. field: the tensor that is compared of records that have one of this name, of at most
+    4 dimensions; other outputs are compared as a whole. Raises BAD_INPUT (nothing was submitted),
+    NO_MEMORY.
     """
-    _check(models, decider, weights, starts_us, fields)
+    _check(models, decider, weights, starts_us)
     cdef Model model = models[0]
     cdef EnsembleRequest request = EnsembleRequest.__new__(EnsembleRequest)
     cdef CompletionState* home = model.engine.state.completion
@@ -1148,7 +1195,7 @@ def predict_ensemble(tuple models, Decider decider, x, slo_us=None, u64 salt=0, 
         _give_back(home, block, first, n + 1)
         raise_for(NO_MEMORY, "no memory for an ensemble call")
     request.set_votes(weights, starts_us)
-    request.set_fields(fields)
+    request.set_field(field)
     decider_query(decider.state)
     future = future_of_ensemble(model.engine.completion, request.ensemble_call, models, finish,
                                 extra)

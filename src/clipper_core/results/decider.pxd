@@ -5,6 +5,7 @@
 # Threads: any; a DeciderState is never changed once made, but for its bucket of extra tasks, which
 # has a lock. Rules: docs/design.md, "Deciders in the core".
 from clipper_core.runtime.machine cimport atomic, u32, u64, u8
+from clipper_core.wire.record cimport RecordShape
 
 cdef enum:
     STEPS_MAX = 16
@@ -41,11 +42,9 @@ cdef enum RulingKind:
     SUBMIT = 2
 
 cdef struct Field:              # the tensor of a record that is compared (docs/wire.md)
-    u32 at                      # its first byte
-    u32 nbytes                  # 0: the whole output is compared
-    u8 dtype
-    u8 rank
-    u32 dims[4]
+    const RecordShape* shape
+    u32 record                  # the type of the record; 0: the whole output is compared
+    u32 index
 
 cdef struct VoteData:           # what is known of one task
     u8 state                    # VoteState

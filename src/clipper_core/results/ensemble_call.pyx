@@ -32,7 +32,8 @@ from clipper_core.runtime.machine cimport (
     acq_rel, acquire, aligned_new, i64, pause, relaxed, seq_cst,
 )
 from clipper_core.runtime.status cimport CANCELLED, OK, UNNEEDED
-from clipper_core.wire.prediction cimport TAG_BLOB, Blob, blob_data, record_type
+from clipper_core.wire.prediction cimport RANK_MAX, TAG_BLOB, Blob, blob_data, record_type
+from clipper_core.wire.record cimport RecordPlace, record_place
 
 ctypedef EnsembleCall* EnsembleCallPointer
 
@@ -50,7 +51,7 @@ cdef struct VoteKey:               # a value, as votes compare it
     u64 nbytes
     u8 dtype
     u8 rank
-    const u32* dims
+    u32 dims[RANK_MAX]
 
 
 # -- values
@@ -102,7 +103,9 @@ cdef VoteKey _scalar_vote_key(u8 dtype, u64 word) noexcept nogil:
 cdef VoteKey _vote_key(EnsembleCall* h, u32 i) noexcept nogil:
     """Return what is compared of the output of task i: all of it, or its field."""
     cdef VoteKey vote_key
+    cdef RecordPlace place
     cdef Blob* blob
+    cdef u32 k
     cdef Field* field = &h.votes[i].field
     cdef u64 scalar = 0, word = h.block.word[h.first + i]
     if h.block.tag[h.first + i] != TAG_BLOB:
@@ -110,11 +113,16 @@ cdef VoteKey _vote_key(EnsembleCall* h, u32 i) noexcept nogil:
     blob = <Blob*> word
     vote_key.kind, vote_key.bits, vote_key.number = 5, 0, 0
     vote_key.data, vote_key.nbytes = <u8*> blob_data(blob), blob.nbytes
-    vote_key.dtype, vote_key.rank, vote_key.dims = blob.dtype, blob.rank, blob.dims
-    if field.nbytes and record_type(blob) and <u64> field.at + field.nbytes <= blob.nbytes:
-        vote_key.data += field.at
-        vote_key.nbytes = field.nbytes
-        vote_key.dtype, vote_key.rank, vote_key.dims = field.dtype, field.rank, field.dims
+    vote_key.dtype, vote_key.rank = blob.dtype, blob.rank
+    memcpy(vote_key.dims, blob.dims, sizeof(blob.dims))
+    if (field.record and field.record == record_type(blob)
+            and record_place(field.shape, vote_key.data, blob.nbytes, field.index, &place)):
+        vote_key.data += place.at
+        vote_key.nbytes = place.nbytes
+        vote_key.dtype = field.shape.parts[field.index].dtype
+        vote_key.rank = field.shape.parts[field.index].rank
+        for k in range(vote_key.rank):
+            vote_key.dims[k] = <u32> place.dims[k]
     if vote_key.rank == 0 and vote_key.dtype <= F64:
         memcpy(&scalar, vote_key.data, min(vote_key.nbytes, <u64> 8))
         return _scalar_vote_key(vote_key.dtype, scalar)

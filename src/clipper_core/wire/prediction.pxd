@@ -4,6 +4,7 @@
 # array share one blob; the word has its address and, above ROW_SHIFT bits, the row.
 from libc.stdlib cimport free, malloc
 from clipper_core.runtime.machine cimport acq_rel, atomic, relaxed, u16, u32, u64, u8
+from clipper_core.wire.record cimport RecordLayout
 
 cdef enum:
     TAG_NONE = 0                # no value
@@ -53,6 +54,7 @@ cdef object value_confidence(Value* value)            # -> float | None
 cdef u32 record_type(const Blob* blob) noexcept nogil
 # u8 (n, bytes), or u8 (bytes,) and i64 (n + 1,) where each record begins -> columns by name
 cdef object record_columns(u32 number, object rows, object offsets)
+cdef RecordLayout record_layout(u32 number)     # of a registered type; it lives for ever
 cdef Value record_value(u32 number, bytes record) except *
 cdef object value_prediction(Value* value)
 # ^ -> (output, confidence), or (output, confidence, qualifiers as bytes)

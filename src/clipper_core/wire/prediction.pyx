@@ -1,7 +1,7 @@
 """Predictions by value, and the blobs behind those that do not fit a word."""
 cimport numpy as cnp
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport memcpy, memset
 
@@ -12,6 +12,7 @@ from clipper_core.runtime.dtype cimport (
 )
 from clipper_core.runtime.machine cimport CHECK, acquire, i64
 from clipper_core.runtime.status cimport CANCELLED, OK, PENDING, UNNEEDED
+from clipper_core.wire.record cimport RecordLayout
 
 cnp.import_array()
 
@@ -34,20 +35,20 @@ cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1")
                      F64: np.dtype("<f8")}
 
 
-cdef list _records = []                 # (opens one, opens many) by type of record, from 1
+cdef list _records = []                 # (layout, opens one, opens many) by type of record, from 1
 cdef dict _record_numbers = {}
 
 
-def register_record(str key, open_one, open_many):
+def register_record(str key, RecordLayout layout, open_one, open_many):
     """The number of a type of records, by which outputs of it become Python's values.
 
-    key: equal for equal types. open_one: (bytes) -> value. open_many: (rows, offsets) -> columns:
-    u8 (n, bytes) and None; or u8 (bytes,) and i64 (n + 1,), where each record begins.
-    Types are never forgotten. Threads: any.
+    key: equal for equal types. layout: opens one; open_one: (bytes) -> value, of what the layout
+    leaves. open_many: (rows, offsets) -> columns: u8 (n, bytes) and None; or u8 (bytes,) and
+    i64 (n + 1,), where each record begins. Types are never forgotten. Threads: any.
     """
     found = _record_numbers.get(key)
     if found is None:
-        _records.append((open_one, open_many))
+        _records.append((layout, open_one, open_many))
         found = _record_numbers.setdefault(key, len(_records))
     return found
 
@@ -59,7 +60,11 @@ cdef u32 record_type(const Blob* blob) noexcept nogil:
 
 
 cdef object record_columns(u32 number, object rows, object offsets):
-    return _records[number - 1][1](rows, offsets)
+    return _records[number - 1][2](rows, offsets)
+
+
+cdef RecordLayout record_layout(u32 number):
+    return _records[number - 1][0]
 
 
 cdef Value record_value(u32 number, bytes record) except *:
@@ -172,19 +177,28 @@ cdef class _SharedBytes:
         PyBuffer_FillInfo(view, self, blob_data(self.blob), <Py_ssize_t> self.blob.nbytes, 1, flags)
 
 
+cdef object _opened(u32 number, object raw, const u8* data, u64 nbytes):
+    """Return the tensors of a record by name; None if it is damaged."""
+    cdef tuple known = _records[number - 1]
+    opened = (<RecordLayout> known[0]).open(raw, data, nbytes)
+    return known[1](raw) if opened is None else opened
+
+
 cdef object _array(u64 word):
     cdef object raw
     cdef _SharedBytes shared
     cdef Blob* blob = blob_of(word)
-    if record_type(blob) or blob.rows or blob.nbytes < SHARED_FROM:
-        raw = PyBytes_FromStringAndSize(<const char*> _data_of(word), <Py_ssize_t> blob.nbytes)
-        if record_type(blob):
-            return _records[record_type(blob) - 1][0](raw)
+    cdef const u8* data = _data_of(word)
+    if blob.rows or blob.nbytes < SHARED_FROM:
+        raw = PyBytes_FromStringAndSize(<const char*> data, <Py_ssize_t> blob.nbytes)
+        data = <const u8*> PyBytes_AS_STRING(raw)
     else:
         shared = _SharedBytes.__new__(_SharedBytes)
         blob.refs.fetch_add(1, relaxed)
         shared.blob = blob
         raw = shared
+    if record_type(blob):
+        return _opened(record_type(blob), raw, data, blob.nbytes)
     flat = np.frombuffer(raw, _dtypes[blob.dtype])
     return flat.reshape([blob.dims[i] for i in range(blob.rank)])
 

@@ -4,6 +4,7 @@ docs/streams.md.
 Each error is an InvalidInput that names the field; it goes to the dead letters.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Final
@@ -12,6 +13,8 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, did_you_mean
+from clipper.frontend.inference.json_inputs import tensors_reader
+from clipper.schema import Tensors
 from clipper.types import Answer, InputType, UserValue
 
 Fields = Mapping[bytes, bytes]
@@ -32,6 +35,7 @@ _FEEDBACK: Final = (
     "weight",
 )
 _NAME_CHARS_MAX: Final = 512
+_reader = functools.lru_cache(256)(tensors_reader)
 _OWN_MAX: Final = 100
 
 
@@ -68,8 +72,8 @@ class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
     context: UserValue = None
 
 
-def record_of(fields: Fields) -> StreamRecord:
-    """Read a query. Raises InvalidInput."""
+def record_of(fields: Fields, tensors: Tensors | None = None) -> StreamRecord:
+    """Read a query. tensors: those of the application, if they have names. Raises InvalidInput."""
     texts = _known(fields, _RECORD)
     slo_ms = _number(texts, "slo_ms") if "slo_ms" in texts else None
     own = tuple((name, value) for name, value in texts.items() if name.startswith(OWN))
@@ -78,7 +82,7 @@ def record_of(fields: Fields) -> StreamRecord:
             f"{len(own)} fields begin with {OWN!r}; at most {_OWN_MAX} are possible."
         )
     return StreamRecord(
-        _input_of(texts),
+        _input_of(texts, tensors),
         _text(texts, "id"),
         _user_of(texts),
         slo_ms,
@@ -88,8 +92,8 @@ def record_of(fields: Fields) -> StreamRecord:
     )
 
 
-def feedback_of(fields: Fields) -> StreamFeedback:
-    """Read feedback. Raises InvalidInput."""
+def feedback_of(fields: Fields, tensors: Tensors | None = None) -> StreamFeedback:
+    """Read feedback. tensors: as of `record_of`. Raises InvalidInput."""
     texts = _known(fields, _FEEDBACK)
     label = _json(texts, "label") if "label" in texts else None
     correct = _json(texts, "correct") if "correct" in texts else None
@@ -98,7 +102,7 @@ def feedback_of(fields: Fields) -> StreamFeedback:
     return StreamFeedback(
         _text(texts, "id"),
         _text(texts, "prediction"),
-        _input_of(texts) if any(name in texts for name in _INPUT) else None,
+        _input_of(texts, tensors) if any(name in texts for name in _INPUT) else None,
         _user_of(texts),
         label,
         correct,
@@ -230,7 +234,7 @@ def _json(fields: Mapping[str, bytes], name: str) -> UserValue:
         ) from None
 
 
-def _input_of(fields: Mapping[str, bytes]) -> object:
+def _input_of(fields: Mapping[str, bytes], tensors: Tensors | None) -> object:
     given = [name for name in ("input", "text", "data") if name in fields]
     if len(given) != 1:
         found = " and ".join(given) or "none"
@@ -254,7 +258,7 @@ def _input_of(fields: Mapping[str, bytes]) -> object:
             f"field 'input' is {_shown(fields['input'])}: a number, a string, an array of numbers,"
             " or an object with a value for each named tensor is needed."
         )
-    return value
+    return value if tensors is None else _reader(tensors)(fields["input"], "input")
 
 
 def _array(fields: Mapping[str, bytes]) -> object:

@@ -94,7 +94,8 @@ class RecordScorer:
 
     def accept(self, entry: StreamEntry) -> PendingRecord:
         """Submit a record. Raises InvalidInput."""
-        pending = PendingRecord(record_of(entry.fields), None, time.monotonic() + self._patience_s)
+        record = record_of(entry.fields, self._app.tensors)
+        pending = PendingRecord(record, None, time.monotonic() + self._patience_s)
         self._query(pending)
         return pending
 
@@ -180,7 +181,7 @@ class FeedbackLearner:
 
     def accept(self, entry: StreamEntry) -> StreamFeedback:
         """Read the entry. Raises InvalidInput."""
-        return feedback_of(entry.fields)
+        return feedback_of(entry.fields, self._app.tensors)
 
     def outcome(
         self,
@@ -258,7 +259,7 @@ class FeedbackLearner:
         if found is None:
             raise ConnectionError(self._group.trouble)
         with contextlib.suppress(InvalidInput):
-            return record_of(found) if found else None
+            return record_of(found, self._app.tensors) if found else None
         return None
 
     def _found(self, redis: RedisClient, id: str) -> dict[bytes, bytes]:

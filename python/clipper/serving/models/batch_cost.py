@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.metrics.stats import ModelStats
@@ -35,8 +34,8 @@ def check_batching(what: str, batching: Batching) -> Batching:
     """
     if why := cost_problem(batching):
         raise InvalidInput(f"batching of {what}: {why}", hint=_HINT)
-    if batching.cost and batching.cost not in _BUILT_IN:
-        _function(batching.cost, f"the batching cost of {what},")
+    if _parts(batching) != 1:
+        function_named(batching.cost, f"the batching cost of {what},")
     return batching
 
 
@@ -44,32 +43,36 @@ def row_cost(batching: Batching, input: InputType) -> str | Function:
     """Return what the core needs to know the cost of a row: empty if all rows cost the same."""
     if batching.cost in _BUILT_IN:
         return batching.cost if input.variable or input.dtype in ("any", "str", "bytes") else ""
+    if _is_length(batching.cost):
+        return batching.cost
     try:
-        return _function(batching.cost, "batching cost") if batching.cost else ""
+        return function_named(batching.cost, "batching cost") if batching.cost else ""
     except InvalidInput as error:
         _log.error("rows are counted, and not their cost: %s", error)
         return ""
 
 
-def _function(cost: str, noun: str) -> Function:
-    length, _, tensor = cost.partition(":")
-    if length == "length":
-        return lambda x: len(x[tensor]) if isinstance(x[tensor], str) else np.size(x[tensor])
-    return function_named(cost, noun)
+def _is_length(cost: str) -> bool:
+    """Return whether it is the length of a named tensor."""
+    return cost.startswith("length:")
+
+
+def _parts(batching: Batching) -> int:
+    """Return the units of the core in one of the user."""
+    cost = batching.cost
+    return 1 if not cost or cost in _BUILT_IN or _is_length(cost) else _PARTS
 
 
 def cost_limit(batching: Batching) -> int:
     """Return the limit of a batch's cost in the units of the core; 0: no bound."""
-    parts = 1 if batching.cost in _BUILT_IN else _PARTS
-    return max(1, int(batching.cost_max * parts)) if batching.cost_max else 0
+    return max(1, int(batching.cost_max * _parts(batching))) if batching.cost_max else 0
 
 
 def shown_costs(
     batching: Batching, counted: Mapping[str, float], keys: Sequence[str]
 ) -> dict[str, float]:
     """Return these costs, which the core counted, in the units of the user."""
-    parts = _PARTS if batching.cost and batching.cost not in _BUILT_IN else 1
-    return {key: counted[key] / parts for key in keys}
+    return {key: counted[key] / _parts(batching) for key in keys}
 
 
 def rows_limit(batching: Batching, input: InputType) -> int:

@@ -23,6 +23,7 @@ from clipper_core.cache.clock_cache import Similarity
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.wire.prediction import register_record
+from clipper_core.wire.record import RecordLayout
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -168,7 +169,8 @@ def record_number(outputs: Tensors | None) -> int:
     def open_many(rows: Array, offsets: NDArray[np.int64] | None) -> object:
         return outputs.unpack_many(rows if offsets is None else Records(rows, offsets))
 
-    return register_record(str(outputs), _reader(outputs.unpack), _reader(open_many))
+    layout = RecordLayout(outputs.specs)
+    return register_record(str(outputs), layout, _reader(outputs.unpack), _reader(open_many))
 
 
 def _reader(unpack: Callable[_P, object]) -> Callable[_P, object]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from numpy.typing import ArrayLike
 
 from clipper.errors import InvalidInput
+from clipper.schema import Tensors
 from clipper.selection.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
 from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
@@ -28,6 +29,12 @@ class ApplicationHandle:
         self.name = name
         self._resolve = resolved
         self._slo_ms_max = slo_ms_max
+
+    @property
+    def tensors(self) -> Tensors | None:
+        """The named tensors that an input has; None for one without a name, and while unknown."""
+        cores = self._resolve(self.name).cores.values()
+        return next((core.tensors for core in cores if core.tensors is not None), None)
 
     def predict(
         self,

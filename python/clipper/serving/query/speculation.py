@@ -40,7 +40,7 @@ from clipper.serving.query.processor import (
     why_of,
 )
 from clipper.serving.query.qualifiers import prediction_of
-from clipper.types import RANK_MAX, Answer, UserValue, VersionedModel
+from clipper.types import Answer, UserValue, VersionedModel
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.engine.model import predict_ensemble
 from clipper_core.results.decider import Decider, Rule
@@ -73,7 +73,6 @@ _RULES = {
     "floor": Rule.FLOOR,
     "row": Rule.ROW,
 }
-Field = tuple[int, int, str, tuple[int, ...]]  # see Tensors.place_of
 _OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy queries
 
 
@@ -88,7 +87,6 @@ class _Order(msgspec.Struct, frozen=True, eq=False):
     cores: tuple[CoreModel, ...]
     decider: Decider
     weights: tuple[float, ...] | None
-    fields: tuple[Field | None, ...] | None
 
 
 class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
@@ -134,7 +132,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
             order.weights,
             self.starts_us,
             learn,
-            order.fields,
+            self.speculation.output,
         )
         if speculation.own is not None and not future.done():
             speculation.decider_threads.listen(Listener(future, self, query.state))
@@ -248,10 +246,10 @@ class Speculation:
         "_deciders",
         "_hedge",
         "_last",
-        "_output",
         "decider_threads",
         "failures",
         "links",
+        "output",
         "own",
         "policy",
         "schedule",
@@ -268,7 +266,7 @@ class Speculation:
         decider_threads: DeciderThreads,
         output: str = "",
     ) -> None:
-        self.text, self._output = text, output
+        self.text, self.output = text, output
         self.schedule = parse_decider(text)
         self.policy = policy
         self.links, self._cores = tuple(links), dict(cores)
@@ -327,17 +325,7 @@ class Speculation:
             each = vote_weights(policy, state, models)
             weights = tuple([each[model] for model in models])
         cores = tuple([self._cores[model] for model in models])
-        fields = self._fields_of(cores) if self._output else None
-        return _Order(state, chosen, models, cores, self._decider_for(models), weights, fields)
-
-    def _fields_of(self, cores: Sequence[CoreModel]) -> tuple[Field | None, ...]:
-        """Return where the output that the application names is in the records of each model; None
-        for a model whose records differ in length, which are compared as a whole.
-        """
-        found = [core.outputs and core.outputs.place_of(self._output) for core in cores]
-        return tuple(
-            [field if field is not None and len(field[3]) <= RANK_MAX else None for field in found]
-        )
+        return _Order(state, chosen, models, cores, self._decider_for(models), weights)
 
     def _wants_more(self) -> bool:
         """Return whether a rule has use for more models than one that the policy chose."""
