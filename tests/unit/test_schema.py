@@ -198,6 +198,19 @@ def test_the_records_of_the_vectors(vector: dict[str, Any]) -> None:
             assert np.asarray(value).tolist() == row[name]
 
 
+@pytest.mark.parametrize("type_", ["f64", "f32[2]", "f32[2,2]", "u8[8]", "bool[3]", "i16"])
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_batch_of_one_fixed_tensor(type_: str, n: int) -> None:
+    tensors = Tensors.parse({"x": type_})
+    (spec,) = tensors.specs
+    column = np.ones((n, *spec.shape), spec.numpy)
+    records = tensors.pack_many({"x": column})
+    assert records.shape == (n, tensors.row_bytes)
+    for copy in (True, False):
+        found = tensors.unpack_many(records, copy)["x"]
+        assert_same(found, column, spec)
+
+
 def test_strings_keep_their_last_zeros() -> None:
     tensors = Tensors.parse({"a": "str", "b": "bytes[2]"})
     many = tensors.pack_many({"a": ["x\0"], "b": [[b"\0", b"y\0\0"]]})

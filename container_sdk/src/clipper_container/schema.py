@@ -274,7 +274,7 @@ class Tensors:
                 return None
             n = len(column)
         if len(values) == 1 and column.nbytes == n * self.row_bytes:
-            return np.ascontiguousarray(column).reshape(n, -1).view(np.uint8)
+            return np.ascontiguousarray(column).view(np.uint8).reshape(n, self.row_bytes)
         rows = np.zeros(n, self._record)
         for name, column in values.items():
             rows[name] = column
