@@ -3,7 +3,9 @@ copy for what changed."""
 
 import os
 import stat
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from clipper.errors import AlreadyExists, StoreError
 from clipper.params.shard import recovery
 from clipper.params.shard.recovery import EpochFile, StateMark, write_atomically
+from clipper.params.shard.replication import ReplicaFollower
 
 
 def mode(path: Path) -> int:
@@ -117,3 +120,77 @@ def test_changes_are_asked_for_piece_by_piece_from_the_first_on(
     assert [piece["number"] for piece in pieces] == [0, 1, 2, 3]
     words = {"to": "copy", "call": "get_replica", "shard": 4, "since": 17}
     assert asked == [{**words, "cursor": [number, 0]} for number in range(4)]
+
+
+@pytest.mark.parametrize("differs", [True, False])
+def test_a_base_on_disk_and_what_changed_since_are_all_that_is_read(
+    differs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Read(Exception):
+        """All of a source is read."""
+
+    def read() -> Any:
+        raise Read
+
+    made: Any = SimpleNamespace(parameters="rows")
+    older = recovery.Source(3, 8, "snapshot", read, False, position=4)
+    newer = recovery.Source(3, 9, "replica", read, False, copy_in=1, position=6)
+    monkeypatch.setattr(recovery, "_find_copy", lambda *_: [])
+    monkeypatch.setattr(recovery, "_claimed", lambda *_: [newer])
+    monkeypatch.setattr(recovery, "_base_of", lambda source, older: older[0])
+
+    def difference(base: object, source: object, epoch: int) -> Any:
+        assert (base, source, epoch) == (older, newer, 4)
+        if not differs:
+            raise ValueError("torn")
+        return made
+
+    monkeypatch.setattr(recovery, "_difference", difference)
+    settled: list[tuple[Any, ...]] = []
+    epochs = EpochFile(tmp_path)
+
+    def found() -> object:
+        return recovery.recover(
+            0,
+            2,
+            [],
+            epochs,
+            [older],
+            patience_s=0.0,
+            stopping=lambda: False,
+            settle=lambda *words: settled.append(words),
+        )
+
+    if differs:
+        assert found() is made
+        assert (settled, caplog.text) == ([("rows", 3, 6)], "")
+    else:
+        with pytest.raises(Read):
+            found()
+        assert "copies all of replica: torn" in caplog.text
+    assert epochs.last == 4
+    epochs.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "saved", "after"),
+    [(None, "saved", "saved"), ("newer", "saved", "newer"), (None, None, None)],
+)
+def test_a_follower_begins_with_the_copy_on_its_disk(
+    before: str | None, saved: str | None, after: str | None
+) -> None:
+    follower: Any = SimpleNamespace(
+        of=1, _whole=before, _lock=threading.Lock(), _load=lambda: saved
+    )
+    ReplicaFollower.load(follower)
+    assert follower._whole == after
+
+
+def test_a_copy_that_cannot_be_read_is_left_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> str:
+        raise OSError("the disk is gone")
+
+    follower: Any = SimpleNamespace(of=7, _whole="newer", _lock=threading.Lock(), _load=load)
+    ReplicaFollower.load(follower)
+    assert follower._whole == "newer"
+    assert "shard 7 is not used: the disk is gone" in caplog.text

@@ -127,6 +127,16 @@ def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec, pac
     assert "hush" not in line
 
 
+def test_a_replica_that_does_not_load_yet_can_be_asked_to_end(deployer, events, spec):
+    """Its fork server ignores SIGTERM; a replica must not, from its first instruction on."""
+    deployer.start(spec("import time\nprint('loads')\ntime.sleep(1000)\n"))
+    pid = events.next(EventKind.STARTED).pid
+    wait_for_log(deployer, "loads")
+    os.kill(pid, signal.SIGTERM)
+    assert events.next(EventKind.EXITED).pid == pid
+    deployer.stop("svm")
+
+
 def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
     """What starts leaves the cores to those that serve, from its first instruction on."""
 
