@@ -55,6 +55,7 @@ PLAN = (
     Planned("attacks", 300),
     Planned("several", 240),
     Planned("several_ray", 300),
+    Planned("several_states", 180),
     Planned("containers", 120),
     Planned("container_start", 120),
     Planned("batch_cost", 240),

@@ -9,6 +9,7 @@ it, and what is new on both sides is merged (policy.merge over the state that bo
 """
 
 import logging
+import random
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -93,7 +94,8 @@ class StateSync:
                     self.writes = True
 
     def _write_behind(self) -> None:
-        while not self._wake.wait(self._write_s):
+        # by chance, so that servers that write at the same time do not always collide
+        while not self._wake.wait(self._write_s * random.uniform(0.5, 1.0)):
             try:
                 self.flush()
                 if self._ended is not None and self._ended.is_due:
