@@ -104,6 +104,16 @@ def test_damage_is_seen_as_in_python(tensors: Tensors, data: st.DataObject) -> N
             assert_same(opened[spec.name], np.asarray(wanted[spec.name], spec.numpy), spec)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"])
+def test_whole_numbers_at_their_bounds(dtype: str) -> None:
+    tensors = Tensors.parse({"x": dtype})
+    layout, bounds = RecordLayout(tensors.specs), np.iinfo(tensors.specs[0].numpy)
+    for number in (int(bounds.min), int(bounds.max) if dtype != "u64" else 2**63 - 1):
+        assert layout.pack({"x": number}) == bytes(tensors.pack({"x": number}))
+    for number in (int(bounds.min) - 1, int(bounds.max) + 1, 2**70, 1.0, True):
+        assert layout.pack({"x": number}) is None
+
+
 def test_only_a_dict_of_exactly_these_tensors_is_packed() -> None:
     layout = RecordLayout(Tensors.parse({"a": "f64", "b": "str"}).specs)
     assert layout.names == ("a", "b")
