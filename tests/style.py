@@ -84,7 +84,6 @@ COINED = {
 # Names that stay: a parser of a test calls the first, users call the second, the third is the
 # field's own.
 EXEMPT = {"on_message_begin", "begin_anew", "ground_truth"}
-BODY_ONLY = {"ask", "asks"}  # fine as a method of a request; not as a name of data
 ALLOWED_BASES = re.compile(
     r"(?:Store|Deployer|Policy|Decider|Runtime|Protocol|Struct|Enum|IntEnum|StrEnum|IntFlag|Flag|NamedTuple|TypedDict"
     r"|Exception|Error|Generic|ABC|object|Model|Adapter)$"
@@ -162,7 +161,7 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
         line = getattr(node, "lineno", 1)
         last = name.rpartition(".")[2]
         own = path.stem if name == "module" else last
-        known = COINED.keys() - BODY_ONLY if own.lstrip("_") not in EXEMPT else set()
+        known = COINED.keys() if own.lstrip("_") not in EXEMPT else set()
         for word in words(own) & known:
             yield "coined word", line, f"{name}: {word} -> {COINED[word]}"
         if public and not is_stub(node) and not (last.startswith("__") and last.endswith("__")):

@@ -150,7 +150,7 @@ def test_a_model_is_loaded_asked_and_unloaded(
         loaded.model.predict_batch(-ROWS)
     runtime.unload(artifact, loaded)
     runtime.unload(artifact, loaded)
-    assert runtime.server.ask("GET", "/v2/models/m1/ready").status == 404
+    assert runtime.server.request("GET", "/v2/models/m1/ready").status == 404
 
 
 def test_a_model_at_fault_is_told_from_a_server_at_fault(runtime: Oip, tmp_path: Path) -> None:

@@ -279,12 +279,12 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 def test_a_kept_connection_that_was_closed_is_replaced(tmp_path: Path) -> None:
     with FakeServer("triton", tmp_path) as fake:
         server = HttpServer(fake.url)
-        assert server.ask("GET", "/v2/health/live").status == 200
+        assert server.request("GET", "/v2/health/live").status == 200
         (kept,) = server._idle
         kept.sock.shutdown(socket.SHUT_RDWR)
-        assert server.ask("GET", "/v2/health/live").status == 200
+        assert server.request("GET", "/v2/health/live").status == 200
     with pytest.raises(Unreachable):
-        server.ask("GET", "/v2/health/live", within_s=1)
+        server.request("GET", "/v2/health/live", within_s=1)
     server.close()
 
 
@@ -303,7 +303,9 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(Unreachable):
-            HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}").ask("GET", "/", within_s=2)
+            HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}").request(
+                "GET", "/", within_s=2
+            )
         thread.join()
 
 

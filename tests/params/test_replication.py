@@ -441,15 +441,15 @@ def test_pushes_do_not_wait_for_a_walk_through_much_and_the_shard_says_that_it_i
     )
     client.push("wide", range(0, 4000, 2), -ones((2000, 1024)))  # 8 MB in shard 0
     shards.lose(1)
-    walks, walked, ask = threading.Event(), threading.Event(), ReplicaFollower._ask
+    walks, walked, ask = threading.Event(), threading.Event(), ReplicaFollower._call
 
-    def slow_ask(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
+    def slow_call(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk" and follower.of == 0:
             walks.set()
             assert walked.wait(60)
         return ask(follower, name, **fields)
 
-    monkeypatch.setattr(ReplicaFollower, "_ask", slow_ask)
+    monkeypatch.setattr(ReplicaFollower, "_call", slow_call)
     shards.begin(1)
     try:
         assert walks.wait(20)
@@ -520,14 +520,14 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(
     client.push("plain", range(0, 100, 2), -ones((50, 2)))
     until(lambda: not client.call(0, "stats")["exposed"])
     walked: list[int] = []
-    ask = ReplicaFollower._ask
+    ask = ReplicaFollower._call
 
     def counting(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk":
             walked.append(follower.of)
         return ask(follower, name, **fields)
 
-    monkeypatch.setattr(ReplicaFollower, "_ask", counting)
+    monkeypatch.setattr(ReplicaFollower, "_call", counting)
     for life in range(3):
         shards.lose(0)
         shards.begin(0)

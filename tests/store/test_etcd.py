@@ -85,15 +85,15 @@ def test_a_range_of_several_answers_is_one_snapshot(
     monkeypatch.setattr("clipper.store.etcd._PAGE", 7)
     keys = [f"k{i:03}" for i in range(50)]
     etcd_store.txn((), [Put(key, b"1") for key in keys])
-    ask = etcd_store._channel.ask  # type: ignore[attr-defined]
+    ask = etcd_store._channel.call  # type: ignore[attr-defined]
 
     def ask_and_write(*args: object, **named: object) -> object:
         answer = ask(*args, **named)
-        monkeypatch.setattr(etcd_store._channel, "ask", ask)  # type: ignore[attr-defined]
+        monkeypatch.setattr(etcd_store._channel, "call", ask)  # type: ignore[attr-defined]
         etcd_store.txn((), [Put(key, b"2") for key in keys])
         return answer
 
-    monkeypatch.setattr(etcd_store._channel, "ask", ask_and_write)  # type: ignore[attr-defined]
+    monkeypatch.setattr(etcd_store._channel, "call", ask_and_write)  # type: ignore[attr-defined]
     records, revision = etcd_store.range("k")
     assert [(record.key, record.value) for record in records] == [(key, b"1") for key in keys]
     assert {record.revision for record in records} == {revision}

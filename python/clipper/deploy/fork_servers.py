@@ -112,8 +112,10 @@ class ForkServers:
 
     # -- replicas
 
-    def ask(self, spec: ContainerSpec, environment: Mapping[str, str], start: ForkedStart) -> str:
-        """Ask for a replica; return "", or why it must be started plainly.
+    def request(
+        self, spec: ContainerSpec, environment: Mapping[str, str], start: ForkedStart
+    ) -> str:
+        """Request a replica; return "", or why it must be started plainly.
 
         environment: what the replica will have; without the token.
         """
@@ -274,7 +276,7 @@ class ForkServers:
             if again is not None:
                 start, spec, environment = again
                 stale = message["error"].startswith("stale")
-                why = self.ask(spec, environment, start) if stale else message["error"]
+                why = self.request(spec, environment, start) if stale else message["error"]
                 if why:
                     start.refused(why)
         elif "code" in message:

@@ -360,7 +360,7 @@ class ProcessDeployer:
             if not self._fork
             else "its arguments are too long for a fork server"
             if len(message) > REQUEST_BYTES_MAX
-            else self._fork_servers.ask(replica.spec, around, handle.requested)
+            else self._fork_servers.request(replica.spec, around, handle.requested)
         )
         if why:
             self._refused(replica, why)

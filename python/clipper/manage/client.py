@@ -413,11 +413,11 @@ class Client:
         return self._move_rollout(application, "resume", dry_run)
 
     def abort_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Ask the version before for everything again."""
+        """Abort a rollout: all queries go to the version before again."""
         return self._move_rollout(application, "abort", dry_run)
 
     def promote_rollout(self, application: str, *, dry_run: bool = False) -> "ChangeResult":
-        """Ask the new version for everything, whatever the guards say."""
+        """End a rollout: all queries go to the new version, whatever its guards show."""
         return self._move_rollout(application, "promote", dry_run)
 
     def _move_rollout(self, application: str, verb: str, dry_run: bool) -> "ChangeResult":

@@ -597,11 +597,11 @@ class Operations:
         return self._move_rollout("resume", application, state="running")
 
     def abort_rollout(self, application: str) -> Change:
-        """Ask the version before for everything again."""
+        """Abort a rollout: all queries go to the version before again."""
         return self._move_rollout("abort", application, state="aborted")
 
     def promote_rollout(self, application: str) -> Change:
-        """Ask the new version for everything, whatever the guards say."""
+        """End a rollout: all queries go to the new version, whatever its guards show."""
         return self._move_rollout("promote", application, state="promoted")
 
     def _move_rollout(self, verb: str, application: str, state: str) -> Change:

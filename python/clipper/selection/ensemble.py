@@ -19,7 +19,7 @@ _NO_BINS = np.zeros((1, 2))
 
 
 class Ensemble(StatelessPolicy):
-    """Ask all models; vote on labels with equal weights, average numbers.
+    """Query all models; vote on labels with equal weights, average numbers.
 
     The confidence of a vote is the number of models that gave the winning label, divided by the
     number queried, so a missing prediction lowers it. Numbers are averaged over those that arrived,
@@ -39,7 +39,7 @@ class Ensemble(StatelessPolicy):
         return sorted_models(models)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        """Ask all candidates."""
+        """Select all candidates."""
         models = tuple(candidates)
         return Plan(models if models == state else sorted_models(models))
 

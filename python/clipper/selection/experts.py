@@ -81,7 +81,7 @@ class WeightedVotes:
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
-        """Ask all candidates."""
+        """Select all candidates."""
         models = tuple(candidates)
         return Plan(models if models == state.models else sorted_models(models))
 

@@ -68,7 +68,7 @@ class EtcdStore(Store):
             self._channel.close()
             raise
 
-    def _ask(
+    def _call(
         self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
     ) -> Message:
         if os.getpid() != self._pid:
@@ -76,13 +76,13 @@ class EtcdStore(Store):
                 f"store {self.name} belongs to the process that opened it.",
                 hint="Open it again in this process.",
             )
-        return self._channel.ask(name, request, again=again, patience_s=patience_s)
+        return self._channel.call(name, request, again=again, patience_s=patience_s)
 
     # -- reading
 
     def get(self, key: str) -> Record | None:
         """Return the record; None if the key does not exist."""
-        answer = self._ask("KV.Range", message("RangeRequest")(key=self._raw(key)), again=True)
+        answer = self._call("KV.Range", message("RangeRequest")(key=self._raw(key)), again=True)
         return self._record(answer.kvs[0]) if answer.kvs else None
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
@@ -91,7 +91,7 @@ class EtcdStore(Store):
         at, end, revision, records = raw, raw[:-1] + bytes([raw[-1] + 1]), 0, list[Record]()
         while True:
             request = message("RangeRequest")(key=at, range_end=end, revision=revision, limit=_PAGE)
-            answer = self._ask("KV.Range", request, again=True)
+            answer = self._call("KV.Range", request, again=True)
             revision = revision or answer.header.revision
             records += [self._record(kv) for kv in answer.kvs]
             if not answer.more:
@@ -102,7 +102,7 @@ class EtcdStore(Store):
     def revision(self) -> int:
         """Return the revision of the newest change."""
         request = message("RangeRequest")(key=self._prefix.encode(), count_only=True)
-        return int(self._ask("KV.Range", request, again=True).header.revision)
+        return int(self._call("KV.Range", request, again=True).header.revision)
 
     def _raw(self, key: str) -> bytes:
         return (self._prefix + key).encode()
@@ -130,7 +130,7 @@ class EtcdStore(Store):
         )
         only_reads = all(isinstance(op, Get) for op in (*then, *orelse))
         try:
-            answer = self._ask("KV.Txn", request, again=only_reads)
+            answer = self._call("KV.Txn", request, again=only_reads)
         except StoreError as error:
             if is_lost_lease(error):
                 leases = {op.lease for op in (*then, *orelse) if isinstance(op, Put) and op.lease}
@@ -176,7 +176,7 @@ class EtcdStore(Store):
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
         """Grant a lease; the time to live is rounded up to whole seconds, and to etcd's minimum."""
-        answer = self._ask(
+        answer = self._call(
             "Lease.LeaseGrant", message("LeaseGrantRequest")(TTL=math.ceil(ttl_s)), again=True
         )
         lease = f"{answer.ID:x}"
@@ -187,7 +187,7 @@ class EtcdStore(Store):
         """Renew a lease; an endpoint that hangs is left after a quarter of the lease's time."""
         patience_s = min(PATIENCE_S, max(0.5, self._lease_s.get(lease, 4 * PATIENCE_S) / 4))
         request = message("LeaseKeepAliveRequest")(ID=_number(lease))
-        answer = self._ask("Lease.LeaseKeepAlive", request, again=True, patience_s=patience_s)
+        answer = self._call("Lease.LeaseKeepAlive", request, again=True, patience_s=patience_s)
         if answer.TTL <= 0:
             self._lease_s.pop(lease, None)
             raise lost_error(self.name, lease)
@@ -197,7 +197,7 @@ class EtcdStore(Store):
         """End a lease and delete its keys."""
         self._lease_s.pop(lease, None)
         try:
-            self._ask(
+            self._call(
                 "Lease.LeaseRevoke", message("LeaseRevokeRequest")(ID=_number(lease)), again=True
             )
         except StoreError as error:

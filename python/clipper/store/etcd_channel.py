@@ -59,7 +59,7 @@ class EtcdChannel:
 
     # -- calls
 
-    def ask(
+    def call(
         self, name: str, request: object, *, again: bool = False, patience_s: float = 0.0
     ) -> protocol.Message:
         """Call an RPC and return its answer.

@@ -234,7 +234,7 @@ class EtcdWatch:
         for revision in (seen.mod_revision, 0):
             request = message("RangeRequest")(key=seen.key, revision=revision)
             try:
-                return seen in self._channel.ask("KV.Range", request, again=True).kvs
+                return seen in self._channel.call("KV.Range", request, again=True).kvs
             except StoreError as error:
                 if "compacted" not in error.message:
                     raise
@@ -250,7 +250,7 @@ class EtcdWatch:
             "limit": 1,
         }
         request = message("RangeRequest")(key=self._prefix, range_end=self._end, **newest)
-        answer = self._channel.ask("KV.Range", request, again=True)
+        answer = self._channel.call("KV.Range", request, again=True)
         if not answer.kvs:
             return after, answer.header.revision
         self._seen = answer.kvs[0]

@@ -27,7 +27,7 @@ class FakePeers:
         self.answers = answers
         self.asked: list[tuple[str, bool, int]] = []
 
-    async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
+    async def request(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
         self.asked.append((instance, fields["load"], fields["copies"]))
         answer = self.answers[instance]
         if answer is not None:

@@ -73,12 +73,12 @@ class StopSwitch:
     def on_signals(self, *numbers: int) -> None:
         """Stop on the first of these signals; a second one ends the process. Main thread only."""
 
-        def ask(number: int, frame: object) -> None:
+        def on_signal(number: int, frame: object) -> None:
             signal.signal(number, signal.SIG_DFL)
             self.request()
 
         for number in numbers:
-            signal.signal(number, ask)
+            signal.signal(number, on_signal)
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
     def wait(self, seconds: float) -> None:

@@ -58,15 +58,17 @@ class LocalShardConnection:
     async def call(self, name: str, **fields: object) -> Piece:
         """Call a method of the shard. Raises the shard's error, or ShardAway when the connection
         has ended."""
-        return unpacked(await self._ask(Head(MessageKind.CALL), packed({"call": name, **fields})))
+        return unpacked(
+            await self._request(Head(MessageKind.CALL), packed({"call": name, **fields}))
+        )
 
     async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
         """Return the rows of n ids, followed by up to 7 bytes of padding. Raises like `call`."""
-        return await self._ask(
+        return await self._request(
             Head(MessageKind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
         )
 
-    async def _ask(self, head: Head, body: bytes) -> bytes:
+    async def _request(self, head: Head, body: bytes) -> bytes:
         if self._gone:
             raise ShardAway(self._gone)
         self._next += 1

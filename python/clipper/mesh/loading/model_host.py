@@ -462,7 +462,7 @@ class HostProcess:
         return await self._channel.request(verb, timeout_s, **fields)
 
     async def read_status(self, timeout_s: float = _REQUEST_S) -> HostStatus:
-        """Ask for the status, without the list of models."""
+        """Request the status, without the list of models."""
         self.status = msgspec.convert(
             await self._request("status", timeout_s, brief=True), HostStatus, strict=False
         )

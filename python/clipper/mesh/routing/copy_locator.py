@@ -161,7 +161,7 @@ class CopyLocator:
     async def _from_holders(
         self, route: Route, record: MeshModel, exclude: dict[str, bool]
     ) -> bool:
-        """Ask the instances that hold or load the model; True once one serves this node."""
+        """Query the instances that hold or load the model; True once one serves this node."""
         alive = self._registry.alive()
         holders = [i for i in loaded_copies(record, alive) if i not in exclude]
         self._rng.shuffle(holders)
@@ -230,7 +230,7 @@ class CopyLocator:
                 await self._loader.lend(route.id, address, token)
             else:
                 request = {"model": route.id, "address": address, "token": token, "load": load}
-                await self._peers.ask(
+                await self._peers.request(
                     instance, "lend", limit_s, **request, used_ms=route.used_ms, copies=copies
                 )
         except RequestFailed as failure:
@@ -294,7 +294,7 @@ class CopyLocator:
                 await self._loader.load(record.id, used_ms, waiting=False, copies=copies)
             else:
                 request = {"model": record.id, "used_ms": used_ms, "copies": copies}
-                await self._peers.ask(
+                await self._peers.request(
                     choice.instance, "load", self._settings.load_s + 30.0, **request
                 )
         except RequestFailed as failure:

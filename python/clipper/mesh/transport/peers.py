@@ -65,7 +65,9 @@ class Peers:
             channel.close()
         self._channels.clear()
 
-    async def ask(self, instance: str, verb: str, timeout_s: float, **fields: object) -> Message:
+    async def request(
+        self, instance: str, verb: str, timeout_s: float, **fields: object
+    ) -> Message:
         """Send a request and return the answer. RequestFailed; ConnectionLost."""
         channel = await self._to(instance)
         return await channel.request(verb, timeout_s, **fields)

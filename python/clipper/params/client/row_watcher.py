@@ -231,7 +231,7 @@ class RowWatcher:
                 self._watch_set()
         for post in self._posts:
             if post.request is None and now >= post.due_s:
-                self._ask(post, now)
+                self._query(post, now)
             elif post.request is not None and now >= post.due_s:
                 self._is_away(post, "it does not answer")
         for post in self._answered_watches():
@@ -251,7 +251,7 @@ class RowWatcher:
         until_s = min(post.due_s for post in self._posts) - time.monotonic()
         return [open_at[fd] for fd, _ in poll.poll(max(0.0, until_s) * 1000 + 1) if fd in open_at]
 
-    def _ask(self, post: ShardWatch, now: float) -> None:
+    def _query(self, post: ShardWatch, now: float) -> None:
         request = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
         post.number += 1
         try:

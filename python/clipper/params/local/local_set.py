@@ -137,7 +137,7 @@ class _ForkServerProcess:
             )
         self.pid_fd = os.pidfd_open(self.popen.pid)
 
-    def ask(self, number: int, folder: Path) -> None:
+    def request(self, number: int, folder: Path) -> None:
         """Request a shard. If the fork server has ended, the request goes to the next one."""
         with contextlib.suppress(OSError):
             self.connection.send(json.dumps({"number": number, "folder": str(folder)}).encode())
@@ -453,7 +453,7 @@ class LocalSet:
     def _start(self, key: Key) -> None:
         if key[0] not in self._retired:
             self._wanted.add(key)
-            self._fork_server.ask(key[1], key[0])
+            self._fork_server.request(key[1], key[0])
 
     def _signal_set(self, home: Path, number: int, signalled: set[int]) -> None:
         """Signal each shard of a set once."""
@@ -495,7 +495,7 @@ class LocalSet:
         self._names.clear()  # their exit codes are lost
         self._fork_server = _ForkServerProcess(self.folder, self._program)
         for home, number in self._wanted:
-            self._fork_server.ask(number, home)
+            self._fork_server.request(number, home)
 
     def _ended(self, one: _Shard) -> None:
         os.close(one.pid_fd)

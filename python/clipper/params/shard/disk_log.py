@@ -342,7 +342,7 @@ class DiskLog:
                 if self._needs_snapshot:
                     self._take_snapshot()
                 elif self._stats["nbytes"] > self._bytes_max:
-                    self._ask_for_cut()
+                    self._request_cut()
                 if not self._needs_snapshot and not self._commit():
                     if self._shard.core.sleep_at(SLOT, self._wake):
                         poll.poll(IDLE_S * 1000)
@@ -362,7 +362,7 @@ class DiskLog:
                 failed.append(answer)
             done.set()
 
-        self._shard.snapshots.ask(0, on_done, whole=True)
+        self._shard.snapshots.request(0, on_done, whole=True)
         while not done.wait(IDLE_S) and not self._closed.is_set():
             pass
         if failed:
@@ -371,7 +371,7 @@ class DiskLog:
         elif done.is_set():
             self._needs_snapshot = False
 
-    def _ask_for_cut(self) -> None:
+    def _request_cut(self) -> None:
         """Have a snapshot taken; wait for it if the log is too large."""
 
         def on_done(_: Piece | Exception) -> None:
@@ -381,7 +381,7 @@ class DiskLog:
         self._changed.clear()
         if not self._snapshot_requested:
             self._snapshot_requested = True
-            self._shard.snapshots.ask(0, on_done)
+            self._shard.snapshots.request(0, on_done)
         while self._stats["nbytes"] > LOG_FULL * self._bytes_max and self._snapshot_requested:
             self._stats["error"] = "pushes wait for a snapshot: the log is full"
             self._changed.wait(RETRY_S)

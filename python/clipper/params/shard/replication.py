@@ -711,7 +711,7 @@ class ReplicaFollower:
             if broken is not None:
                 self._whole = None if self._whole is broken else self._whole
 
-    def _ask(self, name: str, **fields: object) -> tuple[Head, Piece]:
+    def _call(self, name: str, **fields: object) -> tuple[Head, Piece]:
         head, piece = call_once(self._connection, name, **fields)
         with self._lock:
             if head.epoch < self.epoch_min:
@@ -736,7 +736,7 @@ class ReplicaFollower:
             message |= {"keeps": True, "version": current.version}
             message |= {"position": current.position, "exact": current.exact}
         sent_s = time.monotonic()
-        head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **message)
+        head, piece = self._call("synchronize", shard=self.shard, wait_s=wait_s, **message)
         if piece.get("quiet"):
             if current is not None:
                 current.confirm(sent_s)
@@ -767,7 +767,7 @@ class ReplicaFollower:
         message: Piece = {"shard": self.shard, "mine": self._mine, "epoch": copy.epoch}
         message |= {"known": max(copy.epoch, self.epoch_min), "serial": self._serial}
         message["replays"] = REPLAYS
-        _, answer = self._ask("stream", **message)
+        _, answer = self._call("stream", **message)
         if not answer["streams"]:
             self._may_stream = bool(answer.get("ever", True))
             return
@@ -812,7 +812,7 @@ class ReplicaFollower:
             self._making = fresh
         cursor: Cursor | None = [0, 0]
         while cursor is not None and not self._stop.is_set():
-            _, part = self._ask("walk", shard=self.shard, cursor=cursor)
+            _, part = self._call("walk", shard=self.shard, cursor=cursor)
             self._apply(fresh, head.epoch, part)
             cursor = part["next"]
         if cursor is None:

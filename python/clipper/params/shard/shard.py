@@ -697,7 +697,7 @@ class Shard:
                 self.core.answer(call_id, packed(answer))
 
         whole = bool(message.get("whole"))
-        self.snapshots.ask(
+        self.snapshots.request(
             int(message.get("number", 0)),
             lambda answer: self.post(lambda: on_done(answer)),
             whole=whole,

@@ -471,7 +471,7 @@ class Snapshots:
             self._shard.parameters.specs or self._shard.parameters.dense.initialized
         )
 
-    def ask(self, number: int, on_done: SnapshotCallback, *, whole: bool = False) -> None:
+    def request(self, number: int, on_done: SnapshotCallback, *, whole: bool = False) -> None:
         """Have a snapshot taken. number: 0 for the next one.
 
         on_done: called by the snapshot thread with the result or the error.

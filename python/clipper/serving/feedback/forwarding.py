@@ -131,7 +131,7 @@ class Forwarding:
         is sent again, it counts once."""
         total = Reply()
         for data in _parts(feedback):
-            reply = self._ask(node, data)
+            reply = self._send(node, data)
             if reply.error:
                 raise _raised(reply)
             total.counted += reply.counted
@@ -139,7 +139,7 @@ class Forwarding:
             total.unknown += reply.unknown
         return total
 
-    def _ask(self, node: str, data: bytes) -> Reply:
+    def _send(self, node: str, data: bytes) -> Reply:
         if self._silent.get(node, 0.0) > time.monotonic() and self._store.get(NODES + node):
             raise _no_reply(node)
         if not self._is_listening:

@@ -64,7 +64,7 @@ def predict_array(
     salt: int,
     outputs: tuple[str, ...] = (),
 ) -> Future:
-    """Ask the models that the policy selects about every row; -> the future of `Answers`.
+    """Query the models that the policy selects for every row; -> the future of `Answers`.
     InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)

@@ -119,7 +119,7 @@ class DeciderThreads:
         self.pool(listener.decider).listen(listener)
 
     def close(self) -> None:
-        """Ask nobody any more. Threads that do not come back are left to the process's end."""
+        """Accept no more calls. Threads that do not come back are left to the process's end."""
         with self._lock:
             self._closing = True
             pools = list(self._pools.values())
@@ -230,7 +230,7 @@ class DeciderPool:
                 self._changed.wait((self._queue[0][0] if self._queue else idle_until) - now)
 
     def close(self) -> None:
-        """Ask nobody any more. Threads that do not come back are left to the process's end."""
+        """Accept no more calls. Threads that do not come back are left to the process's end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

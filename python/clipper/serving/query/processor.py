@@ -215,7 +215,7 @@ def plan_for(
 
 
 def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
-    """Ask the mesh to load the models that this query may use, if they are not loaded.
+    """Let the mesh load the models that this query may use, if they are not loaded.
 
     With a decider this includes models that it might call later, so that they are ready by then.
     """

@@ -71,7 +71,7 @@ class HttpServer:
         self._mutex = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -88,13 +88,13 @@ class HttpServer:
         connection = self._take_idle()
         if connection is not None:
             try:
-                return self._ask(connection, method, path, body, until_s, headers or {})
+                return self._request(connection, method, path, body, until_s, headers or {})
             except (ConnectionError, http.client.BadStatusLine):
                 pass  # the idle connection was closed before any byte of the answer
         connection = self._make(
             self.host, self.port, timeout=max(0.001, until_s - time.monotonic())
         )
-        return self._ask(connection, method, path, body, until_s, headers or {})
+        return self._request(connection, method, path, body, until_s, headers or {})
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -107,7 +107,7 @@ class HttpServer:
         with self._mutex:
             return self._idle.pop() if self._idle else None
 
-    def _ask(
+    def _request(
         self,
         connection: http.client.HTTPConnection,
         method: str,

@@ -114,7 +114,7 @@ class Oip(Runtime):
         waiting = _CHECK_S
         while True:
             try:
-                status = self.server.ask("GET", ready, within_s=2.0).status
+                status = self.server.request("GET", ready, within_s=2.0).status
                 if status < 500 and (status == 200 or self.type == "tfserving"):
                     break
                 why = f"status {status} at {ready}"
@@ -127,7 +127,7 @@ class Oip(Runtime):
             time.sleep(waiting)
             waiting = min(_CHECK_S_MAX, waiting * 2)
         if self.type != "tfserving":
-            metadata = self.server.ask("GET", "/v2", within_s=self.answer_s).json()
+            metadata = self.server.request("GET", "/v2", within_s=self.answer_s).json()
             self.binary = BINARY in (metadata.get("extensions") or [])
         for model in left:
             self._request_unload(model)
@@ -210,7 +210,9 @@ class Oip(Runtime):
                 self._refused(model, reply)
             self._wait(model, until_s)
             return
-        reply = self.server.ask("POST", f"/v2/repository/models/{model}/load", b"{}", self.load_s)
+        reply = self.server.request(
+            "POST", f"/v2/repository/models/{model}/load", b"{}", self.load_s
+        )
         if reply.status >= 300:
             self._refused(model, reply)
         self._wait(model, until_s)
@@ -219,7 +221,7 @@ class Oip(Runtime):
         with self._places:
             self.places.list()
         if self.type == "openvino":
-            return self.server.ask("POST", "/v1/config/reload", b"{}", self.load_s)
+            return self.server.request("POST", "/v1/config/reload", b"{}", self.load_s)
         return None  # the server polls the list
 
     def _refused(self, model: str, reply: HttpReply) -> None:
@@ -227,7 +229,7 @@ class Oip(Runtime):
         why = f"{self.type} does not load {model!r}: {reply.trouble}"
         if reply.status in (408, 429, 502, 503, 504) or _NO_ROOM.search(reply.trouble):
             raise Unreachable(why)
-        if self.server.ask("GET", "/v2/health/live", within_s=_LIVE_S).status >= 500:
+        if self.server.request("GET", "/v2/health/live", within_s=_LIVE_S).status >= 500:
             raise Unreachable(why)
         raise ArtifactError(why)
 
@@ -251,8 +253,8 @@ class Oip(Runtime):
         the server gave up.
         """
         if self.type != "tfserving":
-            return self.server.ask("GET", f"/v2/models/{model}/ready", within_s=self.answer_s)
-        reply = self.server.ask("GET", f"/v1/models/{model}", within_s=self.answer_s)
+            return self.server.request("GET", f"/v2/models/{model}/ready", within_s=self.answer_s)
+        reply = self.server.request("GET", f"/v1/models/{model}", within_s=self.answer_s)
         if reply.status != 200:
             return reply
         for version in reply.json().get("model_version_status") or []:
@@ -271,14 +273,16 @@ class Oip(Runtime):
                 with self._reload_lock:
                     self._read_list()
             else:
-                self.server.ask("POST", f"/v2/repository/models/{model}/unload", b"{}", self.load_s)
+                self.server.request(
+                    "POST", f"/v2/repository/models/{model}/unload", b"{}", self.load_s
+                )
         except Unreachable:
             pass  # a stopped server has no models; a running one drops it with the folder
 
     def _signature(self, artifact: Artifact) -> Signature:
         if self.type == "tfserving":
             return Signature(input_type=artifact.input, output_type=artifact.output)
-        reply = self.server.ask("GET", f"/v2/models/{artifact.model}", within_s=self.answer_s)
+        reply = self.server.request("GET", f"/v2/models/{artifact.model}", within_s=self.answer_s)
         if reply.status != 200:
             raise Unreachable(f"{self.type} says nothing of {artifact.model!r}: {reply.trouble}")
         try:
@@ -322,7 +326,7 @@ class OipModel(Model):
 
     def _send(self, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
         try:
-            return self._runtime.server.ask("POST", path, body, self._runtime.answer_s, headers)
+            return self._runtime.server.request("POST", path, body, self._runtime.answer_s, headers)
         except Unreachable as error:
             raise ServerFailed(str(error)) from None
 
