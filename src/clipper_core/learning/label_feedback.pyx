@@ -542,6 +542,7 @@ cdef struct Arrived:            # predictions of one query; the objects belong t
     i32 place[MODELS_MAX]           # of the model among the learner's; below 0: none
     u8 right[MODELS_MAX]            # whether the output is the label
     u32 n
+    bint qualified                  # whether any has qualifiers
 
 
 cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place) except -1:
@@ -555,6 +556,7 @@ cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place
     cdef PyObject* found
     cdef Py_ssize_t at = 0
     cdef object value
+    cdef bint qualified = False
     cdef u32 n = 0
     if type(predictions) is not dict or len(<dict> predictions) > MODELS_MAX:
         return False
@@ -564,13 +566,15 @@ cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place
         value = read_member(&CONFIDENCE, <object> prediction)
         arrived.confidence[n] = <PyObject*> value
         arrived.model[n], arrived.prediction[n] = model, prediction
+        value = read_member(&QUALIFIERS, <object> prediction)
+        qualified |= value is not None and (type(value) is not dict or len(<dict> value) > 0)
         if n < <u32> len(models) and PyTuple_GET_ITEM(models, n) is model:
             arrived.place[n] = <i32> n
         else:
             found = PyDict_GetItemWithError(place, <object> model)
             arrived.place[n] = -1 if found == NULL else <i32> <object> found
         n += 1
-    arrived.n = n
+    arrived.n, arrived.qualified = n, qualified
     return True
 
 
@@ -593,7 +597,7 @@ cdef bint _judge(Arrived* arrived, object label) except -1:
 cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
     """Write (place, output, confidence) of each model that has a place, and the qualifiers if
     there are any."""
-    cdef object qualifiers
+    cdef object qualifiers = None
     cdef u32 i
     cdef Py_ssize_t n = 0
     for i in range(arrived.n):
@@ -602,13 +606,14 @@ cdef bint _put_predictions(Bytes* out, const Arrived* arrived) except -1:
     for i in range(arrived.n):
         if arrived.place[i] < 0:
             continue
-        qualifiers = read_member(&QUALIFIERS, <object> arrived.prediction[i])
-        _put_array(out, 4 if qualifiers else 3)
+        if arrived.qualified:
+            qualifiers = read_member(&QUALIFIERS, <object> arrived.prediction[i]) or None
+        _put_array(out, 3 + (qualifiers is not None))
         _put_int(out, arrived.place[i])
         if not (_put_value(out, <object> arrived.output[i])
                 and _put_value(out, <object> arrived.confidence[i])):
             return False
-        if qualifiers and not _put_qualifiers(out, qualifiers):
+        if qualifiers is not None and not _put_qualifiers(out, qualifiers):
             return False
     return True
 
@@ -894,8 +899,8 @@ cdef class LabelSteps:
                 at = arrived.place[i]
                 outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
                 right[at] = arrived.right[i]
-                if weighs_probabilities(self.update.rule.state.kind,
-                                        <object> arrived.prediction[i]):
+                if arrived.qualified and weighs_probabilities(self.update.rule.state.kind,
+                                                              <object> arrived.prediction[i]):
                     return False
         return self.update.read(votes, k, outputs, confidence, right, chosen, p, features, label,
                                 1.0)

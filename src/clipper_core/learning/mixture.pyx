@@ -157,11 +157,11 @@ cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes
     tally.named = labels
 
 
-cdef double _probabilities(const double* rows, RowShape shape, u32 component, const Ballot* ballot,
-                           const Votes* votes, const Tally* tally, double* p) noexcept nogil:
+cdef double _probabilities(const double* shared, RowShape shape, u32 component,
+                           const Ballot* ballot, const Votes* votes, const Tally* tally,
+                           double* p) noexcept nogil:
     """Compute the probability of each label with a vote, by one component. -> that of each other
     label."""
-    cdef const double* shared = rows + ballot.k * _width(shape)
     cdef const double* row
     cdef const Voter* voter
     cdef double score
@@ -297,7 +297,7 @@ cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot
     _count(rows, shape, ballot, &votes, tally)
     _clear(tally)
     for component in range(FAVOURITE):
-        other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
+        other = _probabilities(shared, shape, component, ballot, &votes, tally, p)
         _add(tally, shared[component], p, tally.labels, other)
         if component == SURE and shared[FAVOURITE] > 0.0:
             other *= _favoured(rows, width, ballot, tally, p, favoured)
@@ -334,7 +334,7 @@ cdef inline void _class_step(double step, double* weight, double* sum, double sl
         _adaptive_step(weight, sum, slope * x, step, -most, most)
 
 
-cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Ballot* ballot,
+cdef void _learn_by_class(double* shared, RowShape shape, u32 component, const Ballot* ballot,
                           const Votes* votes, const Tally* tally, const double* slope,
                           const double* curvature) noexcept nogil:
     """slope, curvature: of the loss, by the score of each label with a vote."""
@@ -346,7 +346,7 @@ cdef void _learn_by_class(double* rows, RowShape shape, u32 component, const Bal
     for at in range(tally.labels):
         cell = ballot.cells[tally.first[at]]
         if cell < shape.buckets:
-            column = rows + ballot.k * _width(shape) + base + 2 * cell
+            column = shared + base + 2 * cell
             _class_step(step, column, column + 1, slope[at], curvature[at], 1.0, WEIGHT_MAX)
     for i in range(votes.n):
         voter = votes.voter + i
@@ -479,7 +479,7 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
         if tally.code[at] == label:
             place = at
     for component in range(FAVOURITE):
-        other = _probabilities(rows, shape, component, ballot, &votes, tally, p)
+        other = _probabilities(shared, shape, component, ballot, &votes, tally, p)
         _add(tally, shared[component], p, tally.labels, other)
         found = p[place] if place < tally.labels else other
         likelihood[component] = _likelihood(found, right, weight)
@@ -494,7 +494,7 @@ cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 
             curvature[at] = weight * p[at] * (1.0 - p[at])
             p[at] = weight * (p[at] - (right if at == place else rest * p[at]))
         if component >= SLOW:
-            _learn_by_class(rows, shape, component, ballot, &votes, tally, p, curvature)
+            _learn_by_class(shared, shape, component, ballot, &votes, tally, p, curvature)
         else:
             _learn_common(shared, component, &votes, p)
     if shape.pooled:
