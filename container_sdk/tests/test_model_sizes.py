@@ -1,5 +1,6 @@
 """What models occupy: learned from loads that ran alone, guessed for the others."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from clipper_container.host.model_sizes import (
     PAGE,
     CollectionSchedule,
     ModelSizes,
+    UnloadedModel,
 )
 
 
@@ -141,3 +143,31 @@ def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_on
     assert left.wait_s(500.0) is None
     left.add(1)
     assert left.wait_s(102.0) == COLLECT_S - 1.0
+
+
+class Part:
+    """A part of a model, perhaps in a cycle."""
+
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize("cyclic", ["nothing", "model", "attribute"])
+def test_only_what_a_cycle_keeps_needs_the_garbage_collector(cyclic: str) -> None:
+    part = Part(name="p")
+    model = Part(part=part, numbers=[1.0], shape=(1, 2), text="t")
+    if cyclic == "model":
+        vars(part)["model"] = model
+    elif cyclic == "attribute":
+        vars(part)["itself"] = part
+    unloaded = UnloadedModel(model)
+    assert not unloaded.is_gone()
+    gc.disable()
+    try:
+        del model, part
+        assert unloaded.is_gone() == (cyclic == "nothing")
+        gc.collect()
+    finally:
+        gc.enable()
+    assert unloaded.is_gone()
+    assert not UnloadedModel(None).is_gone()

@@ -52,6 +52,8 @@ from clipper_container.worker.handshake import ContainerRejected
 MESSAGE_BYTES_MAX = 1 << 20
 PULLS_MAX = 4  # at once
 SERVE_MS = 10_000
+OLD_COLLECTED = 1000  # collections of younger objects for one of old ones, which stops all threads
+SWITCH_S = 0.001  # a load is handed between threads several times: Python's 5 ms add up
 END_S = 5.0  # for batches in hand, once the host must end
 _LENGTH = struct.Struct("<I")
 T = TypeVar("T")
@@ -406,6 +408,8 @@ def run(arguments: Namespace, token: str) -> int:
     gc.collect()
     # exempt start-up objects from garbage collection; models, which can be unloaded, come later
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], OLD_COLLECTED)
+    sys.setswitchinterval(SWITCH_S)
     host = ModelHost(ControlChannel(sock), runtimes, capacity, loading, arguments.load_s, work)
     try:
         host.serve(token, arguments.name, stop)

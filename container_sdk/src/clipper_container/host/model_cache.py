@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clipper_container.adapters.function import explain
-from clipper_container.host.model_sizes import CollectionSchedule, ModelSizes, SizeMeasurement, trim
+from clipper_container.host.model_sizes import (
+    CollectionSchedule,
+    ModelSizes,
+    SizeMeasurement,
+    UnloadedModel,
+    trim,
+)
 from clipper_container.host.server_connection import Gate, relay
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
@@ -139,6 +145,7 @@ class ModelCache:
         self._numbers = itertools.count()
         self._trimming = self._to_trim = False
         self._leftovers = CollectionSchedule(time.monotonic())
+        self._dropped: list[tuple[UnloadedModel, int]] = []  # unloaded since the last trim
         for _ in range(loading_max):
             self._start_loader()
 
@@ -252,7 +259,9 @@ class ModelCache:
         started = time.monotonic()
         with self._lock:
             self.loading += 1
-        self._timers.after(entry.timeout_s + PREPARE_S, lambda: self._give_up(entry, measure))
+        timers = [
+            self._timers.after(entry.timeout_s + PREPARE_S, lambda: self._give_up(entry, measure))
+        ]
         try:
             if (size := self.predict_size(artifact)) > self.capacity_bytes:
                 why = (
@@ -262,7 +271,9 @@ class ModelCache:
                 raise RequestFailed("host", why)
             entry.runtime.prepare(artifact.type)
             measure = self.sizes.start(artifact.type, artifact.path)
-            self._timers.after(entry.timeout_s, lambda: self._give_up(entry, measure))
+            timers.append(
+                self._timers.after(entry.timeout_s, lambda: self._give_up(entry, measure))
+            )
             loaded = entry.runtime.load(artifact)
             served = with_tensors(
                 loaded.model,
@@ -296,6 +307,8 @@ class ModelCache:
         with self._lock:
             self.loading -= not entry.given_up
         self._settle(entry, loaded, fault, served)
+        for timer in timers:
+            timer.cancel()
 
     def _settle(
         self,
@@ -385,16 +398,18 @@ class ModelCache:
         for future in connections:
             future.add_done_callback(closed)
         if connections:
-            self._timers.after(timeout_s, lambda: self._stuck(entry, timeout_s))
+            stuck = self._timers.after(timeout_s, lambda: self._stuck(entry, timeout_s))
+            entry.gone.add_done_callback(stuck.cancel)
 
     def _drop(self, entry: CachedModel) -> None:
         loaded, entry.loaded, entry.evaluator = entry.loaded, None, None
+        unloaded = UnloadedModel(loaded.model if loaded is not None else None)
         if loaded is not None:
             entry.runtime.unload(entry.artifact, loaded)
         del loaded
         self._forget(entry)
         with self._lock:
-            self._leftovers.add(entry.size_bytes)
+            self._dropped.append((unloaded, entry.size_bytes))
             self._to_trim = True
         self._trim_soon()
 
@@ -424,6 +439,10 @@ class ModelCache:
         now_s = time.monotonic()
         with self._lock:
             self._trimming = False
+            for unloaded, size_bytes in self._dropped:
+                if not unloaded.is_gone():
+                    self._leftovers.add(size_bytes)
+            self._dropped.clear()
             wait_s, to_trim, self._to_trim = self._leftovers.wait_s(now_s), self._to_trim, False
             if wait_s == 0:
                 self._leftovers.clear(now_s)

@@ -148,11 +148,6 @@ class ServerConnection:
         self.gone: Future[str] = Future()
         self.received_s = self.spoke = 0.0
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Return (model, address)."""
-        return self.options.name, self.address
-
     def send(self, pieces: list[BytesLike]) -> None:
         """Send the pieces of a frame. Raises: OSError, after which the connection is unusable."""
         with self.sending:

@@ -75,7 +75,7 @@ class ServerConnections:
     def __init__(self, timers: Timers, left: Callable[[str, str, str], None]) -> None:
         self._timers, self._left = timers, left
         self._lock = threading.Lock()
-        self._connections: dict[tuple[str, str], ServerConnection] = {}
+        self._connections: dict[str, dict[str, ServerConnection]] = {}  # by model and address
         self._by_fd: dict[int, ServerConnection] = {}
         self._with_heartbeats: set[ServerConnection] = set()
         self._epoll = select.epoll()
@@ -105,11 +105,12 @@ class ServerConnections:
             evaluator, gate, address, replace(options, quiet=True), time.monotonic() + timeout_s
         )
         with self._lock:
-            there = self._connections.get(connection.key)
+            of_model = self._connections.setdefault(connection.options.name, {})
+            there = of_model.get(address)
             if there is not None and not there.leave_requested:
                 return there.welcomed
             if there is None:
-                self._connections[connection.key] = connection
+                of_model[address] = connection
         if there is not None:  # the old connection is closing: connect after it
             there.gone.add_done_callback(
                 lambda _: relay(
@@ -128,7 +129,7 @@ class ServerConnections:
         connection.
         """
         with self._lock:
-            connection = self._connections.get((model, address))
+            connection = self._connections.get(model, {}).get(address)
         if connection is None:
             nothing: Future[str] = Future()
             nothing.set_result("")
@@ -141,18 +142,16 @@ class ServerConnections:
         connection.
         """
         with self._lock:
-            connections = [
-                connection
-                for connection in self._connections.values()
-                if model is None or connection.options.name == model
-            ]
+            models = [*self._connections] if model is None else [model]
+            connections = [one for m in models for one in self._connections.get(m, {}).values()]
         for connection in connections:
             self._request_leave(connection)
         return [connection.gone for connection in connections]
 
     def count(self) -> int:
         """Return the number of connections, including those that are being made."""
-        return len(self._connections)
+        with self._lock:
+            return sum(map(len, self._connections.values()))
 
     def _request_leave(self, connection: ServerConnection) -> None:
         with connection.lock:
@@ -169,7 +168,8 @@ class ServerConnections:
                 self._run_blocking(lambda: self._send_goodbye(connection))
         elif state is not ConnectionState.SERVING:
             connection.shutdown()
-        self._timers.after(LEAVE_S, connection.shutdown)
+        late = self._timers.after(LEAVE_S, connection.shutdown)
+        connection.gone.add_done_callback(late.cancel)
 
     def _send_goodbye(self, connection: ServerConnection) -> None:
         with connection.lock:
@@ -212,7 +212,8 @@ class ServerConnections:
             self._retry(connection, os.strerror(error))
             return
         connection.sock, connection.fd = sock, sock.fileno()
-        self._timers.after(ATTEMPT_S, lambda: self._give_up(connection, sock))
+        late = self._timers.after(ATTEMPT_S, lambda: self._give_up(connection, sock))
+        connection.welcomed.add_done_callback(late.cancel)
         with self._lock:
             self._by_fd[connection.fd] = connection
         self._epoll.register(connection.fd, _CONNECTED)
@@ -390,15 +391,19 @@ class ServerConnections:
             if connection.state is ConnectionState.CLOSED:
                 return
             connection.state = ConnectionState.CLOSED
-            connection.answers = None  # timers may keep the connection a while, but not the model
+            connection.answers = None  # so that what keeps the connection does not keep the model
         self._forget(connection)
         _fail(connection.welcomed, Disconnected(f"{connection.address}: {why}"))
         connection.gone.set_result(why)
 
     def _forget(self, connection: ServerConnection) -> None:
         with self._lock:
-            if self._connections.get(connection.key) is connection:
-                del self._connections[connection.key]
+            model, address = connection.options.name, connection.address
+            of_model = self._connections.get(model, {})
+            if of_model.get(address) is connection:
+                del of_model[address]
+                if not of_model:
+                    del self._connections[model]
 
     # -- heartbeats, where the server requires them
 

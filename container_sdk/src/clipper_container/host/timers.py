@@ -11,23 +11,43 @@ import traceback
 from collections.abc import Callable
 
 
+class Timer:
+    """A job that is due later. Threads: any."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Callable[[], None]) -> None:
+        self._job: Callable[[], None] | None = job
+
+    def cancel(self, _: object = None) -> None:
+        """Drop the job, and what it refers to. The argument allows it as a future's callback."""
+        self._job = None
+
+    def run(self) -> None:
+        """Run the job, unless it was cancelled."""
+        if (job := self._job) is not None:
+            job()
+
+
 class Timers:
-    """Runs jobs after a delay. Jobs must be short; they cannot be cancelled. Threads: any."""
+    """Runs jobs after a delay. Jobs must be short. Threads: any."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="clipper-host-timers", daemon=True)
         self._thread.start()
 
-    def after(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run `job` on the timer thread after `seconds`."""
+    def after(self, seconds: float, job: Callable[[], None]) -> Timer:
+        """Run `job` on the timer thread after `seconds`, unless the timer is cancelled before."""
+        timer = Timer(job)
         with self._change:
-            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), job))
-            if self._due[0][2] is job:
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), timer))
+            if self._due[0][2] is timer:
                 self._change.notify()
+        return timer
 
     def close(self) -> None:
         """Stop the thread; pending jobs are dropped."""
@@ -45,8 +65,8 @@ class Timers:
                     self._change.wait(self._due[0][0] - time.monotonic() if self._due else None)
                 if self._stopping:
                     return
-                job = heapq.heappop(self._due)[2]
+                timer = heapq.heappop(self._due)[2]
             try:
-                job()
+                timer.run()
             except Exception:
                 traceback.print_exc(file=sys.stderr)
