@@ -68,7 +68,8 @@ n = int(record.value) if record else 0
 while True:
     n += 1
     value = b"%d" % n
-    store.txn((), (Put("n", value), Put("twin", value * 500), Put("last%d" % (n % 7), value)))
+    values = {"n": value, "twin": value * 500, "last%d" % (n % 7): value}
+    store.txn((), [Put(key, value, lasting=n % 3 == 0) for key, value in values.items()])
     print(n, flush=True)
 """
 
@@ -93,6 +94,24 @@ def test_kill_9_of_the_writer_loses_nothing_acknowledged(tmp_path: Path) -> None
             assert found["twin"] == found["n"] * 500, "no transaction is torn"
             assert store.revision == int(found["n"])
             acknowledged = int(found["n"])
+
+
+def test_only_a_transaction_with_a_lasting_write_waits_for_the_disk(tmp_path: Path) -> None:
+    def synced(store: SqliteStore, *lasting: bool) -> int:
+        store.txn((), [Put(f"k{n}", b"", lasting=one) for n, one in enumerate(lasting)])
+        return int(store._writer.execute("pragma synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    with SqliteStore(tmp_path / "a.db") as store:
+        assert synced(store, True) == full
+        assert synced(store, False, False) == normal
+        assert synced(store, False, True) == full
+        assert synced(store, False) == normal
+        store.delete("k0")
+        assert synced(store) == normal
+        assert store.lease(5).ttl_s > 0
+    with SqliteStore(tmp_path / "b.db", durable=False) as store:
+        assert synced(store, True) == synced(store, False) == normal
 
 
 ADDER = """

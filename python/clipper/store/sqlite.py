@@ -2,7 +2,8 @@
 cuts.
 
 It uses WAL with synchronous=FULL: a write is on disk when it returns, and readers never wait for
-writers. Writes are rare (the catalog), so one fsync per change is affordable; `durable=False`
+writers. One fsync per change of the catalog is affordable; a transaction whose writes are all not
+`lasting` (the mesh's placements) waits for none, and a later one syncs it as well. `durable=False`
 trades the last changes before a power cut for speed (kill -9 still loses nothing). There are two
 connections, one for the writers of this process and one for its readers, each under a lock. A
 watch is a cursor over the event table. Writers in this process hand it the events of its prefix,
@@ -39,6 +40,7 @@ from clipper.store.store import (
     Compare,
     Delete,
     Event,
+    Get,
     Op,
     Put,
     Record,
@@ -167,6 +169,7 @@ class SqliteStore(Store):
             if report != "ok":
                 raise self._corrupt(str(report).splitlines()[-1])
         self._use_write_ahead_log()
+        self._syncs = self._durable = durable
         run(f"pragma synchronous = {'full' if durable else 'normal'}")
         page_bytes = run("pragma page_size").fetchone()[0]
         run(
@@ -246,8 +249,12 @@ class SqliteStore(Store):
         """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
         self._check_process()
+        lasting = not all(
+            isinstance(op, Get) or (isinstance(op, Put) and not op.lasting)
+            for op in (*then, *orelse)
+        )
         with self._write_lock:
-            with self._typed("write"), self._transaction():
+            with self._typed("write"), self._transaction(lasting):
                 run = self._writer
                 self._end_leases("until_s <= ?", time.monotonic())
                 known = {
@@ -529,10 +536,14 @@ class SqliteStore(Store):
                 fcntl.flock(self._turnstile, fcntl.LOCK_UN)
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, lasting: bool = True) -> Iterator[None]:
+        """Run a transaction. lasting: it is on disk at the end, if the store is durable."""
         self._check_process()
         if self._closed:
             raise closed_error(self.name)
+        if self._durable and lasting != self._syncs:
+            self._writer.execute(f"pragma synchronous = {'full' if lasting else 'normal'}")
+            self._syncs = lasting
         self._start_transaction()
         try:
             yield
@@ -601,6 +612,7 @@ class _RecentEvents:
     start: int = 0
     next_end_s: float = 0.0
     events: tuple[Event, ...] = ()
+    size_bytes: int = 0  # of their values
 
     def followed(
         self, version: int, next_end_s: float, events: list[Event], revision: int, lost: bool
@@ -609,13 +621,14 @@ class _RecentEvents:
         if lost:
             return _RecentEvents(self.count_max, version, revision, revision, next_end_s)
         stored, start = (*self.events, *events), self.start
-        size = sum(len(event.record.value) for event in stored if event.record is not None)
+        size = self.size_bytes + _values_bytes(events)
         if size > _RECENT_BYTES_MAX:
-            start, stored = revision, ()
+            start, stored, size = revision, (), 0
         elif len(stored) > self.count_max:
             dropped = len(stored) - self.count_max // 2
             start, stored = stored[dropped - 1].revision, stored[dropped:]
-        return _RecentEvents(self.count_max, version, revision, start, next_end_s, stored)
+            size = _values_bytes(stored)
+        return _RecentEvents(self.count_max, version, revision, start, next_end_s, stored, size)
 
     def after(self, cursor: int, prefix: str) -> list[Event] | None:
         """Return the events of a prefix after a revision; None if they are not all here."""
@@ -623,6 +636,10 @@ class _RecentEvents:
             return None
         later = itertools.takewhile(lambda event: event.revision > cursor, reversed(self.events))
         return [event for event in later if event.key.startswith(prefix)][::-1]
+
+
+def _values_bytes(events: Sequence[Event]) -> int:
+    return sum(len(event.record.value) for event in events if event.record is not None)
 
 
 class _SqliteWatch:

@@ -71,12 +71,14 @@ class Put(msgspec.Struct, frozen=True):
     """Write a key.
 
     lease: id of the lease with which the key disappears. If it has expired the transaction raises
-    LeaseLost and writes nothing.
+    LeaseLost and writes nothing. lasting: False if a power cut may undo the write, although no kill
+    may; a store that writes to this host's disk then need not wait for it.
     """
 
     key: str
     value: bytes
     lease: str = ""
+    lasting: bool = True
 
 
 class Delete(msgspec.Struct, frozen=True):
