@@ -334,6 +334,7 @@ class Laws:
 
     def _look(self) -> None:
         world = self._world
+        self._seen_s |= dict.fromkeys(world.instances(), world.loop.time())
         away = world.store.away or world.store.errors or world.store.slow_s or world.is_emptied
         if not (away or world.store.cut or world.split or world.clocks) and world.instances():
             self._look_at_models()
@@ -408,7 +409,6 @@ class Laws:
         for id, told in world.instances().items():
             node = world.nodes[id].node
             self._free.setdefault(id, deque(maxlen=4)).append(told.free_bytes)
-            self._seen_s[id] = world.loop.time()
             if node is None or not world.nodes[id].ready:
                 continue
             if not self._recent(CALM_S):

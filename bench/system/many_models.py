@@ -8,13 +8,17 @@ Each request states its deadline, as clients of Clockwork do.
 
 Beside each result stands its bound: what a node would answer that knew all queries in advance,
 keeps the models that are used next (L. Belady, 1966), and loads the others one after another at
-the rate that this node reaches when every query needs a load.
+the rate that this node reaches when every query needs a load. The note says what the queries that
+were not answered in time died of, as the node tells it, and what the processes used of a core.
 Source of the question: A. Gujarati et al., "Serving DNNs like Clockwork", OSDI 2020, section 6.
 """
 
 import asyncio
+import contextlib
 import heapq
 import json
+import os
+import re
 import tempfile
 import time
 from collections import Counter, deque
@@ -52,7 +56,7 @@ def main(quick: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="many-") as name:
         folder = Path(name)
         (folder / "linear.onnx").write_bytes(linear())
-        node = Node("a", folder, f"sqlite:{folder}/mesh.db", loaded_max=places(count))
+        node = Node("a", folder, f"sqlite:{folder}/mesh.db", "[mesh]\n", places(count))
         try:
             register(node, folder, count)
             rate = loads_per_s(node, count, seconds / 4)
@@ -60,11 +64,17 @@ def main(quick: bool = False) -> list[Row]:
             offer(node, warm, seconds / 2)
             found = [row("loads while every query needs one", rate, "1/s")]
             for kind, draw in KINDS.items():
-                loads, models = node.mesh().stats()["loads"], draw(count, RATE, seconds, seed=2)
+                models, cpu_s = draw(count, RATE, seconds, seed=2), used_s(node.process.pid)
+                loads, began_s = node.mesh().stats()["loads"], time.perf_counter()
                 outcome = offer(node, models, seconds)
-                loads = node.mesh().stats()["loads"] - loads
+                took_s = time.perf_counter() - began_s
+                outcome.loads = node.mesh().stats()["loads"] - loads
+                outcome.cores = [
+                    (after - before) / took_s
+                    for before, after in zip(cpu_s, used_s(node.process.pid), strict=True)
+                ]
                 best = bound(warm, models, arrivals(RATE, seconds, seed=1), places(count), rate)
-                found += rows_of(kind, outcome, loads, best)
+                found += rows_of(kind, outcome, *best)
                 warm = models
         finally:
             node.stop()
@@ -116,8 +126,20 @@ def loads_per_s(node: Node, count: int, seconds: float) -> float:
 # -- what is possible
 
 
-def bound(warm: Array, asked: Array, times: Array, size: int, rate: float) -> float:
-    """Return the share of `asked` that can be answered within SLO_MS by the best node.
+def used_s(pid: int) -> list[float]:
+    """Return the seconds of CPU that a process, its children together, and this one have used."""
+    ticks, own, children = os.sysconf("SC_CLK_TCK"), 0.0, 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            seconds = (int(fields[11]) + int(fields[12])) / ticks
+            own += seconds if stat.parent.name == str(pid) else 0.0
+            children += seconds if fields[1] == str(pid) else 0.0
+    return [own, children, time.process_time()]
+
+
+def bound(warm: Array, asked: Array, times: Array, size: int, rate: float) -> tuple[float, int]:
+    """Return the share of `asked` that the best node answers within SLO_MS, and its loads.
 
     It has `size` models, at first those that `warm` leaves, evicts the model whose next query is
     farthest away, and makes `rate` loads in a second, one after another. A load that cannot be in
@@ -131,14 +153,14 @@ def bound(warm: Array, asked: Array, times: Array, size: int, rate: float) -> fl
         last[every[at]] = at
     next_use: dict[int, int] = {}
     heap: list[tuple[int, int]] = []
-    free_s, answered = 0.0, 0
+    free_s, answered, loads = 0.0, 0, 0
     for at, model in enumerate(every.tolist()):
         due_s = float(times[at - len(warm)]) if at >= len(warm) else -1.0
         if model not in next_use and due_s >= 0:
             ready_s = max(free_s, due_s) + 1 / rate
             if ready_s > due_s + SLO_MS / 1000:
                 continue
-            free_s = ready_s
+            free_s, loads = ready_s, loads + 1
         answered += due_s >= 0
         next_use[model] = int(following[at])
         heapq.heappush(heap, (-next_use[model], model))
@@ -146,7 +168,7 @@ def bound(warm: Array, asked: Array, times: Array, size: int, rate: float) -> fl
             use, gone = heapq.heappop(heap)
             if next_use.get(gone) == -use:
                 del next_use[gone]
-    return answered / len(asked)
+    return answered / len(asked), loads
 
 
 # -- which model is asked next
@@ -189,12 +211,15 @@ KINDS: dict[str, Callable[..., Array]] = {
 
 
 class Outcome:
-    """Outcomes of the queries. ms: of each answer, from when it was due; NaN for a failure."""
+    """Outcomes of the queries. ms: of each answer, from when it was due; NaN for a failure.
+    loads: of the node. cores: used by the node, its host, and the client.
+    """
 
     def __init__(self, count: int) -> None:
         self.ms = np.full(count, np.nan)
         self.failures: Counter[str] = Counter()
         self.late_ms = np.zeros(count)  # how late the client sent
+        self.loads, self.cores = 0, [0.0]
 
 
 def offer(node: Node, models: Array, seconds: float) -> Outcome:
@@ -269,7 +294,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, client: Client) -> None:
         self._client, self._parser = client, httptools.HttpResponseParser(self)
-        self._number, self._due = -1, 0.0
+        self._number, self._due, self._body = -1, 0.0, b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -293,22 +318,41 @@ class Connection(asyncio.Protocol):
         """Parse what came."""
         self._parser.feed_data(data)
 
+    def on_body(self, data: bytes) -> None:
+        """Keep a part of the body."""
+        self._body += data
+
     def on_message_complete(self) -> None:
         """Pass the answer on."""
-        status, number = self._parser.get_status_code(), self._number
-        self._number = -1
-        self._client.answered(number, self._due, "" if status == 200 else f"status {status}")
+        status, number, body = self._parser.get_status_code(), self._number, self._body
+        self._number, self._body = -1, b""
+        why = "" if status == 200 else f"{status}, {cause(body)}"
+        self._client.answered(number, self._due, why)
         self._client.free(self)
 
 
-def rows_of(kind: str, outcome: Outcome, loads: int, best: float) -> list[Row]:
+def cause(body: bytes) -> str:
+    """Return why a query failed, from the error in a response, without names and numbers."""
+    try:
+        said = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        said = repr(body[:80])
+    if "loads wait in" in said:
+        return "what it would evict is used more" if "is used more" in said else "it would be late"
+    return re.sub(r"'[^']*'|\d[\d.]*", "#", said.partition("by the deadline: ")[2] or said)[:100]
+
+
+def rows_of(kind: str, outcome: Outcome, best: float, best_loads: int) -> list[Row]:
     """Return the figures of one run, and its bound. Queries that failed are late."""
     ms, count = outcome.ms, len(outcome.ms)
     within = float(np.sum(ms <= SLO_MS)) / count
     answered = ms[~np.isnan(ms)]
-    failures = ", ".join(f"{number} {why}" for why, number in outcome.failures.items()) or "none"
+    lost = outcome.failures + Counter({"answered late": int(np.sum(answered > SLO_MS))})
+    failures = "; ".join(f"{number} ({why})" for why, number in lost.most_common()) or "none"
+    cores = ", ".join(f"{cores:.2f}" for cores in outcome.cores)
     note = (
-        f"{count} queries at {RATE:g}/s, {loads} loads; failed: {failures}; the client was late by"
+        f"{count} queries at {RATE:g}/s, {outcome.loads} loads (the best policy: {best_loads});"
+        f" lost: {failures}. Cores used by node, host and client: {cores}; the client was late by"
         f" {np.quantile(outcome.late_ms, 0.99):.1f} ms at its p99"
     )
     goal = Goal("value_at_least", 99.99)

@@ -47,7 +47,7 @@ class Node:
         self.peers, self.containers, self.http, self.admin = free_ports(4)
         (folder / f"{name}.toml").write_text(
             f'[server]\naddress = "tcp://127.0.0.1:{self.containers}"\ntoken = "mesh"\ndrain_s ='
-            f" 5.0\n{SETTINGS}loaded_max = {loaded_max}\n"
+            f" 5.0\n{settings}loaded_max = {loaded_max}\n"
         )
         self.start()
 

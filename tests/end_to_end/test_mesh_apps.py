@@ -157,7 +157,8 @@ def test_what_is_not_loaded_by_the_deadline_is_said(
     server.register_model("slow", "slow.py:f", key=str(tmp_path), input="f64[3]")
     app = server.app("late", models=["slow"], slo_ms=50)
     answer = app.predict(ROW).result(30)
-    assert (answer.is_default, answer.reason) == (True, "slow: it was not loaded by the deadline")
+    assert answer.is_default
+    assert answer.reason.startswith("slow: it was not loaded by the deadline: ")
     gate.touch()
     wait_until(lambda: app.predict(ROW).result(30).output == 5)
 

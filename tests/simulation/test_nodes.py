@@ -18,8 +18,9 @@ import pytest
 from bench.node_simulator.kinds import Fault
 from bench.node_simulator.plans import PLAN, SETTINGS, churning, planned, rare, shown
 from bench.node_simulator.world import World
+from clipper.mesh.decisions.maintenance import UnloadCopy
 from clipper.mesh.records import MODELS, encode
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import LAST_IS_SPARE, MUTATIONS, Mutation
 
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 SEEDS_MAX = 200
@@ -166,6 +167,32 @@ def test_holder_that_decides_counts_the_queries_of_all_copies() -> None:
             world.query(world.name(0), "n0")
             world.step(0.05)
         assert len(world.models()[world.name(0)].loaded) == 4
+
+
+@pytest.mark.parametrize("is_mutated", [False, True])
+def test_two_holders_that_give_up_a_spare_copy_at_once_leave_one(
+    is_mutated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_mutated:
+        LAST_IS_SPARE.apply(monkeypatch)
+    with World(replace(QUIET, nodes=2, models=1, share=4.0)) as world:
+        id = world.name(0)
+        world.query(id)
+        world.step(3)
+        joined = [one.node.joined for one in world.nodes.values() if one.node is not None]
+        servers = [one.server for one in world.nodes.values()]
+        world.laws.disturbed()  # what is asked for here has no other reason
+        second = joined[0].copies.load(id, world.now_ms, copies=2)
+        servers[0].run(world.loop.create_task, second)
+        world.step(3)
+        assert len(world.models()[id].loaded) == 2
+        for server, parts in zip(servers, joined, strict=True):
+            spare = UnloadCopy(id, "of the test", spare=True)
+            server.run(world.loop.create_task, parts.actions.execute(spare))
+        world.step(1)
+        assert is_mutated or len(world.models()[id].loaded) == 1
+        said = [why for why in world.violations if "the last copy" in why]
+        assert bool(world.violations) == bool(said) == is_mutated
 
 
 # -- many worlds

@@ -159,7 +159,8 @@ class ServerHost:
         core = self._running.unlisted(
             record, min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
         )
-        slo_us = int(settings.deadline_ms * 1000)
+        # one more, so that a query that states this very deadline is not taken for one without
+        slo_us = int(settings.deadline_ms * 1000) + 1
         resolved = self._resolver.unlisted(core, UnlistedModel(record, why, admit), slo_us)
         return resolved, msgspec.structs.replace(
             resolved, slo_us=slo_us + int(settings.load_s * 1e6)

@@ -43,6 +43,7 @@ from clipper.store import (
     Candidate,
     Compare,
     Delete,
+    Get,
     Lease,
     Mirror,
     Put,
@@ -59,6 +60,7 @@ RESTORED: Final = "mesh/restored"  # another value each time that nodes have acc
 HELD: Final = "mesh/held"  # set when nodes found the store empty and continue from memory
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
+_TRIES_TOGETHER: Final = 3  # transactions of several changes, before each is made by itself
 WRITTEN_MAX: Final = 1024  # records that this node has written, kept until the mirror has them
 _SAME: Final = ("type", "path", "key", "policy")  # fields that make two registrations equal
 _log = logging.getLogger(__name__)
@@ -73,11 +75,13 @@ Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 @dataclass(frozen=True, slots=True)
 class RecordChange:
     """A change of a model's record. decide: (record as read) -> the record to write, or why there
-    is nothing to write, and what else has to be as it was read.
+    is nothing to write, and what else has to be as it was read. lasting: see Put; placements are
+    not, since a power cut ends the nodes that share a file too.
     """
 
     id: str
     decide: Callable[[MeshModel], tuple[MeshModel | ClaimRefused, Sequence[Compare]]]
+    lasting: bool = True
 
 
 def now_ms() -> int:
@@ -377,11 +381,11 @@ class Registry:
             else None
         )
 
-    def step(self, id: str, step: Step) -> RecordChange:
+    def step(self, id: str, step: Step, lasting: bool = True) -> RecordChange:
         """Return the change of a record by `step`, for `change_all`."""
-        return RecordChange(id, lambda model: (step(model), ()))
+        return RecordChange(id, lambda model: (step(model), ()), lasting)
 
-    def copies_step(self, id: str, step: CopiesStep) -> RecordChange:
+    def copies_step(self, id: str, step: CopiesStep, lasting: bool = True) -> RecordChange:
         """Return a change by a step that depends on which holders of the model are alive.
 
         The step gets the holders that have a record in the store, and its result is written only if
@@ -404,7 +408,7 @@ class Registry:
             ]
             return step(model, alive), guards
 
-        return RecordChange(id, decide)
+        return RecordChange(id, decide, lasting)
 
     def change(self, id: str, step: Step) -> MeshModel | ClaimRefused:
         """Change a record by `step`, repeated until no other node was faster. UnknownModel."""
@@ -417,15 +421,45 @@ class Registry:
     def change_all(
         self, changes: Sequence[RecordChange]
     ) -> list[MeshModel | ClaimRefused | Exception]:
-        """Make several changes of different records, in one transaction if no other node was faster
-        with one of them; otherwise each by itself.
+        """Make several changes of different records in one transaction.
 
-        Returns the result, or the error, of each. StoreError when the store is away.
+        Where other nodes were faster, those changes are decided again. After `_TRIES_TOGETHER`
+        transactions, each is made by itself. Returns the result, or the error, of each. StoreError
+        when the store is away.
+        """
+        known = {change.id: self._newest(change.id) for change in changes if len(changes) > 1}
+        written: dict[str, MeshModel] = {}
+        for _ in range(_TRIES_TOGETHER):
+            compares, written = self._decided(changes, known)
+            if not written:
+                break
+            puts = [
+                Put(MODELS + change.id, encode(written[change.id]), lasting=change.lasting)
+                for change in changes
+                if change.id in written
+            ]
+            done = self.store.txn(compares, puts, [Get(put.key) for put in puts])
+            if done.ok:
+                self._keep_written(done.results)
+                break
+            known |= dict(zip(written, done.results, strict=True))
+            written = {}
+        return [
+            written[change.id] if change.id in written else self._attempt(change)
+            for change in changes
+        ]
+
+    def _decided(
+        self, changes: Sequence[RecordChange], known: Mapping[str, Record | None]
+    ) -> tuple[list[Compare], dict[str, MeshModel]]:
+        """Return a transaction's compares and its new records, from the records as known.
+
+        It leaves out changes that write nothing or fail: they are made by themselves.
         """
         compares: list[Compare] = []
         written: dict[str, MeshModel] = {}
-        for change in changes if len(changes) > 1 else ():
-            record = self._newest(change.id)
+        for change in changes:
+            record = known.get(change.id)
             if record is None:
                 continue
             try:
@@ -440,17 +474,7 @@ class Registry:
                 continue
             compares += [Compare(record.key, record.revision), *guards]
             written[change.id] = after
-        puts = [Put(MODELS + id, encode(after)) for id, after in written.items()]
-        if puts:
-            done = self.store.txn(compares, puts)
-            if done.ok:
-                self._keep_written(done.results)
-            else:
-                written = {}
-        return [
-            written[change.id] if change.id in written else self._attempt(change)
-            for change in changes
-        ]
+        return compares, written
 
     def _attempt(self, change: RecordChange) -> MeshModel | ClaimRefused | Exception:
         try:
@@ -492,7 +516,8 @@ class Registry:
                 known = None
                 continue
             done = self.store.txn(
-                (Compare(known.key, known.revision), *guards), (Put(known.key, encode(after)),)
+                (Compare(known.key, known.revision), *guards),
+                (Put(known.key, encode(after), lasting=change.lasting),),
             )
             if done.ok:
                 self._keep_written(done.results)

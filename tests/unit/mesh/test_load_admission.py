@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from clipper.errors import Overloaded
+from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.load_queue import LoadPace
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.records import Instance
+from clipper.mesh.records import Copy, Instance
 from clipper.mesh.registry import Registry
 from clipper.mesh.routing.load_admission import LoadAdmission
 from clipper.mesh.transport.channel import RequestFailed
@@ -86,6 +87,7 @@ def test_what_another_node_has_or_can_load_is_not_refused() -> None:
         for other, refuses in (
             (busy, True),
             (msgspec.structs.replace(busy, queued=0), False),
+            (msgspec.structs.replace(busy, queued=0, types=("torch",)), True),
             (msgspec.structs.replace(busy, queued=0, stopping=True), True),
         ):
             registry.store.put("mesh/instance/b", msgspec.json.encode(other))
@@ -96,6 +98,10 @@ def test_what_another_node_has_or_can_load_is_not_refused() -> None:
                 assert not refuses
             except Overloaded:
                 assert refuses
+        registry.change("m3", lambda m: claims.changed(m, copies={"b": Copy(1)}))
+        while not registry.models["m3"].copies:
+            await asyncio.sleep(0.001)
+        admission.check("m3", 250.0)  # b is loading it
         host.gate.set()
 
     with_models(test)
@@ -114,9 +120,9 @@ def test_while_loads_wait_a_model_used_once_does_not_evict_one_used_often() -> N
         await queued(local, "m2", "m3")
         admission.check("m4", 10_000.0)
         with pytest.raises(Overloaded, match="what it would evict is used more"):
-            admission.check("m4", 400.0)
+            admission.check("m4", 350.0)
         local.cache.touch("m4", 4, 200)  # it is not loaded, and its uses are remembered
-        admission.check("m4", 400.0)
+        admission.check("m4", 350.0)
         host.gate.set()
 
     with_models(test, capacity=SIZE)

@@ -10,7 +10,8 @@ import pytest
 from clipper.errors import StoreError
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims
-from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
+from clipper.mesh.decisions.load_queue import QueuedLoad
+from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, _Job
 from clipper.mesh.loading.model_host import HostStatus, LoadResult
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry
@@ -283,6 +284,52 @@ def test_it_lends_what_it_holds() -> None:
         assert host.served == [("m0", "unix:/x")]
         await local.unlend("m0", "unix:/x")
         assert not host.served
+
+    with_models(test)
+
+
+def test_nothing_is_written_once_it_has_stopped() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        loads = [asyncio.ensure_future(local.load(f"m{n}", 1, waiting=True)) for n in range(3)]
+        while not registry.models["m0"].copies:
+            await asyncio.sleep(0.001)
+        await local.stop()
+        before = registry.store.revision
+        await asyncio.gather(*loads, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        assert registry.store.revision == before
+
+    with_models(test)
+
+
+def test_load_whose_loop_has_ended_is_no_failed_load(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        job = _Job(1, asyncio.get_running_loop().create_future())
+        work = local._do(QueuedLoad("m0", 1, 0), job)
+        work.send(None)
+        work.close()  # as the garbage collector ends the tasks of a killed node
+        assert not job.done.done()
+        job.done.cancel()
+
+    with_models(test)
+    assert not caplog.records
+
+
+def test_a_model_that_was_unregistered_at_the_end_of_its_load_does_not_stay() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        while not local.is_loading("m0") or not registry.models["m0"].copies:
+            await asyncio.sleep(0.001)
+        await local.drop("m0", "it was unregistered")  # its deletion is known before its end
+        host.gate.set()
+        with pytest.raises(NotLoadedHere, match="unregistered"):
+            await load
+        assert (host.unloaded, list(local.held), list(local.cache)) == (["m0"], [], [])
+        await local.load("m0", 1, waiting=True)  # it is registered again
+        assert list(local.held) == ["m0"]
 
     with_models(test)
 

@@ -483,6 +483,25 @@ def test_changes_of_several_records_are_one_transaction(
     assert [one.copies for one in found if isinstance(one, MeshModel)] == [{"i": Copy(1)}] * 3
 
 
+def test_a_transaction_that_another_node_was_faster_with_is_decided_again_as_one(
+    store: MemoryStore, registry: Registry
+) -> None:
+    for id in ("a", "b", "c"):
+        registry.register(model(id))
+    wait_until(lambda: len(registry.models) == 3)
+    before, others = store.revision, ["other.onnx"]
+
+    def after_another(m: MeshModel) -> MeshModel:
+        if others:
+            store.put(MODELS + "b", encode(model("b", others.pop())))
+        return claims.changed(m, used_ms=7)
+
+    found = registry.change_all([registry.step(id, after_another) for id in ("a", "b", "c")])
+    paths = [(one.path, one.used_ms) for one in found if isinstance(one, MeshModel)]
+    assert paths == [("m.onnx", 7), ("other.onnx", 7), ("m.onnx", 7)]
+    assert store.revision == before + 2
+
+
 def test_changes_whose_records_others_have_changed_are_made_one_by_one(
     store: MemoryStore, registry: Registry
 ) -> None:

@@ -137,11 +137,13 @@ class LoadPace:
     """The pace of an instance: how many loads it makes, from how long each takes a place.
 
     slot_ms: moving average of the time from the start of a load until the next may start; 0 while
-    none is known. With n places in use, one is free every slot_ms / n. Source: Little (1961).
+    none is known. With n places in use, one is free every slot_ms / n. rest_ms: what a load takes
+    besides, on average: its claim before, and the connection to the server after. Source: Little
+    (1961).
     """
 
     def __init__(self) -> None:
-        self.slot_ms = 0.0
+        self.slot_ms = self.rest_ms = 0.0
 
     def add(self, took_ms: float) -> None:
         """Add a load; one that was far slower than the others counts as `SLOW` times their mean."""
@@ -152,6 +154,15 @@ class LoadPace:
     def wait_ms(self, ahead: int, places: int) -> float:
         """Return the wait until a load can start. ahead: loads that run, or start before it."""
         return max(0, ahead + 1 - places) * self.slot_ms / places
+
+    def ready_ms(self, ahead: int, places: int) -> float:
+        """Return the time until a load serves its queries."""
+        return self.wait_ms(ahead, places) + self.slot_ms + self.rest_ms
+
+    def correct(self, late_ms: float) -> None:
+        """Add the error of a forecast: by how much a load served later than it said."""
+        late_ms = min(late_ms, SLOW * (self.slot_ms + self.rest_ms))
+        self.rest_ms = max(0.0, self.rest_ms + late_ms / PACE_LOADS)
 
     def per_second(self, places: int) -> float:
         """Return the rate of loads while all places are in use; infinite while it is not known."""

@@ -79,7 +79,7 @@ class _Job:
     since_s: when it began, or took its place, by the clock of the loop; None: before that, and
     once its load has ended. ready_ms: wall clock time at which it will be loaded, as forecast when
     it was queued. wanted: returns whether a request still waits for it; None: it is loaded in any
-    case.
+    case. dropped: the model is registered no more.
     """
 
     copies: int
@@ -90,6 +90,7 @@ class _Job:
     since_s: float | None = None
     ready_ms: float = 0.0
     wanted: Callable[[], bool] | None = None
+    dropped: bool = False
 
 
 class ModelLoader:
@@ -201,6 +202,19 @@ class ModelLoader:
         """Return whether a load of the model runs or is queued."""
         return id in self._jobs
 
+    def stage(self, id: str) -> str:
+        """Return how far the load of a model has come. Threads: any."""
+        if id in self.held:
+            return "it is loaded, and connects"
+        job = self._jobs.get(id)
+        if job is None:
+            return "no load of it runs"
+        if not job.started:
+            return "its load waits in the queue"
+        if not job.placed:
+            return "its load waits for its claim, or a place"
+        return "it is being loaded" if job.since_s is not None else "its load is being written"
+
     def _enqueue(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
         if self._stopping:
             raise RequestFailed(f"{self.me} is stopping", "none")
@@ -208,7 +222,7 @@ class ModelLoader:
         job.done.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # avoid a warning if no one waits
-        job.ready_ms = now_ms() + self._wait_ms() + self.pace.slot_ms
+        job.ready_ms = now_ms() + self._ready_ms()
         gone = self.queue.push(QueuedLoad(id, used_ms, now_ms(), waiting))
         if gone is not None:
             self._finish(
@@ -268,14 +282,16 @@ class ModelLoader:
     def _wait_ms(self) -> float:
         return self.pace.wait_ms(self.queue.waiting + self.loading, self.loading_max)
 
+    def _ready_ms(self) -> float:
+        return self.pace.ready_ms(self.queue.waiting + self.loading, self.loading_max)
+
     def forecast_ms(self, id: str) -> tuple[float, float]:
-        """Return the time until a load of a model could start, and until it would be ready; 0 and 0
-        when it is loading. Threads: any.
+        """Return the time until a load of a model could start, and until it would serve queries; 0
+        and 0 when it is loading. Threads: any.
         """
         job = self._jobs.get(id)
         if job is None:
-            wait_ms = self._wait_ms()
-            return wait_ms, wait_ms + self.pace.slot_ms
+            return self._wait_ms(), self._ready_ms()
         if job.started:
             return 0.0, 0.0
         ready_ms = max(0.0, job.ready_ms - now_ms())
@@ -306,9 +322,12 @@ class ModelLoader:
         except Exception as error:
             _log.exception("model %r could not be loaded", load.model)
             failure = RequestFailed(f"{type(error).__name__}: {error}")
-        finally:
+        except asyncio.CancelledError:
             self._free_place(job)
             self._finish(load.model, failure)
+            raise
+        self._free_place(job)
+        self._finish(load.model, failure)
 
     def _finish(self, id: str, failure: RequestFailed | None) -> None:
         job = self._jobs.pop(id, None)
@@ -344,7 +363,7 @@ class ModelLoader:
             await self._take_place(job)
             leaving += self._make_room(record, size, load)  # not before: nothing goes in vain
             host, found = await self._in_host(host, _at(record, path), leaving)
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             self.cache.remove(id)
             for copy in leaving:
                 self._tasks.spawn(self._unload(copy.host, copy.record.id))
@@ -365,7 +384,7 @@ class ModelLoader:
                     m, self.me, now_ms(), size_bytes=size, input=found.input, output=found.output
                 ),
             )
-        except BaseException as error:  # it is registered no more, or the store is away
+        except (Exception, asyncio.CancelledError) as error:  # unregistered, or the store is away
             self._finishing.pop(id, None)
             self.cache.remove(id)
             await self._unload(host, id)
@@ -377,10 +396,10 @@ class ModelLoader:
             await self._release_alone(id)
             await self._not_loaded(record, ended)
             raise ended
-        if isinstance(done, claims.ClaimRefused):
+        if isinstance(done, claims.ClaimRefused) or job.dropped:
             self.cache.remove(id)
             await self._unload(host, id)
-            raise NotLoadedHere(done.why)
+            raise NotLoadedHere("it was unregistered" if isinstance(done, MeshModel) else done.why)
         self.cache.resize(id, size)
         await self._evict_excess(id)
         self.cache.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
@@ -409,7 +428,7 @@ class ModelLoader:
                 def step(model: MeshModel) -> MeshModel:
                     return msgspec.structs.replace(model, sha256=model.sha256 or found.sha256)
 
-                record = _granted(await self._records.change(record.id, step))
+                record = _granted(await self._records.change(record.id, step, lasting=True))
             if record.sha256 != found.sha256:  # another node was first, with other content
                 found = await host.pull(record)
         except ConnectionLost:
@@ -637,7 +656,10 @@ class ModelLoader:
         await self._unload(held.host, id)
 
     async def drop(self, id: str, why: str) -> None:
-        """Free the memory of a copy whose record or claim is gone."""
+        """Free the memory of a copy whose record or claim is gone; that of a load at its end."""
+        if (job := self._jobs.get(id)) is not None:
+            job.dropped = True
+            return
         _, held, _ = self._detach(id)
         if held is not None:
             self._note(id, "unloaded", why)
@@ -732,6 +754,7 @@ class ModelLoader:
     async def stop(self) -> None:
         """Refuse loads, fail those that wait, and cancel all background tasks."""
         self._stopping = self._closed = True
+        self._records.close()
         for job in self._jobs.values():
             if not job.done.done():
                 job.done.set_exception(RequestFailed(f"{self.me} is stopping", "none"))

@@ -32,22 +32,34 @@ class RecordWriter:
     ) -> None:
         self._registry, self._run_blocking, self._tasks = registry, run_blocking, tasks
         self._waiting: deque[_Waiting] = deque()
-        self._writing = False
+        self._writing = self._closed = False
 
-    def change(self, id: str, step: Step) -> "asyncio.Future[MeshModel | ClaimRefused]":
+    def close(self) -> None:
+        """Cancel the changes that wait, and all that come."""
+        self._closed = True
+        for _, outcome in self._waiting:
+            outcome.cancel()
+        self._waiting.clear()
+
+    def change(
+        self, id: str, step: Step, lasting: bool = False
+    ) -> "asyncio.Future[MeshModel | ClaimRefused]":
         """Change a record; see Registry.change. The future fails with its errors."""
-        return self._add(self._registry.step(id, step))
+        return self._add(self._registry.step(id, step, lasting))
 
     def change_copies(
         self, id: str, step: CopiesStep
     ) -> "asyncio.Future[MeshModel | ClaimRefused]":
         """Change a record by a step that gets the live holders; see Registry.change_copies."""
-        return self._add(self._registry.copies_step(id, step))
+        return self._add(self._registry.copies_step(id, step, lasting=False))
 
     def _add(self, change: RecordChange) -> "asyncio.Future[MeshModel | ClaimRefused]":
         outcome: asyncio.Future[MeshModel | ClaimRefused]
         outcome = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(lambda one: one.cancelled() or one.exception())  # if no one waits
+        if self._closed:
+            outcome.cancel()
+            return outcome
         self._waiting.append((change, outcome))
         self._start()
         return outcome

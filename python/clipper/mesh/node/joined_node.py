@@ -127,7 +127,9 @@ class JoinedNode:
             lambda: self.constraints.constraints,
             platform.rng,
         )
-        self.admission = LoadAdmission(self.loader, registry, settings)
+        self.admission = LoadAdmission(
+            self.loader, registry, settings, lambda: self.constraints.constraints
+        )
         self.view = StateView(
             self.registration, registry, self.loader, lambda: self.constraints.constraints
         )

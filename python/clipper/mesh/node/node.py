@@ -90,6 +90,7 @@ class MeshNode:
             is_failing=self._is_failing,
             now_s=store.threads.now_s,
             check_load=self._check_load,
+            stage=self._stage,
         )
         self._deferred = DeferredJoin(
             self._id, store.name, settings.enter_s, self._loop, self._join, self._has_joined
@@ -260,6 +261,9 @@ class MeshNode:
     def _check_load(self, id: str, deadline_ms: float | None) -> None:
         if self._joined is not None:
             self._joined.admission.check(id, deadline_ms)
+
+    def _stage(self, id: str) -> str:
+        return "no load of it runs" if self._joined is None else self._joined.loader.stage(id)
 
     def _lookup(self, id: str) -> None:
         """Look up a name that the mirrors do not know in the store, unless that is silent."""

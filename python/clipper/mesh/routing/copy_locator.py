@@ -10,6 +10,7 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -30,6 +31,19 @@ from clipper.settings.mesh import MeshSettings
 ATTACH_S: Final = 2.0  # from a host's connection until the engine has attached it
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
 CHECK_S: Final = 0.02  # between looks at the registry while other instances load
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for a copy.
+
+    began_s: by the clock of the loop. forecast_ms: of the load, if there is to be one here; None:
+    there is a copy. attached: set when a copy has connected.
+    """
+
+    began_s: float
+    forecast_ms: float | None
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class CopyLocator:
@@ -68,7 +82,7 @@ class CopyLocator:
         self._find_route, self._fail_queries = find_route, fail_queries
         self._constraints = constraints
         self._rng = rng or Random()
-        self._searches: dict[str, asyncio.Event] = {}  # model -> set when a copy has connected
+        self._searches: dict[str, _Search] = {}
         self._failed: set[str] = set()  # models whose loads failed; not tried again yet
         self._quarantine = failures.Quarantine()
         self.misses = 0
@@ -78,15 +92,25 @@ class CopyLocator:
     def miss(self, route: Route) -> None:
         """Start a search for a copy, unless one is running: a query waits for one."""
         if route.id not in self._searches and not self._loader.closed:
-            self._searches[route.id] = asyncio.Event()
+            _, forecast_ms = self._loader.forecast_ms(route.id)
+            self._searches[route.id] = _Search(
+                asyncio.get_running_loop().time(),
+                None if route.id in self._loader.held else forecast_ms,
+            )
             self.misses += 1
             self._tasks.spawn(self._search(route))
 
     def connected(self, route: Route) -> None:
         """End the search: a copy serves the model now."""
-        event = self._searches.get(route.id)
-        if event is not None:
-            event.set()
+        search, loader = self._searches.get(route.id), self._loader
+        if search is None or search.attached.is_set():
+            return
+        search.attached.set()
+        if search.forecast_ms is not None and (
+            loader.is_loading(route.id) or route.id in loader.held
+        ):
+            took_ms = (asyncio.get_running_loop().time() - search.began_s) * 1000
+            loader.pace.correct(took_ms - search.forecast_ms)
 
     def forget(self, id: str) -> None:
         """Drop what is remembered of a model that is no longer registered."""
@@ -105,7 +129,7 @@ class CopyLocator:
     # -- search for one model
 
     async def _search(self, route: Route) -> None:
-        attached, pause_s = self._searches[route.id], PAUSE_S_MIN
+        attached, pause_s = self._searches[route.id].attached, PAUSE_S_MIN
         exclude: dict[str, bool] = {}  # instances that failed; True: could not be reached
         first = True
         try:

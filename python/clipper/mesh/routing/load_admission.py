@@ -9,10 +9,12 @@ have been used more than those that would be evicted for it. Sources: the refusa
 default of two seconds, Nah (2004), "How long are users willing to wait?".
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from clipper.errors import Overloaded
-from clipper.mesh.decisions.claims import loaded_copies
+from clipper.mesh.decisions.claims import alive_copies
+from clipper.mesh.decisions.placement import Constraints, constraint_of, unfit
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.registry import Registry
 from clipper.settings.mesh import MeshSettings
@@ -21,10 +23,19 @@ BUSY_SHARE: Final = 0.5  # of the time there is, above which a load must be wort
 
 
 class LoadAdmission:
-    """Refuses queries whose model cannot be loaded in time. Threads: any."""
+    """Refuses queries whose model cannot be loaded in time. constraints: see CopyLocator.
+    Threads: any.
+    """
 
-    def __init__(self, loader: ModelLoader, registry: Registry, settings: MeshSettings) -> None:
+    def __init__(
+        self,
+        loader: ModelLoader,
+        registry: Registry,
+        settings: MeshSettings,
+        constraints: Callable[[], Constraints] = dict,
+    ) -> None:
         self._loader, self._registry, self._settings = loader, registry, settings
+        self._constraints = constraints
 
     def check(self, id: str, deadline_ms: float | None) -> None:
         """Raise Overloaded for a query of a model that has to be loaded, but cannot be in time.
@@ -36,10 +47,12 @@ class LoadAdmission:
             return
         limit_ms = self._settings.load_wait_ms if deadline_ms is None else deadline_ms
         needed_ms = wait_ms if deadline_ms is None else ready_ms
-        if needed_ms <= BUSY_SHARE * limit_ms:
-            return
         is_late = needed_ms > limit_ms
-        if not is_late and (self._loader.is_loading(id) or self._loader.is_worth_loading(id)):
+        if not is_late and (
+            wait_ms <= BUSY_SHARE * limit_ms
+            or self._loader.is_loading(id)
+            or self._loader.is_worth_loading(id)
+        ):
             return
         if self._others_can(id, limit_ms):
             return
@@ -61,13 +74,15 @@ class LoadAdmission:
         )
 
     def _others_can(self, id: str, limit_ms: float) -> bool:
-        """Return whether another node has the model loaded, or can load it in time."""
-        record = self._registry.models.get(id)
-        if record is not None and loaded_copies(record, self._registry.alive()):
+        """Return whether another node has the model or loads it, or can load it in time."""
+        record, me = self._registry.models.get(id), self._loader.me
+        if record is None:
+            return False
+        if alive_copies(record, self._registry.alive()).keys() - {me}:
             return True
-        pace = self._loader.pace
+        pace, constraint = self._loader.pace, constraint_of(record.type, self._constraints())
         return any(
             pace.wait_ms(other.loading + other.queued, max(1, other.loading_max)) <= limit_ms
             for other in self._registry.instances.values()
-            if other.id != self._loader.me and not other.stopping
+            if other.id != me and not unfit(record, other, constraint, record.size_bytes)
         )

@@ -61,6 +61,7 @@ class Route:
         "__weakref__",
         "_check_load",
         "_is_failing",
+        "_stage",
         "cold",
         "core",
         "ended",
@@ -87,9 +88,10 @@ class Route:
         touched: "UsedRoutes",
         is_failing: Callable[[str], bool],
         check_load: "CheckLoad",
+        stage: Callable[[str], str],
     ) -> None:
         self.id, self.record, self.touched = record.name, record, touched
-        self._is_failing, self._check_load = is_failing, check_load
+        self._is_failing, self._check_load, self._stage = is_failing, check_load, stage
         self.why = ""
         self.used_ms = 0
         self.queries = self.waited = 0
@@ -110,7 +112,9 @@ class Route:
 
     def reason(self) -> str:
         """Return why a query was not answered; empty if a copy served the model."""
-        return "" if self.served else self.why or "it was not loaded by the deadline"
+        if self.served:
+            return ""
+        return self.why or f"it was not loaded by the deadline: {self._stage(self.id)}"
 
     def current_application(self) -> ResolvedApplication:
         """Return the resolved application for a query that states no deadline.
@@ -225,7 +229,8 @@ class ModelRouter:
     the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
     called with a route that another one has replaced. is_failing: returns whether loads of a model
     failed lately. now_s: a clock that nobody sets. check_load: called before a query of a model
-    that is not loaded is queued; see LoadAdmission.check.
+    that is not loaded is queued; see LoadAdmission.check. stage: returns how far the load of a
+    model has come.
     """
 
     def __init__(
@@ -240,11 +245,12 @@ class ModelRouter:
         is_failing: Callable[[str], bool] = lambda _: False,
         now_s: Callable[[], float] = time.monotonic,
         check_load: CheckLoad = lambda *_: None,
+        stage: Callable[[str], str] = lambda _: "no load of it runs",
     ) -> None:
         self._now_s = now_s
         self._make, self._find_record, self._batching = make, find_record, batching
         self._replaced, self._lookup, self._is_failing = replaced, lookup, is_failing
-        self._check_load = check_load
+        self._check_load, self._stage = check_load, stage
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -314,10 +320,13 @@ class ModelRouter:
         with self._guard:
             route = self._routes.get(record.name)
             if route is None:
-                route = self._routes[record.name] = Route(
-                    record, self._make, self.touched, self._is_failing, self._check_load
-                )
+                route = self._routes[record.name] = self._new_route(record)
             return route
+
+    def _new_route(self, record: Model) -> Route:
+        return Route(
+            record, self._make, self.touched, self._is_failing, self._check_load, self._stage
+        )
 
     def forget(self, id: str) -> Route | None:
         """Remove the route of a model that is no longer registered, and return it.
@@ -339,9 +348,7 @@ class ModelRouter:
         with self._guard:
             if self._routes.get(route.id) is not route:
                 return False
-            new = self._routes[route.id] = Route(
-                record, self._make, self.touched, self._is_failing, self._check_load
-            )
+            new = self._routes[route.id] = self._new_route(record)
         new.used_ms = route.used_ms
         route.successor, route.served, route.why, route.ended[0] = new, False, why, why
         self._replaced(route)

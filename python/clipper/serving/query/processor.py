@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
+from clipper.errors import ForkedProcess, Overloaded, PolicyFailed, UnknownModel
 from clipper.foreign_text import Sampler, last_line
 from clipper.selection import (
     Combined,
@@ -245,7 +245,7 @@ def predict(
     """
     user = user_of(user)
     if resolved.unlisted_model is not None:
-        resolved.unlisted_model.admit(slo_us)
+        _admit(resolved, resolved.unlisted_model, x, slo_us, salt)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
@@ -289,6 +289,19 @@ def predict(
     for decoy in resolved.rollout.decoys:
         decoy.saw(future.id, f"{resolved.node}-{future.id:x}", x, user or "", id)
     return future
+
+
+def _admit(
+    resolved: ResolvedApplication, model: UnlistedModel, x: UserValue, slo_us: int, salt: int
+) -> None:
+    """Have a model of the mesh loaded. Overloaded if it cannot be in time, and no cached output
+    answers the query.
+    """
+    try:
+        model.admit(slo_us)
+    except Overloaded:
+        if not resolved.cores[model.record.id].cached(x, salt)[0]:
+            raise
 
 
 class FailedQuery(msgspec.Struct, frozen=True, eq=False):
