@@ -610,6 +610,37 @@ def test_a_container_with_a_copy_of_the_addresses_follows(
 
 
 @pytest.mark.slow
+def test_a_container_that_starts_long_after_the_changes_finds_the_set(tmp_path: Path) -> None:
+    folder, address = tmp_path / "set", f"127.0.0.1:{free_ports(1)[0]}"
+    copies = [tmp_path / name for name in ("first", "second")]
+
+    def copy(to: Path) -> None:
+        to.mkdir()
+        shutil.copy(folder / "shards.json", to)
+
+    def pushed() -> None:
+        for one in copies:
+            with Client(one, patience_s=PATIENCE_S) as client:
+                client.push("counts", IDS, -ones((IDS.size, 2)))
+                assert len(client) == 2
+
+    with (
+        running(folder, 2, address=address, reshard_keep_s=0.0) as local,
+        Client(folder, patience_s=PATIENCE_S) as client,
+    ):
+        begin(client)
+        for one in copies:
+            copy(one)
+            assert resharded(folder, 2).phase == "done"
+        until(lambda: len(local.pids()) == 2 and (folder / "snapshots").is_symlink())
+        pushed()
+        assert np.unique(client.pull("counts", IDS)).tolist() == [2]
+    with running(folder, 2, address=address), Client(folder) as client:
+        pushed()
+        assert np.unique(client.pull("counts", IDS)).tolist() == [4]
+
+
+@pytest.mark.slow
 def test_no_acknowledged_push_is_lost_to_kills_during_resharding(stress: int) -> None:
     seen = params_reshard.life(2 * stress, 3, params_reshard.MODES["a waited replica"])
     assert not seen.found.wrong

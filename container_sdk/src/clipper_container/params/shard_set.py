@@ -326,16 +326,27 @@ class ShardSet(Generic[Spec]):
                 if place.generation > known or (layout.folder and place.generation != known):
                     return place, self.folder
             queries = not self.folder or time.monotonic() - began > min(FILE_S, self.patience_s / 2)
-            for connection in layout.connections if queries else ():
-                with contextlib.suppress(OSError, ClipperError), connection.lock:
-                    answer = call_once(connection, "whereabouts")[1]
-                    own = layout.place.addresses[connection.number]
-                    addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
-                    numbers = int(answer["generation"]), int(answer["before"])
-                    return SetAddress(addresses, self._token, *numbers), ""
+            for number, own in enumerate(layout.place.addresses if queries else ()):
+                answer = self._place_from(number, own)
+                if answer is not None and answer.generation != layout.place.generation:
+                    return answer, ""
             if time.monotonic() + pause > until:
                 raise ShardAway("the set has moved, and no shard tells its new addresses.")
             time.sleep(pause)
+
+    def _place_from(self, number: int, own: str) -> SetAddress | None:
+        """Return what the shard at an address says of where its rows are: of an old set, or one
+        that listens there in its place. None if it does not say."""
+        connection = ShardConnection(number, lambda _: own, self._token, None, self._answer_s)
+        try:
+            answer = call_once(connection, "whereabouts")[1]
+            addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
+            numbers = int(answer["generation"]), int(answer["before"])
+            return SetAddress(addresses, self._token, *numbers)
+        except (OSError, ClipperError):
+            return None
+        finally:
+            connection.close()
 
     # -- requests
 

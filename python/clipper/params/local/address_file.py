@@ -25,6 +25,7 @@ from clipper.settings.params import ParamsSettings, with_absolute_paths
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
 
 UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # never resolves, so clients retry
+FORMER_MAX = 16
 FRESH_S = 0.2  # age at which the cached addresses are read again
 
 
@@ -33,6 +34,8 @@ class ShardAddresses(TypedDict, total=False):
     they serve gRPC. engine: `ray` or `kubernetes`, if it runs the shards. generation: the number
     of this set, above those of sets that were resharded to it. before: that of the set before this
     one; -1: it was resharded while it was stopped. fills: the set before still has the rows.
+    former: where shard 0 was in the sets before; it listens there too, for clients that have a copy
+    of this file from then.
     """
 
     addresses: list[str]
@@ -43,6 +46,7 @@ class ShardAddresses(TypedDict, total=False):
     generation: int
     before: int
     fills: bool
+    former: list[str]
     settings: dict[str, Any]
 
 
@@ -55,6 +59,13 @@ def read_address_file(folder: Path) -> ShardAddresses:
         return {}
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
+
+
+def former_of(before: ShardAddresses, addresses: list[str]) -> list[str]:
+    """Return where shard 0 was, after a set has got other addresses: over TCP only."""
+    was = [*before.get("former", []), *before.get("addresses", [])[:1]]
+    each = (one for one in was if one.startswith("tcp:") and one not in addresses)
+    return list(dict.fromkeys(each))[-FORMER_MAX:]
 
 
 def write_address_file(folder: Path, content: ShardAddresses) -> None:

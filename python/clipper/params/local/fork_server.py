@@ -60,6 +60,7 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
         home=folder,
         generation=int(content.get("generation", 0)),
         fills=bool(content.get("fills", False)),
+        former=tuple(content.get("former", ())) if number == 0 else (),
     )
 
 

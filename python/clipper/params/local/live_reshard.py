@@ -29,6 +29,7 @@ from clipper.params.local.address_file import (
     AddressFile,
     ShardAddresses,
     addresses_locked,
+    former_of,
     read_address_file,
     write_address_file,
 )
@@ -283,8 +284,10 @@ class LiveReshard:
         replicas = min(self._replicas, shards - 1)
         settings = msgspec.structs.replace(host.settings, shards=shards, replicas=replicas)
         if settings.address != "unix":
-            name, _, port = settings.address.rpartition(":")
-            first = int(port) + host.settings.shards
+            known = read_address_file(host.folder)
+            taken = [*host.addresses, *known.get("former", [])]
+            name = settings.address.rpartition(":")[0]
+            first = 1 + max(int(one.partition("?")[0].rpartition(":")[2]) for one in taken)
             if first + shards - 1 > PORT_MAX:
                 raise DoesNotFit(
                     f"the shards would listen at ports {first} to {first + shards - 1}.",
@@ -307,6 +310,7 @@ class LiveReshard:
             "generation": number_of(home),
             "before": int(read_address_file(host.folder).get("generation", 0)),
             "fills": True,
+            "former": former_of(read_address_file(host.folder), addresses),
         }
         if engine := read_address_file(host.folder).get("engine"):
             content["engine"] = engine

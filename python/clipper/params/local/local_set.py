@@ -38,6 +38,7 @@ from clipper.errors import (
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
     ShardAddresses,
+    former_of,
     running_shards,
     write_address_file,
 )
@@ -273,6 +274,7 @@ class LocalSet:
             "grpc": grpc,
             "generation": before.get("generation", 0),
             "before": before.get("before", 0),
+            "former": former_of(before, addresses),
         }
         write_address_file(self.folder, content)
         return addresses, token

@@ -24,6 +24,7 @@ from clipper.params.shard.snapshots import Snapshots
 
 log = logging.getLogger("clipper.params")
 EXIT_FAILED, EXIT_FENCED = 2, 3
+LISTEN_S = 0.5  # between two attempts to listen at a former address
 _BACKLOG = 512
 _PR_SET_PDEATHSIG = 1
 Beside = Callable[[Shard], contextlib.AbstractContextManager[object]]
@@ -58,6 +59,9 @@ class ShardServer:
             self.shard = Shard(self.config)
             opened.pop_all()
         self.shard.core.listen((self._plain or self._listener).fileno())
+        self._former = list(config.former)
+        self._further: list[socket.socket] = []  # listeners
+        self._listens_s = 0.0
         self.failed: Exception | None = None
         names = ("loop", "answers", "recovers")
         works = (self.shard.core.run, self._answers, self._recovers)
@@ -121,7 +125,8 @@ class ShardServer:
                 save_copy(self.config.folder, copy, self.config.shards)
         if shard.relay is not None:
             shard.relay.close()
-        self._listener.close()
+        for one in (self._listener, *self._further):
+            one.close()
         if self._plain is not None:
             self._plain.close()
         shard.close()
@@ -133,12 +138,25 @@ class ShardServer:
         try:
             while not self.shard.ended:
                 self.shard.turn()
+                if self._former and self.shard.core.ready and self.shard.core.access == OPEN:
+                    self._listen_further()
         except Exception as error:
             log.exception("shard %d fails", self.config.number)
             self.failed = error
             self.shard.end("failed")
         finally:
             self._ended.set()
+
+    def _listen_further(self) -> None:
+        """Listen also at former addresses that are free now, since their shards have ended."""
+        if time.monotonic() < self._listens_s:
+            return
+        self._listens_s = time.monotonic() + LISTEN_S
+        for address in tuple(self._former):
+            with contextlib.suppress(AddressInUse):
+                self._further.append(listening(address))
+                self.shard.core.listen(self._further[-1].fileno())
+                self._former.remove(address)
 
     def _recovers(self) -> None:
         config, shard, snapshots = self.config, self.shard, self.shard.snapshots

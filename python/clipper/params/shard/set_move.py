@@ -353,10 +353,13 @@ class SetMove:
         self.finish({}, (0, 0, 0))
 
     def whereabouts(self, _: Piece, __: "CallId") -> Piece:
-        """Return the addresses and the number of the set that has the rows of this one."""
-        if self._to is None or self._shard.core.access != MOVED:
-            raise DoesNotFit(f"shard {self._shard.config.number} has not moved.")
-        known = read_address_file(self._to)
+        """Return the addresses and the number of the set that has the rows of this one: it may be
+        this one."""
+        access, home = self._shard.core.access, self._shard.config.home
+        at = self._to if access == MOVED else home if access == OPEN else None
+        if at is None:
+            raise DoesNotFit(f"shard {self._shard.config.number} does not know where its rows are.")
+        known = read_address_file(at)
         return {key: known.get(key) for key in ("addresses", "generation", "before")}
 
     def end(self) -> None:

@@ -66,7 +66,7 @@ class ShardConfig(msgspec.Struct, frozen=True):
     set. alive: a file to touch (health_files). plain: the address of this process's own
     connections, where others need TLS. home: folder of the set; None: it cannot be resharded while
     it runs. generation: number of the set, above those of the sets before it. fills: it serves when
-    the rows of the set before have moved to it.
+    the rows of the set before have moved to it. former: where it listens too, when that is free.
     """
 
     number: int
@@ -81,6 +81,7 @@ class ShardConfig(msgspec.Struct, frozen=True):
     home: Path | None = None
     generation: int = 0
     fills: bool = False
+    former: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:
