@@ -1,6 +1,9 @@
-"""The limits of control groups: made up ones of both versions, and real ones of this machine."""
+"""The limits of control groups: made up ones of both versions, and real ones of this machine; the
+limit of open files.
+"""
 
 import os
+import resource
 import subprocess
 import sys
 import uuid
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clipper_container.machine import cores, memory_bytes
+from clipper_container.machine import FILES_MAX, cores, memory_bytes, raise_files_max
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 
@@ -69,3 +72,13 @@ def test_a_real_group_is_seen_by_a_process_in_it(group: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 64 << 20
+
+
+def test_the_soft_limit_of_files_is_raised_for_the_connections_to_come() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        raise_files_max()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], FILES_MAX)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

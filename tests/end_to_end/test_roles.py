@@ -234,7 +234,7 @@ def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):
     handle = app(
         main, gone, shadow, roles={gone.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS
     )
-    server.catalog.unlink(handle.name, gone.name)
+    server.manage.unlink(handle.name, gone.name)
     assert [str(model) for model in handle.predict(row(1)).result(10).models] == [main.name]
     assert {name: row["role"] for name, row in of(server, handle)["models"].items()} == {
         main.name: "primary", shadow.name: "shadow"

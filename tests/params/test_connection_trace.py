@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from types import SimpleNamespace as Object
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from clipper_container.params.connection import (
     set_timeouts,
 )
 from clipper_container.params.frames import IN_REGION, Head, MessageKind, RefusalCode
+from clipper_container.params.push_identity import PushIdentity
 from tests.expected import check_expected, shown
 
 HELLO = {"shard": 3, "ready": True, "sequence": 7, "tables": {"t": 5, "u": 6}, "replicas": 2}
@@ -118,7 +118,10 @@ def trace(
     title: str, out: list[str], hellos: list[dict[str, Any] | int], then: Answer, **more: Any
 ) -> Iterator[tuple[ShardConnection, Callable[..., None]]]:
     shard = ScriptedShard(hellos, then)
-    identity = Object(worker=9, incarnation=77, has_pushed=more.pop("has_pushed", False))
+    identity = PushIdentity(9)
+    identity.incarnation = 77
+    if more.pop("has_pushed", False):
+        identity.start_after(1)
     connection = ShardConnection(
         3, "unix:/{}?x".format, "secret", identity, 2.5, connect=shard.connect, **more
     )
@@ -228,7 +231,7 @@ def test_messages_and_errors_of_a_connection(monkeypatch: pytest.MonkeyPatch) ->
         with trace(title, out, [HELLO, *hellos], echo) as (connection, step):
             step(lambda: done(connection, pull("u")))
             connection.close()
-            for until in (0.0, 0.0) if len(hellos) == 1 else (0.0, 0.0, 8.0):
+            for until in (0.0, 0.0) if len(hellos) == 1 else (0.0, 0.0, 12.0):
                 with monkeypatch.context() as patch:
                     patch.setattr("time.monotonic", count(5).__next__)
                     request = pull("u", sequence=3)

@@ -130,6 +130,10 @@ class LabelSets(msgspec.Struct, frozen=True):
     step: float
     doubt: float
 
+    def remembered(self, known: tuple[object, ...], label: object) -> tuple[object, ...]:
+        """Return the labels that sets may have after one more was observed. The core calls it."""
+        return _remembered(known, label)
+
 
 def knowable(thresholds: SetThresholds, labels: Sequence[UserValue]) -> list[int]:
     """Return for each label whether sets may have it: 0 no, 1 yes, 2 once it was learned."""

@@ -1,7 +1,6 @@
 """Where containers dial in, and who is told what when that cannot be."""
 
 import os
-import resource
 import socket
 
 import pytest
@@ -102,14 +101,3 @@ def test_an_address_that_is_none(tmp_path, address, why):
     with pytest.raises(ConfigError, match=why):
         listen(address.format(tmp_path), tmp_path)
     assert len(os.listdir("/proc/self/fd")) == fds
-
-
-def test_the_soft_limit_of_files_is_raised_for_the_connections_to_come(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-    try:
-        listener = listen("unix", tmp_path)
-        os.close(listener.fd)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(before[1], 1 << 17)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -227,13 +227,9 @@ class LateTask:
         """Return how the task ended."""
         return self._future.status(self._i)
 
-    def output(self, _: int = 0) -> UserValue:
-        """Return its output."""
-        return self._future.output(self._i)
-
-    def confidence(self, _: int = 0) -> float | None:
-        """Return its confidence; None without one."""
-        return self._future.confidence(self._i)
+    def prediction(self, _: int = 0) -> tuple[object, ...]:
+        """Return its output and its confidence, None without one, and qualifiers if there are."""
+        return self._future.prediction(self._i)
 
 
 class Speculation:
