@@ -427,7 +427,8 @@ def test_late_predictions_wait_for_feedback() -> None:
     assert joined is not None
     assert {model: p.output for model, p in joined.arrived.items()} == {A: 7}
     late = {
-        model: (future.done(), future.status(), future.output(0)) for model, future in joined.late
+        model: (future.done(), future.status(), future.prediction(0)[0])
+        for model, future in joined.late
     }
     assert late == {C: (True, OK, 8), B: (False, PENDING, None)}
     assert late.keys() | joined.arrived.keys() == set(LINKS)
