@@ -112,7 +112,10 @@ def test_lists_expire_and_a_lost_lease_is_replaced() -> None:
     assert lists.claim({"a": [3]}) == {"a": {3}}
 
 
-def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(server: Build) -> None:
+def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
+    server: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipper.serving.feedback.answer_records.CLAIM_S", 20.0)
     killed, others = server(), [server(every_s=0), server(every_s=0)]
     draw = random.Random(2)
     ids = [killed.answer(number) for number in draw.sample(range(2000), 300)]
