@@ -14,7 +14,7 @@ from typing import Any
 import clipper
 from tests.clients.addresses import Addresses, Done
 
-EXAMPLES, SEED = 5, 1
+EXAMPLES, SEED = 3, 1
 LEFT_OUT = (
     "deploy",
     "importState",

@@ -83,7 +83,7 @@ def ask(
         world.pass_us(rng.randint(1, 2 * gap_us))
 
 
-@pytest.mark.parametrize("seed", range(sized(120, 300)))
+@pytest.mark.parametrize("seed", range(sized(60, 300)))
 def test_everything_goes_wrong(seed: int) -> None:
     rng = Random(seed)
     world = World(
@@ -100,7 +100,7 @@ def test_everything_goes_wrong(seed: int) -> None:
     world.check_rest()
 
 
-@pytest.mark.parametrize("seed", range(sized(50, 100)))
+@pytest.mark.parametrize("seed", range(sized(25, 100)))
 def test_arrays_among_queries(seed: int) -> None:
     """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue
     refuses what does not fit."""
