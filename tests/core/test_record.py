@@ -114,6 +114,18 @@ def test_whole_numbers_at_their_bounds(dtype: str) -> None:
         assert layout.pack({"x": number}) is None
 
 
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_left_to_python(dtype: str, bad: float) -> None:
+    specs = Tensors.parse({"x": f"{dtype}[3]", "y": dtype}).specs
+    layout, kind = RecordLayout(specs, finite=True), specs[0].numpy
+    largest = np.finfo(kind).max
+    good = {"x": np.array([0, -largest, 1], kind), "y": kind.type(largest)}
+    assert layout.pack(good) == Tensors(specs).pack(good).tobytes()  # type: ignore[union-attr]
+    assert layout.pack({**good, "x": np.array([0, 1, bad], kind)}) is None
+    assert layout.pack({**good, "y": kind.type(bad)}) is None
+
+
 def test_only_a_dict_of_exactly_these_tensors_is_packed() -> None:
     layout = RecordLayout(Tensors.parse({"a": "f64", "b": "str"}).specs)
     assert layout.names == ("a", "b")

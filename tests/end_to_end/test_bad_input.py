@@ -79,7 +79,7 @@ def test_whole_numbers_that_do_not_fit(deploy):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_nan_is_refused_where_only_finite_is_let_in(deploy, bad):
-    for dtype in ("f64", "f32"):
+    for dtype in ("f64", "f32", "f16"):
         model = deploy(total, input=f"{dtype}[4]", finite=True)
         row = np.array([0, 1, bad, 2], dtype.replace("f", "float"))
         with pytest.raises(InvalidInput, match=r"NaN or an infinity.*finite=True"):

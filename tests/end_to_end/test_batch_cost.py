@@ -74,6 +74,19 @@ def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Dep
     assert server.stats()["models"][model.name]["cost"] == 48
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("str", "né"), ("bytes", b"abc"), ("str[*]", "xyz")])
+def test_the_length_of_strings(
+    server: clipper.ClipperServer, deploy: Deploy, dtype: str, value: Any
+) -> None:
+    """Of a string its bytes, of an array of them how many."""
+    model = deploy(
+        lambda x: np.zeros(len(x["s"])), inputs={"s": dtype}, batching={"cost": "length:s"}
+    )
+    row = {"s": [*value] if "*" in dtype else value}
+    model.predict(row, 5000).result(10)
+    assert server.stats()["models"][model.name]["cost"] == 3
+
+
 def test_a_tensor_that_is_not_there_has_no_length(deploy: Deploy) -> None:
     model = deploy(lengths, inputs={"ids": "i64[*]"}, batching={"cost": "length:words"})
     for query in (model.predict, lambda row: model.predict_many([row] * 40)):
@@ -138,6 +151,41 @@ def test_a_function_of_rows_returns_a_number_for_each(deploy: Deploy) -> None:
         model.predict_many([[6, 7], [1]])
     with pytest.raises(InvalidInput, match=r"returned -1\.0; it returns a number from 0"):
         model.predict_many([[1], [-1]])
+
+
+@pytest.mark.parametrize("returned", [[[1], [1, 2]], [10**400, 1], ["x", "y"], {1: 2}])
+def test_costs_that_are_no_numbers_are_refused(deploy: Deploy, returned: Any) -> None:
+    def costs(_: Any) -> Any:
+        return returned
+
+    costs.takes_rows = True  # type: ignore[attr-defined]
+    model = deploy(lengths, input="i64[*]", batching=Batching(cost=costs))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="takes 2 rows, and returned a"):
+        model.predict_many([[6, 7], [1]])
+
+
+def test_a_cost_function_gets_rows_of_the_type_of_the_model(deploy: Deploy) -> None:
+    seen: list[Any] = []
+
+    def costs(rows: Any) -> Any:
+        seen.extend(rows)
+        return np.ones(len(rows))
+
+    costs.takes_rows = True  # type: ignore[attr-defined]
+    model = deploy(lengths, input="f32[*]", batching=Batching(cost=costs))  # type: ignore[arg-type]
+    model.predict_many([[6, 7], np.ones(1), ()]).result(10)
+    assert [(type(row), row.dtype) for row in seen] == [(np.ndarray, np.float32)] * 3
+
+
+def test_over_http_too_a_tensor_without_a_name_has_no_length() -> None:
+    with clipper.start(**QUICK, http="127.0.0.1:0") as server:
+        model = server.deploy("m", lengths, input="i64[*]", batching={"cost": "length:ids"})
+        server.app("a", ["m"], default=-1.0, slo_ms=5000)
+        with pytest.raises(InvalidInput, match="the length of tensor 'ids'"):
+            model.predict([1])
+        refused = ask(server.http_address, "POST", "/api/a/predict", {"input": [1]})
+        assert refused.status == 400
+        assert "the length of tensor 'ids'" in str(refused.json)
 
 
 def test_over_http_the_error_is_of_that_query() -> None:

@@ -224,6 +224,27 @@ def test_text_is_taken_as_it_is(
     ]
 
 
+def test_records_and_feedback_wait_for_an_application_that_is_away(
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
+) -> None:
+    server.app("away", models=["total"], slo_ms=5000, policy="exp4")
+    names = streams(fresh)
+    names["feedback"] = names["source"] + ".labels"
+    with server.stream("away", redis_server.url, **names) as stream:
+        server.remove_app("away")
+        client.xadd(names["source"], {"input": "[1,2,3]"})
+        client.xadd(names["feedback"], {"input": "[1,2,3]", "label": "6"})
+        wait_until(lambda: stream.stats()["in_flight"] == 1)
+        wait_until(lambda: stream.stats()["feedback"]["in_flight"] == 1)
+        server.app("away", models=["total"], slo_ms=5000, policy="exp4")
+        wait_until(lambda: stream.stats()["answered"] == 1)
+        wait_until(lambda: stream.stats()["feedback"]["answered"] == 1)
+    assert [one["output"] for one in answers_of(client, names["answers"])] == ["6.0"]
+
+
 def test_two_entries_of_one_id_are_answered_once(
     server: clipper.ClipperServer,
     redis_server: RedisServer,

@@ -61,7 +61,8 @@ cdef class Model:
 
     # queries and results
     cdef readonly u64 slo_us           # of a predict() without one
-    cdef readonly object cost          # (row) -> its cost; None: not a function's
+    # (row) -> its cost; or length:TENSOR. None: the core computes it from the row's bytes
+    cdef readonly object cost
     cdef bint cost_takes_rows          # it takes many rows and returns as many costs
     cdef str cost_tensor               # the cost is its length; None: it is not
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key:

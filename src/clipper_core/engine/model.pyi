@@ -23,7 +23,7 @@ class Model:
     on_untyped: Callable[[Any], tuple[Any, ...]] | None
     tensors: Any
     slo_us: int
-    cost: Callable[..., float] | None
+    cost: Callable[..., float] | str | None
     watch: Any
     outputs: Any
     def __init__(

@@ -43,7 +43,7 @@ from clipper_core.scheduling.submit cimport (
 from clipper_core.wire.prediction cimport (
     RANK_MAX, TAG_NONE, object_value, record_layout, record_value, value_drop, value_object,
 )
-from clipper_core.wire.record cimport RecordLayout, RecordPlace, record_place
+from clipper_core.wire.record cimport RecordLayout, RecordPart, RecordPlace, record_place
 
 from clipper_core.runtime.dtype import NAMES
 from clipper_core.wire.record import pack_vectors
@@ -335,11 +335,11 @@ cdef class Model:
                                    "it holds NaN or an infinity, and this model was deployed with "
                                    "finite=True")
             return array
-        rows = list(rows)
+        checked = []
         for item in rows:
-            self._row(item, &row, &nbytes)
+            checked.append(self._row(item, &row, &nbytes))
             self._check_bytes(nbytes)
-        return rows
+        return checked
 
     # -- the model
 
@@ -386,7 +386,7 @@ cdef class Model:
             self.cost = cost
             self.cost_takes_rows = getattr(cost, "takes_rows", False)
         elif cost.startswith("length:"):
-            self.cost_tensor = cost.removeprefix("length:")
+            self.cost, self.cost_tensor = cost, cost.removeprefix("length:")
         else:
             kind = COST_BYTES if cost == "bytes" else COST_LENGTH
         self.state.by_cost = cost_batch_new(kind, padded, 1)
@@ -540,30 +540,36 @@ cdef class Model:
         cdef cnp.ndarray costs = np.empty(n, np.uint32)
         cdef u32* to = <u32*> cnp.PyArray_DATA(costs)
         cdef const double* given
-        cdef cnp.ndarray found
+        cdef cnp.ndarray found = None
         returned = self._called(rows if self.tensors is None else self.tensors.unpack_many(rows))
         try:
             found = np.ascontiguousarray(returned, np.float64)
-        except (TypeError, ValueError):
-            found = np.empty((0, 0))
-        if cnp.PyArray_NDIM(found) != 1 or <u64> len(found) != n:
+        except (TypeError, ValueError, OverflowError):
+            pass
+        if found is None or cnp.PyArray_NDIM(found) != 1 or <u64> len(found) != n:
+            shape = "" if found is None else f" of shape {np.shape(returned)}"
             raise_for(BAD_INPUT, f"the cost function of {self.name} takes {n} rows, and returned a "
-                                 f"{type(returned).__name__} of shape {np.shape(returned)}; it "
-                                 f"returns a number for each row")
+                                 f"{type(returned).__name__}{shape}; it returns a number for each "
+                                 f"row")
         given = <const double*> cnp.PyArray_DATA(found)
         for i in range(n):
             to[i] = self._counted(given[i])
         return costs
 
     cdef u32 _length(self, const void* row, u64 nbytes) except? 0:
+        """Return the length of a tensor of a record: numbers; of a str or bytes its bytes."""
         cdef RecordPlace place
+        cdef const RecordPart* part
+        cdef u64 length
         if (self.layout is None or self.cost_tensor not in self.layout.names
                 or not record_place(&self.layout.shape, <const u8*> row, nbytes,
                                     <u32> self.layout.names.index(self.cost_tensor), &place)):
             raise_for(BAD_INPUT, f"the cost of {self.name} is the length of tensor "
                                  f"{self.cost_tensor!r}, which its input does not have: "
                                  f"{self.describe_input()}")
-        return <u32> min(max(place.items, <u64> 1), <u64> 0xFFFFFFFF)
+        part = &self.layout.shape.parts[<u32> self.layout.names.index(self.cost_tensor)]
+        length = place.nbytes if part.typenum < 0 and part.rank == 0 else place.items
+        return <u32> min(max(length, <u64> 1), <u64> 0xFFFFFFFF)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         row_refused(self.state, status, slo_us, self._now_us(), value)
@@ -729,7 +735,7 @@ cdef class Model:
         cdef RowsOfArray lying
         cdef const void* row = NULL
         cdef u64 i, nbytes = 0, n = len(rows)
-        if self.cost is None and self.cost_tensor is None:
+        if self.cost is None:
             return None
         if self.cost_takes_rows:
             return self._costs_of_rows(rows)

@@ -30,5 +30,5 @@ cdef inline u32 itemsize(int dtype) noexcept nogil:
         return 8
     return 0
 
-# no NaN, no infinity; f32 and f64 are looked at
+# no NaN, no infinity; numbers that are no floats have none
 cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil

@@ -1,5 +1,6 @@
 """Element types of rows and predictions. Names here are the names of the public notation:
 `f32[784]`, `str`, `i64[*]`."""
+from clipper_core.runtime.machine cimport u16
 
 NAMES = {"bool": BOOL, "u8": U8, "i8": I8, "u16": U16, "i16": I16, "u32": U32, "i32": I32,
          "u64": U64, "i64": I64,
@@ -23,6 +24,10 @@ cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil:
     elif dtype == F32:
         for i in range(nbytes // 4):
             if not finite32((<const float*> row)[i]):
+                return False
+    elif dtype == F16:
+        for i in range(nbytes // 2):
+            if (<const u16*> row)[i] & 0x7C00 == 0x7C00:
                 return False
     return True
 

@@ -283,7 +283,7 @@ cdef class RecordLayout:
                 memcpy(to, taken[k].data, taken[k].nbytes)
                 to += _padded(taken[k].nbytes)
 
-    def unpack(self, bytes record):
+    def unpack(self, bytes record not None):
         """Return the tensors of a record by name: arrays that are views of it, numpy scalars, str
         and bytes. None for a record that is damaged, or holds arrays of strings."""
         return self.open(record, <const u8*> PyBytes_AS_STRING(record),

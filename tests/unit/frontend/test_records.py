@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
 from clipper.frontend.streams.records import answer_fields, feedback_of, output_fields, record_of
+from clipper.schema import InvalidTensor, Tensors
 from clipper.types import Answer, VersionedModel
 
 DTYPES = {
@@ -37,6 +38,14 @@ def raw(**fields: Any) -> dict[bytes, bytes]:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in fields.items()
     }
+
+
+def test_only_an_application_of_finite_numbers_refuses_null() -> None:
+    named = Tensors.parse({"age": "f64"})
+    fields = raw(input='{"age": null}')
+    with pytest.raises(InvalidTensor, match="finite=True"):
+        record_of(fields, Tensors(named.specs, finite=True))
+    assert np.isnan(record_of(fields, named).input["age"])
 
 
 @pytest.mark.parametrize("name", DTYPES)

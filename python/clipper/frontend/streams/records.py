@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, did_you_mean
-from clipper.frontend.inference.json_inputs import tensors_reader
+from clipper.frontend.inference.json_inputs import Read, tensors_reader
 from clipper.schema import Tensors
 from clipper.types import Answer, InputType, UserValue
 
@@ -35,8 +35,12 @@ _FEEDBACK: Final = (
     "weight",
 )
 _NAME_CHARS_MAX: Final = 512
-_reader = functools.lru_cache(256)(tensors_reader)
 _OWN_MAX: Final = 100
+
+
+@functools.lru_cache(256)
+def _reader(tensors: Tensors, finite: bool) -> Read:  # finite: equal tensors may differ in it
+    return tensors_reader(tensors)
 
 
 class StreamRecord(msgspec.Struct, frozen=True, eq=False):
@@ -258,7 +262,7 @@ def _input_of(fields: Mapping[str, bytes], tensors: Tensors | None) -> object:
             f"field 'input' is {_shown(fields['input'])}: a number, a string, an array of numbers,"
             " or an object with a value for each named tensor is needed."
         )
-    return value if tensors is None else _reader(tensors)(fields["input"], "input")
+    return value if tensors is None else _reader(tensors, tensors.finite)(fields["input"], "input")
 
 
 def _array(fields: Mapping[str, bytes]) -> object:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from numpy.typing import ArrayLike
 
-from clipper.errors import InvalidInput
+from clipper.errors import InvalidInput, UnknownApplication
 from clipper.schema import Tensors
 from clipper.selection.off_policy import Evaluation
 from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
@@ -32,8 +32,13 @@ class ApplicationHandle:
 
     @property
     def tensors(self) -> Tensors | None:
-        """The named tensors that an input has; None for one without a name, and while unknown."""
-        cores = self._resolve(self.name).cores.values()
+        """The named tensors that an input has; None for one without a name, and while they or the
+        application are unknown.
+        """
+        try:
+            cores = self._resolve(self.name).cores.values()
+        except UnknownApplication:  # which a query says
+            return None
         return next((core.tensors for core in cores if core.tensors is not None), None)
 
     def predict(
