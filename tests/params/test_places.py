@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
+from clipper.cli import params_on_ray
+from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput, NoServer
 from clipper.params import Client, TableSpec
+from clipper.params.local import live_reshard
 from clipper.params.local.address_file import (
     UNKNOWN_ADDRESS,
     AddressFile,
@@ -15,11 +17,14 @@ from clipper.params.local.address_file import (
     publish_address,
     read_address_file,
     running_shards,
+    write_address_file,
 )
 from clipper.params.local.fork_server import config_in
 from clipper.params.local.local_set import LocalSet, reshard, restore
+from clipper.params.shard.decision import decide, prepare_decision
 from clipper.params.shard.recovery import EpochFile
-from clipper.params.shard.server import ShardServer, folder_of
+from clipper.params.shard.server import ShardServer, folder_of, former_of_host
+from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until
 
@@ -139,3 +144,94 @@ def test_what_cannot_be_prepared(tmp_path: Path) -> None:
     assert read_address_file(tmp_path)["token"] == token
     assert json.loads((tmp_path / "shards.json").read_text())["settings"]["token"] == ""
     assert (tmp_path / "shards.json").stat().st_mode & 0o777 == 0o600
+
+
+def moved_to(folder: Path, shards: int) -> Path:
+    """A set of so many shards in set-1, for which it was decided."""
+    home = folder / "set-1"
+    home.mkdir()
+    content = read_address_file(folder)
+    content |= {"addresses": [f"tcp:h:{i}" for i in range(shards)], "generation": 1, "before": 0}
+    write_address_file(home, content)
+    prepare_decision(home)
+    decide(home, "commit")
+    return home
+
+
+def test_an_old_shard_that_starts_again_leaves_the_new_set_alone(tmp_path: Path) -> None:
+    prepare(settings(tmp_path), "ray")
+    home = moved_to(tmp_path, 3)
+    assert config_in(tmp_path, 1).generation == 0
+    live_reshard.publish(tmp_path, home)
+    publish_address(tmp_path, 1, "tcp:old:1")
+    publish_address(home, 2, "tcp:h:9")
+    assert read_address_file(tmp_path)["addresses"] == ["tcp:h:0", "tcp:h:1", "tcp:h:9"]
+    with pytest.raises(DoesNotFit, match="has moved to set-1"):
+        config_in(tmp_path, 1)
+    assert config_in(home, 1).generation == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "listen", "found"),
+    [
+        ("tcp:10.0.0.1:7002", "", ["tcp:10.0.0.1:7000"]),
+        ("tcp:not-yet.invalid:1", "tcp:10.0.0.1:43210", ["tcp:10.0.0.1:7000"]),
+        ("tls:10.0.0.1:7002?ca=/a:b/ca.pem", "", []),
+        ("unix:/shop/shard-0.sock", "", []),
+        ("tcp:127.0.0.1:7002", "", []),
+    ],
+)
+def test_a_shard_listens_only_where_its_operator_lets_it_now(
+    present: str, listen: str, found: list[str]
+) -> None:
+    former = ("tcp:10.0.0.1:7000", "tcp:0.0.0.0:7000")
+    assert former_of_host(ShardConfig(0, (present,), listen=listen, former=former)) == found
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the sets whose actors are ended; there is no Ray, and nothing moves."""
+    found: list[Path] = []
+    monkeypatch.setattr("clipper.deploy.ray_nodes.join_ray", lambda _: None)
+    monkeypatch.setattr(params_on_ray.RaySet, "end_set", lambda _, home: found.append(home))
+    monkeypatch.setattr(live_reshard.LiveReshard, "reshard_if_requested", lambda _: None)
+    return found
+
+
+def requested_on_ray(folder: Path, shards: int) -> int:
+    with params_on_ray.resharding_on_ray(
+        folder, shards, "params", "auto", together=False, cpus=1.0, resource=""
+    ):
+        return live_reshard.request_in(folder)
+
+
+@pytest.mark.parametrize(("shards", "requested"), [(3, 0), (5, 5)])
+def test_what_was_decided_before_is_completed_and_then_another_number_is_requested(
+    tmp_path: Path, ended: list[Path], shards: int, requested: int
+) -> None:
+    prepare(settings(tmp_path), "ray")
+    moved_to(tmp_path, 3)
+    live_reshard.request(tmp_path, 3)
+    assert requested_on_ray(tmp_path, shards) == requested
+    assert len(read_address_file(tmp_path)["addresses"]) == 3
+    assert ended == [tmp_path]
+
+
+def test_a_set_that_serves_is_not_taken_for_one_that_is_left(
+    tmp_path: Path, ended: list[Path]
+) -> None:
+    """It was resharded while it was stopped, after it had been while it served."""
+    prepare(settings(tmp_path), "ray")
+    home = moved_to(tmp_path, 3)
+    live_reshard.publish(tmp_path, home)
+    live_reshard.link(tmp_path, home)
+    write_address_file(tmp_path, {**read_address_file(tmp_path), "generation": 2, "before": -1})
+    assert requested_on_ray(tmp_path, 4) == 4
+    assert ended == [home]
+
+
+def test_only_a_set_on_ray_is_resharded_on_ray(tmp_path: Path, ended: list[Path]) -> None:
+    prepare(settings(tmp_path / "other"), "another")
+    for folder in (tmp_path / "none", tmp_path, tmp_path / "other"):
+        with pytest.raises(NoServer, match="was started on Ray"):
+            requested_on_ray(folder, 3)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from clipper_container.params.connection import (
 )
 from clipper_container.params.frames import Head, MessageKind
 from clipper_container.params.push_identity import origin_worker
+from clipper_container.params.shard_set import ShardSet
 from clipper_container.tables import Tables
 from tests.params.conftest import ones, until, zeros
 from tests.params.test_watching import SPEC, Cache
@@ -179,6 +181,27 @@ def test_each_part_of_a_push_has_one_origin_and_one_place(seed: int) -> None:
     assert found == dict(zip(ids.tolist(), rows.tolist(), strict=True))
     origins = {origin_worker(w, g, s) for w in range(1, 9) for g in range(5) for s in range(8)}
     assert len(origins) == 8 * 5 * 8
+
+
+def test_ports_are_above_those_of_the_set_and_not_those_of_earlier_ones(tmp_path: Path) -> None:
+    host: Any = SimpleNamespace(
+        folder=tmp_path,
+        settings=ParamsSettings(address="127.0.0.1:7000"),
+        addresses=["tcp:127.0.0.1:7000", "tcp:127.0.0.1:7001"],
+        addresses_of=lambda _, settings: [settings.address],
+    )
+
+    def planned(former: list[int]) -> str:
+        content: Any = {"former": [f"tcp:127.0.0.1:{port}" for port in former]}
+        write_address_file(tmp_path, content)
+        return live_reshard.LiveReshard(host)._plan(2)[1].address
+
+    assert planned([]) == "127.0.0.1:7002"
+    assert planned([7003]) == "127.0.0.1:7004"
+    assert planned([65534]) == "127.0.0.1:7002"  # as after many changes, a stop and a start
+    host.addresses[1] = "tcp:127.0.0.1:65534"
+    with pytest.raises(DoesNotFit, match="no 2 ports above 65534"):
+        planned([])
 
 
 def test_the_first_who_decides_decides(tmp_path: Path) -> None:
@@ -613,6 +636,42 @@ def test_a_container_with_a_copy_of_the_addresses_follows(
         load.end()
         assert load.failed is None
         assert np.unique(client.pull("counts", IDS)).tolist() == [load.pushes]
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"addresses": None}, {"addresses": [], "generation": "?", "before": 0}]
+)
+def test_a_shard_that_tells_no_addresses_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("clipper_container.params.shard_set.call_once", lambda *_: (None, answer))
+    shards: ShardSet[Any] = ShardSet(["unix:/nowhere"], dict)
+    assert shards._place_from(0, "unix:/nowhere") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place", [(live_reshard.LiveReshard, "_check_room"), (LocalSet, "end_set")]
+)
+def test_an_unexpected_error_does_not_end_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
+) -> None:
+    real, failed = getattr(*place), list[bool]()
+
+    def work(*args: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise ValueError("of the engine")
+        real(*args)
+
+    monkeypatch.setattr(*place, work)
+    with running(tmp_path, 1), Client(tmp_path, patience_s=PATIENCE_S) as client:
+        begin(client)
+        for shards in (2, 1):
+            assert resharded(tmp_path, shards).phase == "done"
+            client.push("counts", IDS, -ones((IDS.size, 2)))
+        assert failed
+        assert np.unique(client.pull("counts", IDS)).tolist() == [2]
 
 
 @pytest.mark.slow

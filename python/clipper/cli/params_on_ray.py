@@ -108,7 +108,9 @@ class RaySet:
         """Complete what an earlier command has decided, and end what it has left."""
         homes = sorted(sets_of(self.folder), key=number_of)
         decided = [home for home in homes if decide(home, "abort") == "commit"]
-        serves = decided[-1] if decided else self.folder
+        newest = int(read_address_file(self.folder).get("generation", 0))
+        later = [home for home in decided if number_of(home) > newest]
+        serves = later[-1] if later else home_in(self.folder)
         for home in (self.folder, *homes):
             if home != serves:
                 self.end_set(home)
@@ -174,12 +176,15 @@ def resharding_on_ray(
     """Request a number of shards, and move the set while the context lasts and until it is done."""
     from clipper.deploy.ray_nodes import join_ray
 
-    before = request_in(folder)
-    replicas = int(read_address_file(folder).get("settings", {}).get("replicas", 0))
+    before, content = request_in(folder), read_address_file(folder)
+    if content.get("engine") != "ray":
+        hint = "To start one: clipper params up --on ray ..."
+        raise NoServer(f"no set in {folder} was started on Ray.", hint=hint)
+    replicas = int(content.get("settings", {}).get("replicas", 0))
     apart = bool(replicas) and not together
     one = RaySet(join_ray(address), folder, name, apart=apart, cpus=cpus, resource=resource)
     with contextlib.closing(one):
-        if request_in(folder) or not before:  # else an earlier command has decided it
+        if request_in(folder) or before != shards:  # else an earlier command has decided it
             request(folder, shards)
         moves = threading.Thread(target=LiveReshard(one).reshard_if_requested, daemon=True)
         moves.start()

@@ -343,7 +343,7 @@ class ShardSet(Generic[Spec]):
             addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
             numbers = int(answer["generation"]), int(answer["before"])
             return SetAddress(addresses, self._token, *numbers)
-        except (OSError, ClipperError):
+        except (OSError, ClipperError, KeyError, TypeError, ValueError):
             return None
         finally:
             connection.close()

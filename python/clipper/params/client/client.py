@@ -538,10 +538,11 @@ class Client:
         """
         dense = {k: np.ascontiguousarray(v, np.float32) for k, v in (variables or {}).items()}
         tables = {name: self._checked_rows(name, *given) for name, given in (rows or {}).items()}
-        if not self.connections[0].frame_bytes_max:
-            self.call_all("tables")  # connects, which tells the mode
+        first = self.connections[0]
+        if not first.frame_bytes_max:
+            first = self.call_all("tables")[0][0]  # connects, which tells the mode
 
-        is_sync = self.connections[0].mode == "sync"
+        is_sync = first.mode == "sync"
         send = self._push_gathered if is_sync else self._push_step
         divide: Callable[[ModelStep, int], Iterable[tuple[int, ModelStep]]]
         divide = _whole_step if is_sync else _divided_step

@@ -68,6 +68,12 @@ def former_of(before: ShardAddresses, addresses: list[str]) -> list[str]:
     return list(dict.fromkeys(each))[-FORMER_MAX:]
 
 
+def has_moved(folder: Path, content: ShardAddresses) -> bool:
+    """Tell whether shards that an engine runs in this folder are of an old set: the address file is
+    that of a later set then, which has a folder of its own within."""
+    return "engine" in content and (folder / f"set-{content.get('generation')}").is_dir()
+
+
 def write_address_file(folder: Path, content: ShardAddresses) -> None:
     """Replace shards.json. Raises OSError."""
     write_atomically(folder / SHARDS_FILE, json.dumps(content, indent=1).encode())
@@ -138,9 +144,11 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
 
 
 def publish_address(folder: Path, number: int, address: str) -> None:
-    """Write the address of one shard. Raises OSError, InvalidInput."""
+    """Write the address of one shard, unless its set has moved. Raises OSError, InvalidInput."""
     with addresses_locked(folder):
         content = read_address_file(folder)
+        if has_moved(folder, content):
+            return
         content["addresses"][number] = address
         write_address_file(folder, content)
         above = read_address_file(folder.parent)  # of a set that was resharded to this one

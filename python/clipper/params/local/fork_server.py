@@ -25,8 +25,8 @@ from pathlib import Path
 
 import msgspec
 
-from clipper.errors import ClipperError, InvalidInput
-from clipper.params.local.address_file import read_address_file
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput
+from clipper.params.local.address_file import has_moved, read_address_file
 from clipper.params.shard.server import EXIT_FAILED, Beside, die_with, folder_of, run
 from clipper.params.shard.shard import Shard, ShardConfig
 from clipper.settings.params import ParamsSettings
@@ -37,7 +37,8 @@ REQUEST_BYTES_MAX = 1 << 16
 
 
 def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfig:
-    """Return the configuration of shard `number` of the set in a folder. Raises InvalidInput.
+    """Return the configuration of shard `number` of the set in a folder. Raises InvalidInput;
+    DoesNotFit if the set has moved.
 
     keep: folder of its epoch and snapshots, if not the same.
     """
@@ -47,6 +48,11 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
         settings = msgspec.convert(content.get("settings", {}), ParamsSettings)
     except ValueError as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
+    if has_moved(folder, content):
+        raise DoesNotFit(
+            f"the set in {folder} has moved to set-{content['generation']}.",
+            hint="`clipper params reshard` ends its old shards: run it again if it was killed.",
+        )
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
     book = folder if content.get("engine") else None

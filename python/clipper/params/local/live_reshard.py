@@ -223,7 +223,11 @@ class LiveReshard:
             except (DoesNotFit, ConfigError) as error:
                 self._failed(str(error))
                 break
-            except (ClipperError, OSError) as error:
+            except _Ended:
+                raise
+            except Exception as error:
+                if not isinstance(error, ClipperError | OSError):
+                    log.exception("an unexpected error")
                 log.warning("the set is not resharded, attempt %d: %s", attempt, error)
                 self._write_state(error=str(error))
                 if attempt == ATTEMPTS_MAX:
@@ -285,12 +289,16 @@ class LiveReshard:
         settings = msgspec.structs.replace(host.settings, shards=shards, replicas=replicas)
         if settings.address != "unix":
             known = read_address_file(host.folder)
-            taken = [*host.addresses, *known.get("former", [])]
+            now, former = (
+                {int(one.partition("?")[0].rpartition(":")[2]) for one in each}
+                for each in (host.addresses, known.get("former", ()))
+            )
             name = settings.address.rpartition(":")[0]
-            first = 1 + max(int(one.partition("?")[0].rpartition(":")[2]) for one in taken)
-            if first + shards - 1 > PORT_MAX:
+            ports = range(1 + max(now), PORT_MAX - shards + 2)
+            first = next((p for p in ports if former.isdisjoint(range(p, p + shards))), 0)
+            if not first:
                 raise DoesNotFit(
-                    f"the shards would listen at ports {first} to {first + shards - 1}.",
+                    f"no {shards} ports above {max(now)} are left for the shards.",
                     hint="Stop the set and start it: its ports begin at params.address again.",
                 )
             settings = msgspec.structs.replace(settings, address=f"{name}:{first}")
@@ -464,10 +472,10 @@ class LiveReshard:
         self._write_state(phase="done", done=1.0, left_s=0.0, pause_s=paused_s)
         self._until_done(lambda: (host.folder / REQUEST).unlink(missing_ok=True))
         host.ends(settings.reshard_keep_s)
-        host.end_set(old)
         try:
+            host.end_set(old)
             link(host.folder, home)
-        except OSError as error:
+        except Exception as error:  # also of Ray: the set has moved, and does not move again
             log.warning(
                 "the folders of the new set are not linked before the next start: %s", error
             )
@@ -532,7 +540,7 @@ def _epoch_in(folder: Path) -> int:
 
 def publish(folder: Path, home: Path) -> None:
     """Have clients find the new set. Raises OSError, InvalidInput."""
-    with addresses_locked(home):
+    with addresses_locked(home), addresses_locked(folder):
         content = read_address_file(home)
         content.pop("fills", None)
         write_address_file(folder, content)

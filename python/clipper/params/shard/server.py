@@ -59,7 +59,7 @@ class ShardServer:
             self.shard = Shard(self.config)
             opened.pop_all()
         self.shard.core.listen((self._plain or self._listener).fileno())
-        self._former = list(config.former)
+        self._former = former_of_host(self.config)
         self._further: list[socket.socket] = []  # listeners
         self._listens_s = 0.0
         self.failed: Exception | None = None
@@ -224,6 +224,13 @@ def published(config: ShardConfig, listener: socket.socket) -> ShardConfig:
     listens = f"{config.listen[:-1]}{listener.getsockname()[1]}"
     publish_address(config.book, config.number, listens)
     return msgspec.structs.replace(config, listen=listens)
+
+
+def former_of_host(config: ShardConfig) -> list[str]:
+    """Return the former addresses that have the protocol and the host of the present one: where
+    its operator has since chosen TLS, a unix socket or another interface, it listens there only."""
+    place = (config.listen or config.addresses[config.number]).rpartition(":")[0]
+    return [one for one in config.former if one.rpartition(":")[0] == place]
 
 
 def _private() -> socket.socket:
