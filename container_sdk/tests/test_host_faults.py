@@ -15,6 +15,7 @@ from container_sdk.tests.fake_node import Refused
 from container_sdk.tests.test_host import answer, hosting, listening, load, serve
 
 RUNTIMES = """
+import gc
 import threading
 import time
 import weakref
@@ -46,8 +47,22 @@ class Echo(Model):
             self.inside -= 1
         return [float(self.most)] * len(xs)
 
+class Deep(Model):
+    input = "f64[2]"
+
+    def __init__(self, here=None):
+        if here is not None:
+            self.part = Deep()
+            self.part.inner = inner = Deep()
+            inner.me, inner.block = inner, b"x" * (8 << 20)
+            weakref.finalize(inner, (here / "freed").touch)
+            gc.collect()  # it is an old object now
+
+    def predict_batch(self, xs):
+        return xs[:, 0]
+
 class Here(Runtime):
-    types = ("echo", "pair", "hang", "bad", "huge", "large", "exit", "far", "circle")
+    types = ("echo", "pair", "hang", "bad", "huge", "large", "exit", "far", "circle", "deep")
 
     def load(self, artifact):
         here = Path(artifact.path)
@@ -59,11 +74,13 @@ class Here(Runtime):
             raise ArtifactError("cracked")
         if artifact.type == "exit":
             raise SystemExit("not here")
-        sizes = {"huge": 1 << 50, "far": 12345, "circle": 33 << 20}
+        sizes = {"huge": 1 << 50, "far": 12345, "circle": 33 << 20, "deep": 8 << 20}
         model = Echo(here)
         if artifact.type == "circle":
             model.me = model
             weakref.finalize(model, (here / "freed").touch)
+        if artifact.type == "deep":
+            model = Deep(here)
         return Loaded(model, sizes.get(artifact.type, 0), 2 if artifact.type == "pair" else 1, inside=artifact.type != "far")
 
     def unload(self, artifact, loaded):
@@ -261,3 +278,18 @@ def test_what_a_large_model_leaves_in_circles_is_found_soon(node) -> None:
     while not (node.folder / "freed").exists():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_what_a_cycle_deep_in_models_keeps_is_found_when_memory_has_grown(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(RUNTIMES))
+    with hosting(
+        tmp_path, "--runtime", "mine:Here", "--capacity-mib", "32", cwd=tmp_path
+    ) as node:
+        node.folder = tmp_path
+        for n in range(100):
+            mine(node, f"d{n}", "deep")
+            node.ask("unload", model=f"d{n}")
+            if (tmp_path / "freed").exists():
+                break
+            time.sleep(0.1)
+        assert (tmp_path / "freed").exists()

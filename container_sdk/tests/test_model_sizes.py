@@ -11,6 +11,7 @@ from clipper_container.host import model_sizes as sizes
 from clipper_container.host.model_sizes import (
     COLLECT_BYTES,
     COLLECT_S,
+    GROWN_SHARE,
     PAGE,
     CollectionSchedule,
     ModelSizes,
@@ -132,17 +133,28 @@ def test_the_bytes_of_a_folder(tmp_path):
 
 
 def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_ones_did_at_once():
-    left = CollectionSchedule(100.0)
-    assert left.wait_s(1000.0) is None
+    left = CollectionSchedule(100.0, 0)
+    assert left.wait_s(1000.0, 0) is None
     left.add(COLLECT_BYTES // 2)
-    assert left.wait_s(101.0) == COLLECT_S - 1.0
-    assert left.wait_s(100.0 + COLLECT_S) == 0.0
+    assert left.wait_s(101.0, 0) == COLLECT_S - 1.0
+    assert left.wait_s(100.0 + COLLECT_S, 0) == 0.0
     left.add(COLLECT_BYTES // 2)
-    assert left.wait_s(101.0) == 0.0
+    assert left.wait_s(101.0, 0) == 0.0
     left.clear(101.0)
-    assert left.wait_s(500.0) is None
+    assert left.wait_s(500.0, 0) is None
     left.add(1)
-    assert left.wait_s(102.0) == COLLECT_S - 1.0
+    assert left.wait_s(102.0, 0) == COLLECT_S - 1.0
+
+
+def test_memory_that_no_model_is_known_to_occupy_is_looked_for_when_it_has_grown() -> None:
+    grown_max = 1 << 30
+    left = CollectionSchedule(0.0, GROWN_SHARE * grown_max)
+    for other in (500, 100, 100 + grown_max - 1):  # of frameworks, and others
+        assert left.wait_s(0.0, other) is None
+    assert left.wait_s(0.0, 100 + grown_max) == 0.0
+    left.clear(0.0)
+    assert left.wait_s(0.0, 100 + grown_max) is None, "a collection did not free it"
+    assert left.wait_s(0.0, 100 + 2 * grown_max) == 0.0
 
 
 class Part:

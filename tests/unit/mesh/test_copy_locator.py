@@ -1,6 +1,7 @@
 """Finding a copy for a model that is asked: how many copies are asked for, and of whom."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, Mess
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
 from tests.memory_container import wait_until
+from tests.unit.mesh.test_loader import FakeHost, with_models
 
 MIB = 1 << 20
 
@@ -109,3 +111,37 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
         registry.close()
         store.close()
     assert peers.asked == [("b", False, 1), ("c", True, copies_max)]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_only_a_load_that_a_query_began_corrects_the_forecast(is_begun: bool) -> None:
+    async def test(loader: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        tasks: Any = SimpleNamespace(spawn=lambda search: search.close())
+        copies = CopyLocator(
+            loader,
+            FakePeers(),  # type: ignore[arg-type]
+            registry,
+            registry.settings,
+            call,
+            tasks,
+            DecisionLog(),
+            lambda: instance("a", 1),
+            lambda: ("", ""),
+            lambda _: None,
+            lambda *_: None,
+        )
+        route: Any = SimpleNamespace(id="m0")
+        loader.pace.add(0.001)
+        host.gate.clear()
+        load = asyncio.ensure_future(loader.load("m0", 1, waiting=False))
+        if is_begun:
+            await asyncio.sleep(0)
+            assert loader.is_loading("m0")
+        copies.miss(route)
+        await asyncio.sleep(0.005)
+        host.gate.set()
+        await load
+        copies.connected(route)
+        assert (loader.pace.rest_ms == 0) == is_begun
+
+    with_models(test)

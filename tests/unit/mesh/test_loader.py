@@ -3,6 +3,7 @@ registry hears of all of it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from clipper.mesh.decisions import claims
 from clipper.mesh.decisions.load_queue import QueuedLoad
 from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, _Job
 from clipper.mesh.loading.model_host import HostStatus, LoadResult
+from clipper.mesh.node.registry_watcher import RegistryWatcher
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry
 from clipper.mesh.transport.channel import ConnectionLost, RequestFailed
 from clipper.settings.mesh import MeshSettings
-from clipper.store import MemoryStore
+from clipper.store import KeyChange, MemoryStore
 from tests.memory_container import wait_until
 
 SIZE = 100
@@ -328,8 +330,63 @@ def test_a_model_that_was_unregistered_at_the_end_of_its_load_does_not_stay() ->
         with pytest.raises(NotLoadedHere, match="unregistered"):
             await load
         assert (host.unloaded, list(local.held), list(local.cache)) == (["m0"], [], [])
+        assert copies(registry, "m0") == {}, "nobody may believe the claim of a copy that is gone"
         await local.load("m0", 1, waiting=True)  # it is registered again
         assert list(local.held) == ["m0"]
+
+    with_models(test)
+
+
+def test_a_model_that_is_unregistered_while_others_make_room_for_it_does_not_stay() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        async def unload(model: str, timeout_s: float) -> None:
+            host.unloaded.append(model)
+            if model == "m0":
+                await local.drop("m1", "it was unregistered")
+
+        await local.load("m0", 1, waiting=True)
+        host.sizes["m1"] = 2 * SIZE  # larger than thought: m0 has to go at the end of the load
+        host.unload = unload  # type: ignore[method-assign]
+        with pytest.raises(NotLoadedHere, match="unregistered"):
+            await local.load("m1", 2, waiting=True)
+        assert (host.unloaded, list(local.held), list(local.cache)) == (["m0", "m1"], [], [])
+        assert copies(registry, "m1") == {}
+
+    with_models(test, capacity=2 * SIZE)
+
+
+def test_a_model_that_is_loaded_for_another_node_does_not_stay_either() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        gone: Any = SimpleNamespace(
+            get=lambda _: None, forget=lambda _: None, forget_absence=lambda _: None
+        )
+        loop: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=asyncio.ensure_future))
+        unused: Any = None
+        watcher = RegistryWatcher(registry, gone, local, gone, *[unused] * 4, loop)
+        host.gate.clear()
+        load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        while not local.is_loading("m0"):
+            await asyncio.sleep(0)
+        known = registry.models.record("m0")
+        watcher._on_models([KeyChange("m0", known, None, lambda _: None)])
+        host.gate.set()
+        with pytest.raises(NotLoadedHere, match="unregistered"):
+            await load
+        assert not local.held
+
+    with_models(test)
+
+
+def test_what_is_unregistered_while_its_load_waits_is_loaded_if_it_is_registered_again() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        loads = [asyncio.ensure_future(local.load(f"m{n}", 1, waiting=True)) for n in range(2)]
+        while not local.queue.waiting:
+            await asyncio.sleep(0)
+        await local.drop("m1", "it was unregistered")
+        host.gate.set()
+        await asyncio.gather(*loads)
+        assert list(local.held) == ["m0", "m1"]
 
     with_models(test)
 

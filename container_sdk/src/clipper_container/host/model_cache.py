@@ -25,6 +25,7 @@ from clipper_container.host.model_sizes import (
     ModelSizes,
     SizeMeasurement,
     UnloadedModel,
+    resident_bytes,
     trim,
 )
 from clipper_container.host.server_connection import Gate, relay
@@ -144,7 +145,7 @@ class ModelCache:
         self._queue: queue.SimpleQueue[CachedModel | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._trimming = self._to_trim = False
-        self._leftovers = CollectionSchedule(time.monotonic())
+        self._leftovers = CollectionSchedule(time.monotonic(), capacity_bytes)
         self._dropped: list[tuple[UnloadedModel, int]] = []  # unloaded since the last trim
         for _ in range(loading_max):
             self._start_loader()
@@ -443,7 +444,9 @@ class ModelCache:
                 if not unloaded.is_gone():
                     self._leftovers.add(size_bytes)
             self._dropped.clear()
-            wait_s, to_trim, self._to_trim = self._leftovers.wait_s(now_s), self._to_trim, False
+            other_bytes = resident_bytes() - sum(one.size_bytes for one in self._models.values())
+            wait_s = self._leftovers.wait_s(now_s, other_bytes)
+            to_trim, self._to_trim = self._to_trim, False
             if wait_s == 0:
                 self._leftovers.clear(now_s)
         if wait_s == 0:

@@ -34,6 +34,7 @@ RATIO_MIN, RATIO_MAX = 0.5, 20.0
 SAMPLED = 8  # of small models of a type that is known, one of so many is measured
 SPREAD_BYTES = 64 << 10  # files whose sizes differ by less cannot determine the ratio
 COLLECT_BYTES, COLLECT_S = 32 << 20, 30.0  # unloaded bytes, or seconds, between collections
+GROWN_SHARE = 4  # the part of the capacity by which memory may grow beyond what models occupy
 _SMALL_BLOCK = 64  # mean bytes of a block of Python's small-object allocator
 
 
@@ -103,7 +104,7 @@ class UnloadedModel:
 
     def is_gone(self) -> bool:
         """Return whether the model and its attributes are freed; otherwise they may be in a cycle,
-        which the garbage collector has to find.
+        which the garbage collector has to find. A cycle among parts of an attribute is not seen.
         """
         return self._is_known and all(part() is None for part in self._parts)
 
@@ -111,26 +112,33 @@ class UnloadedModel:
 class CollectionSchedule:
     """Decides when to run a full garbage collection after unloads that left something. A collection
     stops all threads: 0.1 s with 2000 models.
+
+    capacity_bytes: of the host. Cycles that UnloadedModel does not see are known by their memory: a
+    collection runs when a GROWN_SHARE-th of the capacity more is used than models occupy.
     """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, capacity_bytes: int) -> None:
         self._bytes, self._since_s = 0, now_s
+        self._grown_max = max(COLLECT_BYTES, capacity_bytes // GROWN_SHARE)
+        self._least_other = sys.maxsize
 
     def add(self, size_bytes: int) -> None:
         """Count the bytes of an unloaded model."""
         self._bytes += size_bytes
 
-    def wait_s(self, now_s: float) -> float | None:
-        """Return the seconds until the next collection, 0 for now; None when nothing was
-        unloaded.
+    def wait_s(self, now_s: float, other_bytes: int) -> float | None:
+        """Return the seconds until the next collection, 0 for now; None when none is needed.
+
+        other_bytes: memory of this process that no loaded model is known to occupy.
         """
-        if not self._bytes:
-            return None
-        return 0.0 if self._bytes >= COLLECT_BYTES else max(0.0, self._since_s + COLLECT_S - now_s)
+        self._least_other = min(self._least_other, other_bytes)
+        if self._bytes >= COLLECT_BYTES or other_bytes - self._least_other >= self._grown_max:
+            return 0.0
+        return max(0.0, self._since_s + COLLECT_S - now_s) if self._bytes else None
 
     def clear(self, now_s: float) -> None:
         """Record that a collection ran at now_s."""
-        self._bytes, self._since_s = 0, now_s
+        self._bytes, self._since_s, self._least_other = 0, now_s, sys.maxsize
 
 
 class _Learned:

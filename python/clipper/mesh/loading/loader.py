@@ -79,7 +79,7 @@ class _Job:
     since_s: when it began, or took its place, by the clock of the loop; None: before that, and
     once its load has ended. ready_ms: wall clock time at which it will be loaded, as forecast when
     it was queued. wanted: returns whether a request still waits for it; None: it is loaded in any
-    case. dropped: the model is registered no more.
+    case. dropped: why the copy may not stay, since the load began; empty: it may.
     """
 
     copies: int
@@ -90,7 +90,7 @@ class _Job:
     since_s: float | None = None
     ready_ms: float = 0.0
     wanted: Callable[[], bool] | None = None
-    dropped: bool = False
+    dropped: str = ""
 
 
 class ModelLoader:
@@ -208,7 +208,7 @@ class ModelLoader:
             return "it is loaded, and connects"
         job = self._jobs.get(id)
         if job is None:
-            return "no load of it runs"
+            return "no load of it runs here"
         if not job.started:
             return "its load waits in the queue"
         if not job.placed:
@@ -390,6 +390,9 @@ class ModelLoader:
             await self._unload(host, id)
             await self._not_loaded(record, error)
             raise
+        if isinstance(done, MeshModel):
+            self.cache.resize(id, size)
+            await self._evict_excess(id)
         if self._finishing.pop(id, None) is None:
             ended = self._host_ended(id)
             self.cache.remove(id)
@@ -397,11 +400,12 @@ class ModelLoader:
             await self._not_loaded(record, ended)
             raise ended
         if isinstance(done, claims.ClaimRefused) or job.dropped:
+            refused = NotLoadedHere(job.dropped if isinstance(done, MeshModel) else done.why)
             self.cache.remove(id)
             await self._unload(host, id)
-            raise NotLoadedHere("it was unregistered" if isinstance(done, MeshModel) else done.why)
-        self.cache.resize(id, size)
-        await self._evict_excess(id)
+            if isinstance(done, MeshModel):  # the claim may be in a record that came after
+                await self._not_loaded(done, refused)
+            raise refused
         self.cache.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
         self.cache.pin(id, record.policy.pinned)
         self.held[id] = LoadedCopy(done, host, now_ms(), found.concurrency)
@@ -657,8 +661,9 @@ class ModelLoader:
 
     async def drop(self, id: str, why: str) -> None:
         """Free the memory of a copy whose record or claim is gone; that of a load at its end."""
-        if (job := self._jobs.get(id)) is not None:
-            job.dropped = True
+        job = self._jobs.get(id)
+        if job is not None and job.started:  # one that waits will read the record itself
+            job.dropped = why
             return
         _, held, _ = self._detach(id)
         if held is not None:

@@ -263,7 +263,7 @@ class MeshNode:
             self._joined.admission.check(id, deadline_ms)
 
     def _stage(self, id: str) -> str:
-        return "no load of it runs" if self._joined is None else self._joined.loader.stage(id)
+        return "no load of it runs here" if self._joined is None else self._joined.loader.stage(id)
 
     def _lookup(self, id: str) -> None:
         """Look up a name that the mirrors do not know in the store, unless that is silent."""

@@ -65,6 +65,8 @@ class RegistryWatcher:
                 self._router.forget_absence(id)
                 if change.old is None:
                     self.resolve_applications(id)
+                elif change.new is None and self._loader.is_loading(id):  # for another node
+                    self._forget(id)
             elif record is not None:
                 if is_held:
                     self._check_held(record)

@@ -38,7 +38,8 @@ class _Search:
     """A search for a copy.
 
     began_s: by the clock of the loop. forecast_ms: of the load, if there is to be one here; None:
-    there is a copy. attached: set when a copy has connected.
+    there is a copy, or a load that was begun for another reason. attached: set when a copy has
+    connected.
     """
 
     began_s: float
@@ -92,10 +93,10 @@ class CopyLocator:
     def miss(self, route: Route) -> None:
         """Start a search for a copy, unless one is running: a query waits for one."""
         if route.id not in self._searches and not self._loader.closed:
-            _, forecast_ms = self._loader.forecast_ms(route.id)
-            self._searches[route.id] = _Search(
-                asyncio.get_running_loop().time(),
-                None if route.id in self._loader.held else forecast_ms,
+            loader, id = self._loader, route.id
+            is_there = id in loader.held or loader.is_loading(id)
+            self._searches[id] = _Search(
+                asyncio.get_running_loop().time(), None if is_there else loader.forecast_ms(id)[1]
             )
             self.misses += 1
             self._tasks.spawn(self._search(route))

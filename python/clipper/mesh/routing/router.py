@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, InvalidInput
+from clipper.errors import ClipperError, InvalidInput, Overloaded
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.running_models import settle_input, settle_output
 from clipper.serving.query.future_watcher import Future
@@ -201,7 +201,11 @@ class MeshModelHandle:
         Overloaded.
         """
         self._route.count()
-        self._route.admit(int((slo_ms or 0) * 1000) or self._route.resolved.slo_us)
+        try:
+            self._route.admit(int((slo_ms or 0) * 1000) or self._route.resolved.slo_us)
+        except Overloaded:
+            if not self.cached(x, salt)[0]:
+                raise
         if slo_ms is None and not self._route.served:
             slo_ms = self._route.current_application().slo_us / 1000
         return self._route.core.predict(x, slo_ms, salt)
@@ -245,7 +249,7 @@ class ModelRouter:
         is_failing: Callable[[str], bool] = lambda _: False,
         now_s: Callable[[], float] = time.monotonic,
         check_load: CheckLoad = lambda *_: None,
-        stage: Callable[[str], str] = lambda _: "no load of it runs",
+        stage: Callable[[str], str] = lambda _: "no load of it runs here",
     ) -> None:
         self._now_s = now_s
         self._make, self._find_record, self._batching = make, find_record, batching
