@@ -36,17 +36,19 @@ def ready(one: clipper.ClipperServer, count: int = 1) -> bool:
 
 @contextlib.contextmanager
 def container(
-    listed: list[str], name: str = "m", token: str = TOKEN
+    listed: list[str], *look_ups: list[str], token: str = TOKEN
 ) -> Iterator[list[ContainerRejected]]:
-    """Run a container of this process; what it raised is in the list that this returns."""
+    """Run a container of this process; what it raised is in the list that this returns. look_ups:
+    what is listed first."""
     stop, raised = StopSwitch(), list[ContainerRejected]()
     options = ContainerOptions(name="m", token=token, input="f64[2]")
+    first = iter(look_ups)
     one = AllServers(
         as_model(lambda rows: rows.sum(axis=1)),
         ",".join(listed) or "tcp:nowhere:1",
         options,
         stop,
-        resolve=lambda _: list(listed),
+        resolve=lambda _: next(first, list(listed)),
     )
 
     def run() -> None:
@@ -101,6 +103,21 @@ def test_a_container_that_every_server_rejects_ends_with_the_reason() -> None:
         with container([one.address, other.address], token="another") as raised:
             wait_until(lambda: raised, "it ends", PATIENCE_S)
         assert "token is missing or wrong" in str(raised[0])
+
+
+def test_a_rejection_by_a_server_that_is_gone_from_the_name_ends_nothing() -> None:
+    with clipper.start(address="tcp://127.0.0.1:0", token="another") as gone, server() as stays:
+        with container([stays.address], [gone.address]) as raised:
+            wait_until(lambda: ready(stays), "the other one is served", PATIENCE_S)
+            answers(stays)
+        assert not raised
+
+
+def test_a_name_that_cannot_be_resolved_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with server() as one:
+        with container([one.address], [], []):
+            wait_until(lambda: ready(one), "it is served in the end", PATIENCE_S)
+    assert capfd.readouterr().err.count(f"cannot resolve {one.address}; trying again") == 1
 
 
 def test_one_process_serves_all_that_its_command_line_lists(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ def test_kubernetes_takes_each_object(chart: Path, values: dict[str, Any]) -> No
     assert not helm.lint(str(chart))["errors"]
 
 
+def test_a_kind_of_autoscaler_that_there_is_not_is_refused(chart: Path) -> None:
+    with pytest.raises(helm.HelmError, match="kind"), rendered(chart, autoscaling={"kind": "kedo"}):
+        pass
+
+
 def test_two_releases_have_nothing_in_common(chart: Path) -> None:
     with rendered(chart) as one, rendered(chart, "second-of-a-very-long-name") as other:
         assert not set(one) & set(other)

@@ -2,6 +2,7 @@
 dials in at a server of it."""
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -287,6 +288,22 @@ def test_a_program_is_exported_with_the_files_that_its_command_names(
     assert 'CLIPPER_INPUT="f64[3]"' in text
     assert sorted(path.name for path in (image / "model").iterdir()) == ["svm", "svm.txt"]
     assert "target" not in tomllib.loads((out / "clipper.toml").read_text())["models"]["svm"]
+
+
+def test_words_that_name_no_file_stay_as_they_are(program: Path, tmp_path: Path) -> None:
+    """A program of PATH, though a folder has its name; a word that is longer than a path can be."""
+    (tmp_path / "sh").mkdir()
+    (tmp_path / "sh" / "notes.txt").write_text("of this host")
+    os.mkfifo(tmp_path / "queue")
+    words = ["sh", "svm.txt", "queue", "x" * 300]
+    program.write_text(f"[models.svm]\ncommand = {json.dumps(words)}\n")
+    out = tmp_path / "out"
+    result = export("compose", out, "--from", program)
+    assert result.exit_code == 0, result.output
+    image = out / "models" / "svm"
+    words[1] = "/model/svm.txt"
+    assert f"ENTRYPOINT {json.dumps(words)}" in (image / "Dockerfile").read_text()
+    assert [path.name for path in (image / "model").iterdir()] == ["svm.txt"]
 
 
 def test_a_program_in_kubernetes_connects_to_all_servers(program: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import clipper
+from clipper_container.wire.frames import Kind, control_frame
 from tests.languages.test_containers import LANGUAGES, ended, program, started_by_hand
 from tests.memory_container import wait_until
 
@@ -70,7 +72,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def two_servers(*addresses: str) -> Iterator[list[Server]]:
+def running(*addresses: str) -> Iterator[list[Server]]:
     with contextlib.ExitStack() as stack:
         servers = [Server(address) for address in addresses]
         for one in servers:
@@ -85,7 +87,7 @@ def test_a_container_serves_both_servers_through_a_kill_of_each(
     addresses = f"tcp:127.0.0.1:{free_port()}", f"unix:{tmp_path}/clipper.sock"
     alive = tmp_path / "alive"
     command = program(language, "echo", "str", "str")
-    with two_servers(*addresses) as (one, other):
+    with running(*addresses) as (one, other):
         process = started_by_hand(command, ",".join(addresses), TOKEN, ALIVE_FILE=str(alive))
         for killed, stays in ((one, other), (other, one)):
             killed.answers("first")
@@ -129,19 +131,57 @@ def test_the_token_is_read_from_a_file(language: str, tmp_path: Path) -> None:
         assert ended(process)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+def test_a_name_that_cannot_be_resolved_is_printed(language: str) -> None:
+    name = "x" * 70  # longer than a label of a name may be
+    process = started_by_hand(program(language, "noop"), f"tcp:{name}:1", TOKEN, ALL_SERVERS="1")
+    readable, _, _ = select.select([process.stderr], [], [], PATIENCE_S)
+    well, text = ended(process)
+    assert (bool(readable), well) == (True, True), text
+    assert text.count(f"cannot resolve {name}") == 1
+
+
+only_root = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("unshare") is None, reason="only root can change names"
 )
+
+
+def with_hosts(language: str, hosts: Path) -> list[str]:
+    """Return the command of a container that looks names up in this file, which only it sees."""
+    hosts.write_text("127.0.0.1 servers\n")
+    within = ["unshare", "--mount", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"']
+    return [*within, "sh", *program(language, "echo", "str", "str")]
+
+
+@only_root
+def test_a_rejection_by_a_server_that_is_gone_from_the_name_ends_nothing(
+    language: str, tmp_path: Path
+) -> None:
+    """It is gone when the rejection comes."""
+    port, hosts = free_port(), tmp_path / "hosts"
+    command = with_hosts(language, hosts)
+    with (
+        running(f"tcp:127.0.0.2:{port}") as (stays,),
+        socket.create_server(("127.0.0.1", port)) as gone,
+    ):
+        gone.settimeout(PATIENCE_S)
+        process = started_by_hand(command, f"tcp:servers:{port}", TOKEN, ALL_SERVERS="1")
+        with gone.accept()[0] as connection:
+            assert connection.recv(1 << 16)
+            hosts.write_text("127.0.0.2 servers\n")
+            connection.sendall(b"".join(control_frame(Kind.REFUSE, b"it goes")))
+            stays.answers("the one that is listed")
+        well, text = ended(process)
+        assert well, text
+
+
+@pytest.mark.slow
+@only_root
 def test_all_servers_of_a_name_are_served_as_they_come_and_go(
     language: str, tmp_path: Path
 ) -> None:
-    """The name is in a file of hosts that only the container sees."""
     port, hosts = free_port(), tmp_path / "hosts"
-    hosts.write_text("127.0.0.1 servers\n")
-    within = ["unshare", "--mount", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"']
-    command = [*within, "sh", *program(language, "echo", "str", "str")]
-    with two_servers(f"tcp:127.0.0.1:{port}", f"tcp:127.0.0.2:{port}") as (one, other):
+    command = with_hosts(language, hosts)
+    with running(f"tcp:127.0.0.1:{port}", f"tcp:127.0.0.2:{port}") as (one, other):
         process = started_by_hand(command, f"tcp:servers:{port}", TOKEN, ALL_SERVERS="1")
         one.answers("the only one of the name")
         hosts.write_text("127.0.0.1 servers\n127.0.0.2 servers\n")

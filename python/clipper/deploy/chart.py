@@ -72,6 +72,11 @@ _SCALED_BY: Final = (
     ("waitSeconds", "Value", "max", "clipper_queue_wait_seconds"),
     ("queueRows", "AverageValue", "sum", "clipper_queue_rows"),
 )
+_KINDS: Final = ("hpa", "adapter", "keda")  # with another one, nothing would scale a model
+_SCHEMA: Final = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "properties": {"autoscaling": {"properties": {"kind": {"enum": _KINDS}}}},
+}
 _MONITORING: Final = {
     "templates/prometheus-rule.yaml": """\
 {{- if .Values.monitoring.prometheusRule.enabled }}
@@ -136,6 +141,7 @@ def chart(contents: ChartContents) -> dict[str, str]:
     made = {
         "Chart.yaml": to_yaml(_about()),
         "values.yaml": to_yaml(_values(contents)),
+        "values.schema.json": json.dumps(_SCHEMA, indent=1) + "\n",
         ".helmignore": "images/\n",
         "files/alerts.yml": alerts,
         "files/prometheus-adapter.yaml": _ADAPTER_NOTE

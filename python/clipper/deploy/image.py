@@ -39,6 +39,7 @@ _LEFT_OUT: Final = (
     "*.pem",
     "*.key",
     "*.env",
+    "secrets",  # of our exports
     "id_rsa*",
     "id_ed25519*",
     "*.egg-info",

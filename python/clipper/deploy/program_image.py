@@ -50,10 +50,13 @@ def program_image(spec: ContainerSpec) -> Image:
     """
     model, folder = f"{spec.name}:{spec.version}", spec.folder or os.getcwd()
     files: dict[str, bytes] = {}
-    words = [_placed(word, folder, model, files) for word in spec.command]
-    if os.sep in spec.command[0] and program(spec.command[0], folder) is None:
+    first, *rest = spec.command
+    is_path = os.sep in first  # else it is found on PATH, whatever has its name here
+    words = [_placed(first, folder, model, files)] if is_path else [first]
+    words += [_placed(word, folder, model, files) for word in rest]
+    if is_path and program(first, folder) is None:
         raise PackagingError(
-            f"model '{model}': there is no program {spec.command[0]!r} on this host.",
+            f"model '{model}': there is no program {first!r} on this host.",
             hint="Export it on the host of its server, or from the file that declares it.",
         )
     content = hashlib.sha256(
@@ -68,7 +71,8 @@ def program_image(spec: ContainerSpec) -> Image:
 def _placed(word: str, folder: str, model: str, files: dict[str, bytes]) -> str:
     """Add what a word names to the files; return the word as it is in the image."""
     path = Path(os.path.abspath(os.path.join(folder, word)))
-    if not (word and path.name) or str(path).startswith(_OF_THE_IMAGE) or not path.exists():
+    is_there = os.path.isfile(path) or os.path.isdir(path)  # False for a word that no path can be
+    if not (word and path.name) or str(path).startswith(_OF_THE_IMAGE) or not is_there:
         return word
     place = f"model/{path.name}"
     try:

@@ -344,7 +344,13 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
     ] = _GIB
     write_ms: Annotated[
         int,
-        about("interval at which changed states are written to the store", "ms", ge=1, le=60_000),
+        about(
+            "longest pause between two writes of changed states to the store; each is a random one "
+            "of half of it or more",
+            "ms",
+            ge=1,
+            le=60_000,
+        ),
     ] = 100
     ended_s: Annotated[
         float,

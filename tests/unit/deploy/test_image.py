@@ -166,6 +166,7 @@ def test_code_beside_a_module_goes_in_but_not_what_lies_there_by_chance(tmp_path
             "tls.pem": "secret",
             ".git__config": "secret",
             "id_rsa": "secret",
+            "deployed__secrets__clipper_token": "secret",
             "venv__pyvenv.cfg": "",
             "venv__lib.py": "import torch\n",
             "__pycache____x.pyc": "c",

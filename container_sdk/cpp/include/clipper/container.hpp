@@ -979,21 +979,21 @@ class Container {
     return std::unique_lock<std::mutex>(together_->turn);
   }
 
-  void predict() {
+  // Run the model. Returns the microseconds that it took, without the wait for its turn.
+  std::uint64_t predict() {
     outputs_.reset(rows_.n);
     const auto turn = my_turn();
+    const double started_s = detail::now_s();
     model_.predict(Batch(rows_), outputs_);
+    return static_cast<std::uint64_t>((detail::now_s() - started_s) * 1e6);
   }
 
   void reply(Connection& connection, const Welcome& welcome, std::uint64_t id) {
     std::string why;
     try {
-      const auto started = std::chrono::steady_clock::now();
-      predict();
-      const auto took = std::chrono::steady_clock::now() - started;
-      const auto us = std::chrono::duration_cast<std::chrono::microseconds>(took).count();
-      outputs_.encode(id, static_cast<std::uint64_t>(us), welcome.crc, welcome.qualifiers,
-                      welcome.payload_bytes_max, reply_);
+      const std::uint64_t took_us = predict();
+      outputs_.encode(id, took_us, welcome.crc, welcome.qualifiers, welcome.payload_bytes_max,
+                      reply_);
       connection.send(reply_.data(), reply_.size());
       return;
     } catch (const Disconnected&) {
@@ -1111,10 +1111,11 @@ class AllServers {
     double started_s = 0, due_s = 0, backoff_s = BACKOFF_S_MIN;
   };
 
-  // Read what the addresses stand for now. What cannot be resolved is missing; without any the
-  // last ones stay.
+  // Read what the addresses stand for now. What cannot be resolved is missing, and printed once;
+  // without any the last ones stay.
   void look_up() {
     std::vector<std::string> found;
+    std::string why;
     for (const std::string& address : addresses_) {
       if (address.rfind("unix:", 0) == 0) {
         found.push_back(address);
@@ -1132,9 +1133,13 @@ class AllServers {
           const std::string place = "tcp:" + text + ":" + port;
           if (std::find(found.begin(), found.end(), place) == found.end()) found.push_back(place);
         }
-      } catch (const Disconnected&) {
+      } catch (const Disconnected& error) {
+        why = error.what();
       }
     }
+    if (!why.empty() && why != unresolved_)
+      std::fprintf(stderr, "model '%s': %s; trying again\n", name(), why.c_str());
+    unresolved_ = why;
     if (found.empty()) return;
     if (found.size() > SERVERS_MAX) found.resize(SERVERS_MAX);
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -1206,6 +1211,7 @@ class AllServers {
   WarmUp warm_;
   std::mutex turn_, mutex_;
   std::vector<std::string> addresses_, listed_;
+  std::string unresolved_;  // what was printed of the last look-up
   std::map<std::string, Server> servers_;
   Together together_{warm_, turn_, [this](const std::string& one) { return is_listed(one); }};
 };

@@ -16,7 +16,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from clipper_container.model import Model
-from clipper_container.wire.transport import Backoff, Stopping, StopSwitch, parse_address
+from clipper_container.wire.transport import (
+    BACKOFF_S_MAX,
+    Backoff,
+    Stopping,
+    StopSwitch,
+    parse_address,
+)
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
 from clipper_container.worker.serve import serve
 
@@ -32,6 +38,7 @@ class _Server(threading.Thread):
     def __init__(self, address: str, run: Callable[[], None]) -> None:
         super().__init__(name=f"clipper-server-{address}", daemon=True)
         self._run = run
+        self.started_s = time.monotonic()
         self.over = False
         self.rejected = ""
         self.error: BaseException | None = None
@@ -76,9 +83,15 @@ class AllServers:
     def run(self) -> None:
         """Serve until a stop is requested. Raises: ContainerRejected when all servers reject this
         container; ValueError for an invalid address; what ended a connection unexpectedly."""
+        has_found = True
         try:
             while True:
-                self._listed = self._resolve(self._addresses) or self._listed
+                found = self._resolve(self._addresses)
+                if has_found and not found:
+                    why = f"cannot resolve {', '.join(self._addresses)}; trying again"
+                    print(f"model '{self._options.name}': {why}", file=sys.stderr, flush=True)
+                has_found = bool(found)
+                self._listed = found or self._listed
                 self._check_addresses()
                 self._stop.wait(CHECK_S)
                 self._stop.drain()
@@ -94,13 +107,18 @@ class AllServers:
                 raise server.error
             if server.over:
                 del self._servers[address]
-                rejections += [f"{address}: {server.rejected}"] if server.rejected else []
+                if server.rejected and address in self._listed:
+                    rejections.append(f"{address}: {server.rejected}")
                 backoff, _ = self._pauses.get(address, (Backoff(), 0.0))
+                if time.monotonic() - server.started_s > BACKOFF_S_MAX:
+                    backoff.reset()
                 self._pauses[address] = backoff, time.monotonic() + backoff.next_s()
+        self._pauses = {at: pause for at, pause in self._pauses.items() if at in self._listed}
         if rejections:
-            print(f"model '{self._options.name}': rejected by {rejections[0]}", file=sys.stderr)
+            why = "; ".join(rejections)
+            print(f"model '{self._options.name}': rejected by {why}", file=sys.stderr)
             if len(rejections) == len(self._listed):
-                raise ContainerRejected("; ".join(rejections))
+                raise ContainerRejected(why)
         for address in self._listed[:SERVERS_MAX]:
             if address not in self._servers and self._is_due(address):
                 self._start(address)

@@ -37,6 +37,7 @@ final class AllServers implements Serving {
   private final class Server {
     private final Container container;
     private final Thread thread;
+    private final long startedNs = System.nanoTime();
     private volatile String rejected = "";
     private volatile Throwable error;
 
@@ -69,6 +70,7 @@ final class AllServers implements Serving {
   private final Map<String, Server> servers = new LinkedHashMap<>();
   private final Map<String, Pause> pauses = new LinkedHashMap<>();
   private volatile Set<String> listed = Set.of();
+  private String unresolved = ""; // what was printed of the last look-up
 
   /** Warm the model up. The model must be loaded. Throws: IllegalArgumentException. */
   AllServers(Model model, Options options) {
@@ -111,9 +113,13 @@ final class AllServers implements Serving {
     }
   }
 
-  /** Read what the addresses stand for now. Without any that can be resolved the last ones stay. */
+  /**
+   * Read what the addresses stand for now. What cannot be resolved is missing, and printed once;
+   * without any the last ones stay.
+   */
   private void lookUp() {
     Set<String> found = new LinkedHashSet<>();
+    String why = "";
     for (String address : addresses) {
       if (address.startsWith("unix:")) {
         found.add(address);
@@ -130,9 +136,13 @@ final class AllServers implements Serving {
           }
         }
       } catch (UnknownHostException unknown) {
-        continue;
+        why = "cannot resolve " + place.getHostString();
       }
     }
+    if (!why.isEmpty() && !why.equals(unresolved)) {
+      System.err.println("model '" + options.name + "': " + why + "; trying again");
+    }
+    unresolved = why;
     if (!found.isEmpty()) {
       List<String> most = List.copyOf(found).subList(0, Math.min(found.size(), SERVERS_MAX));
       listed = Set.copyOf(most);
@@ -152,11 +162,13 @@ final class AllServers implements Serving {
       if (one.error != null) {
         throw new IllegalStateException("the connection to " + address + " failed", one.error);
       }
-      if (!one.rejected.isEmpty()) {
+      if (!one.rejected.isEmpty() && listed.contains(address)) {
         rejections.add(one.rejected);
         System.err.println("model '" + options.name + "': rejected by " + one.rejected);
       }
-      long pauseMs = pauses.getOrDefault(address, new Pause(0, Container.BACKOFF_MS_MIN)).nextMs();
+      boolean lasted = now - one.startedNs > Container.BACKOFF_MS_MAX * 1_000_000;
+      Pause before = lasted ? null : pauses.get(address);
+      long pauseMs = before == null ? Container.BACKOFF_MS_MIN : before.nextMs();
       pauses.put(
           address,
           new Pause(now + pauseMs * 1_000_000, Math.min(Container.BACKOFF_MS_MAX, 2 * pauseMs)));
