@@ -201,7 +201,9 @@ def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
         lines.append(
             f"-r {beside}" if option in ("-r", "--requirement") and beside.is_file() else line
         )
-    command = [str(folder / word) if (folder / word).is_file() else word for word in model.command]
+    command = [
+        str(folder / word) if os.path.isfile(folder / word) else word for word in model.command
+    ]
     return msgspec.structs.replace(
         model,
         target=target,

@@ -114,9 +114,8 @@ def test_a_rejection_by_a_server_that_is_gone_from_the_name_ends_nothing() -> No
 
 
 def test_a_name_that_cannot_be_resolved_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with server() as one:
-        with container([one.address], [], []):
-            wait_until(lambda: ready(one), "it is served in the end", PATIENCE_S)
+    with server() as one, container([one.address], [], []):
+        wait_until(lambda: ready(one), "it is served in the end", PATIENCE_S)
     assert capfd.readouterr().err.count(f"cannot resolve {one.address}; trying again") == 1
 
 

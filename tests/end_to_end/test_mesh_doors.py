@@ -530,7 +530,7 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
         assert server.mesh.status("m4").status == "NOT_LOADED"
         with pytest.raises(Overloaded, match="the query has 150 ms"):
             server.predict("m4", [1.0, 2.0, 3.0], slo_ms=150)
-        server.model("m4").put([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+        server.model("m4").put([1.0, 2.0, 3.0], np.array([4.0, 5.0, 6.0]))
         for predict in (server.model("m4").predict, functools.partial(server.predict, "m4")):
             found = predict([1.0, 2.0, 3.0], slo_ms=150).result(30)  # from the cache
             assert list(getattr(found, "output", found)) == [4.0, 5.0, 6.0]

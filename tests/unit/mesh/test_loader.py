@@ -362,7 +362,7 @@ def test_a_model_that_is_loaded_for_another_node_does_not_stay_either() -> None:
         )
         loop: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=asyncio.ensure_future))
         unused: Any = None
-        watcher = RegistryWatcher(registry, gone, local, gone, *[unused] * 4, loop)
+        watcher = RegistryWatcher(registry, gone, local, gone, unused, unused, unused, unused, loop)
         host.gate.clear()
         load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
         while not local.is_loading("m0"):
