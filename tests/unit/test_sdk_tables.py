@@ -380,7 +380,8 @@ def test_memory_is_given_back_when_it_is_due(monkeypatch: pytest.MonkeyPatch) ->
         for to_trim in (False, True):
             cache._trimming, cache._to_trim = True, to_trim
             cache._leftovers = Object(  # type: ignore[assignment]
-                wait_s=lambda now_s, wait_s=wait_s: wait_s, clear=lambda now_s: done.append("clear")
+                wait_s=lambda now_s, other_bytes, wait_s=wait_s: wait_s,
+                clear=lambda now_s: done.append("clear"),
             )
             cache._trim()
             found.append((*done, cache._trimming, cache._to_trim))
