@@ -35,7 +35,7 @@ MODELS = (VersionedModel("a", 1), VersionedModel("b", 1))
 
 
 class Cost(NamedTuple):
-    """What a second costs. written: states. late_s: until all have learned the last feedback."""
+    """The cost of a second. written: states. late_s: until all have learned the last feedback."""
 
     written: float
     redis_cpu: float

@@ -50,7 +50,7 @@ ROWS = np.arange(6.0).reshape(2, 3)
 
 
 def command() -> str:
-    """Of MLServer, in an environment of its own."""
+    """Return the path of MLServer's program, which has an environment of its own."""
     found = os.environ.get("CLIPPER_MLSERVER") or str(
         ROOT / ".venv" / "peers" / "mlserver" / "bin" / "mlserver"
     )

@@ -1,4 +1,4 @@
-"""What models occupy: learned from loads that ran alone, guessed for the others."""
+"""Sizes of models: learned from loads that ran alone, guessed for the others."""
 
 import gc
 import subprocess

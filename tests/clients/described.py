@@ -52,7 +52,7 @@ def _fuzzed() -> Iterator[Addresses]:
 
 
 def schemathesis(at: Addresses) -> Done:
-    """As its command line does it, with nothing configured but how long it may take."""
+    """Run its command line on both addresses, with nothing set but the number of examples."""
     with _fuzzed() as at:
         for name, address in (("queries", at.http), ("management", at.admin)):
             _schemathesis(address, LEFT_OUT if address == at.admin else ())

@@ -78,7 +78,7 @@ def test_the_length_of_a_named_tensor(server: clipper.ClipperServer, deploy: Dep
 def test_the_length_of_strings(
     server: clipper.ClipperServer, deploy: Deploy, dtype: str, value: Any
 ) -> None:
-    """Of a string its bytes, of an array of them how many."""
+    """The length of a string is its bytes; that of an array of them is their number."""
     model = deploy(
         lambda x: np.zeros(len(x["s"])), inputs={"s": dtype}, batching={"cost": "length:s"}
     )

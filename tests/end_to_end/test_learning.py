@@ -204,8 +204,8 @@ def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
 
 @pytest.mark.parametrize("policy", ["exp4", "exp3", "linucb", "single"])
 def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
-    """Of all of it, lists and arrays, whether it is learned from in columns, in Python or not at
-    all."""
+    """All feedback is counted, of lists and arrays, whether it is learned from in columns, in
+    Python or not at all."""
     handle = app(
         *models[1:], slo_ms=5000, policy=policy, roles={models[2].name: "challenger(share=0.2)"}
     )

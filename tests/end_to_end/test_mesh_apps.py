@@ -57,7 +57,7 @@ def server(folder: str) -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture
 def own_server(folder: str) -> Iterator[clipper.ClipperServer]:
-    """For what makes threads at its first use."""
+    """A server for tests of parts that make threads at their first use."""
     with clipper.start(mesh=QUICK, drain_s=1.0, http="127.0.0.1:0") as started:
         registered(started, folder)
         yield started
@@ -243,7 +243,7 @@ def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
 def test_one_whose_record_goes_and_comes_back_is_asked_again(
     server: clipper.ClipperServer, folder: str
 ) -> None:
-    """As another node may do it, which does not know the application."""
+    """The record is changed as by another node, which does not know the application."""
     server.register_model("fickle", "models.py:one", key=folder, input="f64[3]")
     app = server.app("asks", models=["fickle", "here"], slo_ms=20_000)
     for _ in range(2):

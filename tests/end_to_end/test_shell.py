@@ -1,4 +1,4 @@
-"""What a person sees in a shell, of a real `clipper up`: bench, ps, top, logs, down."""
+"""Commands that a person uses beside a real `clipper up`: bench, ps, top, logs, down."""
 
 import contextlib
 import json

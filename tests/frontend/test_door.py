@@ -31,7 +31,7 @@ STRANGE = "Origin: http://elsewhere\r\n"
 
 
 def outputs(rows: Any) -> Any:
-    """Of every kind: whole numbers, text, arrays, with a confidence; and what is not plain."""
+    """Return outputs of every kind: numbers, text, arrays, confidences, and some not plain."""
     return [KINDS[int(row[0]) % len(KINDS)] for row in rows]
 
 

@@ -355,7 +355,7 @@ class Tensors:
 
     @cached_property
     def _indices(self) -> list[tuple[TensorSpec, tuple[slice, slice | int]]]:
-        """Where each tensor is in records of fixed sizes, seen as arrays of its type."""
+        """The place of each tensor in records of fixed sizes, seen as arrays of its type."""
         found: list[tuple[TensorSpec, tuple[slice, slice | int]]] = []
         for spec, offset in zip(self.specs, self._offsets, strict=True):
             at = offset // spec.numpy.itemsize

@@ -16,21 +16,21 @@ MODELS = ("forest", "svm")
 
 def story(*samples: tuple[float, float], events: tuple[LearningEvent, ...] = ()) -> Story:
     """samples: (time, share of the forest) each; one answer in ten is wrong."""
-    told = Story(("exp3", "stacking"), MODELS, events=list(events))
+    recorded = Story(("exp3", "stacking"), MODELS, events=list(events))
     for number, (at_s, share) in enumerate(samples):
         shares = {
             "exp3": {"forest": share, "svm": 1 - share},
             "stacking": {"forest": 0.5, "svm": 0.5},
         }
         counts = {"exp3": 10 * number, "stacking": 20 * number}
-        told.samples.append(Sample(at_s, shares, counts, {"exp3": number, "stacking": 0}))
-    return told
+        recorded.samples.append(Sample(at_s, shares, counts, {"exp3": number, "stacking": 0}))
+    return recorded
 
 
-def shown(told: Story, now_s: float, width: int = 80) -> list[str]:
+def shown(recorded: Story, now_s: float, width: int = 80) -> list[str]:
     console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(plot.shares_plot(told, now_s))
+        console.print(plot.shares_plot(recorded, now_s))
     return console.export_text().splitlines()
 
 
@@ -55,31 +55,31 @@ def test_a_column_is_never_lower_than_that_of_a_smaller_value(rows: int) -> None
 
 
 def test_history_is_the_last_sample_of_each_moment() -> None:
-    told = story((0.0, 0.1), (10.0, 0.9))
-    assert plot.history(told, "exp3", "forest", 26.0, 26) == [0.1] * 9 + [0.9] * 17
-    assert plot.history(told, "exp3", "forest", 10.0, 26) == [0.0] * 15 + [0.1] * 10 + [0.9]
+    recorded = story((0.0, 0.1), (10.0, 0.9))
+    assert plot.history(recorded, "exp3", "forest", 26.0, 26) == [0.1] * 9 + [0.9] * 17
+    assert plot.history(recorded, "exp3", "forest", 10.0, 26) == [0.0] * 15 + [0.1] * 10 + [0.9]
     assert plot.history(Story(("exp3",), MODELS), "exp3", "svm", 5.0, 4) == [0.0] * 4
 
 
 def test_marks_stand_where_it_happened_and_leave_with_the_time() -> None:
-    told = story(
+    recorded = story(
         (0.0, 0.5),
         events=(
             LearningEvent(5.0, "svm gives wrong labels", "svm", "d"),
             LearningEvent(25.5, "killed", "svm", "k"),
         ),
     )
-    assert plot.marks(told, 26.0, 26) == " " * 4 + "d" + " " * 20 + "k"
-    assert plot.marks(told, 40.0, 26) == " " * 11 + "k" + " " * 14
-    assert plot.marks(told, 99.0, 26).strip() == ""
+    assert plot.marks(recorded, 26.0, 26) == " " * 4 + "d" + " " * 20 + "k"
+    assert plot.marks(recorded, 40.0, 26) == " " * 11 + "k" + " " * 14
+    assert plot.marks(recorded, 99.0, 26).strip() == ""
 
 
 def test_the_plot_fits_a_small_terminal_and_says_all() -> None:
-    told = story(
+    recorded = story(
         *((float(i), i / 30) for i in range(31)),
         events=(LearningEvent(20.0, "svm gives wrong labels", "svm", "d"),),
     )
-    lines = shown(told, 30.0)
+    lines = shown(recorded, 30.0)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 1 + 2 * len(MODELS) + 4
     assert "exp3 picks a model to 100%" in " ".join(lines[0].split())
@@ -105,13 +105,13 @@ def test_a_line_for_a_log() -> None:
 
 
 def test_errors_of_late_and_in_all() -> None:
-    told = story(*((float(i), 0.5) for i in range(20)))
-    last = told.samples[-1]
-    told.samples.append(
+    recorded = story(*((float(i), 0.5) for i in range(20)))
+    last = recorded.samples[-1]
+    recorded.samples.append(
         Sample(20.0, last.shares, {"exp3": 290, "stacking": 400}, {"exp3": 69, "stacking": 0})
     )
-    assert told.whole_error("exp3") == 69 / 290
-    assert told.recent_error("exp3") == (69 - 15) / (290 - 150)
+    assert recorded.whole_error("exp3") == 69 / 290
+    assert recorded.recent_error("exp3") == (69 - 15) / (290 - 150)
 
 
 def test_the_picture(tmp_path: Path) -> None:
