@@ -627,7 +627,8 @@ cdef class Model:
         cdef Value value
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
             return self._evaluate(row, nbytes, &key, salt, slo_us,
-                                  self._cost(_keep, row, nbytes), finish, extra)
+                                  0 if self.cost is None else self._cost(_keep, row, nbytes),
+                                  finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
             self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
                                                  self._cost(_keep, row, nbytes), None, None),
