@@ -10,10 +10,12 @@ import argparse
 import gc
 import logging
 import multiprocessing
+import signal
 import time
 from pathlib import Path
 
 from bench.node_simulator.plans import churning, planned, rare, shown
+from bench.paper.runs import exit_on_sigterm
 
 KINDS = {"plain": planned, "rare": rare, "churning": churning}
 REPORT_EACH = 50  # worlds
@@ -50,7 +52,8 @@ def main() -> None:
         if f"{kind} {seed}" not in known
     ]
     began_s, failed = time.monotonic(), 0
-    pools = multiprocessing.Pool(asked.jobs, maxtasksperchild=REPORT_EACH)
+    default = signal.SIGTERM, signal.SIG_DFL
+    pools = multiprocessing.Pool(asked.jobs, signal.signal, default, REPORT_EACH)
     with asked.out.open("a", buffering=1) as out, pools as pool:
         for count, (name, why) in enumerate(pool.imap_unordered(run, todo), 1):
             out.write(f"{name} {why}".rstrip() + "\n")
@@ -67,4 +70,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     main()

@@ -75,7 +75,7 @@ class Laws:
         """Note that the store has other records now, and check what `lost` says."""
         self.disturbed()
         world = self._world
-        self._models, self._vmodels = world.models(), world.vmodels()
+        self._models, self._vmodels = {**world.models()}, {**world.vmodels()}
         self._due.clear()
         for one, (epochs, before) in self._held.items():
             if one.node is None or one.life.over or one.leaving:
@@ -327,8 +327,12 @@ class Laws:
     def rate(self, model: MeshModel, seconds: float = 0.0) -> float:
         """Return the queries a minute, over three rounds of rates."""
         window_s = seconds or 3 * self._world.plan.settings.rate_s
-        asked, now = self._asked.get(model.id, ()), self._world.loop.time()
-        return sum(now - at < window_s for at in asked) * 60 / window_s
+        count, now = 0, self._world.loop.time()
+        for at in reversed(self._asked.get(model.id, ())):
+            if now - at >= window_s:
+                break
+            count += 1
+        return count * 60 / window_s
 
     # -- looked at each second
 
@@ -342,57 +346,63 @@ class Laws:
             self._look_at_nodes()
         world.loop.call_later(LOOK_S, self._look)
 
-    def _hold(self, law: str, whom: str, holds: bool, within_s: float, what: str) -> None:
+    def _hold(
+        self, law: str, whom: str, holds: bool, within_s: float, what: str, *values: object
+    ) -> None:
         if holds:
             self._due.pop((law, whom), None)
             return
         self._due[law, whom] += 1
-        self._world.check(
-            self._due[law, whom] * LOOK_S <= within_s,
-            f"{what} for {self._due[law, whom] * LOOK_S:g} s",
-        )
+        since_s = self._due[law, whom] * LOOK_S
+        if since_s > within_s:
+            self._world.check(False, f"{what.format(*values)} for {since_s:g} s")
 
     def _look_at_models(self) -> None:
-        world, settings, now_ms = self._world, self._world.plan.settings, self._world.now_ms
+        world, settings = self._world, self._world.plan.settings
         instances = world.instances()
         round_s = ROUNDS * settings.reaper_s + 2 * settings.lease_s + 2
         for id, model in world.models().items():
             gone = [i for i in model.copies if i not in instances]
-            what = f"{id} is said to be in {gone}, which are gone,"
-            self._hold("dead", id, not gone, round_s, what)
-            stale = [
-                i
-                for i, f in model.failures.items()
-                if now_ms - f.time_ms > 1000 * settings.failure_s
-            ]
-            what = f"failures of {id} in {stale} are kept"
-            self._hold("failures", id, not stale, round_s, what)
-            blamed = sum(
-                now_ms - f.time_ms < 1000 * settings.failure_s
-                and (f.fault, f.crashed) == ("artifact", False)
-                for f in model.failures.values()
-            )
-            world.check(
-                blamed < ARTIFACT_FAILURES, f"{blamed} nodes have tried {id}, which has failed"
-            )
-            loaded = [i for i, c in model.copies.items() if c.loaded_ms and i in instances]
-            others = [i for i in instances.values() if i.id not in loaded and not i.stopping]
+            what = "{} is said to be in {}, which are gone,"
+            self._hold("dead", id, not gone, round_s, what, id, gone)
+            self._look_at_failures(model, round_s)
             rate = self.rate(model)
-            enough = rate < HOT * settings.rate_per_copy or len(loaded) != 1 or not others
-            what = f"{id} has one copy at {rate:.0f} queries a minute"
-            self._hold("rate", id, enough, 10 * settings.rate_s, what)
-            alive = [i for i in model.copies if i in instances]
-            room = [
-                i.id
-                for i in instances.values()
-                if i.id not in alive
-                and not i.stopping
-                and i.free_bytes > max(2 * world.size_of(id), ROOM * i.capacity_bytes)
-            ]
-            kept = len(alive) >= model.policy.copies_min or not room or bool(model.failures)
-            what = f"{id} has {len(alive)} of {model.policy.copies_min} copies"
+            enough = rate < HOT * settings.rate_per_copy or not self._has_one_copy(model)
+            what = "{} has one copy at {:.0f} queries a minute"
+            self._hold("rate", id, enough, 10 * settings.rate_s, what, id, rate)
+            alive, least = len(model.copies) - len(gone), model.policy.copies_min
+            kept = alive >= least or bool(model.failures) or not self._has_room(model)
             within_s = (1 + ROUNDS) * settings.reaper_s + 2 * settings.lease_s
-            self._hold("policy", id, kept, within_s, what)
+            self._hold("policy", id, kept, within_s, "{} has {} of {} copies", id, alive, least)
+
+    def _look_at_failures(self, model: MeshModel, round_s: float) -> None:
+        id, now_ms = model.id, self._world.now_ms
+        failure_ms = 1000 * self._world.plan.settings.failure_s
+        stale = [i for i, f in model.failures.items() if now_ms - f.time_ms > failure_ms]
+        self._hold("failures", id, not stale, round_s, "failures of {} in {} are kept", id, stale)
+        blamed = sum(
+            now_ms - f.time_ms < failure_ms and (f.fault, f.crashed) == ("artifact", False)
+            for f in model.failures.values()
+        )
+        what = f"{blamed} nodes have tried {id}, which has failed"
+        self._world.check(blamed < ARTIFACT_FAILURES, what)
+
+    def _has_one_copy(self, model: MeshModel) -> bool:
+        """Return whether one live node has it loaded, and others could."""
+        instances = self._world.instances()
+        loaded = [i for i, c in model.copies.items() if c.loaded_ms and i in instances]
+        others = [i for i in instances.values() if i.id not in loaded and not i.stopping]
+        return len(loaded) == 1 and bool(others)
+
+    def _has_room(self, model: MeshModel) -> bool:
+        """Return whether a node without a copy has much memory for it."""
+        size = self._world.size_of(model.id)
+        return any(
+            i.id not in model.copies
+            and not i.stopping
+            and i.free_bytes > max(2 * size, ROOM * i.capacity_bytes)
+            for i in self._world.instances().values()
+        )
 
     def _look_at_names(self) -> None:
         world = self._world
@@ -400,8 +410,8 @@ class Laws:
             ready = vmodel.active == vmodel.target or vmodel.failed or vmodel.share
             whom = f"{vmodel.id} {vmodel.target}"
             within_s = SWITCH_LOADS * world.plan.settings.load_s
-            what = f"{vmodel.id} is on its way to {vmodel.target}"
-            self._hold("switch", whom, bool(ready), within_s, what)
+            what = "{} is on its way to {}"
+            self._hold("switch", whom, bool(ready), within_s, what, vmodel.id, vmodel.target)
 
     def _look_at_nodes(self) -> None:
         world, settings = self._world, self._world.plan.settings
@@ -414,17 +424,18 @@ class Laws:
             if not self._recent(CALM_S):
                 here = {held for host in world.nodes[id].hosts for held in host.resident}
                 loading = node.joined.loader.is_loading
-                missed = [m.id for m in models if id in m.loaded and m.id not in here]
+                said = [m for m in models if id in m.copies and m.id not in here]
+                missed = [m.id for m in said if m.copies[id].loaded_ms]
                 for model in missed:
-                    what = f"{model} is said to be loaded in {id}, where it is not,"
-                    self._hold("held", f"{id} {model}", loading(model), MISSED_S, what)
+                    what, whom = "{} is said to be loaded in {}, where it is not,", f"{id} {model}"
+                    self._hold("held", whom, loading(model), MISSED_S, what, model, id)
                 for law, whom in [key for key in self._due if key[0] == "held"]:
                     if whom.startswith(f"{id} ") and whom.partition(" ")[2] not in missed:
                         del self._due[law, whom]
             differs = abs(told.used_bytes - node.joined.loader.cache.used_bytes)
             known = differs < SEEN_WRONG * max(told.capacity_bytes, 1)
-            what = f"the record of {id} is wrong by {differs} bytes"
-            self._hold("record", id, known, 20 * settings.publish_s, what)
+            what = "the record of {} is wrong by {} bytes"
+            self._hold("record", id, known, 20 * settings.publish_s, what, id, differs)
 
     # -- at the end
 

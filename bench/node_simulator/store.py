@@ -36,9 +36,11 @@ class StoreServer(MemoryStore):
         self.written: Callable[[Life | None, Sequence[Op], int], None] = lambda *_: None
 
         self.watches: dict[_ClientWatch, None] = {}
+        self.changes = 0  # of the content so far
 
     def _commit(self, revision: int) -> None:
         super()._commit(revision)
+        self.changes += 1
         keys = []
         for event in reversed(self._events):
             if event.revision != revision:
@@ -72,6 +74,7 @@ class StoreServer(MemoryStore):
             if not record.lease or record.lease in self._leases
         }
         self._keys, self._revision = sorted(self._records), copy.revision
+        self.changes += 1
         self._events.clear()
         self._forgotten = self._revision
         for id, one in self._leases.items():

@@ -1,17 +1,19 @@
 """Virtual time: an event loop whose clock jumps, and threads of which one runs at a time.
 
 The loop never waits: when nothing is ready, its clock jumps to the next timer. A virtual thread is
-a thread of the system that runs only while the loop waits for it, from one wait to the next, so the
-order of everything follows from the timers alone. What a killed life has started never runs again.
+a greenlet that runs only while the loop waits for it, from one wait to the next, so the order of
+everything follows from the timers alone. What a killed life has started never runs again.
 """
 
 import asyncio
 import contextvars
-import threading
+import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
+
+from greenlet import getcurrent, greenlet
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.background_tasks import BackgroundTasks
@@ -20,6 +22,8 @@ from clipper.mesh.node_loop import STORE_THREADS
 P = ParamSpec("P")
 T = TypeVar("T")
 WALL_START_MS = 1_700_000_000_000
+RESOLUTION_S: Final = 1e-9  # of the clock: timers that are so close are due together
+CANCELLED_MIN: Final = 100  # timers, of which most are cancelled before these are dropped
 
 
 class Life:
@@ -41,31 +45,40 @@ class Life:
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 
-class _NoSelector:
-    """Selects nothing, and lets time pass instead."""
+class Call:
+    """A call that a loop has to make: an `asyncio.TimerHandle`, as far as asyncio uses one."""
 
-    def __init__(self, loop: "VirtualLoop") -> None:
-        self._loop = loop
+    __slots__ = ("_loop", "args", "callback", "context", "is_cancelled", "is_timer")
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            self._loop.stop()  # nothing will ever happen
-        elif timeout > 0:
-            self._loop.jump(timeout)
-        return []
+    def __init__(
+        self, loop: "VirtualLoop", callback: Any, args: tuple[Any, ...], context: Any
+    ) -> None:
+        self._loop, self.callback, self.args = loop, callback, args
+        self.context = contextvars.copy_context() if context is None else context
+        self.is_cancelled = self.is_timer = False
 
-    def close(self) -> None:
-        pass
+    def __lt__(self, other: "Call") -> bool:
+        """Return False: calls of one time have no order."""
+        return False
+
+    def cancel(self) -> None:
+        """Do not make the call."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._loop.cancelled_timers += self.is_timer
+            self.callback, self.args = None, ()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop on virtual time."""
+    """An event loop on virtual time. It makes calls in the order of asyncio's own loops."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
         self._until_s = 0.0
-        self._selector = _NoSelector(self)
+        self._soon: deque[Call] = deque()
+        self._timers: list[tuple[float, Call]] = []
+        self.cancelled_timers = 0
         self.errors: list[str] = []
         self.set_task_factory(self._new_task)
         self.set_exception_handler(lambda _, context: self.errors.append(repr(context)))
@@ -73,47 +86,101 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def jump(self, seconds: float) -> None:
-        """Let time pass, at most to the end of `advance`."""
-        if self._now_s + seconds > self._until_s:
-            self._now_s = self._until_s
-            self.stop()
-        else:
-            scheduled = self._scheduled  # type: ignore[attr-defined]
-            self._now_s = max(self._now_s, scheduled[0]._when) if scheduled else self._until_s
-
     def advance(self, seconds: float) -> None:
         """Run what happens in the next seconds."""
         self._until_s = self._now_s + seconds
         self.call_at(self._until_s, self.stop)
         self.run_forever()
 
+    def close(self) -> None:
+        self._soon.clear()
+        self._timers.clear()
+        super().close()
+
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
-    ) -> Any:
-        handle = super().call_soon(callback, *args, context=context)
-        return self._alive(handle)
+    ) -> Call:
+        call = Call(self, callback, args, context)
+        self._soon.append(call)
+        life = call.context.get(LIFE)
+        if life is not None and life.over:
+            call.cancel()
+        return call
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> Any:
-        handle = super().call_at(when, callback, *args, context=context)
-        return self._alive(handle)
-
-    def _alive(self, handle: Any) -> Any:
-        life = handle._context.get(LIFE)
+    ) -> Call:
+        call = Call(self, callback, args, context)
+        call.is_timer = True
+        heapq.heappush(self._timers, (when, call))
+        life = call.context.get(LIFE)
         if life is not None and life.over:
-            handle.cancel()
-        return handle
+            call.cancel()
+        return call
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> Call:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        """Make calls until the loop is to stop."""
+        soon = self._soon
+        while not self._stopping:  # type: ignore[attr-defined]
+            self._drop_cancelled()
+            timers = self._timers
+            if not soon and not self._jump():
+                self.stop()
+            due_s = self._now_s + RESOLUTION_S
+            while timers and timers[0][0] < due_s:
+                call = heapq.heappop(timers)[1]
+                call.is_timer = False
+                soon.append(call)
+            for _ in range(len(soon)):
+                call = soon.popleft()
+                if call.is_cancelled:
+                    continue
+                try:
+                    call.context.run(call.callback, *call.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    what = {"message": f"{call.callback} has failed", "exception": error}
+                    self.call_exception_handler(what)
+
+    def _jump(self) -> bool:
+        """Let time pass to the next timer, at most to the end of `advance` (False)."""
+        if not self._timers:
+            return False
+        when_s = self._timers[0][0]
+        if self._now_s + (when_s - self._now_s) > self._until_s:
+            self._now_s = self._until_s
+            return False
+        self._now_s = max(self._now_s, when_s)
+        return True
+
+    def _drop_cancelled(self) -> None:
+        """Drop cancelled timers, as asyncio's loops do: the order of timers of one time, which is
+        that of the heap, follows from it.
+        """
+        timers = self._timers
+        if self.cancelled_timers > len(timers) / 2 and len(timers) > CANCELLED_MIN:
+            self._timers = [entry for entry in timers if not entry[1].is_cancelled]
+            heapq.heapify(self._timers)
+            self.cancelled_timers = 0
+        else:
+            while timers and timers[0][1].is_cancelled:
+                heapq.heappop(timers)
+                self.cancelled_timers -= 1
 
     def end(self, life: Life) -> None:
         """End a life at once: nothing that it has started runs any more."""
         life.over = True
-        for handle in (*self._ready, *self._scheduled):  # type: ignore[attr-defined]
-            if handle._context is not None and handle._context.get(LIFE) is life:
-                handle.cancel()
+        for call in (*self._soon, *(call for _, call in self._timers)):
+            if call.context.get(LIFE) is life:
+                call.cancel()
 
     def _new_task(self, loop: Any, work: Any, context: Any = None) -> "asyncio.Task[Any]":
         task = asyncio.Task(work, loop=loop, context=context)
@@ -122,12 +189,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             life.tasks[task] = None
             task.add_done_callback(lambda one: life.tasks.pop(one, None))
         return task
-
-    def _process_events(self, events: Any) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        pass
 
 
 class ThreadEnded(BaseException):
@@ -141,8 +202,7 @@ class VirtualThread:
         self._threads, self._target = threads, target
         self.life = LIFE.get()
         self._context = contextvars.copy_context()
-        self.go = threading.Lock()
-        self.go.acquire()
+        self.greenlet = greenlet(self._run, threads.greenlet)
         self.turn = 0  # grows with each wait
         self.woken = False
         self.done = False
@@ -152,8 +212,8 @@ class VirtualThread:
     def over(self) -> bool:
         return self._threads.closed or (self.life is not None and self.life.over)
 
-    def run(self) -> None:
-        """Run to the end, on a thread of the system."""
+    def _run(self) -> None:
+        """Run to the end, as a greenlet."""
         try:
             if not self.over:
                 self._context.run(self._target)
@@ -176,47 +236,17 @@ class VirtualThread:
             self._threads.wait(None)
 
 
-class _Worker:
-    """A thread of the system that runs one virtual thread after another."""
-
-    def __init__(self, threads: "VirtualThreads") -> None:
-        self._threads = threads
-        self.job: VirtualThread | None = None
-        self.start = threading.Lock()
-        self.start.acquire()
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self.start.acquire()
-            job = self.job
-            if job is None:
-                return
-            self._threads.running = job
-            job.run()
-            self.job = None
-            self._threads.idle.append(self)
-            self._threads.back.release()
-
-
 class VirtualThreads:
     """Virtual threads on a loop: `clipper.store.threads.Threads`."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-        self.back = threading.Lock()
-        self.back.acquire()
-        self.idle: list[_Worker] = []
-        self._workers: list[_Worker] = []
+        self.loop, self.greenlet = loop, getcurrent()
+        self.now_s = loop.time
         self._parked: set[VirtualThread] = set()
         self.running: VirtualThread | None = None
         self.closed = False
 
     # -- clipper.store.threads.Threads
-
-    def now_s(self) -> float:
-        return self.loop.time()
 
     def event(self) -> "VirtualEvent":
         return VirtualEvent(self)
@@ -226,7 +256,7 @@ class VirtualThreads:
 
     def start(self, target: Callable[[], None], name: str = "") -> VirtualThread:
         thread = VirtualThread(self, target)
-        self.loop.call_soon(self._begin, thread)
+        self.loop.call_soon(self._switch, thread)
         return thread
 
     def is_current(self, thread: Any) -> bool:
@@ -239,20 +269,16 @@ class VirtualThreads:
             raise RuntimeError("only a virtual thread may wait")
         return self.running
 
-    def _begin(self, thread: VirtualThread) -> None:
-        if self.idle:
-            worker = self.idle.pop()
-        else:
-            worker = _Worker(self)
-            self._workers.append(worker)
-        worker.job = thread
-        self._switch(thread, worker.start)
-
-    def _switch(self, thread: VirtualThread, lock: threading.Lock) -> None:
+    def _switch(self, thread: VirtualThread) -> None:
+        """Let a thread run to its next wait. It has no event loop, as a thread of the system."""
         known, self.running = self.running, thread
-        lock.release()
-        self.back.acquire()
-        self.running = known
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            thread.greenlet.switch()
+        finally:
+            asyncio._set_running_loop(loop)
+            self.running = known
 
     def wait(self, timeout_s: float | None) -> bool:
         """Let others run until this thread is woken, or the time is over (False)."""
@@ -264,8 +290,7 @@ class VirtualThreads:
         if timeout_s is not None:
             self.loop.call_later(max(timeout_s, 0.0), self._resume, thread, thread.turn, False)
         self._parked.add(thread)
-        self.back.release()
-        thread.go.acquire()
+        self.greenlet.switch()
         if thread.over:
             raise ThreadEnded
         return thread.woken
@@ -278,7 +303,7 @@ class VirtualThreads:
         if thread in self._parked and thread.turn == turn and not thread.over:
             self._parked.discard(thread)
             thread.woken = woken
-            self._switch(thread, thread.go)
+            self._switch(thread)
 
     def sleep(self, seconds: float) -> None:
         """Wait, in a virtual thread; elsewhere return at once."""
@@ -292,12 +317,7 @@ class VirtualThreads:
         self.closed = True
         while self._parked:
             thread = self._parked.pop()
-            self._switch(thread, thread.go)
-        for worker in self._workers:
-            worker.job = None
-            worker.start.release()
-        for worker in self._workers:
-            worker.thread.join(5)
+            self._switch(thread)
 
 
 class VirtualCondition:

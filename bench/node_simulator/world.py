@@ -34,6 +34,7 @@ from clipper.mesh.node.node import MeshNode
 from clipper.mesh.node.platform import NodePlatform
 from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel, Policy, VModel
 from clipper.settings.mesh import MeshSettings
+from clipper.store import Record
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,8 @@ class World:
         self.refused: Counter[str] = Counter()
         self._sizes: dict[str, int] = {}
         self._lives: list[Life] = []
-        self._records: dict[str, tuple[int, Any]] = {}
+        self._records: dict[str, tuple[Record, Any]] = {}
+        self._read: dict[str, tuple[int, dict[str, Any]]] = {}
         weights = [(n + 1) ** -plan.alpha for n in range(plan.models)]
         self._demand = [sum(weights[: n + 1]) for n in range(plan.models)]
         self._clock = wall_clock(self._wall_ns)
@@ -168,9 +170,9 @@ class World:
     # -- time
 
     def _wall_ns(self) -> int:
-        life = LIFE.get()
-        ahead_ms = life.ahead_ms(self.loop.time()) if life is not None else 0
-        return int(self.loop.time() * 1e9) + (WALL_START_MS + ahead_ms) * 1_000_000
+        life, now_s = LIFE.get(), self.loop.time()
+        ahead_ms = life.ahead_ms(now_s) if life is not None else 0
+        return int(now_s * 1e9) + (WALL_START_MS + ahead_ms) * 1_000_000
 
     @property
     def now_ms(self) -> int:
@@ -235,13 +237,19 @@ class World:
         return self._decoded(INSTANCES, Instance)
 
     def _decoded(self, prefix: str, kind: Any) -> dict[str, Any]:
+        """Return the records under a prefix as they are now, which must not be changed."""
+        _ = self.store.revision  # a call, which ends the leases that are over
+        changes, found = self._read.get(prefix, (-1, {}))
+        if changes == self.store.changes:
+            return found
         found = {}
         for record in self.store.range(prefix)[0]:
             known = self._records.get(record.key)
-            if known is None or known[0] != record.revision:
+            if known is None or known[0] is not record:
                 value = msgspec.json.decode(record.value, type=kind)
-                known = self._records[record.key] = record.revision, value
+                known = self._records[record.key] = record, value
             found[record.key[len(prefix) :]] = known[1]
+        self._read[prefix] = self.store.changes, found
         return found
 
     # -- nodes

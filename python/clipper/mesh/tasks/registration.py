@@ -47,6 +47,7 @@ class Registration:
         self._settings, self._registry, self._loader = settings, registry, loader
         self._usage, self._election, self._loop = usage, election, loop
         self._addresses, self._started_ms, self._network = addresses, started_ms, network
+        self._host = socket.gethostname()
         self._published: tuple[Instance, int] | None = None  # the record, and when it was written
 
     @property
@@ -63,7 +64,7 @@ class Registration:
             loader.number,
             advertised(peers, settings.advertise),
             advertised(address, settings.advertise),
-            host=socket.gethostname(),
+            host=self._host,
             labels=settings.labels,
             types=loader.types,
             zone=settings.zone,
