@@ -9,6 +9,7 @@ import pytest
 
 from clipper_core.cache.clock_cache import Similarity, difference
 from clipper_core.runtime.status import StatusError
+from tests.memory import resident_bytes
 
 World = Any  # tests/core/conftest.py
 MASK = 2**64 - 1
@@ -179,6 +180,21 @@ def test_a_check_without_an_answer_counts_for_nothing_and_few_wait(world: World)
     world.step(model.slo_us + 1000)
     assert model.similar.stats() == {"hits": 50, "checked": 0, "disagreed": 0, "worst": 0.0}
     assert world.engine.completion.issued == world.engine.completion.answered
+
+
+def test_a_cost_function_that_raises_in_a_check_keeps_no_output(world: World) -> None:
+    def cost(_: Any) -> float:
+        raise ValueError("no cost today")
+
+    model = world.model("f32", (4,), similar=Similarity(1.0, 8, check_share=1.0), cost=cost)
+    before = resident_bytes()
+    for i in range(8000):  # a hundredth of the cache each: the next ones replace it
+        row = np.full(4, 100 * i, "f4")
+        model.put(row, b"x" * 10_000)
+        assert model.cached(row)[0]
+        with pytest.raises(StatusError, match="no cost today"):
+            model.predict(row)
+    assert resident_bytes() - before < 64 << 20
 
 
 def test_a_model_of_other_rows_refuses_and_one_of_any_type_settles(world: World) -> None:

@@ -630,9 +630,13 @@ cdef class Model:
                                   0 if self.cost is None else self._cost(_keep, row, nbytes),
                                   finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
-            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
-                                                 self._cost(_keep, row, nbytes), None, None),
-                                  value_object(&value))
+            try:
+                self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us,
+                                                     self._cost(_keep, row, nbytes), None, None),
+                                      value_object(&value))
+            except BaseException:           # of the cost function
+                value_drop(&value)
+                raise
         return future_at_once(self.engine.completion, OK, &value, finish, extra)
 
     @cython.binding(False)
