@@ -3,13 +3,21 @@ runs beside what."""
 
 from __future__ import annotations
 
+import gc
 import textwrap
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clipper_container.host.model_cache import CachedModel, ModelCache
+from clipper_container.host.server_connections import ServerConnections
+from clipper_container.host.timers import Timers
+from clipper_container.host.work_record import WorkRecord
+from clipper_container.model import as_model
+from clipper_container.runtime import Artifact, Loaded, Runtime
 from container_sdk.tests import fake_server as fake
 from container_sdk.tests.fake_node import Refused
 from container_sdk.tests.test_host import answer, hosting, listening, load, serve
@@ -249,6 +257,34 @@ def test_unload_waits_for_the_batch_in_hand(node, listener) -> None:
     peer.close()
     assert node.end(n) == {}
     assert log(node) == ["load a", "unload a"]
+
+
+def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
+    """A host loads hundreds of models a second; to collect their remains would stop all threads."""
+
+    class Plain(Runtime):
+        types = ("plain",)
+
+        def load(self, artifact: Artifact) -> Loaded:
+            return Loaded(as_model(len), 1)
+
+    timers = Timers()
+    connections = ServerConnections(timers, lambda *_: None)
+    cache = ModelCache([Plain()], connections, timers, 1 << 30, 1, WorkRecord())
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(20):
+            unloads = [cache.unload(f"m{i - 1}")]
+            assert cache.load_after(unloads, Artifact(f"m{i}", "plain"), 5.0).result(5)
+        del unloads
+        kept = [type(one) for one in gc.get_objects() if isinstance(one, (CachedModel, Future))]
+    finally:
+        gc.enable()
+        cache.close()
+        timers.close()
+    assert kept.count(CachedModel) <= 2  # the last, and one in the loader's hands
+    assert kept.count(Future) < 20
 
 
 def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from clipper_container.artifacts import (
 from clipper_container.host.model_cache import (
     OVERRUNS_MAX,
     UNLOAD_S,
-    CachedModel,
     ModelCache,
     RequestFailed,
 )
@@ -269,8 +268,7 @@ class ModelHost:
             self._refuse(n, error)
             return
         found = future.result()
-        reply = found.describe() if isinstance(found, CachedModel) else found
-        self._channel.send({"n": n, "ok": True, **(reply if isinstance(reply, dict) else {})})
+        self._channel.send({"n": n, "ok": True, **(found if isinstance(found, dict) else {})})
 
     def _refuse(self, n: object, error: BaseException) -> None:
         whose = error.whose if isinstance(error, RequestFailed) else "host"
@@ -294,7 +292,7 @@ class ModelHost:
             "resident": [] if request.number("brief") else found,
         }
 
-    def _load(self, request: ControlRequest) -> Future[CachedModel]:
+    def _load(self, request: ControlRequest) -> Future[dict[str, object]]:
         """Unload the models of `evict`, then load the model."""
         timeout_s = request.number("timeout_ms") / 1000 or self._load_s
         artifact, evict = request.artifact(), request.names("evict")

@@ -72,7 +72,7 @@ class CachedModel:
     runtime: Runtime
     timeout_s: float
     phase: Phase = Phase.LOADING
-    answer: Future[CachedModel] = field(default_factory=Future)
+    answer: Future[dict[str, object]] = field(default_factory=Future)  # the description
     settled: bool = False  # it has loaded, failed, or overrun its time
     given_up: bool = False
     loaded: Loaded | None = None
@@ -190,8 +190,8 @@ class ModelCache:
 
     # -- loading
 
-    def load(self, artifact: Artifact, timeout_s: float) -> Future[CachedModel]:
-        """Load a model. The future fails with RequestFailed.
+    def load(self, artifact: Artifact, timeout_s: float) -> Future[dict[str, object]]:
+        """Load a model; the result is its description. The future fails with RequestFailed.
 
         A second load of the same artifact gets the same future. A load of a model that is being
         unloaded starts afterwards.
@@ -204,7 +204,7 @@ class ModelCache:
                 self._queue.put(entry)
                 return entry.answer
         if there.phase is Phase.LEAVING:
-            answer: Future[CachedModel] = Future()
+            answer: Future[dict[str, object]] = Future()
             there.gone.add_done_callback(lambda _: relay(self.load(artifact, timeout_s), answer))
             return answer
         if (there.artifact.type, there.artifact.path, there.artifact.key) != (
@@ -221,9 +221,9 @@ class ModelCache:
 
     def load_after(
         self, unloads: list[Future[None]], artifact: Artifact, timeout_s: float
-    ) -> Future[CachedModel]:
+    ) -> Future[dict[str, object]]:
         """Load a model once others are unloaded, or could not be; see `load`."""
-        answer: Future[CachedModel] = Future()
+        answer: Future[dict[str, object]] = Future()
         left, lock = [len(unloads)], threading.Lock()
 
         def unloaded(_: object) -> None:
@@ -319,6 +319,7 @@ class ModelCache:
         served: Model | None = None,
     ) -> None:
         """Finish a load that succeeded or failed. served: the model as batches call it."""
+        description: dict[str, object] | None = None
         with self._lock:
             if not entry.settled:
                 entry.settled = True
@@ -328,8 +329,9 @@ class ModelCache:
                         served or loaded.model, entry.artifact.model, work=self._work
                     )
                     entry.phase = Phase.LOADED
-        if entry.phase is Phase.LOADED:
-            entry.answer.set_result(entry)
+                    description = entry.describe()
+        if description is not None:
+            entry.answer.set_result(description)
             return
         if loaded is not None:
             entry.runtime.unload(entry.artifact, loaded)

@@ -38,10 +38,10 @@ _T = TypeVar("_T")
 def relay(source: Future[_T], target: Future[_T]) -> None:
     """Copy the outcome of one future to another."""
 
-    def done(_: Future[_T]) -> None:
-        error = source.exception()
+    def done(ended: Future[_T]) -> None:  # does not refer to `source`, which refers to it
+        error = ended.exception()
         if error is None:
-            target.set_result(source.result())
+            target.set_result(ended.result())
         else:
             target.set_exception(error)
 
