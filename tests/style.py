@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +98,12 @@ def files(*roots: Path) -> Iterator[Path]:
                 yield path
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which nobody changes."""
+    return ast.parse(path.read_text())
+
+
 def definitions(tree: ast.Module) -> Iterator[tuple[ast.AST, str, bool]]:
     """Yield each module, class and function with its name, and whether it is public."""
     yield tree, "module", True
@@ -147,13 +154,16 @@ def statements(tree: ast.Module) -> int:
     )
 
 
-def findings(path: Path) -> Iterator[tuple[str, int, str]]:
+@cache
+def findings(path: Path) -> list[tuple[str, int, str]]:
     """(rule, line, what) for one file. Rules that end in a # are plain counts."""
-    text = path.read_text()
-    tree = ast.parse(text)
+    return list(_findings(path, parsed(path)))
+
+
+def _findings(path: Path, tree: ast.Module) -> Iterator[tuple[str, int, str]]:
     yield from (
         ("long line", n, line.strip()[:60])
-        for n, line in enumerate(text.splitlines(), 1)
+        for n, line in enumerate(path.read_text().splitlines(), 1)
         if len(line) > 100
     )
     yield from (("statement#", 0, "") for _ in range(statements(tree)))
@@ -189,11 +199,12 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "coined name", node.lineno, f"{named(node)}: {word} -> {COINED[word]}"  # type: ignore[attr-defined]
 
 
+@cache
 def classes() -> dict[str, list[str]]:
     """Return where each class of the product is defined, by name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in files(*PRODUCT):
-        for node, name, _ in definitions(ast.parse(path.read_text())):
+        for node, name, _ in definitions(parsed(path)):
             if isinstance(node, ast.ClassDef) and "." not in name:
                 found[name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     return found

@@ -14,6 +14,8 @@ from typing import Any, get_args
 import click
 import pytest
 
+from tests.style import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [
     *sorted((ROOT / "python" / "clipper").rglob("*.py")),
@@ -150,11 +152,6 @@ def test_examples_of_the_help_exist() -> None:
 
 
 # -- texts of the code
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.memory_container import wait_until
-from tests.run import HEAVY, RERUN_MAX, Room, descendants, plan, split_arguments
+from tests.run import HEAVY, IDLE_THREADS, RERUN_MAX, Room, descendants, plan, split_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +29,12 @@ ROOMS = {
     "skip/test_skip.py": (
         "import pytest\n@pytest.mark.parametrize('i', [1, 2])\ndef test_no(i): pytest.skip('no such"
         " server')\n"
+    ),
+    "environment/test_environment.py": (
+        "import os\ndef test_threads_sleep_pages_are_small_and_compiled_modules_are_kept():\n"
+        f"    assert {IDLE_THREADS!r}.items() <= os.environ.items()\n"
+        "    assert 'THP_enabled:\\t0' in open('/proc/self/status').read()\n"
+        "    assert 'PYTHONDONTWRITEBYTECODE' not in os.environ\n"
     ),
     "teardown/test_teardown.py": (
         "import pytest\n@pytest.fixture\ndef broken():\n    yield\n    raise OSError('not"
@@ -87,9 +93,10 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.slow
 def test_passing_and_skipping_rooms_succeed_and_skips_are_summed_by_reason(tmp_path: Path) -> None:
-    make(tmp_path, "good", "skip")
+    made = ("good", "skip", "environment")
+    make(tmp_path, *made)
     status, output, last = run(tmp_path)
-    assert (status, last) == (0, "2 passed, 0 failed, 2 skipped")
+    assert (status, last) == (0, "3 passed, 0 failed, 2 skipped")
     assert re.search(r"^ +2  no such server$", output, re.M)
     assert re.search(
         r"^good +2 passed, 0 failed, 0 skipped, \d+ s +\[\d+ % done, 0 min \d+ s left\]$",
@@ -98,7 +105,7 @@ def test_passing_and_skipping_rooms_succeed_and_skips_are_summed_by_reason(tmp_p
     )
     assert "100 % done" in output
     times = json.loads((tmp_path / "build/test-times.json").read_text())
-    assert set(times) == {"tests/good/test_good.py", "tests/skip/test_skip.py"}
+    assert set(times) == {f"tests/{place}" for place in ROOMS if place.split("/")[0] in made}
 
 
 @pytest.mark.slow

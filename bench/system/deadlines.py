@@ -41,7 +41,7 @@ def main(quick: bool) -> list[Row]:
         server.deploy("absent", "bench.system.noop:first", input="f64[4]", replicas=0)
         app = server.app("late", ["absent"], slo_ms=SLO_MS, default=0)
         quiet = measured(app, n)
-        server.deploy("killed", "bench.system.noop:with_sklearn", input="f64[4]", cache=False)
+        server.deploy("killed", "bench.system.sklearn_noop:first", input="f64[4]", cache=False)
         server.wait_ready(timeout=60, models=["killed"])
         with killing(server, "killed") as kills:
             beside = measured(app, 2 * n)

@@ -16,14 +16,6 @@ def alignment(rows: Any) -> Any:
     return np.full(len(rows), float(rows.ctypes.data % 64))
 
 
-def with_sklearn(rows: Any) -> Any:
-    """Do the same in a process that imports scikit-learn, as most containers do."""
-    import sklearn.linear_model
-
-    del sklearn
-    return rows[:, 0]
-
-
 def fragile(linear: Any, pid_file: str) -> Any:
     """Return a linear model that fails on a batch with a row that begins with a negative number.
 

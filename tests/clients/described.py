@@ -13,8 +13,10 @@ from typing import Any
 
 import clipper
 from tests.clients.addresses import Addresses, Done
+from tests.sizes import sized
 
 EXAMPLES, SEED = 3, 1
+PHASES = "examples,fuzzing,stateful"  # and "coverage", half of the time, in the full tier
 LEFT_OUT = (
     "deploy",
     "importState",
@@ -52,7 +54,8 @@ def _fuzzed() -> Iterator[Addresses]:
 
 
 def schemathesis(at: Addresses) -> Done:
-    """Run its command line on both addresses, with nothing set but the number of examples."""
+    """Run its command line on both addresses, with nothing set but the phases and the number of
+    examples."""
     with _fuzzed() as at:
         for name, address in (("queries", at.http), ("management", at.admin)):
             _schemathesis(address, LEFT_OUT if address == at.admin else ())
@@ -64,6 +67,8 @@ def _schemathesis(address: str, without: tuple[str, ...]) -> None:
     words = [
         "run",
         f"http://{address}/openapi.json",
+        "--phases",
+        sized(PHASES, f"{PHASES},coverage"),
         "--max-examples",
         str(EXAMPLES),
         "--seed",

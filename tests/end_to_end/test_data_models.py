@@ -3,6 +3,7 @@ none."""
 
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 import clipper
 from clipper.deploy.artifact import Artifact, check
 from clipper.errors import DeployFailed, InvalidInput, PackagingError
+from clipper_container.adapters.check import examine
 from tests.memory_container import wait_until
 
 datasets = pytest.importorskip("sklearn.datasets")
@@ -145,10 +147,14 @@ def test_a_check_knows_the_types(digits: Any, logreg: Any) -> None:
     ],
 )
 def test_what_is_no_model_is_refused_with_the_reason(
-    kind: str, make: Any, why: str, logreg: Any
+    kind: str, make: Any, why: str, logreg: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(PackagingError, match=why):
-        check(Artifact(kind, make(as_onnx(logreg))), "m", 60)
+    """Examined here; test_a_type_that_the_user_trusts_is_made has a process examine and refuse."""
+    path = tmp_path / "m.packed"
+    path.write_bytes(Artifact(kind, make(as_onnx(logreg))).packed("m"))
+    found = examine(str(path))
+    assert not found["ok"]
+    assert re.search(why, str(found["reason"]))
 
 
 def test_a_type_that_the_user_trusts_is_made() -> None:
