@@ -14,6 +14,7 @@ from types import ModuleType
 import bench.paper
 import bench.system
 from bench.harness import FAILED, UnknownRows, tell
+from bench.paper.runs import exit_on_sigterm
 
 
 def questions() -> dict[str, str]:
@@ -112,4 +113,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     sys.exit(main())

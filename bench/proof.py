@@ -25,6 +25,7 @@ from bench import results
 from bench.__main__ import questions
 from bench.harness import Row, short, verdict
 from bench.paper import __main__ as paper
+from bench.paper.runs import exit_on_sigterm
 from bench.results import ROOT, Result, age, section, title_of
 
 DOCS = ROOT / "docs"
@@ -261,4 +262,5 @@ def both(row: Row) -> str:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     sys.exit(main())

@@ -6,7 +6,10 @@ one that a command printed. A result that is older than STALE_COMMITS commits is
 """
 
 import ast
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ from clipper.load.machine import machine
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 STALE_COMMITS = 200
+END_S = 20.0  # for a benchmark that is stopped, to end its processes
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def measure(name: str, arguments: list[str], limit_s: float, folder: Path = RESU
     """Run `python -m bench NAME ARGUMENTS --json` in a process of its own, and keep the result.
 
     A run that fails, or lasts longer than `limit_s`, returns a result with an error and leaves the
-    result that was kept before.
+    result that was kept before. No process of the run is left.
     """
     command = ["-m", "bench", name, *arguments]
     shown = [argument for argument in command if not argument.startswith("--plot")]
@@ -50,23 +54,27 @@ def measure(name: str, arguments: list[str], limit_s: float, folder: Path = RESU
     began_s = time.monotonic()
     rows: tuple[Row, ...] = ()
     error = ""
-    try:
-        done = subprocess.run(
-            [sys.executable, *command, "--json"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            stdin=subprocess.DEVNULL,
-        )
-        if done.returncode:
-            error = f"exit status {done.returncode}: {last_line(done.stderr)}"
-        else:
-            rows = tuple(row_of(fields) for fields in json.loads(done.stdout))
-    except subprocess.TimeoutExpired:
-        error = f"it was stopped after {limit_s:.0f} s"
-    except ValueError as wrong:
-        error = f"its output is not JSON: {wrong}"
+    with subprocess.Popen(
+        [sys.executable, *command, "--json"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=limit_s)
+            if process.returncode:
+                error = f"exit status {process.returncode}: {last_line(said)}"
+            else:
+                rows = tuple(row_of(fields) for fields in json.loads(out))
+        except subprocess.TimeoutExpired:
+            error = f"it was stopped after {limit_s:.0f} s"
+        except ValueError as wrong:
+            error = f"its output is not JSON: {wrong}"
+        finally:
+            end_session(process)
     result = Result(
         name,
         f"python {' '.join(shown)}",
@@ -79,6 +87,16 @@ def measure(name: str, arguments: list[str], limit_s: float, folder: Path = RESU
     if not error:
         save(result, folder)
     return result
+
+
+def end_session(process: "subprocess.Popen[str]") -> None:
+    """End a process, which then ends what it has started, and kill what is left of its session."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def save(result: Result, folder: Path = RESULTS) -> None:

@@ -1,11 +1,15 @@
 """The harness of the benchmarks: what it says must be so. And the rows of `python -m bench engine`:
 none may be missing."""
 
+import contextlib
 import importlib.util
 import json
 import math
+import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -372,6 +376,49 @@ def test_runs_come_back_in_their_order_from_other_processes() -> None:
     assert in_parallel("powers", pow, [(2, 3)]) == [8]
 
 
+PARALLEL = """
+import os, sys, time
+from bench.paper.runs import exit_on_sigterm, in_parallel
+
+def run(number):
+    print(os.getpid(), flush=True)
+    if number == 0 and sys.argv[1] == "raises":
+        time.sleep(1)
+        raise ValueError(number)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    exit_on_sigterm()
+    in_parallel("sleeps", run, [(number,) for number in range(4)], limit_s=5)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "raises", "is late"])
+def test_no_process_stays_behind_a_run_that_is_stopped(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "parallel.py"
+    script.write_text(PARALLEL)
+    words = [sys.executable, script, how]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(results.ROOT)}
+    with subprocess.Popen(words, env=environment, **pipes) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        if how.startswith("SIG"):
+            process.send_signal(getattr(signal, how))
+        _, said = process.communicate(timeout=120)
+    assert process.returncode
+    assert ("ValueError" in said, "TimeoutError" in said) == (how == "raises", how == "is late")
+    until = time.monotonic() + 60
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def test_a_recovery_is_counted_from_the_change() -> None:
     world = WORLDS["base"]
     curve = np.full(world.queries, 0.2)
@@ -548,6 +595,21 @@ def test_a_failed_run_leaves_the_result_from_before(tmp_path: Path) -> None:
     failed = results.measure("nothing_of_this_name", [], 60, tmp_path)
     assert "exit status 2" in failed.error
     assert results.load("nothing_of_this_name", tmp_path) == kept_result("nothing_of_this_name")
+
+
+def test_a_run_that_does_not_end_is_killed_with_what_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(results, "END_S", 0.1)
+    code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork()"
+    words = [sys.executable, "-c", f"{code}; print(os.getpid(), flush=True); time.sleep(600)"]
+    pipes = {"stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, start_new_session=True, **pipes) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        results.end_session(process)
+        assert process.returncode == -signal.SIGKILL
+        assert process.stdout.read() == ""  # nobody has it open
+    assert process.pid in pids
 
 
 @pytest.mark.parametrize(

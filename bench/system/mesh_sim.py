@@ -6,13 +6,14 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.harness import Goal, Row, UnknownRows, row
 from bench.mesh_simulator.simulation import Plan, Report, Simulation
-from bench.node_simulator.plans import planned, rare, shown
+from bench.node_simulator.__main__ import KINDS
+from bench.node_simulator.plans import shown
 from bench.paper.plots import pyplot, save
 from bench.paper.runs import in_parallel
 from bench.system import evictions, mesh_map
@@ -26,6 +27,10 @@ TRACES: Final[dict[str, Callable[..., evictions.Trace]]] = {
 LARGE: Final = Plan(
     instances=1000, models=1_000_000, share=0.10, rate_per_s=500, seconds=3600, shared_mirror=True
 )
+SMALL: Final = Plan(instances=10, models=2000, rate_per_s=100, alpha=1.0)
+MAP_SHARE: Final = 0.5  # of which a picture is drawn
+WORLDS: Final = 60
+LIMIT_S: Final = 1800.0
 STYLES: Final = {
     "clipper": "C2o-",
     "LRU": "C0s:",
@@ -33,39 +38,38 @@ STYLES: Final = {
     "known demand": "k-.",
     "Belady-size": "k--",
 }
+Job = tuple[Any, ...]
 FUTURE = "the next uses: that rule knows them, and no rule can learn them from independent draws"
 
 
 def main(quick: bool, rows: Sequence[str] | None = None, plot: Path | None = None) -> list[Row]:
-    groups: dict[str, Callable[[bool, Path | None], list[Row]]] = {
-        "hits": hits,
-        "speed": speed,
-        "faults": faults,
-        "cliff": cliff,
-    }
-    unknown = [name for name in rows or () if name not in groups]
+    unknown = [name for name in rows or () if name not in GROUPS]
     if unknown:
-        raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
-    return [
-        found
-        for name, measure in groups.items()
-        if rows is None or name in rows
-        for found in measure(quick, plot)
-    ]
+        raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(GROUPS)}")
+    wanted = [name for name in GROUPS if rows is None or name in rows]
+    jobs = [(name, plot, job) for name in wanted for job in GROUPS[name].jobs(quick)]
+    measured = in_parallel("mesh_sim", measure, jobs, limit_s=LIMIT_S)
+    found: dict[str, dict[Job, Any]] = {name: {} for name in wanted}
+    for (name, _, job), figures in zip(jobs, measured, strict=True):
+        found[name][job] = figures
+    return [told for name in wanted for told in GROUPS[name].rows(found[name], plot)]
+
+
+def measure(name: str, plot: Path | None, job: Job) -> Any:
+    """Run a job of a group."""
+    return GROUPS[name].measure(plot, *job)
 
 
 # -- one cache, beside other rules
 
 
-def hits(quick: bool, plot: Path | None) -> list[Row]:
+def hit_jobs(quick: bool) -> list[Job]:
+    shares = SHARES[2::2] if quick else SHARES
+    return [(kind, alpha, share, quick) for kind in TRACES for alpha in ALPHAS for share in shares]
+
+
+def hits(found: Mapping[Job, Mapping[str, float]], plot: Path | None) -> list[Row]:
     """Return the hits of the second half of a trace, in percent. Every rule loads what is asked."""
-    jobs = [
-        (kind, alpha, share, quick)
-        for kind in TRACES
-        for alpha in ALPHAS
-        for share in (SHARES[2::2] if quick else SHARES)
-    ]
-    found = dict(zip(jobs, in_parallel("hits", compared, jobs), strict=True))
     told = []
     for (kind, alpha, share, _), ratio in found.items():
         name = f"hit ratio, {kind} {alpha:g}, {share:.0%} of the bytes"
@@ -98,7 +102,9 @@ def hits(quick: bool, plot: Path | None) -> list[Row]:
     return told
 
 
-def compared(kind: str, alpha: float, share: float, quick: bool) -> dict[str, float]:
+def compared(
+    plot: Path | None, kind: str, alpha: float, share: float, quick: bool
+) -> dict[str, float]:
     """Percent of hits by rule. Where demand changes, nobody can be told what it is."""
     models, uses = (1000, 20_000) if quick else (3000, 90_000)
     trace = TRACES[kind](models, uses, alpha)
@@ -156,39 +162,43 @@ def draw_hits(path: Path, found: Mapping[tuple[str, float, float], Mapping[str, 
 # -- a whole mesh
 
 
-def speed(quick: bool, plot: Path | None) -> list[Row]:
-    """A million models on a thousand instances. Quick: of its beginning, when all is missed, and so
-    slower than the rest."""
-    plan = replace(LARGE, seconds=5.0) if quick else LARGE
+def speed(plot: Path | None, seconds: float) -> tuple[Report, float, float, float]:
+    """A million models on a thousand instances, for some virtual seconds: what happened, seconds
+    and seconds of CPU that it took, and memory in MiB.
+    """
     gc.collect()
     # nothing it makes is a cycle, and the collector would look through millions of records again
     # and again
     gc.disable()
     try:
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        world = Simulation(plan)
-        report = world.run()
+        report = Simulation(replace(LARGE, seconds=seconds)).run()
         took_s, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
     finally:
         gc.enable()
-    minutes = took_s / 60 * 3600 / plan.seconds
+    return report, took_s, cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def speed_rows(found: Mapping[Job, Any], plot: Path | None) -> list[Row]:
+    """The only job's rows. Of a part of the hour, and least of its beginning, the speed is too low:
+    all is missed at first.
+    """
+    (((seconds,), (report, took_s, cpu_s, peak)),) = found.items()
     waited = (
         f"half of the misses wait at most {report.wait_ms(0.5):g} ms, 99 %"
         f" {report.wait_ms(0.99):g} ms"
     )
     done = (
-        f"{report.queries} queries, {report.hit_ratio:.1%} hits, {report.counts['loads']} loads,"
-        f" {report.events} events"
+        f"{seconds / 60:g} virtual minutes: {report.queries} queries, {report.hit_ratio:.1%} hits,"
+        f" {report.counts['loads']} loads, {report.events} events"
     )
-    told = f"{done}, {cpu_s:.0f} s of CPU; {waited}"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return [
         row(
             "a virtual hour of 1 M models, 1000 instances",
-            minutes,
+            took_s / 60 * 3600 / seconds,
             "min",
             goal=Goal("value_at_most", 10),
-            note=told,
+            note=f"{done}, {cpu_s:.0f} s of CPU; {waited}",
         ),
         row(
             "of it: what did not hold",
@@ -202,63 +212,81 @@ def speed(quick: bool, plot: Path | None) -> list[Row]:
     ]
 
 
-def faults(quick: bool, plot: Path | None) -> list[Row]:
-    """Small meshes of the nodes themselves under faults by seed, each with its queries, and with
-    every model asked again when faults have ended. Odd seeds have faults of all kinds."""
-    seeds, each = (8, 4) if quick else (10_000, 100)
-    begun = time.perf_counter()
-    found = in_parallel(
-        "faults", under_faults, [(first, first + each) for first in range(0, seeds, each)]
-    )
-    broken = [text for texts in found for text in texts]
-    per_minute = 60 * seeds / (time.perf_counter() - begun)
-    return [
-        row(
-            f"{seeds} seeds of a small mesh: what did not hold",
-            len(broken),
-            "laws",
-            goal=Goal("value_at_most", 0),
-            note="; ".join([f"{per_minute:.0f} seeds a minute", *broken[:3]]),
-        )
-    ]
+# -- small meshes of the nodes themselves under faults by seed
 
 
-def under_faults(first: int, end: int) -> list[str]:
-    """Run seeds; return what did not hold."""
+def under_faults(plot: Path | None, kind: str, seed: int) -> list[str]:
+    """Run a world, with its queries, and with every model asked again when faults have ended;
+    return what did not hold.
+    """
     logging.disable(logging.CRITICAL)  # thousands of lines of nodes
     try:
-        plans = [(rare if seed % 2 else planned)(seed) for seed in range(first, end)]
-        return [text for plan in plans for text in shown(plan)]
+        return shown(KINDS[kind](seed))
     finally:
         logging.disable(logging.NOTSET)
 
 
-def cliff(quick: bool, plot: Path | None) -> list[Row]:
-    """Return the hits of a whole mesh as its memory grows: placement, copies and loads that wait,
-    and not only one cache."""
-    base = Plan(instances=10, models=2000, rate_per_s=100, alpha=1.0, seconds=20 if quick else 900)
-    shares = (0.1, 0.5) if quick else (0.05, 0.10, 0.20, 0.50, 1.0)
-    told, last = [], None
-    for share in shares:
-        world = Simulation(replace(base, share=share))
-        report = world.run()
+def fault_rows(found: Mapping[Job, list[str]], plot: Path | None) -> list[Row]:
+    broken = [text for texts in found.values() for text in texts]
+    name = f"{len(found)} worlds of a small mesh with faults: what did not hold"
+    more = "more of them: python -m bench.node_simulator"
+    goal = Goal("value_at_most", 0)
+    return [row(name, len(broken), "laws", goal=goal, note="; ".join([more, *broken[:3]]))]
+
+
+# -- hits of a whole mesh as its memory grows: placement, copies and loads that wait
+
+
+def cliff(plot: Path | None, share: float, seconds: float) -> Report:
+    world = Simulation(replace(SMALL, share=share, seconds=seconds))
+    report = world.run()
+    if plot and share == MAP_SHARE:
+        mesh_map.write(plot / "mesh-map.svg", world)
+    return report
+
+
+def cliff_rows(found: Mapping[Job, Report], plot: Path | None) -> list[Row]:
+    told = []
+    for (share, _), report in found.items():
         waits = f"99 % of those that miss wait at most {report.wait_ms(0.99):g} ms"
-        said = f"{report.refused.total()} refused of {report.queries}; {waits}; {first(report)}".rstrip(  # noqa: E501
-            "; "
-        )
-        told.append(
-            row(
-                f"a mesh of 10, zipf 1, {share:.0%} of the bytes: hits",
-                100 * report.hit_ratio,
-                "%",
-                note=said,
-            )
-        )
-        last = world if share <= 0.5 else last
-    if plot and last is not None:
-        mesh_map.write(plot / "mesh-map.svg", last)
+        said = f"{report.refused.total()} refused of {report.queries}; {waits}; {first(report)}"
+        name = f"a mesh of 10, zipf 1, {share:.0%} of the bytes: hits"
+        told.append(row(name, 100 * report.hit_ratio, "%", note=said.rstrip("; ")))
     return told
 
 
 def first(report: Report) -> str:
     return report.violations[0] if report.violations else ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one question. jobs(quick): arguments of `measure`, after the folder of pictures,
+    which may be of other processes. rows: of what is measured, by job.
+    """
+
+    jobs: Callable[[bool], Sequence[Job]]
+    measure: Callable[..., Any]
+    rows: Callable[[Mapping[Job, Any], Path | None], list[Row]]
+
+
+def speed_jobs(quick: bool) -> list[Job]:
+    return [(5.0 if quick else LARGE.seconds,)]
+
+
+def fault_jobs(quick: bool) -> list[Job]:
+    return [(kind, seed) for seed in range(2 if quick else WORLDS // len(KINDS)) for kind in KINDS]
+
+
+def cliff_jobs(quick: bool) -> list[Job]:
+    if quick:
+        return [(0.1, 20.0), (0.5, 20.0)]
+    return [(share, 900.0) for share in (0.05, 0.10, 0.20, 0.50, 1.0)]
+
+
+GROUPS: Final = {  # the longest job first
+    "speed": Group(speed_jobs, speed, speed_rows),
+    "hits": Group(hit_jobs, compared, hits),
+    "cliff": Group(cliff_jobs, cliff, cliff_rows),
+    "faults": Group(fault_jobs, under_faults, fault_rows),
+}

@@ -24,6 +24,7 @@ from clipper.store import Compare, Mirror, Put, Store, open_store
 RECORDS = 20_000
 VALUE = bytes(64)
 WRITERS = 4
+WRITER_S = 60.0  # for a process of them to start
 
 
 def main(quick: bool) -> list[Row]:
@@ -219,7 +220,7 @@ def _contention(quick: bool) -> Iterator[Row]:
             ]
             for writer in writers:
                 writer.start()
-            waits = [wait for _ in writers for wait in found.get()]
+            waits = [wait for _ in writers for wait in found.get(timeout=seconds + WRITER_S)]
             for writer in writers:
                 writer.join()
             return sorted(waits)

@@ -168,7 +168,8 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def free_bytes(self) -> int:
         """Return the memory that is not in use; 0 where no further model may be loaded."""
-        return max(0, self.capacity_bytes - self.used_bytes) if self.free_models else 0
+        free = self.capacity_bytes - self.used_bytes
+        return free if free > 0 and (not self.models_max or self.models < self.models_max) else 0
 
     @property
     def free_models(self) -> int:
