@@ -82,6 +82,14 @@ COINED = {
     "looking": "checking",
     "doors": "servers, connections",
 }
+# Words that names of tests may have: they name nothing of the product there.
+PLAIN_IN_TESTS = {"kept", "cast", "meet"}
+# Words of COINED that texts for users may not have either: messages, and the dashboard.
+SPOKEN = re.compile(
+    r"\b(?:told|tells?|telling|asked|asks?|asking|hears?|heard|says?|said|looks?|looked|looking"
+    r"|taught|teach(?:es|ing)?|lessons?|whom|doors?|crew|chores)\b",
+    re.IGNORECASE,
+)
 # Names that stay: a parser of a test calls the first, users call the second, the third is the
 # field's own.
 EXEMPT = {"on_message_begin", "begin_anew", "ground_truth"}
@@ -197,6 +205,32 @@ def _findings(path: Path, tree: ast.Module) -> Iterator[tuple[str, int, str]]:
             yield "Any", node.lineno, ""
         for word in words(named(node)) & COINED.keys():
             yield "coined name", node.lineno, f"{named(node)}: {word} -> {COINED[word]}"  # type: ignore[attr-defined]
+
+
+def spoken_texts(path: Path) -> Iterator[str]:
+    """Yield texts of a file with a word that texts for users may not have.
+
+    Of Python: strings with a space that are no docstrings. Of others, each line.
+    """
+    if path.suffix != ".py":
+        lines = enumerate(path.read_text().splitlines(), 1)
+        yield from (f"{path.name}:{n}: {line.strip()}" for n, line in lines if SPOKEN.search(line))
+        return
+    tree = parsed(path)
+    bodies = [getattr(node, "body", None) for node, _, _ in definitions(tree)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_text = " " in node.value and id(node) not in docstrings
+            if is_text and SPOKEN.search(node.value):
+                yield f"{path.name}:{node.lineno}: {node.value}"
+
+
+def coined_test_names(path: Path) -> Iterator[str]:
+    """Yield the names of tests of a file that have a coined word."""
+    for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
+        if words(name) & (COINED.keys() - PLAIN_IN_TESTS):
+            yield f"{path.name}: {name}"
 
 
 @cache

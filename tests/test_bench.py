@@ -52,7 +52,7 @@ from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulat
 from bench.system.engine.effort import TINY
 from clipper.load.open_loop import arrivals
 from clipper.load.profile import Point
-from clipper_core.scheduling.batcher import Batching
+from clipper_core.scheduling.batcher import BatchingMode
 
 
 def answered(value: Any) -> "Future[Any]":
@@ -100,7 +100,7 @@ def test_cases_run_in_turns() -> None:
     assert samples["b"].median == 6.0
 
 
-def test_a_window_never_has_more_outstanding_than_it_says() -> None:
+def test_a_window_never_has_more_outstanding_than_its_size() -> None:
     open_now = most = 0
 
     class Late(Future):  # type: ignore[type-arg]
@@ -162,7 +162,7 @@ def test_a_query_that_is_never_answered_is_an_error() -> None:
     assert load.errors == {"never answered": 2}
 
 
-def test_a_comparison_looks_at_ratios_where_there_are_anchors() -> None:
+def test_a_comparison_uses_ratios_where_there_are_anchors() -> None:
     def fields(
         value: float, anchor: float | None, unit: str = "ns", spread: str = ""
     ) -> dict[str, Any]:
@@ -184,7 +184,9 @@ def test_a_table_shows_every_row() -> None:
     assert [short(v) for v in (0.01234, 12345.0, None)] == ["0.0123", "12 300", ""]
 
 
-def test_a_row_without_a_figure_says_why_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_without_a_figure_gives_the_reason_in_every_form(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     goal = Goal("at_most", 2)
     there = row("there", 3.0, "us", "C", 1.0, goal, bounded_by="the machine")
     rows = [absent("gone", "us", "not in this build", "C", goal), there]
@@ -199,7 +201,7 @@ def test_a_row_without_a_figure_says_why_in_every_form(capsys: pytest.CaptureFix
     assert "0 of 1 goals met, 1 short; 1 of 2 rows without a figure" in printed.err
 
 
-def test_what_bounds_a_row_is_said_only_when_it_falls_short() -> None:
+def test_what_bounds_a_row_is_named_only_when_it_falls_short() -> None:
     assert (
         row("x", 1.0, "us", "C", 1.0, Goal("at_most", 2), bounded_by="the machine").bounded_by == ""
     )
@@ -354,7 +356,7 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
         assert program is None
 
 
-def test_peers_and_plots_that_are_not_installed_say_how_to_install_them(
+def test_peers_and_plots_that_are_not_installed_name_the_command_that_installs_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -431,7 +433,7 @@ def test_a_recovery_is_counted_from_the_change() -> None:
     assert 90 <= found["stacking: queries to recover from the return"] <= 100
 
 
-def test_only_a_question_with_pictures_takes_a_folder_for_them(
+def test_only_a_benchmark_with_pictures_takes_a_folder_for_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "deadlines", "--plot", "x"])
@@ -448,7 +450,7 @@ def test_rows_that_there_are_not_are_refused(
     assert "no rows nonsense; there are hit, miss" in capsys.readouterr().err
 
 
-def test_a_group_that_raises_is_a_row_that_says_so(
+def test_a_group_that_raises_is_a_row_with_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: object) -> list[Row]:
@@ -520,7 +522,7 @@ def test_a_simulated_cache_is_its_slow_twin(
 def test_a_simulated_replica_accounts_for_every_row_and_repeats_itself() -> None:
     cost = simulated.COSTS[0]
     times = arrivals(1.2 * cost.capacity(), 0.05, seed=4)
-    one, other = (simulated.Replica(cost, Batching.AIMD).run(times) for _ in range(2))
+    one, other = (simulated.Replica(cost, BatchingMode.AIMD).run(times) for _ in range(2))
     assert one == other
     assert one.arrived == len(times)
     assert 0 < one.in_time + one.late <= one.arrived

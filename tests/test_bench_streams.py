@@ -9,7 +9,7 @@ from bench.paper.streams import NAMES, WORLDS, stream
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stream_is_reproducible_and_its_models_err_as_often_as_it_says(name: str) -> None:
+def test_a_stream_is_reproducible_and_its_models_err_at_their_stated_rate(name: str) -> None:
     one, again, other = stream(name, 3, 0), stream(name, 3, 0), stream(name, 3, 1)
     assert np.array_equal(one.answers, again.answers)
     assert not np.array_equal(one.labels, other.labels)

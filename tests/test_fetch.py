@@ -140,7 +140,9 @@ def test_one_of_two_programs_on_path_is_not_enough(checkout: Checkout) -> None:
     assert (checkout.root / ".venv/bin/redis-cli").exists()
 
 
-def test_what_is_left_out_is_told_with_the_command_that_brings_it(checkout: Checkout) -> None:
+def test_a_part_that_is_left_out_is_named_with_the_command_that_fetches_it(
+    checkout: Checkout,
+) -> None:
     code, said = checkout.run("redis", "--without", "torch redis")
     assert (code, checkout.downloads()) == (0, 0)
     assert said == (
@@ -149,7 +151,7 @@ def test_what_is_left_out_is_told_with_the_command_that_brings_it(checkout: Chec
     )
 
 
-def test_a_failure_is_told_once_more_but_not_tried_again_by_the_tests(checkout: Checkout) -> None:
+def test_a_failure_is_printed_again_but_not_retried_by_the_tests(checkout: Checkout) -> None:
     checkout.fails.write_text("Unable to locate package redis-server")
     code, said = checkout.run("redis", "--once")
     assert (code, checkout.downloads()) == (0, 2), "a second time with package lists of its own"
@@ -196,7 +198,7 @@ def test_two_runs_in_one_checkout_fetch_once(checkout: Checkout) -> None:
     assert (first.returncode, second.returncode) == (130, 0)
 
 
-def test_without_apt_it_says_what_to_install(checkout: Checkout) -> None:
+def test_without_apt_it_names_what_to_install(checkout: Checkout) -> None:
     (checkout.commands / "apt-get").unlink()
     code, said = checkout.run("redis")
     assert code == 1

@@ -51,7 +51,7 @@ def constant(module: str, name: str) -> float:
     return float(found)
 
 
-def test_each_limit_has_the_default_that_the_page_says() -> None:
+def test_each_limit_has_the_default_that_the_page_states() -> None:
     config = msgspec.to_builtins(Config())
     wrong = []
     for name, module, default, _ in rows():

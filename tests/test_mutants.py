@@ -192,7 +192,7 @@ def test_each_line_has_a_test_and_cheap_ones_come_first() -> None:
     }
 
 
-def test_functions_that_were_moved_or_renamed_are_told_from_removed_ones(tmp_path: Path) -> None:
+def test_moved_and_renamed_functions_are_distinguished_from_removed_ones(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, text in (
         (

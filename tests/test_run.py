@@ -125,7 +125,7 @@ def test_failures_are_all_printed_with_their_output_at_the_end(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_crashed_hung_killed_and_empty_rooms_are_failures_that_say_so(tmp_path: Path) -> None:
+def test_crashed_hung_killed_and_empty_rooms_are_reported_as_failures(tmp_path: Path) -> None:
     make(tmp_path, "good", "crash", "hang", "void", "kill")
     status, output, last = run(tmp_path, "--test-limit", "3")
     assert (status, last) == (1, "3 passed, 4 failed, 0 skipped")
@@ -250,7 +250,7 @@ def test_long_rooms_are_split_by_file_and_heavy_ones_are_not() -> None:
     ], "one job: nothing is split"
 
 
-def test_paths_are_told_from_values_of_options() -> None:
+def test_paths_are_distinguished_from_values_of_options() -> None:
     arguments = ["-k", "tests", "tests/core", "--color=no", "tests/test_run.py::test_paths", "-x"]
     paths, options = split_arguments(arguments, ROOT)
     assert paths == ["tests/core", "tests/test_run.py::test_paths"]

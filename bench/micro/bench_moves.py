@@ -104,7 +104,7 @@ def test_moved(benchmark: Any, predictions: int, tolerance: float) -> None:
 
 @pytest.mark.benchmark(group="256 rows of 16 that have moved, a row")
 @pytest.mark.parametrize("predictions", [256, 65536])
-def test_each_prediction_asked(benchmark: Any, predictions: int) -> None:
+def test_each_prediction_requested(benchmark: Any, predictions: int) -> None:
     """The obvious way: each moved row asks each prediction that was made of it how far it has
     come."""
     made: dict[int, list[list[float]]] = {id: [] for id in range(ROWS)}

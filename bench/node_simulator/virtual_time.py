@@ -413,7 +413,7 @@ class VirtualNodeLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._stopping:
             work.close()
-            raise ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+            raise ShuttingDown("this node has left the mesh.", hint="Use another node.")
         return self._wait(work)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -423,7 +423,7 @@ class VirtualNodeLoop:
         while not task.done():
             self._threads.wait(None)
         if task.cancelled():
-            raise ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+            raise ShuttingDown("this node has left the mesh.", hint="Use another node.")
         return task.result()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:

@@ -68,7 +68,7 @@ def test_a_model_has_its_tables_before_it_loads(place, kind):
     assert kind.tables == USERS, "the class says what it said"
 
 
-def test_what_the_server_was_told_comes_on_top(place, monkeypatch):
+def test_tables_given_by_the_server_are_added(place, monkeypatch):
     monkeypatch.setenv(DECLARED_ENV, json.dumps({"items": {"dim": 2}, "users": {"dim": 8}}))
     model = as_model(Learns)
     give_tables(model)
@@ -92,7 +92,7 @@ def test_without_a_server_that_has_tables_it_does_not_load(monkeypatch):
         give_tables(as_model(Learns))
 
 
-def test_a_declaration_that_says_nothing(place, monkeypatch):
+def test_an_invalid_declaration_is_rejected(place, monkeypatch):
     for wrong in ({"users": 4}, {"users": {}}, {"users": {"optimizer": "sgd"}}):
         model = as_model(Learns)
         model.tables = wrong

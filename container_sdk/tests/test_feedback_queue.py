@@ -136,7 +136,7 @@ def test_feedback_is_taken_when_no_batch_waits(tmp_path, code):
         assert peer.frame().parts()["rows"] == ["3 [(1.0, 10, 0), (2.0, 20, 0), (3.0, 30, 7)]"]
 
 
-def test_what_correct_raises_is_said_and_counted_and_harms_nothing(tmp_path, code):
+def test_what_correct_raises_is_reported_and_counted_and_harms_nothing(tmp_path, code):
     with serving(tmp_path, code, "models:Pupil") as peer:
         assert next_counts(peer) == (0, 0, 0.0)
         peer.sock.sendall(feedback([1, 1], [-1, 5]) + feedback([4], [40]))
@@ -150,7 +150,7 @@ def test_what_correct_raises_is_said_and_counted_and_harms_nothing(tmp_path, cod
     assert 'models.py", line' in printed
 
 
-def test_a_server_that_knows_no_accuracy_hears_of_none(tmp_path, code):
+def test_a_server_that_knows_no_accuracy_is_sent_none(tmp_path, code):
     with serving(tmp_path, code, "models:Pupil", accuracy=False) as peer:
         for _ in range(4):
             assert peer.frame(heartbeats=True).kind == fake.HEARTBEAT

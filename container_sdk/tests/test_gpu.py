@@ -137,7 +137,7 @@ def test_a_row_that_is_too_large_alone_fails_alone() -> None:
     assert "20" in model.report()[1]
 
 
-def test_each_size_says_how_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_size_reports_how_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     loaded(Sum(), batch_max=4)
     assert "batches of 1, 2, 4: eager, because a CPU has no CUDA graphs" in capsys.readouterr().err
     loaded(Sum(), batch_max=4, graphs=False)

@@ -126,7 +126,7 @@ def answer(peer: fake.Peer, rows: Any = ((1.0, 2.0), (3.0, 4.0)), id: int = 1) -
     return got.parts()["rows"].tolist()
 
 
-def test_it_says_who_it_is(node: Node) -> None:
+def test_hello_of_a_host_has_its_types_and_pid(node: Node) -> None:
     assert node.hello["token"] == "secret"
     assert node.hello["pid"] == node.process.pid
     assert {"python", "packed", "onnx", "skops"} <= set(node.hello["types"])
@@ -138,7 +138,7 @@ def test_it_says_who_it_is(node: Node) -> None:
     assert status["load_timeout_ms"] == 30_000
 
 
-def test_python_looks_for_garbage_among_what_came_after_the_start_only(
+def test_only_objects_created_after_the_start_are_garbage_collected(
     node: Node, listener: fake.Server
 ) -> None:
     load(node, "p", "models:passed_over")
@@ -200,7 +200,7 @@ def test_a_model_that_raises_fails_the_batch_and_lives_on(
     peer.close()
 
 
-def test_heartbeats_are_sent_where_the_server_does_not_say_quiet(
+def test_heartbeats_are_sent_unless_the_server_declares_quiet(
     node: Node, listener: fake.Server
 ) -> None:
     load(node, "a", "models:total")
@@ -221,7 +221,7 @@ def test_a_server_that_falls_silent_is_left_unless_it_is_quiet(
     peer.close()
 
 
-def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(
+def test_leave_waits_for_the_batch_in_hand_and_sends_goodbye(
     node: Node, listener: fake.Server
 ) -> None:
     load(node, "s", "models:slow")
@@ -245,7 +245,7 @@ def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(
     peer.close()
 
 
-def test_a_server_that_says_goodbye_is_left(node: Node, listener: fake.Server) -> None:
+def test_a_server_that_sends_goodbye_is_left(node: Node, listener: fake.Server) -> None:
     load(node, "a", "models:total")
     peer = serve(node, listener, "a", quiet=True)
     peer.sock.sendall(fake.frame(fake.GOODBYE))
@@ -253,7 +253,7 @@ def test_a_server_that_says_goodbye_is_left(node: Node, listener: fake.Server) -
         "event": "left",
         "model": "a",
         "address": listener.address,
-        "why": "the server said goodbye",
+        "why": "the server sent goodbye",
     }
     assert peer.frame().kind == fake.GOODBYE
     with pytest.raises(EOFError):
@@ -276,7 +276,7 @@ def test_serve_joins_the_connection_that_is_there(node: Node, listener: fake.Ser
     peer.close()
 
 
-def test_a_server_that_refuses_says_why(node: Node, listener: fake.Server) -> None:
+def test_a_server_that_refuses_gives_the_reason(node: Node, listener: fake.Server) -> None:
     load(node, "a", "models:total")
     n = node.begin("serve", model="a", address=listener.address)
     peer = listener.accept()
@@ -412,7 +412,7 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_request_that_fails_says_whose_fault_it_is(
+def test_a_request_that_fails_names_the_party_at_fault(
     node: Node, request_: dict[str, Any], fault: str, why: str
 ) -> None:
     fields = {
@@ -477,7 +477,7 @@ def test_a_node_that_talks_nonsense_is_left(tmp_path: Path, raw: bytes) -> None:
     assert "clipper-container host:" in node.printed
 
 
-def test_it_ends_with_its_node_and_says_goodbye(code: Path, listener: fake.Server) -> None:
+def test_it_ends_with_its_node_and_sends_goodbye(code: Path, listener: fake.Server) -> None:
     with hosting(code) as node:
         node.folder = code
         load(node, "a", "models:total")

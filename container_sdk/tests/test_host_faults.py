@@ -206,7 +206,7 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
     assert found.count("load b") == found.count("unload b")
 
 
-def test_as_many_batches_at_once_as_the_runtime_says(node, tmp_path: Path) -> None:
+def test_as_many_batches_at_once_as_the_runtime_allows(node, tmp_path: Path) -> None:
     for model, type in (("one", "echo"), ("two", "pair")):
         assert mine(node, model, type)["concurrency"] == (2 if type == "pair" else 1)
         with (
@@ -287,7 +287,7 @@ def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
     assert kept.count(Future) < 20
 
 
-def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_class_that_is_no_runtime_is_rejected(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -318,9 +318,7 @@ def test_what_a_large_model_leaves_in_circles_is_found_soon(node) -> None:
 
 def test_what_a_cycle_deep_in_models_keeps_is_found_when_memory_has_grown(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(textwrap.dedent(RUNTIMES))
-    with hosting(
-        tmp_path, "--runtime", "mine:Here", "--capacity-mib", "32", cwd=tmp_path
-    ) as node:
+    with hosting(tmp_path, "--runtime", "mine:Here", "--capacity-mib", "32", cwd=tmp_path) as node:
         node.folder = tmp_path
         for n in range(100):
             mine(node, f"d{n}", "deep")

@@ -138,7 +138,7 @@ def artifact_of(folder: Path, model: str, key: str = "ours_times.Times", **about
     return Artifact(model, "mlserver", str(path), key)
 
 
-def test_a_model_is_loaded_asked_and_unloaded(
+def test_a_model_is_loaded_queried_and_unloaded(
     runtime: Oip, mlserver: MlServer, tmp_path: Path
 ) -> None:
     artifact = artifact_of(tmp_path, "m1", numbers=5_000_000)
@@ -153,7 +153,9 @@ def test_a_model_is_loaded_asked_and_unloaded(
     assert runtime.server.request("GET", "/v2/models/m1/ready").status == 404
 
 
-def test_a_model_at_fault_is_told_from_a_server_at_fault(runtime: Oip, tmp_path: Path) -> None:
+def test_faults_of_the_model_and_of_the_server_are_distinguished(
+    runtime: Oip, tmp_path: Path
+) -> None:
     missing = artifact_of(tmp_path, "corrupt")
     Path(missing.path).write_text("no JSON")
     others = [

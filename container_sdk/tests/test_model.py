@@ -37,7 +37,7 @@ def described(model: Model) -> tuple[Any, ...]:
     return model.input, model.output, model.batch_max, model.sessions, model.fork
 
 
-def test_an_object_that_looks_like_a_model_is_asked_for_all_that_it_has() -> None:
+def test_all_methods_of_an_object_with_the_methods_of_a_model_are_used() -> None:
     inner = Whole()
     model = as_model(inner)
     assert type(model) is BorrowedModel
@@ -81,7 +81,7 @@ def test_attributes_of_a_function_are_those_of_its_model() -> None:
         as_model(3)
 
 
-def test_a_model_that_learns_says_so() -> None:
+def test_a_model_that_learns_declares_it() -> None:
     class Still(Model):
         def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
             return inputs

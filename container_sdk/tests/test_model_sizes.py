@@ -70,7 +70,7 @@ def test_the_first_load_of_a_type_brings_more_than_the_model(tmp_path, memory):
     assert load(learner, memory, path, 0) == PAGE
 
 
-def test_small_files_say_nothing_of_large_ones_until_one_was_seen(tmp_path, memory):
+def test_small_files_predict_nothing_of_large_ones_until_one_was_seen(tmp_path, memory):
     learner = ModelSizes()
     small, large, larger = (file_of(tmp_path, size) for size in (1000, 4 << 20, 8 << 20))
     for _ in range(4):
@@ -81,7 +81,7 @@ def test_small_files_say_nothing_of_large_ones_until_one_was_seen(tmp_path, memo
     assert learner.predict("t", small) == pytest.approx(100_000, rel=0.2)
 
 
-def test_loads_beside_others_are_guessed_and_teach_nothing(tmp_path, memory):
+def test_sizes_of_simultaneous_loads_are_estimated_and_not_learned_from(tmp_path, memory):
     learner, path = ModelSizes(), file_of(tmp_path, 1000)
     for _ in range(sizes.ALONE):
         load(learner, memory, path, 70_000)
@@ -132,7 +132,7 @@ def test_the_bytes_of_a_folder(tmp_path):
     assert sizes.file_bytes("module:attribute") == 0
 
 
-def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_ones_did_at_once():
+def test_what_little_models_left_is_searched_for_once_in_a_while_and_what_large_ones_did_at_once():
     left = CollectionSchedule(100.0, 0)
     assert left.wait_s(1000.0, 0) is None
     left.add(COLLECT_BYTES // 2)
@@ -146,7 +146,7 @@ def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_on
     assert left.wait_s(102.0, 0) == COLLECT_S - 1.0
 
 
-def test_memory_that_no_model_is_known_to_occupy_is_looked_for_when_it_has_grown() -> None:
+def test_memory_that_no_model_is_known_to_occupy_is_searched_for_when_it_has_grown() -> None:
     grown_max = 1 << 30
     left = CollectionSchedule(0.0, GROWN_SHARE * grown_max)
     for other in (500, 100, 100 + grown_max - 1):  # of frameworks, and others

@@ -61,7 +61,7 @@ def runtime_of(fake: FakeServer, **more: Any) -> Oip:
     return found
 
 
-def test_a_model_is_loaded_asked_and_unloaded(fake: FakeServer, tmp_path: Path) -> None:
+def test_a_model_is_loaded_queried_and_unloaded(fake: FakeServer, tmp_path: Path) -> None:
     runtime = runtime_of(fake)
     artifact = artifact_of(tmp_path, fake.type)
     assert runtime.types == (fake.type,)
@@ -139,7 +139,7 @@ def test_a_server_that_lost_its_models_gets_them_again_once(
     runtime.server.close()
 
 
-def test_types_are_those_that_the_server_tells(triton: FakeServer, tmp_path: Path) -> None:
+def test_types_are_those_that_the_server_reports(triton: FakeServer, tmp_path: Path) -> None:
     runtime = runtime_of(triton)
     about = {
         "inputs": [tensor("x", [-1, 3], "FP32")],
@@ -215,7 +215,7 @@ def test_strings(fake: FakeServer, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_batch_that_fails_says_why(
+def test_a_batch_that_fails_gives_the_reason(
     triton: FakeServer, tmp_path: Path, about: dict[str, Any], why: str
 ) -> None:
     runtime = runtime_of(triton)

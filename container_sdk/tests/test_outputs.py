@@ -110,7 +110,7 @@ def test_lists(returned, dtype, expected):
         (Scored([1], [0.5]), "returned 1 value"),
     ],
 )
-def test_what_is_no_prediction_is_told(returned, text):
+def test_invalid_predictions_are_reported(returned, text):
     with pytest.raises(InvalidOutput) as caught:
         to_rows(returned, 2, "m")
     assert text in str(caught.value)

@@ -99,7 +99,7 @@ def test_a_batch_begins_before_the_one_before_it_ends_and_replies_keep_the_order
 
 
 @pytest.mark.parametrize("bad", [-1.0, -2.0])
-def test_a_batch_that_fails_is_told_with_its_traceback_and_harms_no_other(
+def test_a_batch_that_fails_is_reported_with_its_traceback_and_harms_no_other(
     tmp_path: Path, bad: float
 ) -> None:
     with serving(tmp_path) as (peer, process):

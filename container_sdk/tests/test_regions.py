@@ -186,7 +186,7 @@ def test_what_is_no_memory_file_is_refused(regions):
         )
 
 
-def test_regions_are_told_once_and_are_bounded(regions, memory):
+def test_regions_are_announced_once_and_are_bounded(regions, memory):
     with pytest.raises(BadFrame):
         regions.add(header_of(memory.region_frame(3))[1], os.dup(memory.fd))
     for number in range(100, 100 + REGIONS_MAX - 1):
@@ -304,7 +304,7 @@ def test_other_ancillary_data_is_nothing(pair):
     assert connection.descriptor() is None
 
 
-def test_a_moment_of_polling_hears_what_comes_and_gives_up(pair):
+def test_polling_for_a_moment_receives_what_comes_and_ends(pair):
     connection, theirs = pair
     connection._spins = True
     for _ in range(3):
@@ -425,7 +425,7 @@ def test_a_container_lets_go_of_the_memory_of_a_lost_connection(tmp_path, code, 
             assert maps(peer.process) == 0
 
 
-def test_over_tcp_nothing_is_asked_for(tmp_path, code):
+def test_over_tcp_nothing_is_requested(tmp_path, code):
     with serving(tmp_path, code, "models:total", tcp=True) as peer:
         assert peer.greeting["shared"] is False
 

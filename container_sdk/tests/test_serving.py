@@ -99,7 +99,7 @@ def serving(tmp_path, code, target, *options, welcome=None, tcp=False, **env):
         server.close()
 
 
-def test_hello_says_who_it_is(tmp_path, code):
+def test_hello_names_the_model(tmp_path, code):
     options = ("--version", "3", "--replica", "2", "--token-env", "SECRET", "--warmup", "off")
     with serving(tmp_path, code, "models:Kept", *options, SECRET="hush") as peer:
         greeting = peer.greeting
@@ -219,7 +219,7 @@ def test_over_tcp(tmp_path, code):
         np.testing.assert_array_equal(peer.ask(fake.fixed(rows)).parts()["rows"], rows)
 
 
-def test_an_address_of_no_kind_is_told_at_once(tmp_path, code):
+def test_an_address_of_no_kind_is_reported_at_once(tmp_path, code):
     process = fake.start("models:same", "localhost:7000", cwd=code)
     printed, _ = process.communicate()
     assert process.returncode == 2
@@ -282,7 +282,7 @@ def test_row_by_row(tmp_path, code):
         assert (parts["rows"].tolist(), parts["status"]) == ([10.0, 0.0], [0, 1])
 
 
-def test_wrong_count_says_what_to_do(tmp_path, code):
+def test_wrong_count_gives_the_next_step(tmp_path, code):
     with serving(tmp_path, code, "models:one") as peer:
         assert (
             peer.ask(fake.fixed(np.ones((8, 1)))).payload.decode()
@@ -350,7 +350,7 @@ def test_a_damaged_frame_ends_the_connection_and_not_the_process(tmp_path, code,
         again.close()
 
 
-def test_sigterm_finishes_the_batch_and_says_goodbye(tmp_path, code):
+def test_sigterm_finishes_the_batch_and_sends_goodbye(tmp_path, code):
     (code / "slow.py").write_text(
         "import os, signal\ndef predict(x):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return"
         " x[:, 0]\n"
@@ -396,7 +396,7 @@ def test_goodbye_from_the_server(tmp_path, code):
         assert peer.process.wait(5) == 0
 
 
-def test_a_refused_container_says_why_and_ends(tmp_path, code):
+def test_a_refused_container_gives_the_reason_and_ends(tmp_path, code):
     server = fake.Server(tmp_path)
     process = fake.start("models:total", server.address, cwd=code)
     peer = server.accept()
@@ -415,7 +415,7 @@ def run(code, target, *options):
     return process.returncode, printed
 
 
-def test_a_model_that_does_not_load_says_what_to_do(tmp_path, code):
+def test_a_model_that_does_not_load_gives_the_next_step(tmp_path, code):
     status, printed = run(code, "broken:predict")
     assert status == 3
     assert printed.startswith(
@@ -526,7 +526,7 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
 @pytest.mark.parametrize(
     ("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)]
 )
-def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
+def test_a_container_requests_checksums_over_tcp_only(address, asks):
     options = ContainerOptions("m")
     assert bool(options.hello(address).get("crc")) is asks
 

@@ -60,7 +60,7 @@ def values(rows):
 
 
 @pytest.mark.parametrize("vector", vectors("frames.json", 2))
-def test_a_frame_means_what_it_says(vector):
+def test_a_frame_means_what_its_description_states(vector):
     data, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
     header, content = read(data)
     assert Kind(header.kind).name == meaning["kind"]
@@ -118,7 +118,7 @@ def test_a_frame_means_what_it_says(vector):
 
 
 @pytest.mark.parametrize("vector", vectors("frames.json", 1))
-def test_a_version_1_batch_means_what_it_says(vector):
+def test_a_version_1_batch_means_what_its_description_states(vector):
     assert values(read_v1(bytes.fromhex(vector["hex"]))) == vector["meaning"]["values"]
 
 

@@ -17,7 +17,7 @@ def run(function: Any, input: str, output: str = "", batch_max: int = 0, **optio
     return warm_up(Evaluator(FunctionModel(function), "m", **options), input, output, batch_max)
 
 
-def test_batches_double_up_to_the_bound_and_each_but_the_first_is_told() -> None:
+def test_batches_double_up_to_the_bound_and_each_but_the_first_is_reported() -> None:
     sizes: list[int] = []
 
     def total(rows: Any) -> Any:
@@ -35,7 +35,7 @@ def test_batches_double_up_to_the_bound_and_each_but_the_first_is_told() -> None
     assert max(sizes) == 4
 
 
-def test_a_slow_model_is_not_asked_for_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_model_gets_no_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipper_container.worker.warmup.BATCH_S", 0.0)
     sizes: list[int] = []
     run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]")

@@ -99,7 +99,7 @@ def test_of_work_that_was_thought_quick_the_lead_is_taken_away() -> None:
         assert done_of(mail).wait(PATIENCE_S)
 
 
-def test_it_looks_again_after_it_has_looked_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_polls_again_after_it_has_waited_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipper_container.host.worker_pool.QUIET_CHECKS", 0)
     monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 0.001)
     mail, gate = Mail(), threading.Event()

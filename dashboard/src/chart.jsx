@@ -36,8 +36,8 @@ function options(series, { width, height, format, window, stepped, numeric, onPo
   };
 }
 
-/** x: numbers.  series: [{label, color (a CSS variable), values, shown (what legend and table say), dash, fill}].  summary: what a
- *  person who does not see the chart is told. */
+/** x: numbers.  series: [{label, color (a CSS variable), values, shown (texts of legend and table), dash, fill}].  summary: what a
+ *  screen reader reads. */
 export function Chart({ name, x, series, format, window = 300, height = 190, stepped, numeric, summary, xName = "time" }) {
   const box = useRef(null);
   const plot = useRef(null);
@@ -110,7 +110,7 @@ export function Chart({ name, x, series, format, window = 300, height = 190, ste
   );
 }
 
-/** Columns of rows by time; where the server was not heard there is a gap. */
+/** Columns of rows by time; a gap where the server sent nothing. */
 export function columns(rows, reads) {
   const x = [];
   const found = reads.map(() => []);

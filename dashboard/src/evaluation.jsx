@@ -1,7 +1,7 @@
 // What other policies would have achieved on the feedback so far, beside the running one.
 
 import { useState } from "preact/hooks";
-import { ask } from "./feed.js";
+import { request } from "./feed.js";
 import { number } from "./format.js";
 import { path } from "./models.jsx";
 import { Interval, Scroll } from "./parts.jsx";
@@ -20,7 +20,7 @@ export function Evaluation({ app, running }) {
     try {
       const each = [];
       for (const name of new Set([running, policy]))
-        each.push(await ask("GET", `/admin/applications/${path(app)}/evaluation?policy=${encodeURIComponent(name)}`));
+        each.push(await request("GET", `/admin/applications/${path(app)}/evaluation?policy=${encodeURIComponent(name)}`));
       setFound([...each, ...found.filter((other) => !each.some((one) => one.policy === other.policy))]);
     } catch (error) {
       setMessage([error.message, error.hint].filter(Boolean).join(" "));

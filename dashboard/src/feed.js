@@ -1,9 +1,9 @@
-// What the server tells: a stream of events read by fetch, which (unlike EventSource) sends the token as a header. All that is
-// kept is bounded: five minutes by the second, an hour by ten.
+// Source of the page's values: a stream of events read by fetch, which (unlike EventSource) sends the token as a header. What is
+// stored is bounded: five minutes by the second, an hour by ten.
 
 export const FINE_MAX = 310;
 export const COARSE_MAX = 365;
-const SILENT_MS = 15000; // the server says something at least every five seconds
+const SILENT_MS = 15000; // the server sends something at least every five seconds
 const PAUSE_MS_MAX = 10000;
 const KEY = "clipper-token";
 
@@ -17,7 +17,7 @@ export function headers(more = {}) {
 }
 
 /** One request of management; throws an Error with the server's words, and `hint`, `status`. */
-export async function ask(method, path, body) {
+export async function request(method, path, body) {
   const more = body === undefined ? {} : { "Content-Type": "application/json" };
   const response = await fetch(path, { method, headers: headers(more), body: body === undefined ? undefined : JSON.stringify(body) });
   const text = await response.text();
@@ -114,7 +114,7 @@ export class Feed {
       }
       if (!gone()) this.retry("The server closed the connection.");
     } catch (error) {
-      if (!gone()) this.retry(error.name === "AbortError" ? "Nothing was heard for a while." : error.message);
+      if (!gone()) this.retry(error.name === "AbortError" ? "The server has sent nothing for a while." : error.message);
     }
   }
 

@@ -41,7 +41,7 @@ export function shown(value) {
 /** Half of the 95 % interval of a mean of rewards between 0 and 1: at most this, whatever their spread. */
 export const half = (mean, n) => (n > 0 ? 1.96 * Math.sqrt(Math.max(mean * (1 - mean), 0.25 / (n + 4)) / n) : null);
 
-/** What to ask of an input type such as `f64[3]`: {dims, kind}. */
+/** Shape and element type of an input type such as `f64[3]`: {dims, kind}. */
 export function inputOf(type) {
   const found = /^([a-z]+\d*)\[([\d, ]*)\]$/.exec(type || "");
   if (!found) return { kind: type || "any", dims: null };

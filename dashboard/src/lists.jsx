@@ -1,7 +1,7 @@
 // What a person reads: the slowest queries, what happened, what is set.
 
 import { useEffect, useState } from "preact/hooks";
-import { ask } from "./feed.js";
+import { request } from "./feed.js";
 import { ago, clock, micros, shown } from "./format.js";
 import { Empty, Panel, Scroll } from "./parts.jsx";
 
@@ -16,7 +16,7 @@ export function Slowest({ now, nowS }) {
       {rows.length === 0 ? <Empty command="clipper predict APP VALUE">No query in the last five minutes.</Empty> : (
         <Scroll label="Slowest queries" tall>
           <p class="key">
-            <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on its way and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer
+            <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on the network and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer
           </p>
           <ol class="slowest">
             {rows.map((row) => (
@@ -42,7 +42,7 @@ function usual(model) {
   return n ? sum / n : null;
 }
 
-/** A bar for each model that was asked: until it answered. Only the whole is measured; the container's part is what it usually is. */
+/** A bar for each model that was queried: the time until it answered. Only the total is measured; the container's part is its usual time. */
 function Waterfall({ row, most, now }) {
   const at = (us) => `${(100 * us) / most}%`;
   return (
@@ -70,8 +70,8 @@ function Waterfall({ row, most, now }) {
 
 export function Events({ about, nowS }) {
   return (
-    <Panel id="events" title="Events" aside={<span class="unit">the newest first</span>}>
-      {about.events.length === 0 ? <Empty command="clipper deploy --help">Nothing has happened yet.</Empty> : (
+    <Panel id="events" title="Events" aside={<span class="unit">newest first</span>}>
+      {about.events.length === 0 ? <Empty command="clipper deploy --help">No events yet.</Empty> : (
         <Scroll label="Events" tall>
           <ol class="events">
             {about.events.map((one) => (
@@ -100,12 +100,12 @@ export function Configuration() {
   const [changed, setChanged] = useState(true);
   const [word, setWord] = useState("");
   useEffect(() => {
-    if (open && !rows) ask("GET", "/admin/configuration").then((found) => setRows(found.settings), (error) => setTrouble(error.message));
+    if (open && !rows) request("GET", "/admin/configuration").then((found) => setRows(found.settings), (error) => setTrouble(error.message));
   }, [open]);
   const fitting = (rows ?? []).filter((row) => (!changed || row.origin !== "default") && `${row.key} ${row.text}`.toLowerCase().includes(word.toLowerCase()));
   return (
     <Panel id="configuration" title="Configuration" wide aside={<button type="button" class="small" aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "hide" : "show"}</button>}>
-      {!open ? <p class="note">What is set, and where it comes from. To change it: the file, the environment or the command line; then <code>clipper up</code>.</p> : (
+      {!open ? <p class="note">Settings with their origin. To change one, edit the file, the environment or the command line, then run <code>clipper up</code>.</p> : (
         <>
           <div class="row">
             <label class="check"><input type="checkbox" checked={changed} onChange={(event) => setChanged(event.currentTarget.checked)} /> only what is not a default</label>
@@ -114,7 +114,7 @@ export function Configuration() {
           {trouble && <p class="bad-text" role="alert">{trouble}</p>}
           <Scroll label="Configuration" tall>
             <table>
-              <thead><tr><th scope="col">key</th><th scope="col">value</th><th scope="col">unit</th><th scope="col">default</th><th scope="col">origin</th><th scope="col">what it is</th></tr></thead>
+              <thead><tr><th scope="col">key</th><th scope="col">value</th><th scope="col">unit</th><th scope="col">default</th><th scope="col">origin</th><th scope="col">description</th></tr></thead>
               <tbody>
                 {fitting.map((row) => (
                   <tr key={row.key} class={row.origin === "default" ? "" : "set"}>
@@ -123,7 +123,7 @@ export function Configuration() {
                 ))}
               </tbody>
             </table>
-            {rows && fitting.length === 0 && <p class="note">{changed ? "All of it is as by default." : "No key fits."}</p>}
+            {rows && fitting.length === 0 && <p class="note">{changed ? "All settings have their defaults." : "No key matches."}</p>}
           </Scroll>
         </>
       )}

@@ -1,9 +1,9 @@
-// The page: who may look, what is shown, how it stays alive.
+// The page: login, contents, reconnection.
 
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { redrawAll } from "./chart.jsx";
-import { ask, Feed, token } from "./feed.js";
+import { request, Feed, token } from "./feed.js";
 import { ago, bytes, micros, number, percent } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
 import { Mesh } from "./mesh.jsx";
@@ -36,7 +36,7 @@ function Login({ trouble, onToken }) {
         <input id="token" ref={box} type="password" autocomplete="current-password" value={text} onInput={(event) => setText(event.currentTarget.value)} aria-describedby="login-trouble" />
         <p id="login-trouble" class="bad-text" role="alert">{trouble}</p>
         <button type="submit" class="primary">Log in</button>
-        <p class="note">It is kept in this tab until it is closed, and sent as a header only.</p>
+        <p class="note">The token is stored in this tab until you close it, and is sent only as a header.</p>
       </form>
     </main>
   );
@@ -50,7 +50,7 @@ function Header({ feed, view, setView, paused, setPaused, theme, setTheme, onLog
       <div class="brand"><h1>clipper</h1> <span class="muted">{about?.version}</span></div>
       <span class="muted words">{words}</span>
       <span class={`live ${paused ? "paused" : feed.state}`} role="status" title={feed.trouble}>
-        {paused ? "paused" : feed.state === "live" ? "live" : feed.state === "waiting" ? "disconnected – trying again" : "connecting…"}
+        {paused ? "paused" : feed.state === "live" ? "live" : feed.state === "waiting" ? "disconnected, reconnecting…" : "connecting…"}
       </span>
       <div class="tools" role="group" aria-label="View">
         {Object.keys(WINDOWS).map((name) => <button type="button" key={name} class="small" aria-pressed={view === name} onClick={() => setView(name)}>{name}</button>)}
@@ -76,14 +76,14 @@ function Tiles({ fine, about, now }) {
     ["queries", `${number(sum("q") / seconds)}/s`, "mean of 10 readings", ""],
     ["answered in time", answers ? percent(sum("ok") / answers) : "–", answers ? `${number(answers - sum("ok"))} without` : "no queries", answers && sum("ok") / answers < 0.99 ? "bad" : ""],
     ["p99, the tightest", worst ? micros(worst.us) : "–", worst ? `${worst.app.name}, SLO ${micros(worst.app.slo_ms * 1000)}` : "no queries", worst && worst.us > worst.app.slo_ms * 1000 ? "bad" : ""],
-    ["spared by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} tasks/s`, ""],
+    ["answered by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} tasks/s`, ""],
     ["models ready", `${ready}/${about.models.length}`, `containers: ${bytes(memory)}`, ready < about.models.length ? "bad" : ""],
     ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} wait for feedback`, ""],
   ];
   return (
     <ul class="tiles" aria-label="At a glance">
       {tiles.map(([name, value, more, kind]) => (
-        <li key={name} class={kind}><span class="name">{name}</span><b>{value}{kind === "bad" && <span class="hidden"> (look here)</span>}</b><span class="muted">{more}</span></li>
+        <li key={name} class={kind}><span class="name">{name}</span><b>{value}{kind === "bad" && <span class="hidden"> (needs attention)</span>}</b><span class="muted">{more}</span></li>
       ))}
     </ul>
   );
@@ -119,7 +119,7 @@ function Board({ shot, view, act }) {
         <Choice label="application" value={all} options={[ALL, ...apps]} onChange={setApp} />
         <Choice label="model" value={chosen} options={models.length ? models : ["none yet"]} onChange={setModel} />
       </div>
-      {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application takes queries yet.</Empty>}
+      {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application exists yet.</Empty>}
       <div class="grid">
         {apps.length > 0 && <Throughput rows={rows} app={all} window={window} />}
         {apps.length > 0 && <Latency rows={rows} app={one} label={label} about={about} window={window} />}
@@ -163,7 +163,7 @@ function App() {
   const shot = frozen ?? current;
   const act = async (method, path, body) => {
     try {
-      const found = await ask(method, path, body);
+      const found = await request(method, path, body);
       setToast({ text: found.message || "Done.", kind: "ok" });
     } catch (error) {
       setToast({ text: `${error.message} ${error.hint ?? ""}`, kind: "bad" });
@@ -186,7 +186,7 @@ function App() {
     <>
       <a class="skip" href="#main">Skip to the panels</a>
       <Header feed={current} view={view} setView={setView} paused={frozen !== null} setPaused={pause} theme={theme} setTheme={setThemeTo} onLogout={logout} />
-      {current.state === "waiting" && <p class="banner" role="alert">Disconnected: {current.trouble} What is shown is of {current.now ? `${ago(current.now.t * 1e6, Date.now() / 1000)} ago` : "nothing yet"}; trying again.</p>}
+      {current.state === "waiting" && <p class="banner" role="alert">Disconnected: {current.trouble} {current.now ? `The values are ${ago(current.now.t * 1e6, Date.now() / 1000)} old` : "No values yet"}; trying to reconnect.</p>}
       <main id="main" tabIndex={-1}>
         {shot.about && shot.now ? <Board shot={shot} view={view} act={act} /> : <p class="empty">Waiting for the first reading…</p>}
       </main>

@@ -1,7 +1,7 @@
 // The mesh: how full each node is, who holds what, and why.
 
 import { useEffect, useState } from "preact/hooks";
-import { ask } from "./feed.js";
+import { request } from "./feed.js";
 import { ago, bytes, number, percent } from "./format.js";
 import { path } from "./models.jsx";
 import { Empty, Mark, Panel, Scroll } from "./parts.jsx";
@@ -13,8 +13,8 @@ const WORDS = { LOADED: "loaded", LOADING: "loading", LOADING_FAILED: "failed", 
 
 const since = (ms, nowS) => (ms ? ago(ms * 1000, nowS) : "–");
 
-/** What `look()` finds, again and again while the page is seen. */
-function useLooking(look, keys) {
+/** Result of `read()`, repeated while the page is visible. */
+function usePolled(read, keys) {
   const [found, setFound] = useState(null);
   const [trouble, setTrouble] = useState("");
   useEffect(() => {
@@ -22,7 +22,7 @@ function useLooking(look, keys) {
     const once = async () => {
       if (document.hidden) return;
       try {
-        const now = await look();
+        const now = await read();
         if (!over) {
           setFound(now);
           setTrouble("");
@@ -44,12 +44,12 @@ function useLooking(look, keys) {
 export function Mesh({ about, nowS }) {
   const [word, setWord] = useState("");
   const [why, setWhy] = useState(null);
-  const [nodes, trouble] = useLooking(() => ask("GET", "/v1/mesh/instances"), []);
-  const [models, missed] = useLooking(() => ask("GET", `/v1/mesh/models?limit=${ROWS}&prefix=${encodeURIComponent(word)}`), [word]);
+  const [nodes, trouble] = usePolled(() => request("GET", "/v1/mesh/instances"), []);
+  const [models, missed] = usePolled(() => request("GET", `/v1/mesh/models?limit=${ROWS}&prefix=${encodeURIComponent(word)}`), [word]);
   const explain = async (id) => {
     if (why?.id === id) return setWhy(null);
     try {
-      setWhy(await ask("GET", `/v1/mesh/models/${path(id)}/explain`));
+      setWhy(await request("GET", `/v1/mesh/models/${path(id)}/explain`));
     } catch (error) {
       setWhy({ id, next: error.message, verdicts: [], history: [] });
     }
@@ -62,7 +62,7 @@ export function Mesh({ about, nowS }) {
       {(trouble || missed) && <p class="bad-text" role="alert">{trouble || missed}</p>}
       <Nodes instances={instances} nowS={nowS} />
       <div class="row pick">
-        <label class="choice"><span>models that begin with</span><input type="search" value={word} onInput={(event) => setWord(event.currentTarget.value.trim())} /></label>
+        <label class="choice"><span>prefix of model ids</span><input type="search" value={word} onInput={(event) => setWord(event.currentTarget.value.trim())} /></label>
       </div>
       <Held models={models?.models ?? []} more={models?.next} instances={instances} nowS={nowS} why={why} explain={explain} />
       {why && <Why why={why} close={() => setWhy(null)} />}
@@ -71,7 +71,7 @@ export function Mesh({ about, nowS }) {
 }
 
 function Nodes({ instances, nowS }) {
-  if (!instances.length) return <Empty command="clipper node --help">No node lives.</Empty>;
+  if (!instances.length) return <Empty command="clipper node --help">No node is alive.</Empty>;
   return (
     <Scroll label="Nodes of the mesh">
       <table class="nodes">
@@ -107,10 +107,10 @@ function Nodes({ instances, nowS }) {
 
 /** A column a node: which of these models it holds. */
 function Held({ models, more, instances, nowS, why, explain }) {
-  if (!models.length) return <Empty command="clipper mesh register ID models/m.onnx">No such model is registered.</Empty>;
+  if (!models.length) return <Empty command="clipper mesh register ID models/m.onnx">No model with this prefix is registered.</Empty>;
   return (
     <>
-      <Scroll label="Who holds what" tall>
+      <Scroll label="Copies of models by node" tall>
         <table class="held">
           <thead>
             <tr>
@@ -144,7 +144,7 @@ function Copy({ copy }) {
 
 function Why({ why, close }) {
   return (
-    <div class="logs" role="region" aria-label={`Why ${why.id} is where it is`}>
+    <div class="logs" role="region" aria-label={`Placement of ${why.id}`}>
       <header><b>{why.id}</b> <span class="muted">{why.next} · clipper mesh explain {why.id}</span> <button type="button" class="small" onClick={close}>close</button></header>
       <ul class="why">
         {why.verdicts.map((one) => <li key={one.instance}><Mark kind={one.ok ? "ok" : "off"}>{one.instance}</Mark> <span class="muted">{one.why}</span></li>)}

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { Chart, columns } from "./chart.jsx";
-import { ask } from "./feed.js";
+import { request } from "./feed.js";
 import { bytes, clock, micros, number, percent } from "./format.js";
 import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
@@ -19,12 +19,12 @@ export function stateOf(now, id) {
 export function Models({ rows, about, now, act }) {
   const [logs, setLogs] = useState(null);
   if (!about.models.length)
-    return <Panel id="models" title="Models" wide><Empty command='clipper deploy NAME module:function --input "f64[3]"'>No model is in service.</Empty></Panel>;
+    return <Panel id="models" title="Models" wide><Empty command='clipper deploy NAME module:function --input "f64[3]"'>No model is deployed.</Empty></Panel>;
   const last = rows.at(-1);
   const show = async (id) => {
     if (logs?.id === id) return setLogs(null);
     try {
-      setLogs({ id, lines: (await ask("GET", `/admin/models/${path(id)}/logs`)).lines });
+      setLogs({ id, lines: (await request("GET", `/admin/models/${path(id)}/logs`)).lines });
     } catch (error) {
       setLogs({ id, lines: [error.message] });
     }
@@ -38,7 +38,7 @@ export function Models({ rows, about, now, act }) {
             <tr>
               <th scope="col">model</th><th scope="col">state</th><th scope="col" class="n">containers</th><th scope="col" class="n">memory</th>
               <th scope="col" class="n">rows/s</th><th scope="col" class="n">p99</th><th scope="col" class="n">queue</th><th scope="col" class="n">batch limit</th>
-              <th scope="col">asked by</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
+              <th scope="col">applications</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
             </tr>
           </thead>
           <tbody>
@@ -58,7 +58,7 @@ export function Models({ rows, about, now, act }) {
                   <td class="n">{micros(row.us?.[1])}</td>
                   <td class="n">{number(row.queue ?? 0)}</td>
                   <td class="n">{row.limit ?? "–"}</td>
-                  <td class="names">{model.applications.join(", ") || <span class="muted">nobody</span>}</td>
+                  <td class="names">{model.applications.join(", ") || <span class="muted">none</span>}</td>
                   <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>{next}</code></> : <span class="muted">none</span>}</td>
                   <td class="actions">
                     <button type="button" class="small" aria-expanded={logs?.id === model.id} onClick={() => show(model.id)}>logs</button>{" "}
@@ -74,14 +74,14 @@ export function Models({ rows, about, now, act }) {
       {logs && (
         <div class="logs" role="region" aria-label={`Last lines of ${logs.id}`}>
           <header><b>{logs.id}</b> <span class="muted">last lines · clipper logs {logs.id}</span> <button type="button" class="small" onClick={() => setLogs(null)}>close</button></header>
-          <pre tabIndex={0}>{logs.lines.length ? logs.lines.join("\n") : "It has written nothing."}</pre>
+          <pre tabIndex={0}>{logs.lines.length ? logs.lines.join("\n") : "No output yet."}</pre>
         </div>
       )}
     </Panel>
   );
 }
 
-/** What moved a model's batch limit, by its readings, the newest first. */
+/** What moved a model's batch limit, by its readings, newest first. */
 export function stepsOf(rows, id, budget) {
   const steps = [];
   let before = null;
@@ -89,7 +89,7 @@ export function stepsOf(rows, id, budget) {
     const now = row.models[id];
     if (!now?.limit) continue;
     if (before && now.limit !== before.limit) {
-      const why = now.limit > before.limit ? "full batches keep their time"
+      const why = now.limit > before.limit ? "full batches stay within the budget"
         : now.misses ? `${now.misses} batch${now.misses > 1 ? "es" : ""} took longer than ${micros(budget)}` : "the time for a batch became shorter";
       steps.push({ t: row.t, from: before.limit, to: now.limit, why });
     }
@@ -99,7 +99,7 @@ export function stepsOf(rows, id, budget) {
 }
 
 const MODES = {
-  aimd: "grows while full batches keep their time, else shrinks", fit: "the most that the time allows",
+  aimd: "grows while full batches stay within the budget, else shrinks", fit: "the most that the time allows",
   quantile: "the most that the p99 of the time allows", static: "always the most", none: "one at a time",
 };
 
@@ -131,7 +131,7 @@ export function Batching({ rows, model, about, now, window }) {
       )}
       <p class="note">{full ? `At batching.size_max, ${settings.size_max} rows.` : `${settings.mode ?? "aimd"}: ${MODES[settings.mode ?? "aimd"] ?? ""}.`} A batch may take {micros(budget)}: {percent(settings.budget_share ?? 0.5)} of the tightest SLO.{padding && ` Padding: ${percent(padding)}.`}</p>
       {steps.length > 0 && (
-        <ol class="steps" aria-label="Steps of the limit, the newest first">
+        <ol class="steps" aria-label="Steps of the limit, newest first">
           {steps.slice(0, 4).map((one) => <li key={one.t}><time>{clock(one.t)}</time> {one.from} → <b>{one.to}</b> <span class="muted">{one.why}</span></li>)}
         </ol>
       )}

@@ -1,4 +1,4 @@
-// Tables of parameters: rows asked for and pushed, what each shard has and how far its replicas are, what each table holds.
+// Tables of parameters: rows pulled and pushed, state of each shard and lag of its replicas, contents of each table.
 
 import { Chart, columns } from "./chart.jsx";
 import { ago, bytes, number, percent } from "./format.js";
@@ -24,7 +24,7 @@ export function Params({ rows, fine, about, now, window }) {
           {away.map((one) => `Shard ${one.shard} ${{ away: "is away", recovers: "recovers", exposed: "goes on without its replica" }[one.state]}`).join(". ")}. Next: <code>clipper params ps --folder {about.params}</code>
         </p>
       )}
-      {!shards.length ? <Empty command={`clipper params ps --folder ${about.params}`}>No shard was heard yet.</Empty> : (
+      {!shards.length ? <Empty command={`clipper params ps --folder ${about.params}`}>No shard has answered yet.</Empty> : (
         <>
           <Charts rows={rows} window={window} />
           <Shards shards={shards} fine={fine} nowS={now.t} />
@@ -71,7 +71,7 @@ function Shards({ shards, fine, nowS }) {
   return (
     <Scroll label="Shards">
       <table class="shards">
-        <caption>What each shard has, and does: mean of {LATELY} readings.{skew !== null && each.length > 1 && ` The busiest has ${number(skew)} times the mean.`}</caption>
+        <caption>Rows and work of each shard: mean of the last {LATELY} readings.{skew !== null && each.length > 1 && ` The busiest has ${number(skew)} times the mean.`}</caption>
         <thead>
           <tr>
             <th scope="col">shard</th><th scope="col">state</th><th scope="col">share of the work</th><th scope="col" class="n">pulled/s</th><th scope="col" class="n">pushed/s</th>
@@ -122,7 +122,7 @@ function Tables({ tables }) {
   return (
     <Scroll label="Tables" tall>
       <table class="tables">
-        <caption>Tables, over all shards, since each shard began</caption>
+        <caption>Tables, over all shards, since each shard started</caption>
         <thead>
           <tr>
             <th scope="col">table</th><th scope="col" class="n">dim</th><th scope="col" class="n">rows</th><th scope="col" class="n">memory</th><th scope="col" class="n">pulled</th>

@@ -19,9 +19,9 @@ const MARKS = { ok: "●", warn: "▲", bad: "■", off: "○" };
 
 export const Mark = ({ kind, children }) => <span class={`mark ${kind}`}><span aria-hidden="true">{MARKS[kind]}</span> {children}</span>;
 
-/** A button that asks once more before it does something. */
+/** A button with a confirmation. */
 export function Action({ label, question, run, danger }) {
-  const [asking, setAsking] = useState(false);
+  const [confirming, setConfirming] = useState(false);
   const [busy, setBusy] = useState(false);
   const go = async () => {
     setBusy(true);
@@ -29,15 +29,15 @@ export function Action({ label, question, run, danger }) {
       await run();
     } finally {
       setBusy(false);
-      setAsking(false);
+      setConfirming(false);
     }
   };
-  if (!asking) return <button type="button" class="small" onClick={() => setAsking(true)}>{label}</button>;
+  if (!confirming) return <button type="button" class="small" onClick={() => setConfirming(true)}>{label}</button>;
   return (
     <span class="confirm" role="group" aria-label={question}>
       {question}{" "}
       <button type="button" class={danger ? "small danger" : "small primary"} disabled={busy} onClick={go} autoFocus>Yes</button>{" "}
-      <button type="button" class="small" onClick={() => setAsking(false)}>No</button>
+      <button type="button" class="small" onClick={() => setConfirming(false)}>No</button>
     </span>
   );
 }

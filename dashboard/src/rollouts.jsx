@@ -26,7 +26,7 @@ function Rollout({ one, nowS, act }) {
           <ul class="guards">{one.guards.map((guard) => <li key={guard.guard}><Mark kind={VERDICTS[guard.outcome] ?? "off"}>{guard.guard} {guard.outcome}</Mark> <span class="muted">{guard.reason}</span></li>)}</ul>
           {one.waits && <p class="note">{one.waits}</p>}
           <p class="row">
-            {one.state === "running" ? <Action label="pause" question="Let it grow no more?" run={move("pause")} /> : <Action label="resume" question="Begin this stage anew?" run={move("resume")} />}
+            {one.state === "running" ? <Action label="pause" question="Keep its share as it is?" run={move("pause")} /> : <Action label="resume" question="Restart this stage?" run={move("resume")} />}
             <Action label="promote" question={`Give all queries to ${one.model}?`} run={move("promote")} />
             <Action label="revert" danger question={`Give all queries back to ${one.control}?`} run={move("abort")} />
           </p>

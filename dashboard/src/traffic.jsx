@@ -1,4 +1,4 @@
-// What applications do: throughput and outcomes, latency, whom they ask, what the cache spares.
+// What applications do: throughput and outcomes, latency, the models they query, cache hits.
 
 import { Chart, columns } from "./chart.jsx";
 import { Evaluation } from "./evaluation.jsx";
@@ -41,7 +41,7 @@ export function Throughput({ rows, app, window }) {
   );
 }
 
-// label: of the application that a panel is about; while all are chosen it says that this is the busiest.
+// label: of the application that a panel is about; if all are chosen, it marks the busiest.
 export function Latency({ rows, app, label, about, window }) {
   const record = about.applications.find((one) => one.name === app);
   const slo = record ? record.slo_ms * 1000 : null;
@@ -59,7 +59,7 @@ export function Latency({ rows, app, label, about, window }) {
     <Panel id="latency" title="Latency" aside={<span class="unit">{label}</span>}>
       <Chart name={`Latency of ${app}`} x={x} series={series} format={micros} window={window} summary={summary} />
       <p class="note">
-        {seen === 0 ? "No queries lately." : over === 0 ? `p99 kept its ${micros(slo)} in the last ${seen} readings.` : `p99 was beyond ${micros(slo)} in ${over} of the last ${seen} readings.`}
+        {seen === 0 ? "No queries lately." : over === 0 ? `p99 was within its ${micros(slo)} in the last ${seen} readings.` : `p99 was beyond ${micros(slo)} in ${over} of the last ${seen} readings.`}
       </p>
     </Panel>
   );
@@ -69,7 +69,7 @@ export function Selection({ rows, app, label, about, now, window }) {
   const record = about.applications.find((one) => one.name === app);
   const models = Object.keys(now.apps[app]?.models ?? {});
   if (!models.length)
-    return <Panel id="selection" title="Selection"><Empty command={`clipper link ${app} MODEL`}>{app} asks no model.</Empty></Panel>;
+    return <Panel id="selection" title="Selection"><Empty command={`clipper link ${app} MODEL`}>{app} has no models.</Empty></Panel>;
   const learned = rows.some((row) => Object.values(row.apps[app]?.models ?? {}).some((one) => one[0] != null));
   const used = (name) => (row) => {
     const each = row.apps[app]?.models;
@@ -97,14 +97,14 @@ export function Selection({ rows, app, label, about, now, window }) {
           <thead><tr><th scope="col">model</th><th scope="col" class="n">share</th><th scope="col" class="n">feedback</th><th scope="col">reward</th></tr></thead>
           <tbody>
             {models.map((name, i) => {
-              const told = now.apps[app].models[name].feedback;
-              const width = half(told.mean, told.n);
+              const feedback = now.apps[app].models[name].feedback;
+              const width = half(feedback.mean, feedback.n);
               return (
                 <tr key={name}>
                   <th scope="row"><i class="swatch" style={{ background: `var(${COLORS[i] ?? "--muted"})` }} aria-hidden="true" /> {name}</th>
                   <td class="n">{percent(each[i]?.at(-1))}</td>
-                  <td class="n">{number(Math.round(told.n))}</td>
-                  <td>{told.n ? <Interval mean={told.mean} half={width} color={COLORS[i] ?? "--muted"} /> : <span class="muted">none yet</span>}</td>
+                  <td class="n">{number(Math.round(feedback.n))}</td>
+                  <td>{feedback.n ? <Interval mean={feedback.mean} half={width} color={COLORS[i] ?? "--muted"} /> : <span class="muted">none yet</span>}</td>
                 </tr>
               );
             })}
@@ -129,7 +129,7 @@ export function Cache({ rows, window }) {
   const last = rows.at(-1)?.cache ?? {};
   return (
     <Panel id="cache" title="Cache" aside={<span class="unit">share of tasks</span>}>
-      <Chart name="Share of tasks that the cache spared" x={x} format={percent} window={window} height={150}
+      <Chart name="Share of tasks answered by the cache" x={x} format={percent} window={window} height={150}
         series={[{ label: "answered at once", color: "--c1", values: hits }, { label: "joined an equal query", color: "--c2", values: joined }]}
         summary={`answered at once ${percent(hits.at(-1))}, joined ${percent(joined.at(-1))}`} />
       <p class="note">{number(last.entries ?? 0)} predictions · {number(last.gone ?? 0)} gave way in the last reading</p>

@@ -1,7 +1,7 @@
 // A query by hand: a form made of the application's input type, its answer, and what was right.
 
 import { useEffect, useState } from "preact/hooks";
-import { ask } from "./feed.js";
+import { request } from "./feed.js";
 import { example, inputOf, micros, percent, shown } from "./format.js";
 import { path } from "./models.jsx";
 import { Choice, Empty, Panel } from "./parts.jsx";
@@ -22,16 +22,16 @@ export function TryIt({ about }) {
     setText(example(type));
     setAnswer(null);
   }, [app?.name, type]);
-  if (!app) return <Panel id="try" title="Try it"><Empty command="clipper app set NAME --model MODEL --slo-ms 50">There is no application to ask.</Empty></Panel>;
+  if (!app) return <Panel id="try" title="Try it"><Empty command="clipper app set NAME --model MODEL --slo-ms 50">There is no application to query.</Empty></Panel>;
 
   const values = parsed(text);
   const go = async (event) => {
     event.preventDefault();
     const input = parsed(text);
-    if (input === undefined) return setAnswer({ error: `This is no JSON: write ${example(type).slice(0, 60)}` });
+    if (input === undefined) return setAnswer({ error: `Invalid JSON. Example: ${example(type).slice(0, 60)}` });
     setBusy(true);
     try {
-      setAnswer(await ask("POST", `/admin/applications/${path(app.name)}/predict`, { input }));
+      setAnswer(await request("POST", `/admin/applications/${path(app.name)}/predict`, { input }));
     } catch (error) {
       setAnswer({ error: error.message, hint: error.hint });
     }
@@ -58,9 +58,9 @@ export function TryIt({ about }) {
         ) : (
           <label class="area"><span>input, as JSON</span><textarea rows={3} spellcheck={false} value={text} onInput={(event) => setText(event.currentTarget.value)} /></label>
         )}
-        <button type="submit" class="primary" disabled={busy}>{busy ? "asking…" : "Ask"}</button>
+        <button type="submit" class="primary" disabled={busy}>{busy ? "sending…" : "Send query"}</button>
       </form>
-      <div class="answer" aria-live="polite" role="status">{answer ? <Answer answer={answer} app={app} /> : <p class="note">The answer, who gave it, and how long it took.</p>}</div>
+      <div class="answer" aria-live="polite" role="status">{answer ? <Answer answer={answer} app={app} /> : <p class="note">The answer, the models that gave it, and the latency.</p>}</div>
     </Panel>
   );
 }
@@ -81,7 +81,7 @@ function Answer({ answer, app }) {
       <dl>
         <dt>confidence</dt><dd>{percent(answer.confidence)}</dd>
         <dt>models</dt><dd>{answer.models.join(", ") || "none"}{answer.missing.length ? `; not ${answer.missing.join(", ")}` : ""}</dd>
-        <dt>took</dt><dd>{answer.latency_us ? micros(answer.latency_us) : "nothing: the cache had it"}, of {micros(app.slo_ms * 1000)}</dd>
+        <dt>took</dt><dd>{answer.latency_us ? micros(answer.latency_us) : "0 (cache hit)"}, of {micros(app.slo_ms * 1000)}</dd>
         {answer.decided_by && <><dt>decided by</dt><dd>{answer.decided_by}</dd></>}
         {answer.reason && <><dt>reason</dt><dd>{answer.reason}</dd></>}
         <dt>id</dt><dd><code>{answer.id}</code></dd>
@@ -97,15 +97,15 @@ function Feedback({ answer, app }) {
   const send = async (event) => {
     event.preventDefault();
     try {
-      const found = await ask("POST", `/admin/applications/${path(app.name)}/feedback`, { id: answer.id, label: parsed(label) ?? label });
-      setMessage(found.counted ? "Learned from." : "There was feedback already.");
+      const found = await request("POST", `/admin/applications/${path(app.name)}/feedback`, { id: answer.id, label: parsed(label) ?? label });
+      setMessage(found.counted ? "Feedback recorded." : "This answer has feedback already.");
     } catch (error) {
       setMessage(`${error.message} ${error.hint}`);
     }
   };
   return (
     <form class="row" onSubmit={send}>
-      <label class="choice"><span>the right answer</span><input value={label} onInput={(event) => setLabel(event.currentTarget.value)} /></label>
+      <label class="choice"><span>correct answer</span><input value={label} onInput={(event) => setLabel(event.currentTarget.value)} /></label>
       <button type="submit" class="small" disabled={!label}>Send</button> <span>{message}</span>
     </form>
   );

@@ -591,7 +591,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
             )
             raise refuse(("models", name, "replicas_max"), why)
         if model.tolerance and not model.reads:
-            raise refuse(("models", name, "tolerance"), "it does not say what it reads.")
+            raise refuse(("models", name, "tolerance"), "it does not declare what it reads.")
     for name, app in config.apps.items():
         at: _Path = ("apps", name)
         try:

@@ -24,7 +24,7 @@ def prepare(server: clipper.ClipperServer) -> None:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_works_and_the_readme_says_at_what(name: str, at: Addresses) -> None:
+def test_a_client_works_at_the_level_that_the_readme_states(name: str, at: Addresses) -> None:
     if missing := lacking(name):
         pytest.skip(f"no {missing}: python tools/fetch.py tests")
     done = list(CLIENTS[name](at))

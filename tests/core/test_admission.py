@@ -47,7 +47,7 @@ def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
         )
 
 
-def test_a_door_nobody_wrote_on_is_open() -> None:
+def test_admission_without_an_estimate_accepts() -> None:
     door = AdmissionGate()
     assert door.finish(0, 1_000) == 1_000
     assert door.finish(10**6, 1_000) == 1_000
@@ -134,7 +134,7 @@ def taught(world: World, took_us: int = 1_000, size: int = 4, slo_ms: int = 10) 
     return model, container
 
 
-def test_what_cannot_finish_is_refused_at_once_and_says_when_to_come_again(world: World) -> None:
+def test_what_cannot_finish_is_refused_at_once_and_names_a_time_to_retry(world: World) -> None:
     model, container = taught(world)
     futures = [model.predict(float(k), 10) for k in range(100)]
     refused = [future for future in futures if future.done()]
@@ -158,7 +158,7 @@ def test_a_tight_query_is_refused_where_an_easy_one_is_not(world: World) -> None
     assert not model.predict(1.0, 500).done()
 
 
-def test_the_door_opens_when_the_queue_is_served(world: World) -> None:
+def test_admission_accepts_again_when_the_queue_is_served(world: World) -> None:
     model, container = taught(world)
 
     def admitted() -> int:
@@ -313,7 +313,7 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
         world.engine.set_earliest_replica(99, 0)
 
 
-def test_all_that_waits_in_vain_is_told_at_once(world: World) -> None:
+def test_all_queries_that_wait_in_vain_are_answered_at_once(world: World) -> None:
     """Rows of several lanes, joined ones, pieces of arrays, and what a lost container had in hand;
     what may be in time waits."""
     model, container = taught(world)

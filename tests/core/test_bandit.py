@@ -146,7 +146,7 @@ def test_rows_are_never_changed_in_place(rule, fresh):
 
 
 @every_choice
-def test_the_better_model_is_asked_more(rule, fresh):
+def test_the_better_model_is_selected_more_often(rule, fresh):
     draw = random.Random(7)
     rows, queried = start(fresh, 2), [0, 0]
     for t in range(4000):
@@ -160,7 +160,7 @@ def test_the_better_model_is_asked_more(rule, fresh):
 
 
 @pytest.mark.parametrize("name", ["exp3", "greedy", "squarecb", "tsallis"])
-def test_models_are_asked_as_often_as_the_probabilities_say(name):
+def test_models_are_selected_as_often_as_the_probabilities_state(name):
     rule, fresh = RULES[name]
     rows = rule.learn_many(
         start(fresh),

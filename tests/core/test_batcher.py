@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.scheduling.batcher import Batching, BatchSizer
+from clipper_core.scheduling.batcher import BatchingMode, BatchSizer
 
 SLO_US = 20_000
 ADAPTIVE = ["aimd", "fit", "quantile"]
@@ -322,7 +322,7 @@ def test_a_lasting_slowdown_of_small_batches_brings_a_large_limit_down_within_20
     assert loop.sizer.limit <= 4
 
 
-def test_a_jump_that_misses_asks_for_more_patience() -> None:
+def test_a_jump_that_misses_makes_the_next_one_wait_longer() -> None:
     """A model with a cliff at 512 rows: jumps over it become rare."""
     sizer = BatchSizer("aimd")
     now, over = 0, [0, 0]
@@ -567,7 +567,7 @@ def test_bad_settings_are_named(settings_: dict[str, object], named: str) -> Non
 
 
 def test_modes_have_numbers() -> None:
-    assert [mode.name.lower() for mode in Batching] == MODES
+    assert [mode.name.lower() for mode in BatchingMode] == MODES
 
 
 @pytest.mark.parametrize("mode", ADAPTIVE)

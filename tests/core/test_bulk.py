@@ -182,7 +182,7 @@ def test_any_array_of_the_type(world: World, make: Callable[[Any], Any]) -> None
 
 
 @pytest.mark.parametrize("n", [5, 100])
-def test_several_models_are_asked_alike(world: World, n: int) -> None:
+def test_an_array_for_several_models_goes_to_each(world: World, n: int) -> None:
     models = tuple(world.model("f64", (2,), cached=k == 1) for k in range(3))
     for model in models:
         world.container(model, size_max=64)

@@ -311,7 +311,7 @@ def test_bulk_calls_answer_as_single_ones() -> None:
     assert cache.lookup_many(4, b"", 8) == cache.keys(4, b"", 8) == b""
 
 
-def test_what_the_door_refuses() -> None:
+def test_arguments_that_the_cache_rejects() -> None:
     cache = ClockCache(1 << 12)
     for row_bytes in (0, 3):
         with pytest.raises(ValueError, match="whole number of rows"):

@@ -92,7 +92,7 @@ def test_mixed_kinds_are_as_they_were(seed: int) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("copies", [1, 20])
-def test_missing_rows_hold_what_they_are_told(
+def test_missing_rows_hold_the_given_value(
     outputs: list[Any], missing: Any, wanted: Any, copies: int
 ) -> None:
     future = column_of(outputs * copies)

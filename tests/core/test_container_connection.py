@@ -47,7 +47,7 @@ def test_replies_cut_anywhere(world: World, seed: int, checked: bool) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 63, 64, 65])
-def test_hello_is_told_once_whole(world: World, n: int) -> None:
+def test_hello_is_reported_once_whole(world: World, n: int) -> None:
     conn = world.engine.open(world.now_us)
     frame = encode_frame(Kind.HELLO, b"payload", checked=True)
     for at in range(0, len(frame), n):
@@ -84,7 +84,7 @@ def test_a_declared_length_beyond_the_limit_reserves_nothing(
     assert not world.engine.receive(conn, bytes(header), world.now_us)
 
 
-def test_an_answer_before_the_question_has_left_closes(world: World) -> None:
+def test_an_answer_before_the_request_has_left_closes(world: World) -> None:
     """Its rows lie in the ring, and the kernel may still be reading them: they must not be
     freed."""
     model = world.model("f64", (100,), cached=False)
@@ -170,7 +170,7 @@ def test_silence_is_filled_with_heartbeats_and_ends_a_link(new_world: Callable[.
     assert world.engine.wants_close(container.conn)
 
 
-def test_who_says_nothing_is_closed(new_world: Callable[..., World]) -> None:
+def test_a_silent_connection_is_closed(new_world: Callable[..., World]) -> None:
     world = new_world(hello_ms=50)
     conn = world.engine.open(world.now_us)
     world.step(49_000)
@@ -198,7 +198,7 @@ def test_connections_are_bounded_and_their_numbers_never_come_back_at_once(
     assert EngineEvent.DISCONNECTED not in kinds, "nobody was told that they came"
 
 
-def test_a_refusal_is_said_before_the_end(world: World) -> None:
+def test_a_refusal_is_sent_before_the_connection_is_closed(world: World) -> None:
     conn = world.engine.open(world.now_us)
     world.engine.refuse(conn, "no such model")
     world.step()
@@ -208,7 +208,7 @@ def test_a_refusal_is_said_before_the_end(world: World) -> None:
     assert world.engine.wants_close(conn)
 
 
-def test_a_draining_replica_finishes_and_says_goodbye(world: World) -> None:
+def test_a_draining_replica_finishes_and_sends_goodbye(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model)
     future = model.predict(1.0)

@@ -192,7 +192,7 @@ def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> Non
     assert taught.figures() is None
 
 
-def test_a_container_says_how_it_does(world: World) -> None:
+def test_a_container_reports_its_statistics(world: World) -> None:
     taught = Taught(world, world.model())
     assert taught.figures()["accuracy"] is None
     assert taught.container.send(accuracy_frame(64, 3, 0.875))
@@ -211,7 +211,9 @@ def test_an_accuracy_that_is_none_closes(world: World, value: float) -> None:
     assert not taught.container.send(accuracy_frame(1, 0, value))
 
 
-def test_a_stranger_says_no_accuracy_and_a_container_sends_no_feedback(world: World) -> None:
+def test_an_unknown_peer_reports_no_accuracy_and_a_container_sends_no_feedback(
+    world: World,
+) -> None:
     conn = world.engine.open(world.now_us)
     assert not world.engine.receive(conn, accuracy_frame(1, 0, 0.5), world.now_us)
     assert not Taught(world, world.model()).container.send(feedback_frame(one_feedback(1)))
@@ -270,7 +272,7 @@ def test_an_array_is_of_one_session(world: World) -> None:
     assert future.result(0).tolist() == list(range(0, 128, 2))
 
 
-def test_who_did_not_ask_for_sessions_hears_of_none(world: World) -> None:
+def test_a_container_that_did_not_request_sessions_receives_none(world: World) -> None:
     model = world.model("f64", (2,))
     taught = Taught(world, model)
     model.predict([1.0, 2.0], salt=9)

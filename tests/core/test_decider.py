@@ -479,7 +479,7 @@ def test_when_nothing_is_on_its_way_the_remaining_steps_do_not_wait() -> None:
     assert decider.decide([Vote(FAILED)] * 3, 10, 20_000)[:3] == ("answer", 1, 0)
 
 
-def test_a_cascade_asks_for_the_next_only_while_time_remains() -> None:
+def test_a_cascade_requests_the_next_model_only_while_time_remains() -> None:
     decider = Decider([Step(Rule.CASCADE, confidence_min=0.8)])
     later = Vote(UNSUBMITTED, start_us=None)
     assert decider.decide([later, later], 0, 100)[:3] == ("submit", 0, 0b01)
@@ -495,7 +495,7 @@ def test_a_cascade_asks_for_the_next_only_while_time_remains() -> None:
     ), "of equals the later"
 
 
-def test_a_hedge_is_asked_in_time_or_when_all_have_failed() -> None:
+def test_a_hedge_is_queried_in_time_or_when_all_have_failed() -> None:
     decider = Decider([Step(Rule.HEDGED)])
     hedge = Vote(UNSUBMITTED, start_us=30)
     assert decider.decide([WAITING, hedge], 0, 100)[:4] == ("wait", 0, 0, 30)
@@ -504,7 +504,7 @@ def test_a_hedge_is_asked_in_time_or_when_all_have_failed() -> None:
     assert decider.decide([arrived(1), hedge], 5, 100)[:3] == ("answer", 0, 0b01)
 
 
-def test_a_floor_that_was_not_asked_is_asked() -> None:
+def test_a_floor_that_was_not_queried_is_queried() -> None:
     decider = Decider([Step(Rule.FIRST, 50, accept=0b01), Step(Rule.FLOOR, which=1)])
     assert decider.decide([WAITING, Vote(UNSUBMITTED, start_us=None)], 50, 100)[:3] == (
         "submit",
@@ -513,7 +513,7 @@ def test_a_floor_that_was_not_asked_is_asked() -> None:
     )
 
 
-def test_close_numbers_are_taken_for_all_only_where_that_was_said() -> None:
+def test_close_numbers_stand_for_all_only_where_that_was_configured() -> None:
     votes = [arrived(1.0), arrived(1.1, 1), WAITING]
     assert Decider([Step(Rule.MEAN, need=2, tolerance=0.2)]).decide(votes, 1).mask == 0b011
     assert Decider([Step(Rule.MEAN, need=2)]).decide(votes, 1).kind == "wait"
@@ -561,7 +561,7 @@ def test_steps_may_be_given_in_any_form() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 65])
-def test_a_decider_hears_up_to_64_tasks(n: int) -> None:
+def test_a_decider_receives_up_to_64_tasks(n: int) -> None:
     with pytest.raises(StatusError, match=f"not {n}"):
         Decider([Step(Rule.ALL)]).decide([WAITING] * n, 0)
     assert Decider([Step(Rule.QUORUM)]).decide([arrived("a")] * 64, 0).mask == (1 << 64) - 1

@@ -174,7 +174,7 @@ def test_a_push_that_is_no_number_changes_nothing(bad: float) -> None:
     assert table.steps == 1
 
 
-def test_what_is_wrong_with_a_call_is_said() -> None:
+def test_what_is_wrong_with_a_call_is_reported() -> None:
     table = Table("t", 4)
     for call, said in [
         (
@@ -241,7 +241,7 @@ def test_a_full_table_refuses_or_lets_the_oldest_go() -> None:
     assert moving.push([99], np.ones((1, 1)), stamp=31)["evicted"] == 1
 
 
-def test_who_had_to_go_is_said() -> None:
+def test_evicted_ids_are_reported() -> None:
     table, draw = Table("t", 1, rows_max=50, evicts=True), np.random.default_rng(4)
     there: set[int] = set()
     for now in range(1, 60):
@@ -257,7 +257,7 @@ def test_who_had_to_go_is_said() -> None:
     assert quiet == []
 
 
-def test_a_copy_has_room_for_what_will_be_said_to_be_gone() -> None:
+def test_a_copy_has_room_for_ids_that_will_be_reported_as_evicted() -> None:
     for evicts in (True, False):
         copy = Table("t", 1, rows_max=10, evicts=evicts)
         copy.bounded = False

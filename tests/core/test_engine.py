@@ -63,7 +63,7 @@ def test_a_number_of_a_connection_is_never_used_twice(world: World) -> None:
     assert world.engine.snapshot()["models"][0]["replicas"] == 0
 
 
-def test_refusing_says_why_and_closes(world: World) -> None:
+def test_refusing_gives_the_reason_and_closes(world: World) -> None:
     conn = world.engine.open(world.now_us)
     world.engine.refuse(conn, "no such model: näme")
     world.step()
@@ -86,7 +86,7 @@ def test_whoever_speaks_out_of_turn_is_closed(world: World, first: int) -> None:
     assert not world.engine.receive(conn, frame, world.now_us)
 
 
-def test_hello_is_said_once(world: World) -> None:
+def test_hello_is_reported_once(world: World) -> None:
     conn = world.engine.open(world.now_us)
     hello = encode_frame(Kind.HELLO, b"")
     assert world.engine.receive(conn, hello, world.now_us)

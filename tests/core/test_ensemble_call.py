@@ -90,7 +90,7 @@ def test_a_delayed_start_does_not_happen_once_decided(world: World) -> None:
     assert statuses_of(future) == ["OK", "UNNEEDED"]
 
 
-def test_a_cascade_asks_until_one_is_sure(world: World) -> None:
+def test_a_cascade_queries_until_one_is_sure(world: World) -> None:
     models = models_of(world, 3)
     containers = containers_of(world, models)
     cascade = Decider([Step(Rule.CASCADE, confidence_min=0.8)])
@@ -158,7 +158,7 @@ def test_who_learns_lets_them_go_on(world: World) -> None:
     assert future.result(0) == [7.0]
 
 
-def test_who_learns_asks_all_even_if_hits_decide(world: World) -> None:
+def test_a_policy_that_learns_queries_all_even_if_hits_decide(world: World) -> None:
     models = models_of(world, 2)
     containers = containers_of(world, models)
     models[0].put(1.0, 7.0)
@@ -202,7 +202,7 @@ def test_hedges_are_bounded(world: World) -> None:
     containers[1].reply_all()
 
 
-def test_a_hedge_is_asked_at_once_when_the_first_fails(world: World) -> None:
+def test_a_hedge_is_queried_at_once_when_the_first_fails(world: World) -> None:
     models = models_of(world, 2)
     containers = containers_of(world, models)
     future = predict_ensemble(
@@ -289,7 +289,7 @@ def test_given_up(world: World, learn: bool) -> None:
     assert containers[1].read() == []
 
 
-def test_a_future_that_is_dropped_asks_nobody_any_more(world: World) -> None:
+def test_a_dropped_future_sends_no_more_queries(world: World) -> None:
     models = models_of(world, 3)
     containers = containers_of(world, models)
     future = predict_ensemble(models, ALL, 1.0, 50_000, starts_us=(0, 5_000, -1))
@@ -327,7 +327,7 @@ def test_a_killed_engine_leaves_nobody_waiting(world: World) -> None:
         future.wait(5)
 
 
-def test_a_mailbox_is_told_once_by_the_verdict(world: World) -> None:
+def test_a_mailbox_is_notified_once_by_the_verdict(world: World) -> None:
     models = models_of(world, 3)
     containers = containers_of(world, models)
     mailbox = MailboxReader(world.engine.completion)
@@ -341,7 +341,7 @@ def test_a_mailbox_is_told_once_by_the_verdict(world: World) -> None:
     assert not mailbox.add(future, "again")
 
 
-def test_votes_are_told_until_the_verdict_and_python_may_rule(world: World) -> None:
+def test_votes_are_delivered_until_the_verdict_and_python_may_decide(world: World) -> None:
     models = models_of(world, 3)
     containers = containers_of(world, models)
     mailbox = MailboxReader(world.engine.completion)

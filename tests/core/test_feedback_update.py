@@ -95,7 +95,7 @@ def test_nothing_is_changed_in_place():
     assert not sure.any()
 
 
-def test_rows_of_which_nobody_was_heard_do_not_count():
+def test_rows_without_any_prediction_do_not_count():
     update = update_of()
     lost = np.full((K, 10), np.nan)
     lost[0, ::2] = 0.5

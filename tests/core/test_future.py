@@ -338,7 +338,7 @@ def test_a_future_outlives_its_engine(end: str) -> None:
     assert hit.result().tolist() == list(range(5))
 
 
-def test_a_waiter_hears_that_the_engine_is_dead(world: World) -> None:
+def test_a_waiter_is_notified_that_the_engine_is_dead(world: World) -> None:
     future = world.model().predict(1.0)
     heard: list[BaseException | None] = []
     waiting = threading.Thread(target=lambda: heard.append(future_error(future)))

@@ -78,7 +78,7 @@ def test_as_the_twin(recorded: list[int], q: float) -> None:
 
 @given(st.lists(values, max_size=30), values)
 @example([1030], 1025)
-def test_count_at_most_never_says_too_many(recorded: list[int], bound: int) -> None:
+def test_count_at_most_never_returns_too_many(recorded: list[int], bound: int) -> None:
     assert filled(recorded).snapshot().count_at_most(bound) <= sum(
         value <= bound for value in recorded
     )

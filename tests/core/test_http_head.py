@@ -246,7 +246,7 @@ def test_requests_are_read_as_another_parser_reads_them(seed: int) -> None:
     assert read > 200
 
 
-def test_a_request_is_looked_for_within_the_text() -> None:
+def test_a_request_is_searched_for_within_the_text() -> None:
     for at in (-1, 5):
         with pytest.raises(ValueError, match="at"):
             read_request(b"GET ", at, KNOWN_HEADERS, REPEATED)

@@ -218,7 +218,7 @@ def test_flat_rows_of_any_length() -> None:
         assert reader.read(wrong) is None
 
 
-def test_a_large_shape_asks_for_no_memory_before_there_is_text_for_it() -> None:
+def test_a_large_shape_allocates_no_memory_before_there_is_text_for_it() -> None:
     assert RowReader("f64", (1 << 20, 1 << 20)).read(b"[[1]]") is None
 
 

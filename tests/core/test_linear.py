@@ -143,7 +143,7 @@ def test_nothing_known_is_the_mean():
     assert blend.filled(np.zeros((4, 6)), [[1.0, math.nan, 3.0]]).tolist() == [[1.0, 2.0, 3.0]]
 
 
-def test_a_model_that_was_not_heard_is_what_the_others_let_expect():
+def test_a_missing_model_is_imputed_from_the_others():
     blend, rng = Blend(ridge=0.0, discount=1.0), np.random.default_rng(4)
     x = rng.standard_normal(200)
     p = np.stack([x, 2 * x + 7, rng.standard_normal(200) + 100], axis=1)

@@ -114,7 +114,7 @@ lists = st.one_of(
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @given(st.sampled_from(list(NUMPY)), lists)
 @settings(max_examples=400, deadline=None)
-def test_inputs_become_rows_as_the_twin_says(name: str, x: Any) -> None:
+def test_inputs_become_rows_as_in_the_reference(name: str, x: Any) -> None:
     model = Model(Engine(manual_clock=True, cache_bytes_max=1 << 12), "m:1", 1, name, (3,))
     ragged = isinstance(x, list) and x and isinstance(x[0], list)
     row = None if ragged else accepted(x, name, (3,))

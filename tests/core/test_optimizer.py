@@ -250,7 +250,7 @@ def test_steps_are_those_of_torch(
     np.testing.assert_allclose(w, weights.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
-def test_it_says_what_it_is() -> None:
+def test_repr_slots_and_initial_state() -> None:
     assert repr(Optimizer("adagrad", rate=0.05)) == "Optimizer('adagrad', rate=0.05)"
     assert Optimizer("amsgrad").slots == ("mean", "squares", "largest")
     assert Optimizer("ftrl", start=0.1).state(2).tolist() == pytest.approx(

@@ -134,7 +134,7 @@ def test_the_end_of_both(world: World, first: int) -> None:
 
 
 @pytest.mark.parametrize("home", [0, 1])
-def test_a_mailbox_hears_of_both(world: World, home: int) -> None:
+def test_a_mailbox_is_notified_of_both(world: World, home: int) -> None:
     mailbox = MailboxReader(world.engines[home].completion)
     models = (world.models[home], world.models[1 - home])
     for order in ((0, 1), (1, 0)):

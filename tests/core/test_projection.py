@@ -63,7 +63,7 @@ def test_cells_are_those_of_the_twin(dtype: str, n: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.02, 0.1, 0.3])
-def test_rows_share_as_often_as_their_distance_says(apart: float) -> None:
+def test_rows_share_as_often_as_their_distance_predicts(apart: float) -> None:
     rng = np.random.default_rng(3)
     shared = 0
     for seed in range(400):
@@ -157,7 +157,7 @@ def test_rows_without_cells_are_keyed_by_their_bytes(world: World) -> None:
     assert model.cached(np.array([2, math.nan, 0, 0], "f4")) == (False, None)
 
 
-def test_hits_are_checked_at_their_share_and_the_error_is_told(world: World) -> None:
+def test_hits_are_checked_at_their_share_and_the_error_is_reported(world: World) -> None:
     model, container = near_model(world, check_share=0.25, tolerance=0.5)
     row = np.array([1, 2, 3, 4], "f4")
     model.put(row, 10.0)

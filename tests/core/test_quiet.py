@@ -18,7 +18,7 @@ BEAT_US = 10_000
 STATIC = 3
 
 
-def test_a_quiet_link_hears_no_heartbeat_and_may_be_silent_for_ever(
+def test_a_quiet_link_receives_no_heartbeat_and_may_be_silent_for_ever(
     new_world: Callable[..., World],
 ) -> None:
     world = new_world(heartbeat_ms=BEAT_US // 1000)
@@ -58,7 +58,7 @@ def test_a_quiet_replica_that_is_late_loses_its_rows_and_its_trust_until_it_answ
         assert not world.engine.replica(late.conn)["suspect"]
 
 
-def test_who_says_goodbye_may_answer_what_it_has(world: World) -> None:
+def test_a_container_that_sent_goodbye_may_answer_what_it_has(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, quiet=True)
     future = model.predict(3.0, 1000)
@@ -80,7 +80,7 @@ def test_who_says_goodbye_may_answer_what_it_has(world: World) -> None:
     assert after.result() == 4.0
 
 
-def test_who_says_goodbye_and_nothing_more_is_closed_when_its_batch_is_late(world: World) -> None:
+def test_a_container_that_sent_goodbye_is_closed_when_its_batch_is_late(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model, quiet=True)
     future = model.predict(3.0, 50)

@@ -82,7 +82,7 @@ def test_an_output_too_large_ends_the_row_and_not_the_connection(new_world: Any)
     assert future.result() == 2.0
 
 
-def test_rows_that_failed_say_why_and_the_others_are_right(world: World) -> None:
+def test_rows_that_failed_give_the_reason_and_the_others_are_right(world: World) -> None:
     model = world.model()
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
@@ -140,7 +140,7 @@ def test_an_answer_out_of_turn_closes_and_both_rows_are_tried_again(world: World
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_an_answer_before_the_question_has_left(world: World, protocol: int) -> None:
+def test_an_answer_before_the_request_has_left(world: World, protocol: int) -> None:
     """The rows are still being read by the kernel: they must not be freed by who guesses the id."""
     model = world.model(cached=False)
     container = world.container(model, protocol=protocol)
@@ -235,7 +235,7 @@ def sent(new_world: Any, texts: list[str], compression: str, remote: bool, **att
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(("compression", "remote", "how"), ROADS)
-def test_strings_travel_as_their_road_asks(
+def test_strings_are_encoded_as_their_transport_requires(
     new_world: Any, compression: str, remote: bool, how: str, checked: bool
 ) -> None:
     frame = sent(new_world, TEXTS, compression, remote, checked=checked)

@@ -181,7 +181,7 @@ def test_while_we_do_not_listen_nobody_is_silent(world: World) -> None:
     assert world.engine.wants_close(container.conn), "silence that we did hear still counts"
 
 
-def test_our_heart_beats_when_we_have_nothing_to_say(world: World) -> None:
+def test_heartbeats_are_sent_when_there_is_nothing_else_to_send(world: World) -> None:
     model = world.model()
     container = world.container(model)
     for _ in range(10 * BEAT_US // 25_000):
@@ -204,7 +204,7 @@ def test_who_never_becomes_a_replica_is_closed(world: World, hello: bool) -> Non
     assert world.engine.wants_close(conn)
 
 
-def test_draining_answers_what_it_has_and_says_goodbye(world: World) -> None:
+def test_draining_answers_what_it_has_and_sends_goodbye(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model)
     future = model.predict(3.0, 500)
@@ -226,7 +226,7 @@ def test_draining_answers_what_it_has_and_says_goodbye(world: World) -> None:
     assert late.status() == Status.DEADLINE
 
 
-def test_a_container_that_says_goodbye_gives_its_rows_back(world: World) -> None:
+def test_a_container_that_sends_goodbye_gives_its_rows_back(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model)
     future = model.predict(3.0, 500)

@@ -189,7 +189,9 @@ def ones(n: int) -> Any:
 
 @pytest.mark.parametrize("n", [0, 1, 7, 600])
 @pytest.mark.parametrize("dtype", range(4))
-def test_a_pull_is_what_the_table_says(shard: Shard, worker: Worker, n: int, dtype: int) -> None:
+def test_a_pull_returns_the_rows_of_the_table(
+    shard: Shard, worker: Worker, n: int, dtype: int
+) -> None:
     ids = np.random.default_rng(n).integers(-50, 50, n)
     shard.table.push(ids[::2], np.random.default_rng(1).standard_normal((len(ids[::2]), DIM)))
     head, payload = worker.pull(ids, dtype)
@@ -536,7 +538,9 @@ def test_second_live_client_of_a_worker_number_is_refused(shard: Shard) -> None:
         one.socket.close()
 
 
-def test_too_large_push_is_told_and_the_connection_goes_on(shard: Shard, worker: Worker) -> None:
+def test_too_large_push_is_reported_and_the_connection_goes_on(
+    shard: Shard, worker: Worker
+) -> None:
     n = 4000
     answer = worker.push(range(n), ones(n), worker=7, sequence=1)
     assert (answer["kind"], answer["rows"]) == (REFUSED, TOO_LARGE)
@@ -544,7 +548,7 @@ def test_too_large_push_is_told_and_the_connection_goes_on(shard: Shard, worker:
     assert worker.push([1], ones(1), worker=7, sequence=2)["kind"] == ANSWER
 
 
-def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
+def test_answer_to_a_push_reports_the_outcome_of_its_ids(tmp_path: Path) -> None:
     with contextlib.closing(Shard(tmp_path, table=Table("small", DIM, rows_max=128))) as shard:
         worker = Worker(shard)
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
@@ -569,7 +573,7 @@ def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
         worker.socket.close()
 
 
-def test_follower_that_begins_anew_is_not_waited_for_until_it_is_told(
+def test_follower_that_starts_anew_is_not_waited_for_until_it_is_synchronized(
     shard: Shard, worker: Worker
 ) -> None:
     shard.core.follow(0, waited=True)

@@ -232,7 +232,7 @@ def test_memory_is_the_connections(shard: Shard) -> None:
     assert len(os.listdir("/proc/self/fd")) <= files + 1
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(shard: Shard) -> None:
+def test_descriptors_that_nobody_requested_are_closed(shard: Shard) -> None:
     worker, stranger = Worker(shard), Worker(shard, admitted=False)
     assert share(stranger)["rows"] == NOT_ADMITTED, "it has been let in, as far as strangers are"
     with opened(memory_file(4096)) as fd:

@@ -131,7 +131,7 @@ def wide(world: World, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_a_batch_is_a_run_of_a_region_that_is_told_once(world: World, checked: bool) -> None:
+def test_a_batch_is_a_run_of_a_region_that_is_announced_once(world: World, checked: bool) -> None:
     model = wide(world, cached=False)
     mapper = Mapper(world, model, checked=checked)
     for turn in range(3):
@@ -178,7 +178,7 @@ def test_a_batch_over_two_lanes_names_two_regions(world: World) -> None:
     mapper.close()
 
 
-def test_a_container_that_dials_again_is_told_again(world: World) -> None:
+def test_regions_are_announced_again_to_a_container_that_reconnects(world: World) -> None:
     model = wide(world, cached=False)
     first = Mapper(world, model)
     (future,) = ask(world, model, first, [7])

@@ -72,7 +72,7 @@ def test_what_does_not_pay_is_seldom_tried() -> None:
     assert begun == 101  # the first, and then one in so many
 
 
-def test_none_is_begun_for_no_time() -> None:
+def test_no_spin_is_started_for_no_time() -> None:
     assert not any(SpinPolicy(0).begin(turn) for turn in range(2 * TRIAL))
 
 
@@ -139,7 +139,7 @@ def test_its_errors_are_those_of_a_socket(pair: Pair, spin_us: int) -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0, SPIN_US])
-def test_a_signal_is_heard_while_it_waits(pair: Pair, spin_us: int) -> None:
+def test_a_signal_is_received_while_it_waits(pair: Pair, spin_us: int) -> None:
     ours, theirs = pair
     heard: list[int] = []
 

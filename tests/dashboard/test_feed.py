@@ -240,7 +240,7 @@ def ticked(feed: Feed, clock: list[float], times: int, sources: Scripted) -> Non
         feed.tick()
 
 
-def test_a_viewer_begins_with_what_there_is_and_the_past_and_then_hears_each_second(
+def test_a_viewer_gets_the_present_and_the_past_and_then_each_second(
     clock: list[float],
 ) -> None:
     sources = Scripted()
@@ -308,7 +308,9 @@ def test_who_does_not_read_is_cut_off(clock: list[float]) -> None:
     assert feed.viewer_count == 1
 
 
-def test_who_missed_something_is_sent_away_to_ask_for_it(clock: list[float]) -> None:
+def test_a_viewer_that_missed_something_is_disconnected_and_starts_again(
+    clock: list[float],
+) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     page = Page().watch(feed)
@@ -320,7 +322,7 @@ def test_who_missed_something_is_sent_away_to_ask_for_it(clock: list[float]) -> 
     assert feed.viewer_count == 0
 
 
-def test_the_slowest_of_the_last_minutes_are_told(clock: list[float]) -> None:
+def test_the_slowest_queries_of_the_last_minutes_are_listed(clock: list[float]) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     page = Page().watch(feed)
@@ -418,7 +420,7 @@ def server() -> Iterator[clipper.ClipperServer]:
         yield started
 
 
-def test_a_server_tells_what_it_does(server: clipper.ClipperServer) -> None:
+def test_a_server_reports_its_state(server: clipper.ClipperServer) -> None:
     app = server.app("total")
     line = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
     line.request("GET", "/admin/stream")
@@ -556,7 +558,7 @@ def test_a_build_gives_the_shipped_files(tmp_path: Path) -> None:
     }
 
 
-def test_the_page_asks_nobody_else_and_is_small() -> None:
+def test_the_page_sends_requests_to_no_other_host_and_is_small() -> None:
     import gzip
 
     app = (STATIC / "app.js").read_bytes()

@@ -51,7 +51,7 @@ def test_who_is_how_full_and_who_holds_what(page: Page, server: clipper.ClipperS
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 1")
     page.until_text("<b>no</b> ONNX")
     press(page, "#mesh", "why")
-    page.until_text("it waits to be asked")
+    page.until_text("it waits for its first query")
     page.until_text("holds least")
     fill(page, "#mesh input", "nobody")
     page.until_text("clipper mesh register ID")
@@ -67,7 +67,7 @@ def test_readers_of_screens_and_small_screens(
     opened(page, server)
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
     press(page, "#mesh", "why")
-    page.until_text("it waits to be asked")
+    page.until_text("it waits for its first query")
     assert page.run("document.documentElement.scrollWidth") <= 375
     if AXE.exists():
         page.run(AXE.read_text() + "; true")

@@ -143,7 +143,7 @@ def test_figures_move_under_load(page: Page, server: clipper.ClipperServer) -> N
 
 
 @pytest.mark.usefixtures("load")
-def test_a_page_that_is_opened_late_shows_the_past_and_a_table_says_the_same(
+def test_a_page_that_is_opened_late_shows_the_past_also_as_a_table(
     page: Page, server: clipper.ClipperServer
 ) -> None:
     opened(page, server)
@@ -176,7 +176,9 @@ def test_pausing_holds_what_is_shown_and_the_rest_goes_on(
     page.until_text("live")
 
 
-def test_a_query_by_hand_is_answered_and_taught(page: Page, server: clipper.ClipperServer) -> None:
+def test_a_query_by_hand_is_answered_and_its_feedback_counts(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     opened(page, server)
     page.until("document.querySelectorAll('#try select option').length === 2")
     fill(page, "#try select", "total")
@@ -190,7 +192,7 @@ def test_a_query_by_hand_is_answered_and_taught(page: Page, server: clipper.Clip
     page.run("document.querySelector('#try .answer input').focus()")
     page.write("6.5")
     page.press("Enter")
-    page.until_text("Learned from.")
+    page.until_text("Feedback recorded.")
     assert server.stats()["applications"]["total"]["answers"]["feedback"]["n"] >= 1
 
 
@@ -252,7 +254,7 @@ def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) ->
     assert page.troubles == []
 
 
-def test_a_model_is_promoted_after_a_second_question_and_the_history_says_by_whom(
+def test_a_model_is_promoted_after_a_confirmation_and_the_history_names_the_user(
     page: Page,
 ) -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
@@ -351,7 +353,7 @@ def test_the_page_does_not_jump_while_figures_come(
 # -- when things go wrong
 
 
-def test_a_token_is_asked_for_kept_in_the_tab_and_never_in_a_url(page: Page) -> None:
+def test_a_token_is_requested_kept_in_the_tab_and_never_in_a_url(page: Page) -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "token": "open sesame"}, **QUICK) as server:
         page.open(f"http://{server.admin_address}/dashboard")
         page.until("document.activeElement.id === 'token'")
@@ -378,14 +380,14 @@ def test_a_server_that_comes_back_is_found_again(page: Page) -> None:
         opened(page, first)
         page.until_text("live")
     page.until_text("Disconnected")
-    page.until_text("trying again")
+    page.until_text("trying to reconnect")
     with clipper.start(admin=address, **QUICK) as second:
         second.deploy("late", total, input="f64[3]")
         page.until_text("late:1")
         page.until("!document.body.innerText.includes('Disconnected')")
 
 
-def test_an_empty_server_says_what_comes_next(page: Page) -> None:
+def test_an_empty_server_shows_the_next_step(page: Page) -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
         opened(page, server)
         page.until_text("clipper deploy NAME")

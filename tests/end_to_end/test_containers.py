@@ -104,7 +104,7 @@ def test_a_container_dials_in(address, protocol, tmp_path):
         wait_until(lambda: server.stats()["models"]["doubler:1"]["replicas"] == [])
 
 
-def test_python_looks_for_garbage_among_what_came_after_the_load_only(tmp_path):
+def test_only_objects_created_after_the_load_are_garbage_collected(tmp_path):
     with clipper.start(heartbeat_ms=100, drain_s=0.2) as server:
         answer = "[float(__import__('gc').get_freeze_count())] * len(xs)"
         process = dial(server.address, tmp_path, token=server.token, answer=answer)
@@ -133,7 +133,7 @@ def test_strings_come_through_however_they_are_compressed(address, compression, 
         process.communicate(timeout=10)
 
 
-def test_a_wrong_token_is_told_so(server, tmp_path):
+def test_a_wrong_token_is_rejected_with_a_message(server, tmp_path):
     process = dial(server.address, tmp_path, token="wrong")
     _, said = process.communicate(timeout=20)
     assert process.returncode == 4
@@ -224,7 +224,7 @@ def test_a_retired_model_stays_retired(server, memory):
     assert "was retired" in why
 
 
-def test_a_container_of_an_untyped_model_says_its_type(server, memory):
+def test_a_container_of_an_untyped_model_reports_its_type(server, memory):
     memory(input="f64[4]").serve(total)
     container = memory(input="any").serve(total)
     name = container.hello["name"]

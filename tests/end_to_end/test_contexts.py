@@ -26,7 +26,7 @@ def context(i):
 
 
 @pytest.mark.parametrize("policy", ["linucb", "lints"])
-def test_a_query_is_asked_of_the_model_that_its_context_tells(models, app, policy):
+def test_a_query_goes_to_the_model_that_its_context_selects(models, app, policy):
     handle = app(*models, slo_ms=5000, default=-9, policy=policy)
     errors = []
     for i in range(300):
@@ -42,7 +42,7 @@ def test_a_query_is_asked_of_the_model_that_its_context_tells(models, app, polic
 
 
 @pytest.mark.parametrize("policy", ["mixture", "lints"])
-def test_lists_teach_the_contexts_of_their_answers(models, app, policy):
+def test_lists_train_the_contexts_of_their_answers(models, app, policy):
     """One by one, in the core; and a list whose labels are to be converted first."""
     lists = {
         "alone": lambda handle, answers: [
@@ -81,7 +81,7 @@ def test_other_policies_leave_a_context_aside(models, app):
         )
 
 
-def test_sets_are_given_where_a_coverage_is_asked_for(models, app):
+def test_sets_are_given_where_a_coverage_is_requested(models, app):
     handle = app(*models, slo_ms=5000, policy="stacking", coverage=0.8)
     assert (
         app(*models, slo_ms=5000, policy="stacking").predict(np.array([1.0])).result(10).set == ()

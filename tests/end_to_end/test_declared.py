@@ -78,7 +78,7 @@ FAILING = "import sys\nprint('no weights at here.bin\\x1b[31m', file=sys.stderr)
 
 
 @pytest.mark.slow
-def test_start_says_which_declared_model_does_not_run_and_why(
+def test_start_names_the_declared_model_that_does_not_run_and_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "clipper")

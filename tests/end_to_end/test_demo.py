@@ -185,7 +185,7 @@ def test_a_signal_ends_it_in_good_order(state: str) -> None:
     assert containers_of(process.pid) == []
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_it_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(clipper.ClipperError, match="scikit-learn is not installed") as caught:
         digits.load()
@@ -197,7 +197,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     assert 'pip install "clipper-serving[demo]"' in result.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install_before_it_begins(
+def test_without_matplotlib_it_names_what_to_install_before_it_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from click.testing import CliRunner

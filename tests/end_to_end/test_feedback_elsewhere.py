@@ -66,7 +66,7 @@ def seen(server: clipper.ClipperServer) -> int:
 
 
 @pytest.mark.slow
-def test_feedback_told_elsewhere_counts_once_and_survives_a_kill(
+def test_feedback_to_another_server_counts_once_and_survives_a_kill(
     state: str, answering: tuple[subprocess.Popen[str], list[str]], tmp_path: Path
 ) -> None:
     process, ids = answering

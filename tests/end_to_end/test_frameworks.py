@@ -289,7 +289,7 @@ def test_weights_alone_are_no_model(loaded: Any, torch: Any, tmp_path: Path) -> 
 # -- pickles
 
 
-def test_a_pickle_of_the_users_answers_and_says_what_it_is(
+def test_a_pickle_of_the_user_answers_and_names_its_type(
     deploy: Any, loaded: Any, iris: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sklearn.linear_model import LogisticRegression
@@ -353,7 +353,7 @@ def test_a_folder_that_is_no_model_and_a_file_that_is_not_there(
     assert not is_data(str(tmp_path))
 
 
-def test_a_pickle_that_is_damaged_is_told_by_its_container(deploy: Any, tmp_path: Path) -> None:
+def test_a_pickle_that_is_damaged_is_reported_by_its_container(deploy: Any, tmp_path: Path) -> None:
     (tmp_path / "m.pkl").write_bytes(b"\x80\x04nonsense")
     with pytest.raises(DeployFailed, match="this file is not a pickle, or damaged"):
         deploy(str(tmp_path / "m.pkl"))
@@ -367,7 +367,7 @@ def test_bytes_that_may_hold_pickles_are_not_taken_from_a_socket(
             server.manage.deploy("m", data=b"x", kind=kind)
 
 
-def test_another_version_is_told_with_the_way_out(
+def test_another_version_is_reported_with_the_next_step(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     about = {"format": 1, "kind": "estimator", "python": "3.11", "packages": {"numpy": "0.9.1"}}

@@ -58,7 +58,7 @@ def ask(server: Any, name: str, row: Any = ROW) -> Any:
     return server.model(name).predict(row, slo_ms=20_000).result(20)
 
 
-def test_models_of_several_types_are_asked_through_one_process(
+def test_models_of_several_types_are_queried_through_one_process(
     server: Any, node: Node, tmp_path: Path
 ) -> None:
     (tmp_path / "twice.py").write_text("def f(xs):\n    return xs.sum(axis=1) * 2\n")
@@ -98,7 +98,7 @@ def test_one_loaded_model_serves_two_servers(server: Any, node: Node, tmp_path: 
         wait_until(lambda: server.stats()["models"]["h-two:1"]["replicas"] == [])
         assert ask(other, "h-two", ROW * 2) == pytest.approx(24.0)
         assert node.events == []
-    assert node.event()["why"] in ("the server said goodbye", "the server closed the connection")
+    assert node.event()["why"] in ("the server sent goodbye", "the server closed the connection")
     node.ask("unload", model="h-two")
     server.retire("h-two:1", force=True)
 

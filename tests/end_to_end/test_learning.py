@@ -192,7 +192,7 @@ def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind)
 
 
 @pytest.mark.parametrize("policy", ["squarecb", "bandit", "thompson"])
-def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
+def test_an_array_trains_the_one_model_that_was_queried(models, app, policy):
     handle = app(*models, slo_ms=5000, policy=policy)
     for _ in range(30):
         answers = handle.predict_many(np.array([[i, 0] for i in range(10)], float)).result(10)
@@ -203,7 +203,7 @@ def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
 
 
 @pytest.mark.parametrize("policy", ["exp4", "exp3", "linucb", "single"])
-def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
+def test_statistics_count_feedback_in_bulk(models, app, server, policy):
     """All feedback is counted, of lists and arrays, whether it is learned from in columns, in
     Python or not at all."""
     handle = app(
@@ -250,7 +250,9 @@ def test_what_feedback_of_an_array_is_refused(models, app):
     assert handle.feedback_many(answers, [0, 0, 0]).counted == 3, "what was refused is not counted"
 
 
-def test_what_the_journal_refuses_of_an_array_may_be_told_again(models, app, server, monkeypatch):
+def test_feedback_of_an_array_that_the_journal_refuses_may_be_sent_again(
+    models, app, server, monkeypatch
+):
     handle = app(*models, policy="exp4", slo_ms=5000)
     answers = handle.predict_many(np.zeros((100, 2))).result(10)
     states, allowed = server._learning.states, 2
@@ -315,7 +317,7 @@ def test_feedback_counts_under_every_policy(models, app, server, policy):
     assert all(row["mean"] == float(name == models[2].name) for name, row in accuracy.items())
 
 
-def test_a_default_answer_that_was_right_does_not_praise_who_said_otherwise(models, app):
+def test_a_correct_default_answer_does_not_reward_models_that_disagreed(models, app):
     """The models say 4, 8 and 3, none of them surely enough; the default, 3, is what was
     returned."""
     handle = app(*models, policy="stacking", slo_ms=5000, confidence_min=0.99, default=3)

@@ -130,7 +130,7 @@ def test_memory_stays_flat(deploy):
     assert grown < 24 << 20, f"{grown / 1e6:.1f} MB more after 200 000 queries"
 
 
-def test_many_threads_ask_at_once(deploy, server):
+def test_many_threads_query_at_once(deploy, server):
     model = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
     wrong = []
 

@@ -83,7 +83,7 @@ def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
 
 
 @pytest.mark.parametrize("kind", [signal.SIGALRM, signal.SIGINT])
-def test_a_signal_is_heard_by_one_who_leads(model, be_led, freeze, kind):
+def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(model, be_led, freeze, kind):
     class Heard(Exception):
         pass
 

@@ -1,16 +1,13 @@
 """A real `clipper up`, managed from a shell and by `clipper.connect`: what is done takes effect,
 and is there after a kill."""
 
-import contextlib
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +22,10 @@ from clipper.cli import main
 from clipper.frontend.http.messages import to_json
 from clipper.manage.client import Client
 from clipper.manage.running import Running, announce, running, the_one
+from tests.end_to_end.commands import PATIENCE_S
+from tests.end_to_end.commands import running as command
 from tests.frontend.conftest import warm_workers
 
-PATIENCE_S = 60.0
 MODELS = """
 def double(rows):
     print("a batch of", len(rows), flush=True)
@@ -65,44 +63,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Up:
-    """`clipper up` in a process of its own; what it says, until now, is in `seen`."""
-
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-u", "-m", "clipper", "up", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.seen = ""
-
-    def until(self, *texts: str) -> str:
-        assert self.process.stdout is not None
-        give_up = time.monotonic() + PATIENCE_S
-        while not all(text in self.seen for text in texts):
-            assert select.select(
-                [self.process.stdout], [], [], max(0.0, give_up - time.monotonic())
-            )[0], self.seen
-            data = os.read(self.process.stdout.fileno(), 4096).decode()
-            assert data, f"it ended before saying {texts}: {self.seen}"
-            self.seen += data
-        return self.seen
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
-@contextlib.contextmanager
-def up(*words: str) -> Iterator[Up]:
-    started = Up(*words)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.end(signal.SIGKILL)
-
-
 def shell(*words: str, code: int = 0) -> str:
     """A command in a process of its own."""
     done = subprocess.run(
@@ -125,7 +85,7 @@ def said(*words: str, code: int = 0) -> Any:
 
 
 def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> None:
-    with up() as first:
+    with command("up") as first:
         first.until("sums:1/0 is connected", "containers connect to")
         assert shell("predict", "total", "[1, 2, 3]").startswith("12.0\tby sums:1 in ")
         assert "dry run: deployed sums:2" in shell(
@@ -148,7 +108,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         server.set_application("other", ["sums:2"], slo_ms=30_000, default=[1, 2])
         first.end(signal.SIGKILL)
     assert "no server of this user runs on this host on the state" in shell("models", code=1)
-    with up() as second:
+    with command("up") as second:
         second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
         assert rows == [["sums:1", "*", "f64[3]", "1/1"], ["sums:2", "f64[3]", "2/2", "other"]]
@@ -171,7 +131,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
 
 
 def test_every_verb_by_hand(here: Path) -> None:
-    with up() as server:
+    with command("up") as server:
         server.until("sums:1/0 is connected", "containers connect to")
         said("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
         said(
@@ -259,7 +219,7 @@ def test_every_verb_by_hand(here: Path) -> None:
 
 def test_the_file_is_followed(here: Path) -> None:
     file = here / "clipper.toml"
-    with up("--reload") as server:
+    with command("up", "--reload") as server:
         server.until("sums:1/0 is connected", "containers connect to")
         file.write_text(
             FILE.replace("mine:double", "mine:triple")
@@ -280,7 +240,7 @@ def test_the_file_is_followed(here: Path) -> None:
         assert server.end() == 0
 
 
-def test_the_page_says_what_commands_say(here: Path) -> None:
+def test_the_page_states_what_commands_print(here: Path) -> None:
     """docs/managing.md: each command in turn, on the file that it shows; times, names and ids
     aside."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "managing.md").read_text()
@@ -292,7 +252,7 @@ def test_the_page_says_what_commands_say(here: Path) -> None:
         " rows.sum(axis=1) * 2\n"
     )
     (here / "mine.py").write_text(code)
-    with up() as server:
+    with command("up") as server:
         server.until("sums:1/0 is connected", "containers connect to")
         for example in console.split("$ clipper ")[1:]:
             line, _, shown = example.partition("\n")
@@ -418,7 +378,9 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
                 client.import_state(wrong)
 
 
-def test_whom_to_ask(managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_and_the_token_of_a_server(
+    managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"http://{managed.admin_address}"
     with pytest.raises(errors.NotAllowed, match="needs the token"):
         clipper.connect(url).models()
@@ -436,7 +398,7 @@ def test_whom_to_ask(managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyP
         clipper.connect("127.0.0.1:1").models()
 
 
-def test_servers_say_where_they_are(managed: clipper.ClipperServer, tmp_path: Path) -> None:
+def test_servers_publish_their_addresses(managed: clipper.ClipperServer, tmp_path: Path) -> None:
     (mine,) = [one for one in running() if one.pid == os.getpid()]
     assert (mine.url, mine.token, mine.state) == (f"http://{managed.admin_address}", "secret", "")
     place = tmp_path / "clipper-dead"

@@ -107,7 +107,7 @@ def ask(server: clipper.ClipperServer, id: str, row: Any = ROW, slo_ms: float = 
     return answer.output
 
 
-def test_a_model_is_loaded_when_it_is_asked(
+def test_a_model_is_loaded_when_it_is_requested(
     server: clipper.ClipperServer, register: Callable[..., str]
 ) -> None:
     id = register()
@@ -145,7 +145,7 @@ def test_constraints_that_cannot_be_read_are_reported_once(
         assert caplog.text.count("mesh.constraints") == 1
 
 
-def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(
+def test_a_drain_that_does_not_reach_the_store_counts_no_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def publish(here: Any) -> None:
@@ -338,7 +338,7 @@ def test_what_unregistered_models_took_is_given_back(
         )
 
 
-def test_who_waits_is_told_when_the_load_fails_for_good_or_the_model_goes(tmp_path: Path) -> None:
+def test_waiting_queries_end_when_the_load_fails_for_good_or_the_model_goes(tmp_path: Path) -> None:
     """Queries end at once, and not at their deadlines, which are far."""
     (tmp_path / "broken.py").write_text("def f(")
     gate = tmp_path / "gate"
@@ -355,7 +355,7 @@ def test_who_waits_is_told_when_the_load_fails_for_good_or_the_model_goes(tmp_pa
         gate.touch()
 
 
-def test_a_broken_artifact_is_told_and_tried_again(
+def test_a_broken_artifact_is_reported_and_tried_again(
     server: clipper.ClipperServer, register: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "late.py"
@@ -413,7 +413,7 @@ def test_ensure_loaded_waits(server: clipper.ClipperServer, register: Callable[.
         server.mesh.ensure_loaded("nobody")
 
 
-def test_what_happened_to_a_model_is_told(
+def test_the_history_of_a_model_is_shown(
     server: clipper.ClipperServer, register: Callable[..., str]
 ) -> None:
     id = register()
@@ -445,7 +445,7 @@ def test_a_vmodel_stands_for_a_model(
         server.predict("alias", ROW)
 
 
-def test_events_are_told(server: clipper.ClipperServer, folder: Path) -> None:
+def test_events_are_delivered(server: clipper.ClipperServer, folder: Path) -> None:
     heard = []
     done = threading.Event()
 
@@ -488,7 +488,7 @@ def test_without_a_mesh_there_is_none() -> None:
         _ = server.mesh
 
 
-def test_a_switch_that_was_waited_for_is_asked_at_once(
+def test_a_target_whose_switch_was_waited_for_is_queried_at_once(
     server: clipper.ClipperServer, register: Callable[..., str]
 ) -> None:
     one, other = register("double"), register("slow_to_import")
@@ -502,7 +502,7 @@ def test_a_switch_that_was_waited_for_is_asked_at_once(
     server.mesh.delete_vmodel("at-once")
 
 
-def test_a_target_that_the_mirror_has_not_heard_of_is_not_gone(
+def test_a_target_that_the_mirror_does_not_know_is_not_gone(
     server: clipper.ClipperServer, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = register("double"), register("slow_to_import")

@@ -148,7 +148,7 @@ def test_one_that_cannot_be_loaded_is_missing_at_once(server: clipper.ClipperSer
     assert [reason.startswith("broken: it could not") for reason in many.reasons] == [True]
 
 
-def test_what_is_not_loaded_by_the_deadline_is_said(
+def test_what_is_not_loaded_by_the_deadline_is_reported(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -211,7 +211,7 @@ def test_over_http_every_query_counts_as_a_use(own_server: clipper.ClipperServer
         assert response.status == 200
 
 
-def test_one_that_is_asked_cannot_be_unregistered(
+def test_one_that_is_queried_cannot_be_unregistered(
     server: clipper.ClipperServer, folder: str
 ) -> None:
     server.register_model("kept", "models.py:one", key=folder, input="f64[3]")
@@ -240,7 +240,7 @@ def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
     assert own_server.predict("one", ROW).result(10).output == 1
 
 
-def test_one_whose_record_goes_and_comes_back_is_asked_again(
+def test_one_whose_record_goes_and_comes_back_is_queried_again(
     server: clipper.ClipperServer, folder: str
 ) -> None:
     """The record is changed as by another node, which does not know the application."""

@@ -75,7 +75,7 @@ def register(node: clipper.ClipperServer, folder: Path, *functions: str) -> None
 
 
 @pytest.mark.slow
-def test_model_that_ends_its_process_at_a_query_is_asked_once_more_alone_and_then_has_failed(
+def test_model_that_ends_its_process_at_a_query_is_queried_once_more_alone_and_then_has_failed(
     start: Start, folder: Path
 ) -> None:
     one, other = start("a", failure_s=3600.0), start("b", failure_s=3600.0)
@@ -150,7 +150,7 @@ def test_host_that_hangs_is_replaced_and_its_queries_are_answered(
 
 
 @pytest.mark.slow
-def test_host_that_says_it_is_failing_is_replaced(start: Start, folder: Path) -> None:
+def test_host_that_reports_failing_is_replaced(start: Start, folder: Path) -> None:
     """Three loads that overran their time, and cannot be ended."""
     node = start(load_s=0.3, loading_max=4, tries=1)
     (folder / "stuck.py").write_text("import time\ntime.sleep(60)\ndef f(rows): ...")

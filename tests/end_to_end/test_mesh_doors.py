@@ -78,7 +78,7 @@ def infer(server: clipper.ClipperServer, path: str, headers: dict[str, str] | No
     return [output["data"] for output in reply.json["outputs"]]
 
 
-def test_over_http_a_model_is_registered_asked_and_explained(
+def test_over_http_a_model_is_registered_queried_and_explained(
     server: clipper.ClipperServer, door: MeshClient, folder: str
 ) -> None:
     assert door.register("h1", "models.py:double", key=folder).status == "NOT_LOADED"
@@ -107,7 +107,7 @@ def test_over_http_a_model_is_registered_asked_and_explained(
     wait_until(lambda: ask(server.http_address, "POST", "/v2/models/h1/infer", ROW).status == 404)
 
 
-def test_a_model_of_named_tensors_is_loaded_and_asked(
+def test_a_model_of_named_tensors_is_loaded_and_queried(
     server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
 ) -> None:
     from tests.frontend.test_grpc import INFERENCE, Client

@@ -39,12 +39,12 @@ def emptied(nodes: list[clipper.ClipperServer], server: Any) -> None:
     """The store loses all it has, and all nodes have noticed."""
     assert server._ask("FLUSHALL") == b"+OK"
     for node in nodes:
-        wait_until(lambda node=node: node.mesh.other_history)
+        wait_until(lambda node=node: node.mesh.stats()["other_history"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restore", [True, False])
-def test_emptied_store_takes_no_model_away_until_somebody_says_so(
+def test_emptied_store_takes_no_model_away_until_an_operator_confirms(
     start: Start, own_redis: Any, tmp_path: Path, restore: bool
 ) -> None:
     one, other = nodes = [start("a"), start("b")]
@@ -54,7 +54,7 @@ def test_emptied_store_takes_no_model_away_until_somebody_says_so(
         assert ask(node)[2] == 4.0
     numbers = {node.mesh.joined.loader.number for node in nodes}
     emptied(nodes, own_redis)
-    assert "has lost its history" in one.mesh.other_history
+    assert "has lost its history" in one.mesh.stats()["other_history"]
     for n, node in enumerate(nodes):
         assert node.mesh.stats()["other_history"]
         assert ask(node, row=ROW + 1 + n)[0] == 2.0 * (1 + n)
@@ -63,7 +63,7 @@ def test_emptied_store_takes_no_model_away_until_somebody_says_so(
     assert late.mesh.joined.registry._token == one.mesh.joined.registry._token
     assert other.mesh.take_store(restore=restore) == int(restore)
     for node in nodes:
-        wait_until(lambda node=node: not node.mesh.other_history)
+        wait_until(lambda node=node: not node.mesh.stats()["other_history"])
         wait_until(lambda node=node: alive(node) == ["a", "b", "c"])
     if restore:
         for n, node in enumerate((*nodes, late)):

@@ -200,9 +200,7 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
     assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
 
 
-def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(
-    start: Start, folder: Path
-) -> None:
+def test_node_that_does_not_know_a_holder_makes_no_second_copy(start: Start, folder: Path) -> None:
     """Mirrors of models and of instances are followed apart: a node may know of a copy before it
     knows of who holds it."""
     first, second = start("a", reaper_s=3600.0), start("b", reaper_s=3600.0)
@@ -311,7 +309,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
     wait_until(lambda: len(holders(one)) == 1)
 
 
-def test_those_who_hold_hear_who_asks_elsewhere(start: Start, folder: Path) -> None:
+def test_holders_learn_of_queries_at_other_nodes(start: Start, folder: Path) -> None:
     one, other = start("a", rate_s=10.0), start("b", rate_s=10.0)
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)

@@ -192,7 +192,7 @@ def test_other_columns_are_refused_by_name(loaded: Any, saved: Save) -> None:
         loaded(folder)
 
 
-def test_a_damaged_folder_is_told(loaded: Any, columns: Path, tmp_path: Path) -> None:
+def test_a_damaged_folder_is_reported(loaded: Any, columns: Path, tmp_path: Path) -> None:
     (columns / "MLmodel").write_text(
         "flavors: {python_function: {loader_module: mlflow.sklearn}}\n"
     )
@@ -230,7 +230,7 @@ def test_a_name_of_the_registry(
     assert asked == ["models:/flowers@champion", "models:/flower@x"]
 
 
-def test_without_mlflow_the_line_for_pip_is_told(
+def test_without_mlflow_the_pip_command_is_printed(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.artifacts", None)

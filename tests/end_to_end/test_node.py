@@ -117,7 +117,7 @@ def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
     assert "left: no model had to move" in stays.seen  # nobody is there to take it
 
 
-def test_a_node_without_its_store_says_so_and_ends_when_it_is_asked(here: Path) -> None:
+def test_a_node_without_its_store_reports_it_and_ends_on_request(here: Path) -> None:
     pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
     (here / "node.toml").write_text(
         FILE.replace("[server]\n", "[server]\nstate = 'redis://u:secret@127.0.0.1:1/0'\n")

@@ -99,7 +99,7 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
     )
 
 
-def test_a_model_is_told_of_feedback_under_the_default_policy(recorder, app):
+def test_a_model_receives_feedback_under_the_default_policy(recorder, app):
     handle = app(recorder, slo_ms=30_000)
     answer = handle.predict(ROW).result(30)
     assert handle.feedback(answer, label="7")
@@ -108,7 +108,7 @@ def test_a_model_is_told_of_feedback_under_the_default_policy(recorder, app):
     assert taught(recorder) == [[[3.0, 4.0], "7", "0"], [[4.0, 5.0], "8", "0"]]
 
 
-def test_an_input_that_changes_after_the_query_is_told_as_it_was(recorder, app):
+def test_feedback_has_the_input_as_it_was_at_the_query(recorder, app):
     handle = app(recorder, policy="stacking", slo_ms=30_000)
     x = ROW.copy()
     answer = handle.predict(x).result(30)
@@ -118,7 +118,7 @@ def test_an_input_that_changes_after_the_query_is_told_as_it_was(recorder, app):
     assert taught(recorder) == [[[3.0, 4.0], "1", "0"]]
 
 
-def test_every_replica_is_told(server, deploy, app):
+def test_every_replica_receives_feedback(server, deploy, app):
     model = deploy(Recorder, cache=False, replicas=2)
     handle = app(model, policy="stacking", slo_ms=30_000)
     for i in range(10):

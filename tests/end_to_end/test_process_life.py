@@ -372,7 +372,7 @@ def ctrl_c():
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_is_heard_while_waiting(deploy):
+def test_ctrl_c_is_handled_while_waiting(deploy):
     model = deploy(slow, input="f64[4]", cache=False)
     future = model.predict(ROW, slo_ms=20_000)
     threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()

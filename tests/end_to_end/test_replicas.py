@@ -170,7 +170,7 @@ def test_a_query_in_flight_goes_to_the_other_replica(deploy, server, tmp_path):
     assert future.result(20) == 6.0
 
 
-def test_asked_to_stop_it_answers_first(deploy, server, tmp_path):
+def test_it_answers_before_it_stops(deploy, server, tmp_path):
     model = deploy(gated(tmp_path), input="f64[4]", cache=False)
     (pid,) = pids(server, model)
     future = model.predict(ROW, slo_ms=20_000)
@@ -429,7 +429,7 @@ def test_logs(deploy, server):
         server.logs(model.name, 7)
 
 
-def test_as_many_lines_are_kept_as_the_setting_says():
+def test_as_many_lines_are_kept_as_configured():
     def speaks(xs):
         for number in range(10):
             print("line", number, flush=True)

@@ -125,7 +125,7 @@ def test_the_environment_has_nothing_of_the_servers(server: clipper.ClipperServe
     assert bare.predict(np.zeros(2), slo_ms=10_000).result(10) == "False"
 
 
-def test_a_package_that_is_not_there_is_told_in_pips_words(server: clipper.ClipperServer) -> None:
+def test_a_missing_package_is_reported_in_the_words_of_pip(server: clipper.ClipperServer) -> None:
     with pytest.raises(
         DeployFailed,
         match=r"(?s)pip install failed.*odd-size==9.*try/bin/pip install 'odd-size==9'",
@@ -284,7 +284,7 @@ def test_pip_does_not_outlive_who_builds(tmp_path: Path) -> None:
     wait_until(lambda: not at_work_in(folder), "pip is gone", patience_s=60)
 
 
-def test_time_that_is_up_is_said(tmp_path: Path, offline: list[str]) -> None:
+def test_the_end_of_the_time_is_reported(tmp_path: Path, offline: list[str]) -> None:
     with pytest.raises(DeployFailed, match=r"server\.build_s \(0\.01 s\)"):
         Environments(tmp_path / "e", offline, 0.01).build(("odd-size",))
     closed = Environments(tmp_path / "e", offline)

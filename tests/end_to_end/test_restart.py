@@ -150,7 +150,7 @@ def test_a_packed_model_that_was_changed_is_not_loaded(tmp_path):
         )
 
 
-def test_a_damaged_catalog_is_told(tmp_path):
+def test_a_damaged_catalog_is_reported(tmp_path):
     with clipper.start(state=str(tmp_path)) as server:
         server.deploy("m", total, input="f64[4]", replicas=0)
     for file in tmp_path.glob("*.db"):

@@ -186,7 +186,7 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
         manage.rollout("a", "m:3")
 
 
-def test_it_ends_when_its_ground_is_gone(server: clipper.ClipperServer) -> None:
+def test_a_rollout_ends_when_its_models_are_replaced_or_gone(server: clipper.ClipperServer) -> None:
     server.deploy("m", new, input="f64[2]", promote=False)
     server.deploy("m", new, input="f64[2]", promote=False)
     server.manage.rollout("a", "m:2", hold="1h")

@@ -43,7 +43,7 @@ def processes(server: clipper.ClipperServer, model: str) -> int:
 
 
 @pytest.mark.slow
-def test_each_server_runs_what_another_one_was_told(
+def test_each_server_applies_operations_of_another_one(
     pair: tuple[clipper.ClipperServer, clipper.ClipperServer],
 ) -> None:
     one, other = pair

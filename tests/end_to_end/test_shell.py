@@ -23,8 +23,8 @@ import clipper
 from clipper import errors
 from clipper.cli import main
 from clipper.manage.running import the_one
+from tests.end_to_end.commands import PATIENCE_S, Process, running
 
-PATIENCE_S = 60.0
 MODELS = """
 import os, sys
 
@@ -76,52 +76,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MODELS)
     (tmp_path / "clipper.toml").write_text(FILE)
     return tmp_path
-
-
-class Process:
-    """A command in a process of its own; what it says, until now, is in `seen`."""
-
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-u", "-m", "clipper", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.seen = ""
-
-    def until(self, *texts: str) -> str:
-        assert self.process.stdout is not None
-        give_up = time.monotonic() + PATIENCE_S
-        while not all(text in self.seen for text in texts):
-            assert select.select(
-                [self.process.stdout], [], [], max(0.0, give_up - time.monotonic())
-            )[0], self.seen
-            data = os.read(self.process.stdout.fileno(), 4096).decode()
-            assert data, f"it ended before saying {texts}: {self.seen}"
-            self.seen += data
-        return self.seen
-
-    def rest(self) -> str:
-        assert self.process.stdout is not None
-        self.seen += self.process.stdout.read().decode()
-        self.process.wait(PATIENCE_S)
-        self.process.stdout.close()
-        return self.seen
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        self.rest()
-        return int(self.process.returncode)
-
-
-@contextlib.contextmanager
-def running(*words: str) -> Iterator[Process]:
-    started = Process(*words)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.process.kill()
-        assert started.process.stdout is not None
-        started.process.stdout.close()
-        started.process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -190,7 +144,7 @@ def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
         assert "this server has no gRPC address" in shell("bench", "total", "--grpc", code=1)
 
 
-def test_bench_of_a_server_that_is_killed_tells_what_became_of_each(here: Path) -> None:
+def test_bench_of_a_killed_server_reports_the_outcome_of_each_query(here: Path) -> None:
     with (
         up() as server,
         running("bench", "total", "--rate", "100", "--for", "3s", "-o", "json") as bench,
@@ -216,7 +170,7 @@ def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
 # -- ps and logs
 
 
-def test_ps_tells_how_each_model_does_and_what_to_do(here: Path) -> None:
+def test_ps_shows_the_state_of_each_model_and_the_next_step(here: Path) -> None:
     with up():
         [row] = said("ps")
         assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == (

@@ -173,7 +173,7 @@ def test_wrong_outputs_fail_the_batch_and_name_the_tensor(
         model.predict(row(1)).result(5)
 
 
-def test_a_dict_without_declared_outputs_says_what_to_declare(deploy: Deploy) -> None:
+def test_a_dict_without_declared_outputs_names_what_to_declare(deploy: Deploy) -> None:
     model = deploy(lambda xs: {"a": xs, "t": ["x"] * len(xs)}, input="f32[2]")
     with pytest.raises(ModelFailed, match=r"outputs=\{'a': 'f32\[2\]', 't': 'str'\}"):
         model.predict(np.zeros(2, "f4")).result(5)
@@ -218,7 +218,7 @@ def test_policies_combine_the_output_that_the_application_names(
     votes = ((1, 0.1), (2, 0.2), (2, 0.3))
     models = [deploy(voter(*each), **types) for each in votes]
     links = [model.name.partition(":")[0] for model in models]
-    with pytest.raises(InvalidInput, match="Say which one its policy combines: output='label'"):
+    with pytest.raises(InvalidInput, match="Name the one that its policy combines: output='label'"):
         server.app(next(names), models=links)
     with pytest.raises(InvalidTensor, match="unknown tensor 'lable' - did you mean 'label'"):
         server.app(next(names), models=links, output="lable")

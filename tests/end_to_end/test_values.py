@@ -163,7 +163,7 @@ def count(tmp_path):
     return path, lambda: count().st_size
 
 
-def test_a_hit_asks_nobody(deploy, count):
+def test_a_hit_queries_no_model(deploy, count):
     path, evaluated = count
     model = deploy(counting(path), input="f64[4]")
     assert model.predict(ROW).result(5) == 6.0
@@ -240,7 +240,7 @@ def test_an_input_that_no_frame_can_hold(names):
         assert model.predict(b"x" * 2000).result(5) == 2000
 
 
-def test_near_inputs_share_a_prediction_when_asked_and_stats_tell_the_error(deploy, server):
+def test_near_inputs_share_a_prediction_when_configured_and_stats_have_the_error(deploy, server):
     model = deploy(
         lambda xs: xs[:, 0],
         input="f64[4]",

@@ -274,7 +274,7 @@ class FakeMesh:
             self.status(id).status,
             verdicts,
             (Decision(5, "registered", "asked to"),),
-            "it waits to be asked",
+            "it waits for its first query",
         )
 
     def watch(

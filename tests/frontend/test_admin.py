@@ -13,7 +13,7 @@ from clipper.manage.operations import Operations
 from tests.frontend.conftest import Ask, ask
 
 
-def test_looking(manage: Ask, query: Ask) -> None:
+def test_read_only_routes(manage: Ask, query: Ask) -> None:
     query("POST", "/api/total/predict", {"input": [1, 2, 3]})
     stats = manage("GET", "/admin/stats").json
     assert stats["models"]["sum:1"]["has"] == 1
@@ -152,7 +152,7 @@ def test_what_a_verb_refuses(manage: Ask, path: str, body: Any, status: int, par
         ("PUT", "x", [1], 400, "object"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_impossible_requests_are_rejected_with_a_reason(
     manage: Ask, method: str, name: str, body: Any, status: int, part: str
 ) -> None:
     reply = manage(method, f"/admin/applications/{name}", body)
@@ -186,7 +186,7 @@ def test_a_web_page_manages_nothing(manage: Ask, headers: dict[str, str], status
     assert manage("GET", "/admin/applications", None, headers).status == status
 
 
-def test_a_token_is_asked_for() -> None:
+def test_a_token_is_requested() -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "token": "secret"}) as server:
         address = server.admin_address
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
@@ -291,7 +291,7 @@ def test_settings_that_cannot_be_leave_the_application_as_it_was(
         )
 
 
-def test_what_models_say_beside_their_outputs_is_in_the_answer(query: Ask) -> None:
+def test_qualifiers_of_models_are_in_the_answer(query: Ask) -> None:
     reply = query("POST", "/api/beside/predict", {"input": [1, 2, 3]}).json
     assert reply["qualifiers"] == {"beside:1": {"quality": 3, "note": "fine"}}
     many = query("POST", "/api/beside/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json
@@ -318,7 +318,7 @@ def test_the_step_that_decided_and_the_set_are_in_the_answer(query: Ask, manage:
     assert reply["set"][0] <= reply["output"] <= reply["set"][1]
 
 
-def test_queries_feedback_and_looks_do_not_wait_for_changes_by_management(
+def test_queries_feedback_and_reads_do_not_wait_for_changes_by_management(
     manage: Ask, query: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More deployments than there are threads are under way; a large query, feedback and `ps` are

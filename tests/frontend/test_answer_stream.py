@@ -111,7 +111,7 @@ def test_each_answer_leaves_when_it_is_there() -> None:
     in_loop(check)
 
 
-def test_nothing_asked_is_done_at_once() -> None:
+def test_an_empty_set_of_queries_is_done_at_once() -> None:
     def check() -> None:
         _, page = streamed()
         assert page.events == [("done", {"answers": 0, "errors": 0})]
@@ -120,7 +120,7 @@ def test_nothing_asked_is_done_at_once() -> None:
     in_loop(check)
 
 
-def test_what_has_no_answer_says_why_and_the_others_follow() -> None:
+def test_what_has_no_answer_gives_the_reason_and_the_others_follow() -> None:
     def check() -> None:
         _, page = streamed(
             DeadlineExceeded("too late."), B, RuntimeError("/secret/path"), done=(0, 1, 2)
@@ -213,7 +213,7 @@ def test_one_input_is_one_answer(query: Ask) -> None:
     assert (name, body["index"], body["output"], body["models"]) == ("answer", 0, 6.0, ["sum:1"])
 
 
-def test_what_cannot_be_asked_has_a_status(query: Ask) -> None:
+def test_impossible_queries_have_a_status(query: Ask) -> None:
     assert query("POST", "/api/total/predict/stream", {"inputs": [[1, 2, 3], [1]]}).status == 400
     assert query("POST", "/api/total/predict/stream", {}).status == 400
     assert query("POST", "/api/totl/predict/stream", {"input": [1, 2, 3]}).status == 404

@@ -51,7 +51,7 @@ def bearing(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_who_has_a_key_may_ask(guarded: clipper.ClipperServer, key: str) -> None:
+def test_a_client_with_a_key_may_query(guarded: clipper.ClipperServer, key: str) -> None:
     for shown in (bearing(key), {"Authorization": f"bearer  {key}"}, bearing("secret")):
         assert (
             ask(guarded.http_address, "POST", "/api/total/predict", ASKED, shown).json["output"]
@@ -65,7 +65,7 @@ def test_who_has_a_key_may_ask(guarded: clipper.ClipperServer, key: str) -> None
 @pytest.mark.parametrize(
     "path", ["/api/total/predict", "/v2/models/total/infer", "/total/predict", "/nothing"]
 )
-def test_who_has_none_is_told_how(
+def test_a_client_without_a_key_is_rejected_with_the_next_step(
     guarded: clipper.ClipperServer, shown: dict[str, str], path: str
 ) -> None:
     reply = ask(guarded.http_address, "POST", path, ASKED, shown)
@@ -73,9 +73,7 @@ def test_who_has_none_is_told_how(
     assert "clipper key NAME" in reply.json["hint"]
 
 
-def test_what_is_looked_at_needs_one_too_but_for_probes(
-    guarded: clipper.ClipperServer, key: str
-) -> None:
+def test_reads_need_a_key_except_probes(guarded: clipper.ClipperServer, key: str) -> None:
     for path in ("/", "/api", "/v2", "/metrics"):
         assert ask(guarded.http_address, "GET", path).status == 401
         assert ask(guarded.http_address, "GET", path, None, bearing(key)).status == 200

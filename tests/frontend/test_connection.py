@@ -167,7 +167,7 @@ def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
     assert line.work[1][0].run().status == 200
 
 
-def test_an_error_is_a_response_and_what_is_no_error_of_ours_is_not_told() -> None:
+def test_an_error_is_a_response_and_foreign_errors_are_not_disclosed() -> None:
     def handle(request: HttpRequest) -> HandlerResult:
         raise ValueError("secret: /etc/path")
 
@@ -253,7 +253,7 @@ def test_what_is_refused_without_an_offer_of_another_protocol_is_refused_with_on
     assert Line(echo).feed(offered).statuses == [alone]
 
 
-def test_an_offer_of_another_protocol_does_not_lose_what_is_said_of_the_connection() -> None:
+def test_an_offer_of_another_protocol_keeps_the_other_connection_options() -> None:
     line = Line(echo).feed(get("/a", "Connection: upgrade, close", "Upgrade: h2c") + get("/b"))
     assert line.statuses == [200]
     assert b"connection: close" in line.transport.written
@@ -514,7 +514,7 @@ def test_a_chunked_body_of_many_pieces_is_read_whole() -> None:
     assert [len(body) for _, _, body in line.transport.replies()] == [2 + 8 + 3 * PIECE_BYTES, 3]
 
 
-def test_continue_is_said_when_it_is_asked_for() -> None:
+def test_continue_is_sent_when_it_is_expected() -> None:
     line = Line(echo).feed(
         b"POST / HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     )
@@ -801,7 +801,7 @@ def test_empty_lines_between_requests_are_no_request() -> None:
     assert line.feed(b"\n").at(12.0).statuses == [200, 200, 400]
 
 
-def test_a_client_that_asks_without_end_is_not_read_until_it_is_answered() -> None:
+def test_a_client_that_sends_without_end_is_not_read_until_it_is_answered() -> None:
     handle = Waiting()
     line = Line(handle, pipeline_max=4).feed(get("/") * 6)
     assert line.transport.paused
@@ -812,7 +812,7 @@ def test_a_client_that_asks_without_end_is_not_read_until_it_is_answered() -> No
     assert not line.transport.paused
 
 
-def test_too_many_connections_are_told_so() -> None:
+def test_too_many_connections_are_rejected_with_a_message() -> None:
     line = Line(echo, connections_max=1)
     other = Line(echo)
     other.service = line.service
@@ -868,7 +868,7 @@ def test_a_compressed_body_is_read_up_to_its_bound() -> None:
         assert fed(data, coding).statuses in ([400], [415])
 
 
-def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_ask(
+def test_a_compressed_body_is_decompressed_by_a_worker_and_only_with_permission(
     tmp_path: Path,
 ) -> None:
     body = gzip.compress(bytes(1 << 20))

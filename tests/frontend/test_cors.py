@@ -63,7 +63,7 @@ def test_a_page_that_is_named_may_read_whatever_comes(
     )
 
 
-def test_a_browser_that_asks_first_is_told_what_it_may(shop: clipper.ClipperServer) -> None:
+def test_a_preflight_request_gets_what_is_allowed(shop: clipper.ClipperServer) -> None:
     reply = of_shop(shop, "OPTIONS", "/api/total/predict")
     assert reply.status == 204
     assert (

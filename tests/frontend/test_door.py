@@ -394,7 +394,7 @@ def test_infer_of_every_kind_of_output(
     assert len({masked(one) for one in asked}) == 1
 
 
-def test_infer_is_the_doors(server: clipper.ClipperServer) -> None:
+def test_infer_is_served_by_the_core(server: clipper.ClipperServer) -> None:
     assert held_are(server, 0)
     with connect(server) as line:
         for path in ("total", "sum", "sum/versions/1"):
@@ -406,7 +406,7 @@ def test_infer_is_the_doors(server: clipper.ClipperServer) -> None:
 INFER = '{"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}]}'
 
 
-def test_the_door_is_there(server: clipper.ClipperServer) -> None:
+def test_the_core_serves_http(server: clipper.ClipperServer) -> None:
     with connect(server) as line:
         line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}'))
         assert b'"output":6.0' in responses(line, 1)[0]
@@ -568,7 +568,7 @@ def test_too_many_connections_are_refused_wherever_they_are() -> None:
             assert responses(line, 1)[0].startswith(b"HTTP/1.1 503")
 
 
-def test_times_hold_at_the_door() -> None:
+def test_timeouts_hold_in_the_core() -> None:
     http = {"address": "127.0.0.1:0", "header_s": 0.1, "idle_s": 0.2}
     with clipper.start(http=http, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")

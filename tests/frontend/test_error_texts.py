@@ -43,7 +43,7 @@ def losing() -> Iterator[clipper.ClipperServer]:
 
 
 @pytest.mark.parametrize("what", FAILING)
-def test_no_error_tells_a_path_an_address_or_a_stack(
+def test_no_error_discloses_a_path_an_address_or_a_stack(
     losing: clipper.ClipperServer, what: str
 ) -> None:
     path, body = FAILING[what]

@@ -221,7 +221,7 @@ def test_a_version_of_a_model(client: Client) -> None:
         ("total", [[1, 2, 3]], {"priority": -1}, "INVALID_ARGUMENT", ["priority"]),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_what_is_wrong_is_reported(
     client: Client, model: str, rows: Any, more: Any, code: str, parts: list[str]
 ) -> None:
     error = client.refused(INFERENCE, "ModelInfer", tensor_of(model, rows, **more))
@@ -349,7 +349,7 @@ def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> Non
     await_that(lambda: counted() == (before[0] + 1, before[1] + 1, before[2] + 2, before[3] + 3, 0))
 
 
-def test_too_many_calls_are_told_when_to_come_again() -> None:
+def test_too_many_calls_are_given_a_time_to_retry() -> None:
     with start(grpc={"address": "127.0.0.1:0", "calls_max": 2}) as server:
         server.deploy("stuck", slow, input="f64[1]", cache=False)
         client = Client(server.grpc_address)
@@ -398,7 +398,9 @@ def test_a_query_has_no_longer_than_its_call(client: Client) -> None:
     assert response.parameters["default"].bool_param
 
 
-def test_a_deadline_too_short_asks_nobody(server: clipper.ClipperServer, client: Client) -> None:
+def test_a_deadline_that_is_too_short_queries_no_model(
+    server: clipper.ClipperServer, client: Client
+) -> None:
     before = server.stats()["issued"]
     error = client.refused(
         INFERENCE, "ModelInfer", tensor_of("patient", [[4]]), timeout=WAY_BACK_MS / 1000 - 0.1
@@ -438,7 +440,7 @@ def test_a_client_that_goes_away_takes_its_query_along(
 # -- overload
 
 
-def test_overload_says_when_to_come_again() -> None:
+def test_overload_names_a_time_to_retry() -> None:
     with start(limits={"queue_rows_max": 16}) as server:
         server.deploy(
             "stuck", slow, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1}
@@ -507,7 +509,7 @@ def test_predict(client: Client) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_query_is_said(
+def test_what_is_wrong_with_a_query_is_reported(
     client: Client, fields: Any, code: str, part: str
 ) -> None:
     error = client.refused(APPLICATIONS, "Predict", **fields)
@@ -620,7 +622,7 @@ def test_health_is_watched() -> None:
         client.channel.close()
 
 
-def test_reflection_tells_enough_to_call_a_method(client: Client) -> None:
+def test_reflection_is_enough_to_call_a_method(client: Client) -> None:
     """As grpcurl does it: the services, the file of one of them, a call by nothing else."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

@@ -77,7 +77,7 @@ def send(address: str, x: float, path: str = "/api/app/predict") -> http.client.
     return line
 
 
-def test_what_does_not_fit_is_told_when_to_come_again(
+def test_what_does_not_fit_is_given_a_time_to_retry(
     gated: clipper.ClipperServer, gate: Gate
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> No
         ask(address, "GET", "/v2/health/live")
 
 
-def test_who_still_waits_at_the_end_is_told(gate: Gate) -> None:
+def test_waiting_calls_are_answered_at_the_end(gate: Gate) -> None:
     with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": 0.0}) as server:
         server.deploy("gate", gate.predict, input="f64[1]", cache=False)
         server.app("app", models=["gate"], slo_ms=30_000)
@@ -229,7 +229,7 @@ def test_ipv6() -> None:
         assert ask(server.http_address, "GET", "/v2/health/live").status == 200
 
 
-def test_curl_sends_a_large_body_and_is_told_to_go_on(tmp_path: Path) -> None:
+def test_curl_sends_a_large_body_after_100_continue(tmp_path: Path) -> None:
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"inputs": [[1.0] * 1000] * 500}))
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:

@@ -46,7 +46,7 @@ def test_lines_are_pushed_without_any_listener(sink: Collector) -> None:
     assert re.search(rb"^process_threads value=\d+\.0 \d{19}$", sink.lines[0], re.M)
 
 
-def test_what_is_not_taken_is_told_once_and_dropped(
+def test_rows_that_are_not_accepted_are_reported_once_and_dropped(
     sink: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink.statuses = [401, 401, 503]

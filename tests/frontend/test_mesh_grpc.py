@@ -164,7 +164,9 @@ def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(
         mesh.loads_at_once = True
 
 
-def test_a_load_that_fails_ends_the_wait_and_says_why(served: tuple[FakeMesh, Client]) -> None:
+def test_a_load_that_fails_ends_the_wait_and_gives_the_reason(
+    served: tuple[FakeMesh, Client],
+) -> None:
     mesh, client = served
     mesh.fails["broken"] = "no such file"
     told = client(MESH, "registerModel", modelId="broken", modelInfo=ONNX, loadNow=True, sync=True)
@@ -241,7 +243,7 @@ def test_a_vmodel_is_set_switched_and_deleted(served: tuple[FakeMesh, Client]) -
     assert client(MESH, "getVModelStatus", vModelId="x").status == 0
 
 
-def test_a_switch_that_cannot_be_ends_the_wait_and_says_why(
+def test_a_switch_that_cannot_be_ends_the_wait_and_gives_the_reason(
     served: tuple[FakeMesh, Client],
 ) -> None:
     mesh, client = served
@@ -259,7 +261,7 @@ def test_reflection_and_health_know_it(served: tuple[FakeMesh, Client]) -> None:
     assert client("grpc.health.v1.Health", "Check", service=MESH).status == 1
 
 
-def test_with_a_token_whoever_asks_looks_and_whoever_shows_it_manages() -> None:
+def test_with_a_token_anyone_reads_and_its_holder_manages() -> None:
     mesh = FakeMesh()
     with start(mesh, http={"token": "secret"}) as server:
         asks, manages = (

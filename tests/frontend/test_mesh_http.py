@@ -151,7 +151,7 @@ def test_errors_are_those_of_the_mesh(door: MeshClient) -> None:
         ("GET", "modles", None, 404, ""),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_what_is_wrong_is_reported(
     server: clipper.ClipperServer, method: str, path: str, body: Any, status: int, part: str
 ) -> None:
     reply = ask(server.admin_address, method, f"/v1/mesh/{path}", body)
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said(
     assert part in reply.json["error"]
 
 
-def test_two_may_wait_for_loads_and_others_are_told_to_come_again(
+def test_two_may_wait_for_loads_and_others_are_given_a_time_to_retry(
     door: MeshClient, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -203,9 +203,7 @@ def test_it_is_described(server: clipper.ClipperServer) -> None:
 # -- watching
 
 
-def test_a_watcher_is_told_what_there_is_and_then_what_changes(
-    door: MeshClient, fake: FakeMesh
-) -> None:
+def test_a_watcher_gets_a_snapshot_and_then_changes(door: MeshClient, fake: FakeMesh) -> None:
     door.register("seen1", "/1.onnx")
     door.register("other", "/1.onnx")
     events = door.watch("seen")
@@ -227,9 +225,7 @@ def test_a_watcher_is_told_what_there_is_and_then_what_changes(
     events.close()
 
 
-def test_a_first_telling_larger_than_any_buffer_arrives_whole(
-    door: MeshClient, fake: FakeMesh
-) -> None:
+def test_a_snapshot_larger_than_any_buffer_arrives_whole(door: MeshClient, fake: FakeMesh) -> None:
     """Some 8 MB, to a reader who begins late: what is written waits for room."""
     many = {
         f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
@@ -308,7 +304,7 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
     assert json.loads(run("status", "shell1", "-o", "json").output) == json.loads(
         msgspec.json.encode(fake.status("shell1"))
     )
-    assert "next: it waits to be asked" in run("explain", "shell1").output
+    assert "next: it waits for its first query" in run("explain", "shell1").output
     assert run("unregister", "shell1").output == "shell1 is unregistered\n"
     gone = run("status", "shell1")
     assert gone.exit_code == 1
@@ -356,7 +352,7 @@ def test_who_holds_how_much(run: Any) -> None:
     assert [row["id"] for row in json.loads(run("ps", "-o", "json").output)] == ["a", "b"]
 
 
-def test_longer_lists_say_how_to_go_on(run: Any, door: MeshClient) -> None:
+def test_longer_lists_print_the_command_for_the_next_page(run: Any, door: MeshClient) -> None:
     for i in range(3):
         door.register(f"long{i}", "/m.onnx")
     assert (
@@ -390,7 +386,7 @@ def test_watching_in_a_shell(
     assert [line["kind"] for line in lines] == ["PUT", "SYNC"]
 
 
-def test_a_server_without_a_mesh_says_so() -> None:
+def test_a_server_without_a_mesh_reports_it() -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
         door = Client(f"http://{server.admin_address}").mesh
         for call in (

@@ -107,7 +107,7 @@ def test_a_record_has_all_its_members(name: str, record: Any) -> None:
     )
 
 
-def test_a_watcher_is_told_what_there_is_and_then_what_changes(
+def test_a_watcher_gets_a_snapshot_and_then_changes(
     served: tuple[FakeMesh, Client],
 ) -> None:
     mesh, client = served
@@ -143,7 +143,7 @@ def test_a_watcher_is_told_what_there_is_and_then_what_changes(
     call.cancel()
 
 
-def test_a_first_telling_larger_than_any_buffer_arrives_whole(
+def test_a_snapshot_larger_than_any_buffer_arrives_whole(
     served: tuple[FakeMesh, Client],
 ) -> None:
     mesh, client = served

@@ -274,7 +274,7 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
             assert last[bucket, (*labels, ("le", "+Inf"))] == buckets[-1] == value
 
 
-def test_feedback_shares_and_containers_are_told(server: clipper.ClipperServer) -> None:
+def test_feedback_shares_and_containers_have_metrics(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     for i in range(5):
         answer = app.predict([float(i), 1.0, 2.0]).result(PATIENCE_S)
@@ -400,7 +400,7 @@ def of_params() -> Samples:
     return samples
 
 
-def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> None:
+def test_the_mesh_has_its_metrics_also_under_the_names_of_model_mesh() -> None:
     found = {
         name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels
     }
@@ -431,7 +431,7 @@ def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> 
     assert only_here.get("clipper_mesh_lru_age_seconds") == 0.0
 
 
-def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
+def test_dashboard_and_alerts_use_existing_metrics(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
     others = (

@@ -99,7 +99,7 @@ def test_parameters_of_the_query_and_headers_are_described(manage: Ask) -> None:
 
 
 @BOTH
-def test_who_has_it_already_is_told_so(
+def test_a_client_that_has_the_page_gets_not_modified(
     server: clipper.ClipperServer, query: Ask, manage: Ask, listener: str
 ) -> None:
     ask = query if listener == "query" else manage
@@ -142,7 +142,7 @@ PAGE = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "te
 
 @BOTH
 @pytest.mark.parametrize("path", PAGE)
-def test_the_page_is_here_and_asks_nobody_else(
+def test_the_page_is_served_and_sends_requests_to_no_other_host(
     query: Ask, manage: Ask, listener: str, path: str
 ) -> None:
     reply = (query if listener == "query" else manage)("GET", path)

@@ -140,7 +140,7 @@ def test_odd_paths_lead_nowhere(query: Ask, path: str) -> None:
     is_problem(query("GET", path), 404)
 
 
-def test_a_method_that_is_not_there_is_told_which_are(query: Ask) -> None:
+def test_an_unknown_method_is_rejected_with_the_known_ones(query: Ask) -> None:
     for method in ("GET", "DELETE", "PUT", "PATCH", "TRACE", "PROPFIND", ".", "post"):
         reply = query(method, PREDICT)
         is_problem(reply, 405)
@@ -153,13 +153,13 @@ def test_a_method_that_is_not_there_is_told_which_are(query: Ask) -> None:
     )
 
 
-def test_head_says_what_get_would(query: Ask) -> None:
+def test_head_has_the_headers_of_get(query: Ask) -> None:
     full, head = query("GET", "/api/total"), query("HEAD", "/api/total")
     assert (head.status, head.body) == (200, b"")
     assert head.headers["content-length"] == str(len(full.body))
 
 
-def test_looking(query: Ask) -> None:
+def test_read_only_routes(query: Ask) -> None:
     about = query("GET", "/api/total").json
     assert (about["name"], about["input"], about["models"], about["slo_ms"]) == (
         "total",
@@ -322,7 +322,7 @@ def test_clients_of_the_original_clipper(query: Ask) -> None:
     is_problem(query("POST", "/learns/update", {"uid": 3, "input": [1, 2, 3]}), 400)
 
 
-def test_a_default_is_told_as_one(server: clipper.ClipperServer, query: Ask) -> None:
+def test_a_default_is_marked_as_one(server: clipper.ClipperServer, query: Ask) -> None:
     def broken(rows: Any) -> Any:
         raise ValueError("no good")
 
@@ -386,7 +386,7 @@ def test_many_clients_get_their_own_answers(server: clipper.ClipperServer) -> No
 
 
 @pytest.mark.parametrize("engines", [2])
-def test_several_engines_are_heard(engines: int) -> None:
+def test_several_engines_answer(engines: int) -> None:
     with clipper.start(http="127.0.0.1:0", engines=engines, heartbeat_ms=100) as server:
         for name in ("a", "b"):
             server.deploy(name, lambda rows: rows[:, 0], input="f64[1]")

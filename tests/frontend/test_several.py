@@ -149,7 +149,7 @@ def test_those_missing_are_left_out_unless_they_may_not() -> None:
         those_known(ModelIds(("no1", "no2")), length)
 
 
-def test_if_one_cannot_be_asked_those_before_it_are_given_up() -> None:
+def test_if_one_cannot_be_queried_those_before_it_are_cancelled() -> None:
     class Future:
         cancelled = 0
 
@@ -190,7 +190,7 @@ def test_answers_over_grpc_are_those_of_each_in_order(channel: Any) -> None:
     )  # merged as protobuf does: the last
 
 
-def test_an_array_is_asked_of_several_as_well(channel: Any) -> None:
+def test_an_array_goes_to_several_models_as_well(channel: Any) -> None:
     found = infer(channel, np.ones((100, 3)), ("mm-model-id", "twice,sum"))
     assert [np.frombuffer(raw).tolist() for raw in found.raw_output_contents] == [
         [6.0] * 100,
@@ -314,7 +314,7 @@ def other(channel: Any, method: str, payload: bytes, *metadata: tuple[str, str])
     return found
 
 
-def test_the_id_in_a_payload_says_who_is_asked(channel: Any) -> None:
+def test_the_id_in_a_payload_selects_the_model(channel: Any) -> None:
     payload = inject(b"\x10\x05", (3, 1), "backwards")
     assert other(channel, "my.Service/Ask", payload) == payload[::-1]
     assert other(channel, "my.Service/Ask", inject(payload, (3, 1), "echo")) == inject(
@@ -328,7 +328,7 @@ def test_a_header_goes_first_and_its_ids_replies_are_one(channel: Any) -> None:
     assert other(channel, "my.Service/Ask", payload, *ids) == payload + payload[::-1]
 
 
-def test_the_id_is_put_where_the_table_says(channel: Any) -> None:
+def test_the_id_is_put_where_the_table_states(channel: Any) -> None:
     found = other(channel, "my.Service/Put", b"\x10\x05", ("mm-vmodel-id", "echo"))
     assert found == inject(b"\x10\x05", (7,), "echo")
 
@@ -360,7 +360,7 @@ def test_the_id_of_model_infer_may_stand_elsewhere(channel: Any) -> None:
         ("inference.GRPCInferenceService/More", b"", "UNIMPLEMENTED", ""),
     ],
 )
-def test_what_is_wrong_with_a_call_is_said(
+def test_what_is_wrong_with_a_call_is_reported(
     channel: Any, method: str, payload: bytes, code: str, why: str
 ) -> None:
     error = refused(lambda: other(channel, method, payload))

@@ -93,7 +93,7 @@ def test_it_waits_for_its_turn_and_others_for_its_end() -> None:
     assert line.transport.written.index(b"0\r\n\r\n") < line.transport.written.index(b"now")
 
 
-def test_a_body_may_be_written_and_ended_before_begin_returns() -> None:
+def test_a_body_may_be_written_and_ended_before_start_returns() -> None:
     def begin(body: StreamedBody) -> None:
         body.write(b"all")
         body.end()
@@ -132,7 +132,7 @@ def test_a_worker_may_decide_to_stream() -> None:
     assert b"chunked" in line.transport.written
 
 
-def test_who_hangs_up_is_told_of_once_and_written_to_no_more() -> None:
+def test_a_disconnect_is_reported_once_and_nothing_more_is_written() -> None:
     feed = Feed()
     line = Line(feed).feed(get("/feed"))
     feed.bodies[0].write(b"x")
@@ -177,7 +177,7 @@ def test_writing_on_without_room_loses_the_client_not_the_memory() -> None:
     assert line.transport.aborted
 
 
-def test_a_beginning_that_fails_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_fails_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     def begin(body: StreamedBody) -> None:
         raise RuntimeError("at the beginning")
 

@@ -59,7 +59,7 @@ def counted(server: clipper.ClipperServer, outcome: str) -> float:
 # -- what a request did
 
 
-def test_a_request_and_whom_it_asked(collector: Collector) -> None:
+def test_a_request_and_the_models_it_queried(collector: Collector) -> None:
     with tracing(collector) as server:
         began_ns = time.time_ns()
         reply = predict(server, CALLER | {"X-Request-Id": "mine-1"})
@@ -221,7 +221,7 @@ def test_many_inputs_arrays_and_failures(collector: Collector) -> None:
         )
 
 
-def test_a_cache_hit_says_so(collector: Collector) -> None:
+def test_a_cache_hit_is_marked(collector: Collector) -> None:
     with tracing(collector) as server:
         server.deploy("kept", total, input="f64[3]")
         server.app("total", models=["kept"])
@@ -237,7 +237,7 @@ def test_a_cache_hit_says_so(collector: Collector) -> None:
 # -- the collector
 
 
-def test_a_collector_that_is_busy_is_asked_again(collector: Collector) -> None:
+def test_a_push_to_a_busy_collector_is_retried(collector: Collector) -> None:
     collector.statuses = [503, 429, 502]
     with tracing(collector) as server:
         predict(server)
@@ -246,7 +246,7 @@ def test_a_collector_that_is_busy_is_asked_again(collector: Collector) -> None:
     assert len(collector.posts) == 4
 
 
-def test_a_collector_that_refuses_is_not_asked_again(
+def test_a_push_that_a_collector_refuses_is_not_retried(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.statuses = [400]

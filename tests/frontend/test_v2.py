@@ -169,7 +169,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
         (tensor([1] * 8, (2, 2, 2)), "f64[*]", "[n, length] is taken"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_told_what_would(
+def test_a_tensor_that_does_not_fit_is_rejected_with_the_expected_shape(
     asked: dict[str, Any], type_: str, part: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
@@ -196,7 +196,7 @@ def test_what_is_not_known_is_let_be() -> None:
         {"outputs": [{"name": "output", "parameters": {"binary_data": True}}]},
     ],
 )
-def test_an_output_can_be_asked_for_in_binary(how: dict[str, Any]) -> None:
+def test_an_output_can_be_requested_in_binary(how: dict[str, Any]) -> None:
     asked = codec.decode(*request(tensor([1] * 6), **how))
     outputs = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     texts, size = codec.encode("m", "2", "id", outputs, asked.binary, {}, asked.outputs)

@@ -129,7 +129,7 @@ def test_infer(query: Ask, path: str) -> None:
     ]
 
 
-def test_one_row_says_how_sure_it_is(query: Ask) -> None:
+def test_one_row_has_a_confidence(query: Ask) -> None:
     body = query("POST", "/v2/models/learns/infer", infer([1, 2, 3], (3,))).json
     told = {"id": body["parameters"]["prediction_id"], "label": 6}
     assert query("POST", "/api/learns/feedback", told).json == {"counted": True}
@@ -297,7 +297,7 @@ def holed(rows: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 40])
-def test_a_model_asked_by_its_name_may_say_nan(count: int) -> None:
+def test_a_model_queried_by_name_may_return_nan(count: int) -> None:
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         server.deploy("holed", holed, input="f64[2]")
         tensor = {

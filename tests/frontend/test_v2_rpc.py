@@ -78,7 +78,7 @@ def test_bytes_raw_and_typed() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(wrong: Any, part: str) -> None:
+def test_what_is_wrong_is_reported(wrong: Any, part: str) -> None:
     with pytest.raises(InvalidInput, match=part):
         protobuf_codec.decode(wrong)
 

@@ -4,6 +4,7 @@ it."""
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -64,3 +65,11 @@ def server(engine: Engine) -> Iterator[clipper.ClipperServer]:
         deployer=engine.kind, docker=engine.settings, load_s=PATIENCE_S, **QUICK
     ) as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def unchanged_path() -> Iterator[None]:
+    """Remove from sys.path what an export puts there: the folder of a file."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from clipper.cli import main
 from clipper.config import load
+from tests.images.exports import by_kind_and_name, export, yaml
 
-yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 helm = pytest.importorskip("helm_python", reason="python tools/fetch.py clients")
 validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
 OF_OTHERS = ("monitoring.coreos.com", "keda.sh")  # kinds that are no part of Kubernetes
@@ -32,10 +30,6 @@ gpus = "1"
 models = ["sums", "big.model"]
 default = "{{ not a template }}"
 """
-
-
-def export(*words: object) -> Result:
-    return CliRunner().invoke(main, ["export", *map(str, words)], prog_name="clipper")
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +54,9 @@ def chart(declared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rendered(chart: Path, name: str = "shop", **values: Any) -> Iterator[Objects]:
     with helm.Chart.load(str(chart)) as loaded:
         texts = loaded.render(values, name=name, namespace="prod")
-        each = [one for text in texts.values() for one in yaml.safe_load_all(text) if one]
-        found = {(one["kind"], one["metadata"]["name"]): one for one in each}
-        assert len(found) == len(each)
-        yield found
+        yield by_kind_and_name(
+            one for text in texts.values() for one in yaml.safe_load_all(text) if one
+        )
 
 
 EVERYTHING: dict[str, Any] = {
@@ -180,7 +173,7 @@ def test_monitoring_has_our_rules_and_finds_our_services(chart: Path) -> None:
         }
 
 
-def test_an_autoscaler_asks_for_metrics_that_the_adapter_has_rules_for(chart: Path) -> None:
+def test_an_autoscaler_requests_metrics_that_the_adapter_has_rules_for(chart: Path) -> None:
     rules = yaml.safe_load((chart / "files" / "prometheus-adapter.yaml").read_text())["rules"]
     with rendered(chart, **ADAPTER) as found:
         metrics = found["HorizontalPodAutoscaler", "shop-model-big-model"]["spec"]["metrics"]

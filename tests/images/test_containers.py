@@ -176,7 +176,7 @@ def test_a_crash_loop_ends_and_keeps_the_last_words(server, engine) -> None:
     assert engine.containers("broken:1") == []
 
 
-def test_a_container_that_takes_too_much_memory_says_so(server, engine, deploy) -> None:
+def test_a_container_that_takes_too_much_memory_is_reported(server, engine, deploy) -> None:
     def greedy(rows: Any) -> Any:
         if rows[0][0] > 0:
             held = bytearray(400 << 20)
@@ -198,7 +198,7 @@ def test_a_container_that_takes_too_much_memory_says_so(server, engine, deploy) 
     assert ask(handle, np.zeros(1)) == 0.0
 
 
-def test_an_image_that_cannot_be_built_says_why(server) -> None:
+def test_an_image_that_cannot_be_built_gives_the_reason(server) -> None:
     with pytest.raises(
         DeployFailed,
         match=r"(?s)the image of model 'nobuild:1' was not built: .*no-such-package-anywhere",
@@ -209,7 +209,7 @@ def test_an_image_that_cannot_be_built_says_why(server) -> None:
     assert not [model for model in server.catalog.models() if model.name == "nobuild"]
 
 
-def test_a_base_that_is_nowhere_says_so(engine) -> None:
+def test_an_unknown_base_image_is_reported(engine) -> None:
     settings = {**engine.settings, "base": "localhost/not-here:1"}
     starting = clipper.start(deployer=engine.kind, docker=settings, **QUICK)
     with starting as server, pytest.raises(DeployFailed, match="not-here") as raised:

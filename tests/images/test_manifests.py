@@ -7,27 +7,20 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import clipper
-from clipper.cli import main
 from clipper.config import load
 from clipper.errors import InvalidInput
 from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
+from tests.images.exports import check_objects, export, objects_of, yaml
 
-yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 check_jsonschema = pytest.importorskip("check_jsonschema", reason="python tools/fetch.py clients")
-kubernetes_validate = pytest.importorskip(
-    "kubernetes_validate", reason="python tools/fetch.py clients"
-)
-VERSIONS = ("1.28", "1.33")
 
 DECLARED = """\
 [models.sums]
@@ -54,17 +47,6 @@ def declared(tmp_path: Path) -> Path:
     (tmp_path / "ours_for_export.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
     (tmp_path / "clipper.toml").write_text(DECLARED)
     return tmp_path / "clipper.toml"
-
-
-@pytest.fixture(autouse=True)
-def path_as_it_was() -> Any:
-    before = [*sys.path]
-    yield
-    sys.path[:] = before
-
-
-def export(*words: object) -> Result:
-    return CliRunner().invoke(main, ["export", *map(str, words)], prog_name="clipper")
 
 
 def compose_schema() -> dict[str, Any]:
@@ -110,14 +92,8 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
     secret = ["secrets/clipper_token", "secrets/admin_token"]
     assert base["secretGenerator"] == [{"name": "clipper-token", "files": secret}]
-    objects = [
-        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
-    ]
-    for version in VERSIONS:
-        for one in objects:
-            kubernetes_validate.validate(one, version, strict=True)
-    kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert len(kinds) == len(objects)
+    kinds = objects_of(out)
+    check_objects(kinds.values())
     server = kinds["Deployment", "clipper-server"]["spec"]
     if more:
         assert server["replicas"] == 2
@@ -195,7 +171,7 @@ def test_what_runs_is_exported_as_what_is_declared(
     assert (out / "models" / "svm" / "model").is_dir()
 
 
-def test_bytes_that_no_file_can_say_are_refused() -> None:
+def test_bytes_that_no_file_can_hold_are_refused() -> None:
     from clipper.deploy.manifests import Shipment, server_toml
     from clipper.types import ANY, Application
 
@@ -310,9 +286,7 @@ def test_a_program_in_kubernetes_connects_to_all_servers(program: Path, tmp_path
     out = tmp_path / "out"
     assert export("k8s", out, "--from", program, "--redis").exit_code == 0
     objects = [*yaml.safe_load_all((out / "model-svm.yaml").read_text())]
-    for version in VERSIONS:
-        for one in objects:
-            kubernetes_validate.validate(one, version, strict=True)
+    check_objects(objects)
     (container,) = objects[0]["spec"]["template"]["spec"]["containers"]
     settings = {one["name"]: one["value"] for one in container["env"]}
     assert settings["CLIPPER_ADDRESS"] == "tcp:clipper-models:7000"
@@ -423,15 +397,8 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     out = tmp_path / "out"
     result = export("k8s", out, "--mesh", STORE, *more)
     assert result.exit_code == 0, result.output
-    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    objects = [
-        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
-    ]
-    for version in VERSIONS:
-        for one in objects:
-            kubernetes_validate.validate(one, version, strict=True)
-    kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert len(kinds) == len(objects)
+    kinds = objects_of(out)
+    check_objects(kinds.values())
     needed = {
         "Deployment",
         "Service",

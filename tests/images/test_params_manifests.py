@@ -16,35 +16,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from clipper.cli import main
 from clipper.params import Client, TableSpec
+from tests.images.exports import check_objects, export, objects_of, yaml
 from tests.params.conftest import until
 
-yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
-kubernetes_validate = pytest.importorskip(
-    "kubernetes_validate", reason="python tools/fetch.py clients"
-)
-VERSIONS = ("1.28", "1.33")
 PERIOD_S = 0.5
 PATIENCE_S = 60.0
 
 
-def export(*words: object) -> Result:
-    return CliRunner().invoke(main, ["export", "k8s", *map(str, words)], prog_name="clipper")
-
-
 def objects_in(out: Path) -> dict[str, Any]:
     """By kind."""
-    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    objects = [
-        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
-    ]
-    for version in VERSIONS:
-        for one in objects:
-            kubernetes_validate.validate(one, version, strict=True)
-    found = {one["kind"]: one for one in objects}
+    objects = objects_of(out)
+    check_objects(objects.values())
+    found = {kind: one for (kind, _), one in objects.items()}
     assert len(found) == len(objects)
     return found
 
@@ -59,7 +44,7 @@ def shards_file(out: Path) -> Any:
     ids=["apart", "together", "alone"],
 )
 def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> None:
-    result = export(tmp_path / "out", "--shards", 3, "--memory-mib", 2048, *more)
+    result = export("k8s", tmp_path / "out", "--shards", 3, "--memory-mib", 2048, *more)
     assert result.exit_code == 0, result.output
     kinds = objects_in(tmp_path / "out")
     assert {*kinds} == {
@@ -114,9 +99,9 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[params]\nmode = "sync"\ngrads_to_wait = 4\nrecover_s = 90\n'
     )
-    assert export(out, "--shards", 2).exit_code == 0
+    assert export("k8s", out, "--shards", 2).exit_code == 0
     before = shards_file(out)
-    assert export(out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
+    assert export("k8s", out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
     after = shards_file(out)
     assert after["token"] == before["token"]
     assert before["settings"]["recover_s"] == 30  # names of pods are not known at once
@@ -132,10 +117,10 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     assert (out / ".gitignore").read_text() == "secrets/\n"
 
 
-def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
+def test_shards_that_also_serve_grpc(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "mine.toml").write_text('[params]\ngrpc = "127.0.0.1:7400"\n')
-    assert export(out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
+    assert export("k8s", out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
     said = shards_file(out)
     assert said["settings"]["grpc"] == "0.0.0.0:7400"
     assert said["grpc"] == [f"clipper-params-{i}.clipper-params:{7400 + i}" for i in range(3)]
@@ -151,7 +136,7 @@ def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
     shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
 )
 def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
-    assert export(tmp_path / "out", "--shards", 2).exit_code == 0
+    assert export("k8s", tmp_path / "out", "--shards", 2).exit_code == 0
     rendered = subprocess.run(
         ["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True
     ).stdout
@@ -174,7 +159,7 @@ def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
-    result = export(tmp_path / "out", *words)
+    result = export("k8s", tmp_path / "out", *words)
     assert result.exit_code == (2 if "cannot be combined" in why else 1)
     assert why in result.output
     assert not (tmp_path / "out").exists()
@@ -235,7 +220,7 @@ def free_ports(count: int) -> list[int]:
 @pytest.mark.slow
 def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: Path) -> None:
     out, ports = tmp_path / "out", free_ports(4)
-    assert export(out, "--shards", 2, "--replicas", 1).exit_code == 0
+    assert export("k8s", out, "--shards", 2, "--replicas", 1).exit_code == 0
     said = shards_file(out)
     said["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports[:2]]
     (tmp_path / "shards.json").write_text(json.dumps(said))

@@ -3,22 +3,16 @@ types of the operator, its entry point by the command that it starts."""
 
 import json
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from clipper.cli import main
 from clipper.cli.up import up
 from clipper.deploy.ray_manifests import APP
+from tests.images.exports import check_objects, export, objects_of, yaml
 
-yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
-kubernetes_validate = pytest.importorskip(
-    "kubernetes_validate", reason="python tools/fetch.py clients"
-)
 DECLARED = """\
 [models.sums]
 target = "ours_for_ray:total"
@@ -56,27 +50,6 @@ def declared(tmp_path: Path) -> Path:
     return tmp_path / "clipper.toml"
 
 
-@pytest.fixture(autouse=True)
-def path_as_it_was() -> Any:
-    before = [*sys.path]
-    yield
-    sys.path[:] = before
-
-
-def export(out: Path, *words: object) -> Result:
-    return CliRunner().invoke(main, ["export", "ray", str(out), *map(str, words)])
-
-
-def objects(out: Path) -> dict[tuple[str, str], Any]:
-    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    each = [
-        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
-    ]
-    found = {(one["kind"], one["metadata"]["name"]): one for one in each}
-    assert len(found) == len(each)
-    return found
-
-
 def check(value: Any, wanted: Any, at: str) -> None:
     """Compare a value with the types of its fields; none may be missing, or unknown."""
     if isinstance(wanted, dict):
@@ -99,9 +72,11 @@ def templates(cluster: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_kubernetes_and_kuberay_take_each_object(declared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = export(out, "--from", declared, "--servers", 2, "--servers-max", 5, "--cpus", 1.5)
+    result = export(
+        "ray", out, "--from", declared, "--servers", 2, "--servers-max", 5, "--cpus", 1.5
+    )
     assert result.exit_code == 0, result.output
-    found = objects(out)
+    found = objects_of(out)
     job = found.pop(("RayJob", "clipper-ray"))
     assert job["apiVersion"] == "ray.io/v1"
     check(job["spec"], JOB, "spec")
@@ -109,9 +84,7 @@ def test_kubernetes_and_kuberay_take_each_object(declared: Path, tmp_path: Path)
         {"apiVersion": "v1", "kind": "Pod", **one, "metadata": {"name": "a", **one["metadata"]}}
         for one in templates(job["spec"]["rayClusterSpec"])
     ]
-    for version in ("1.28", "1.33"):
-        for one in (*found.values(), *pods):
-            kubernetes_validate.validate(one, version, strict=True)
+    check_objects([*found.values(), *pods])
     (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (workers["replicas"], workers["rayStartParams"]) == (5, {"num-cpus": "2"})
     head = pods[0]
@@ -139,8 +112,8 @@ def test_the_entry_point_is_a_command_line_of_what_is_in_the_image(
 ) -> None:
     out = tmp_path / "out"
     for _ in range(2):  # the second time without what the first has written
-        assert export(out, "--from", declared, "--servers-max", 4).exit_code == 0
-    command = objects(out)["RayJob", "clipper-ray"]["spec"]["entrypoint"]
+        assert export("ray", out, "--from", declared, "--servers-max", 4).exit_code == 0
+    command = objects_of(out)["RayJob", "clipper-ray"]["spec"]["entrypoint"]
     words = shlex.split(command.removeprefix("until ").removesuffix("; do sleep 2; done"))
     assert words[:3] == ["clipper", "up", f"{APP}/clipper.toml"]
     with up.make_context("up", words[2:]) as context:
@@ -153,10 +126,10 @@ def test_the_entry_point_is_a_command_line_of_what_is_in_the_image(
 
 def test_a_store_is_in_a_secret_and_its_name_is_checked(declared: Path, tmp_path: Path) -> None:
     out, store = tmp_path / "out", "redis://:password@redis.default:6379/0"
-    assert export(out, "--from", declared, "--state", store, "--name", "shop").exit_code == 0
-    found = objects(out)
+    assert export("ray", out, "--from", declared, "--state", store, "--name", "shop").exit_code == 0
+    found = objects_of(out)
     assert ("Deployment", "shop-ray-redis") not in found
     assert (out / "secrets" / "store_url").read_text() == store
     assert "password" not in json.dumps([*found.values()])
-    refused = export(out, "--from", declared, "--state", "sqlite:here")
+    refused = export("ray", out, "--from", declared, "--state", "sqlite:here")
     assert (refused.exit_code, "not a store that several pods share" in refused.output) == (1, True)

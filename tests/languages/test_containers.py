@@ -268,7 +268,7 @@ def test_a_reply_to_an_unknown_batch_closes_the_connection(server, deploy, langu
     )
 
 
-def test_a_program_that_does_not_load_says_why(server, language):
+def test_a_program_that_does_not_load_gives_the_reason(server, language):
     with pytest.raises(DeployFailed, match="no-such-weights"):
         server.deploy("unloaded", command=program(language, "svm", "no-such-weights"))
 
@@ -294,7 +294,7 @@ def test_a_container_with_a_wrong_token_ends(server, language):
     assert (process.returncode, "rejected" in text) == (4, True)
 
 
-def test_a_container_that_serves_ends_when_it_is_told_to(server, deploy, language):
+def test_a_container_that_serves_ends_on_request(server, deploy, language):
     model = deploy(program(language, "noop"), input="f64[1]", replicas=2)
     pids = [row["pid"] for row in server.stats()["models"][model.name]["replicas"]]
     server.scale(model.name, 1)

@@ -57,7 +57,7 @@ def bytes_of(vectors):
     return [(vector["version"], bytes.fromhex(vector["hex"])) for vector in vectors]
 
 
-def test_golden_frames_mean_what_they_say(reader):
+def test_golden_frames_mean_what_their_descriptions_state(reader):
     golden = vectors("frames.json")
     for vector, found in zip(golden, reader(bytes_of(golden)), strict=True):
         meaning, name = vector["meaning"], vector["name"]
@@ -202,7 +202,7 @@ def schema_text(vector):
     return json.dumps(vector["schema"])
 
 
-def test_records_mean_what_they_say(reader):
+def test_records_mean_what_their_descriptions_state(reader):
     good = [one for one in records() if "values" in one[0]]
     found = reader([("r", data, schema) for _, schema, data in good])
     place = {}

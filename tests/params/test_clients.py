@@ -73,7 +73,9 @@ def test_pushes_of_forked_children_are_all_applied(shards: Shards, kind: str, cl
     client.close()
 
 
-def test_child_forked_while_another_thread_asks_has_locks_of_its_own(shards: Shards) -> None:
+def test_child_forked_during_a_request_of_another_thread_has_locks_of_its_own(
+    shards: Shards,
+) -> None:
     client = shards.up(1).client()
     client.create(COUNTS)
     client.connections[0].lock.acquire()
@@ -99,7 +101,7 @@ def test_second_live_client_of_one_number_is_refused(shards: Shards, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["client", "tables"])
-def test_client_whose_number_was_taken_over_is_told(shards: Shards, kind: str) -> None:
+def test_client_whose_number_was_taken_over_gets_an_error(shards: Shards, kind: str) -> None:
     shards.up(1).client().create(COUNTS)
     first, second = (client_of(shards, kind, worker=7) for _ in range(2))
     first.push("counts", [1], -ones((1, 1)))
@@ -171,7 +173,7 @@ def test_gradients_above_a_frame_are_refused_before_any_shard_has_them(shards: S
 
 
 @pytest.mark.parametrize("kind", ["client", "tables"])
-def test_push_says_how_many_ids_found_no_room(shards: Shards, kind: str) -> None:
+def test_push_returns_how_many_ids_found_no_room(shards: Shards, kind: str) -> None:
     shards.up(2).client().create(TableSpec("few", 1, rows_max=128, **_SGD))
     client = client_of(shards, kind)
     pushed = client.push("few", [*range(500), 0], -ones((501, 1)))
@@ -186,7 +188,7 @@ def test_push_says_how_many_ids_found_no_room(shards: Shards, kind: str) -> None
     client.close()
 
 
-def test_push_says_what_was_not_admitted_and_what_was_evicted(shards: Shards) -> None:
+def test_push_returns_what_was_not_admitted_and_what_was_evicted(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(TableSpec("late", 1, admit_after=2))
     client.create(TableSpec("few", 1, rows_max=128, evicts=True))
@@ -197,7 +199,7 @@ def test_push_says_what_was_not_admitted_and_what_was_evicted(shards: Shards) ->
     assert there.evicted > 0
 
 
-def test_step_of_the_model_says_how_many_ids_found_no_room(shards: Shards) -> None:
+def test_step_of_the_model_returns_how_many_ids_found_no_room(shards: Shards) -> None:
     client = shards.up(2).client()
     client.create(TableSpec("few", 1, rows_max=128, **_SGD))
     answer = client.push_gradients(rows={"few": (range(500), -ones((500, 1)))})
@@ -241,7 +243,7 @@ def test_gradients_computed_anew_go_only_to_the_shard_that_refused(shards: Shard
 
 
 @pytest.mark.parametrize("kind", ["client", "tables"])
-def test_thread_that_asks_a_healthy_shard_waits_for_no_other(shards: Shards, kind: str) -> None:
+def test_request_to_a_healthy_shard_waits_for_no_other(shards: Shards, kind: str) -> None:
     shards.up(2).client().create(COUNTS)
     client = client_of(shards, kind)
     client.push("counts", [1, 2], -ones((2, 1)))

@@ -31,7 +31,7 @@ FAULTS = {
         "core/test_initializer.py::test_what_is_drawn_never_changes",
     ],
     "state begins as its optimizer says, not as weights do": [
-        "core/test_optimizer.py::test_it_says_what_it_is",
+        "core/test_optimizer.py::test_repr_slots_and_initial_state",
         "core/test_embedding.py::test_it_does_what_a_dict_of_rows_would",
     ],
     "each optimizer is its paper's, for rows and for variables": [
@@ -95,7 +95,7 @@ BEHAVIOURS = {
     "a model before it is pushed; the first wins; tables told twice, and by many": [
         "params/test_shard.py::test_the_first_model_wins",
         "params/test_shard.py::test_a_table_is_made_once",
-        "params/test_conformance.py::test_workers_that_begin_at_once_make_one_model",
+        "params/test_conformance.py::test_workers_that_start_at_once_make_one_model",
     ],
     "gradients of no name, shape or number: refused, and nothing of them applied": [
         "params/test_shard.py::test_a_step_of_the_model_is_whole_or_nothing",
@@ -189,7 +189,7 @@ def test_tables_of_other_widths_do_not_meet(shards: Shards) -> None:
     assert [sum(shard[spec.name]["rows"] for shard in rows) for spec in specs] == [0, 5, 0]
 
 
-def test_workers_that_begin_at_once_make_one_model(shards: Shards) -> None:
+def test_workers_that_start_at_once_make_one_model(shards: Shards) -> None:
     clients = [shards.client(worker=1 + k) for k in range(4) if k or shards.up(2)]
     specs = [TableSpec(f"t{i}", 2) for i in range(5)]
     begun = threading.Barrier(4)

@@ -58,7 +58,7 @@ def followed(server: clipper.ClipperServer, model: str) -> tuple[int, float]:
     return found["predictions"], found["tolerance"]
 
 
-def test_wherever_it_is_said(server: clipper.ClipperServer, here: Path) -> None:
+def test_reads_may_be_declared_at_each_place(server: clipper.ClipperServer, here: Path) -> None:
     url = f"http://{server.admin_address}"
     words = (
         "deploy",

@@ -209,7 +209,7 @@ def test_torn_record_is_cut_off_and_a_damaged_one_is_refused(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_shard_with_a_damaged_log_says_what_to_do(
+def test_shard_with_a_damaged_log_gives_the_next_step(
     shards: Shards, files: list[Path], which: int
 ) -> None:
     data = bytearray(files[which].read_bytes())

@@ -28,7 +28,7 @@ def trained(shards: Shards, **settings: Any) -> Any:
     return client
 
 
-def test_shard_that_lost_its_rows_refuses_until_it_is_told(shards: Shards) -> None:
+def test_shard_that_lost_its_rows_refuses_until_an_operator_decides(shards: Shards) -> None:
     client = trained(shards)
     for ask in (
         lambda: client.pull("plain", [1]),

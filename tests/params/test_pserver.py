@@ -200,7 +200,7 @@ def test_a_shard_answers_for_what_is_its_own(fronts: Fronts) -> None:
         code, text, trailing = shard.refused(name, **fields)
         assert (code, trailing["shard"]) == ("INVALID_ARGUMENT", whose)
         assert says in text
-        assert f"Ask shard {whose}" in text
+        assert f"Use shard {whose}" in text
 
 
 BAD_GRADIENTS = [
@@ -330,7 +330,7 @@ def test_gradients_of_two_workers_make_a_step(fronts: Fronts) -> None:
     assert (code, "steps of several workers" in text) == ("FAILED_PRECONDITION", True)
 
 
-def test_a_replica_is_asked_for(fronts: Fronts) -> None:
+def test_a_replica_is_requested(fronts: Fronts) -> None:
     one, two = fronts.up(2, replicas=1)
     for shard in (one, two):
         shard.push_model(embedding_table_info=[info("t", 2), info("s", 1)])
@@ -380,7 +380,7 @@ def test_what_is_too_long_for_a_message(fronts: Fronts) -> None:
         )
 
 
-def test_who_may_ask_and_who_is_not_ready(fronts: Fronts) -> None:
+def test_permissions_and_a_shard_that_is_not_ready(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     for metadata in ({"authorization": "Bearer nonsense"}, {"authorization": ""}):
         code, text, _ = shard.refused("pull_variable", metadata=metadata)
@@ -433,7 +433,7 @@ def test_health_is_watched_to_the_end_and_the_service_is_described(fronts: Front
     assert [one.status for one in told] == [2]
 
 
-def test_pushes_that_wait_when_the_shard_ends_are_told(fronts: Fronts) -> None:
+def test_pushes_that_wait_when_the_shard_ends_get_an_error(fronts: Fronts) -> None:
     one, _ = fronts.up(2, replicas=1, without_replica_s=0.0)
     one.push_model(embedding_table_info=[info("t", 1)])
     fronts.end(1)
@@ -473,7 +473,7 @@ def test_settings_that_are_wrong(fronts: Fronts) -> None:
         other.close()
 
 
-def test_rows_of_a_table_that_the_other_door_made(fronts: Fronts) -> None:
+def test_rows_of_a_table_made_by_the_other_protocol(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     client = fronts.shards.client()
     client.create(TableSpec("t", 3, optimizer="adam", seed=4))
@@ -543,7 +543,7 @@ def test_who_follows_has_what_has_changed(fronts: Fronts) -> None:
     assert careful.ask(serial=0), "an answer that nobody remembers"
     assert careful.tables == stock.tables
     code, text, _ = one.refused("synchronize_embedding", replica_index=1)
-    assert (code, "Ask shard 1" in text) == ("INVALID_ARGUMENT", True)
+    assert (code, "Use shard 1" in text) == ("INVALID_ARGUMENT", True)
 
 
 def test_a_follower_of_more_than_a_message_holds(fronts: Fronts) -> None:

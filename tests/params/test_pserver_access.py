@@ -128,7 +128,7 @@ def test_keys_have_roles(fronts: Fronts, tmp_path: Path) -> None:
         shard.close()
 
 
-def test_files_that_are_not_in_order_are_told_at_the_start(
+def test_invalid_files_are_reported_at_the_start(
     shards: Shards, authority: Authority, tmp_path: Path
 ) -> None:
     cert, key = authority.sign("one")

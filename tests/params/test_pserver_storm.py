@@ -68,7 +68,7 @@ def mangled(data: bytes, draw: random.Random) -> bytes:
     return bytes(found)
 
 
-def test_messages_that_are_mangled_are_told_so(front: ShardGrpc, stress: int) -> None:
+def test_mangled_messages_are_rejected(front: ShardGrpc, stress: int) -> None:
     draw, seen = random.Random(5), set()
     token = [("authorization", f"Bearer {TOKEN}")]
     sound = seeds()

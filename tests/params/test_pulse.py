@@ -96,7 +96,7 @@ def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
     until((shards.root / "alive.ready").exists)  # it went on without
 
 
-def test_what_cannot_be_touched_is_said_once(
+def test_what_cannot_be_touched_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulse = HealthFiles(tmp_path / "nowhere" / "alive", ParamsSettings())

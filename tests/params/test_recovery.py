@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(
     assert (path.read_bytes(), [one.name for one in tmp_path.iterdir()]) == (b"old", ["file"])
 
 
-def test_changes_are_asked_for_piece_by_piece_from_the_first_on(
+def test_changes_are_requested_piece_by_piece_from_the_first_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -186,7 +186,7 @@ def test_a_follower_begins_with_the_copy_on_its_disk(
     assert follower._whole == after
 
 
-def test_a_copy_that_cannot_be_read_is_left_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_copy_that_cannot_be_read_is_left_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> str:
         raise OSError("the disk is gone")
 

@@ -56,7 +56,7 @@ def test_own_pushes_are_read_from_replicas(shards: Shards, settings: dict[str, A
         assert (pulls(shards), served(shards)) == (before, there + 24), "shards read nothing"
 
 
-def test_replica_that_lags_answers_only_whom_that_suffices(
+def test_replica_that_lags_answers_only_clients_that_accept_the_lag(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1, replication="periodic", period_s=0.3).client()

@@ -239,7 +239,7 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
                 )
 
 
-def test_table_that_a_follower_was_not_told_of_is_told_before_it_is_streamed_to() -> None:
+def test_table_that_a_follower_does_not_know_is_announced_before_its_rows() -> None:
     draw = np.random.default_rng(1)
     line = LossyLine(draw, 1 << 30)
     primary = line.primary = Primary(1, draw)
@@ -430,7 +430,7 @@ def test_a_follower_refuses_a_lower_epoch(shards: Shards) -> None:
     )
 
 
-def test_pushes_do_not_wait_for_a_walk_through_much_and_the_shard_says_that_it_is_exposed(
+def test_pushes_do_not_wait_for_a_long_walk_and_the_shard_reports_that_it_is_exposed(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.0).client(patience_s=5.0)

@@ -643,7 +643,7 @@ def test_a_container_with_a_copy_of_the_addresses_follows(
 @pytest.mark.parametrize(
     "answer", [{}, {"addresses": None}, {"addresses": [], "generation": "?", "before": 0}]
 )
-def test_a_shard_that_tells_no_addresses_is_passed_over(
+def test_a_shard_that_sends_no_addresses_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("clipper_container.params.shard_set.call_once", lambda *_: (None, answer))

@@ -92,7 +92,7 @@ def copied_rows(shards: Shards, shard: int) -> list[bytes]:
 # -- a follower comes back
 
 
-def test_follower_that_ended_in_order_is_told_the_changes_alone(
+def test_follower_that_ended_in_order_is_sent_the_changes_alone(
     shards: Shards, traffic: Traffic
 ) -> None:
     client = filled(shards)

@@ -154,14 +154,14 @@ def test_where_it_cannot_be(page: MetricsPage) -> None:
             MetricsPage(address, list)
 
 
-def test_who_says_nothing_is_sent_away_and_holds_up_nobody(page: MetricsPage) -> None:
+def test_a_silent_client_is_disconnected_and_delays_nobody(page: MetricsPage) -> None:
     silent = http.client.HTTPConnection(page.address, timeout=20)
     silent.connect()
     assert get(page)[0] == 200
     silent.close()
 
 
-def test_one_shard_tells_of_itself(busy: Shards) -> None:
+def test_one_shard_reports_its_metrics(busy: Shards) -> None:
     reader = StatsReader(busy.addresses, token=TOKEN, only=1)
     assert [one["shard"] for one in reader.read()] == [1]
     reader.close()

@@ -148,7 +148,9 @@ def test_feedback_is_what_the_next_query_reads(
 
 
 @pytest.mark.slow
-def test_model_with_tables_that_says_no_reads_is_not_cached(server: clipper.ClipperServer) -> None:
+def test_model_with_tables_that_declares_no_reads_is_not_cached(
+    server: clipper.ClipperServer,
+) -> None:
     server.deploy("uncached", Scores)
     app = server.app("uncached", models=["uncached"], slo_ms=30_000)
     assert [call_once(app, 77).output for _ in range(2)] == [0, 0]
@@ -171,7 +173,7 @@ def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
 
 
 @pytest.mark.slow
-def test_tables_can_be_told_at_deployment(
+def test_tables_can_be_named_at_deployment(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
     deploy("bare", Bare, tables={"bare": {"dim": 4, "initializer": "constant"}})
@@ -371,7 +373,7 @@ def test_a_set_that_an_engine_runs_elsewhere_is_used(shards: Shards) -> None:
     assert all(server.ready.is_set() for server in shards.servers.values())
 
 
-def test_settings_are_what_is_said_else_what_the_folder_knows(tmp_path: Path) -> None:
+def test_settings_are_those_given_else_those_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "shards.json").write_text(
         '{"settings": {"shards": 5, "replicas": 2, "token": "", "gone": 1}}'
     )

@@ -141,7 +141,7 @@ def test_a_shard_that_has_moved_is_no_source(shards: Shards, target: ShardServer
     shards.servers[0].shard.core.access = OPEN
 
 
-def test_many_small_pushes_are_told_in_pieces(
+def test_many_small_pushes_are_sent_in_chunks(
     shards: Shards, target: ShardServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(set_move, "PUSHES_IN_PIECE", 2)
@@ -199,7 +199,7 @@ def test_who_pushed_last_is_known_after_reading_it_and_in_the_next_life() -> Non
         ("tls:h:1?ca=/mine", "tls:10.0.0.1:2?ca=/theirs&key=/secret", "tls:h:2?ca=/mine"),
     ],
 )
-def test_the_addresses_that_a_shard_tells_are_those_of_the_client(
+def test_the_addresses_that_a_shard_sends_are_those_of_the_client(
     own: str, other: str, found: str
 ) -> None:
     assert _at_host_of(own, other) == found

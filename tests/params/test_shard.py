@@ -211,7 +211,7 @@ def test_a_stale_gradient_counts_for_less(shards: Shards) -> None:
     assert np.allclose(np.diff(steps), [full, full, full / 2, full / 3])
 
 
-def test_strangers_may_ask_for_nothing(shards: Shards) -> None:
+def test_clients_without_the_token_get_nothing(shards: Shards) -> None:
     shards.up(1)
     with pytest.raises(Forbidden, match="token"):
         shards.client(token="another").pull("users", [1])
@@ -228,7 +228,7 @@ def test_strangers_may_ask_for_nothing(shards: Shards) -> None:
             )
 
 
-def test_what_a_call_says_wrong_is_said(shards: Shards) -> None:
+def test_invalid_arguments_of_a_call_are_reported(shards: Shards) -> None:
     client = shards.up(1).client()
     for name, fields, text in (
         ("nothing", {}, "no call 'nothing'"),
@@ -282,7 +282,7 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
     shard.core.unfollow(5)
 
 
-def test_a_shard_says_how_it_does(shards: Shards) -> None:
+def test_a_shard_reports_its_statistics(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(USERS)
     client.push("users", range(10), ones((10, 6)))
@@ -307,7 +307,7 @@ def test_a_large_map_is_read_as_it_was_written() -> None:
     assert found[7] == b"x"
 
 
-def test_who_asks_too_late_is_not_heard(shards: Shards) -> None:
+def test_a_call_posted_to_an_ended_shard_is_not_run(shards: Shards) -> None:
     server = shards.up(1).servers[0]
     shards.lose(0)
     server.shard.post(lambda: pytest.fail("nobody is there to do it"))

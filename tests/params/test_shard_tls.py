@@ -124,7 +124,7 @@ def test_certificates_that_are_not_right_are_refused_at_once(
             client.create(TableSpec("t", 2))
 
 
-def test_a_client_without_tls_hears_why(tls_shards: TlsShards, authority: Authority) -> None:
+def test_a_client_without_tls_gets_the_reason(tls_shards: TlsShards, authority: Authority) -> None:
     shards = tls_shards.up(1, **files_of(authority))
     with (
         Client([plain(shards.addresses[0])], token=TOKEN, patience_s=20.0) as client,
@@ -136,7 +136,7 @@ def test_a_client_without_tls_hears_why(tls_shards: TlsShards, authority: Author
     shards.client().create(TableSpec("t", 2))
 
 
-def test_a_client_with_tls_hears_that_the_shard_has_none(
+def test_a_client_with_tls_gets_an_error_that_the_shard_has_none(
     shards: Shards, authority: Authority
 ) -> None:
     port = unused_port()

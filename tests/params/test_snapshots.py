@@ -390,7 +390,7 @@ def test_a_later_life_counts_more_than_a_higher_version(tmp_path: Path) -> None:
     assert (found.source, found.epoch) == ("new", 8)
 
 
-def test_one_that_can_read_nothing_does_not_begin_empty(tmp_path: Path) -> None:
+def test_one_that_can_read_nothing_does_not_start_empty(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="can read none of them"):
         recovered(tmp_path, source(1, 5, "torn", OSError(5, "Input/output error")))
 

@@ -108,7 +108,7 @@ def heard(line: socket.socket) -> tuple[Any, list[int]]:
     return json.loads(data), fds
 
 
-def test_what_cannot_be_forked_is_said_and_tried_again(
+def test_what_cannot_be_forked_is_reported_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

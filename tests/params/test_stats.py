@@ -178,7 +178,7 @@ def test_refusals_are_counted_by_their_reason(shards: Shards) -> None:
     assert samples([found]).get("clipper_params_refused_total", "0", "bad_input") == 1
 
 
-def test_replicas_snapshots_and_recoveries_are_told(shards: Shards) -> None:
+def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(SPEC)
     client.push("t", range(10), ones((10, 3)))
@@ -276,7 +276,7 @@ def test_how_old_what_a_follower_lacks_is(
 
 
 @given(st.lists(st.integers(0, 1 << 50), max_size=50))
-def test_a_histogram_that_was_told_elsewhere(values: list[int]) -> None:
+def test_a_histogram_from_its_buckets(values: list[int]) -> None:
     one = LatencyHistogram()
     for value in values:
         one.record(value)

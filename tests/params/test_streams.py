@@ -137,7 +137,7 @@ def test_shard_that_was_lost_comes_back_with_what_was_streamed(shards: Shards) -
     until(lambda: streams(shards))
 
 
-def test_follower_whose_stream_breaks_is_told_the_rest(shards: Shards) -> None:
+def test_follower_whose_stream_breaks_is_sent_the_rest(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(TABLES[0])
     until(lambda: streams(shards))
@@ -237,7 +237,7 @@ def test_stream_that_ends_in_the_middle(receiver: tuple[socket.socket, ChangeRec
         one.receive(1.0)
 
 
-def test_synchronous_shards_are_asked_again_and_again(shards: Shards) -> None:
+def test_replicas_of_synchronous_shards_poll(shards: Shards) -> None:
     client = shards.up(2, replicas=1, mode="sync", grads_to_wait=1).client()
     client.create(TABLES[0])
     shards.wait_for_copies()

@@ -145,7 +145,7 @@ def test_pretrained_rows_are_read_and_trained_on(shards: Shards, tmp_path: Path)
     np.testing.assert_allclose(client.pull("plain", np.arange(9000)), rows, rtol=1e-5)
 
 
-def test_files_that_cannot_be_read_say_why(shards: Shards, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_give_the_reason(shards: Shards, tmp_path: Path) -> None:
     client = taught(shards, count=1)
     np.save(tmp_path / "wide.npy", ones((4, 5)))
     np.savez(tmp_path / "other.npz", a=ones(3))

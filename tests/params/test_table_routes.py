@@ -174,7 +174,7 @@ def test_requests_that_cannot_be_change_nothing(
     assert (server.params.spec("there"), len(remote.history())) == before
 
 
-def test_server_without_tables_says_so() -> None:
+def test_server_without_tables_reports_it() -> None:
     with (
         clipper.start(http={"admin": "127.0.0.1:0"}, warmup=False) as server,
         clipper.connect(f"http://{server.admin_address}") as remote,

@@ -58,7 +58,7 @@ def test_both_sides_see_the_same_rows(shards: Shards, count: int, dtype: str) ->
     assert sum(server.shard.core.version for server in shards.servers.values()) == 10 * count
 
 
-def test_a_folder_says_where_shards_are(shards: Shards) -> None:
+def test_a_folder_has_the_addresses_of_shards(shards: Shards) -> None:
     shards.up(2)
     text = msgspec.json.encode({"addresses": shards.addresses, "token": TOKEN})
     (shards.root / "shards.json").write_bytes(text)
@@ -69,7 +69,7 @@ def test_a_folder_says_where_shards_are(shards: Shards) -> None:
         Tables(shards.root / "nowhere")
 
 
-def test_what_cannot_be_is_said(shards: Shards) -> None:
+def test_invalid_requests_are_rejected(shards: Shards) -> None:
     shards.up(1)
     with tables(shards) as mine:
         mine.create("users", 2)
@@ -113,7 +113,7 @@ def test_a_push_goes_on_over_a_relaunch(shards: Shards) -> None:
         assert (mine.pull("users", [0, 1]) == -2).all(), "each was applied once"
 
 
-def test_a_shard_that_lost_all_is_told_of_the_table(shards: Shards) -> None:
+def test_a_table_is_announced_to_a_shard_that_lost_all(shards: Shards) -> None:
     shards.up(1)
     with tables(shards) as mine, tables(shards) as other:
         mine.create("users", 2, initializer="zeros")

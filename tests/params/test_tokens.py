@@ -25,7 +25,7 @@ def made(path: Path, role: str) -> str:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_each_role_may_do_what_it_says(
+def test_each_role_has_its_permissions(
     shards: Shards, tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "tokens"

@@ -72,7 +72,7 @@ def test_a_push_is_the_step_that_a_local_table_would_take(shards: Shards) -> Non
     assert embedding.take_gradients() == {}, "they are pushed once"
 
 
-def test_who_does_not_train_asks_without_gradients(shards: Shards) -> None:
+def test_evaluation_pulls_without_gradients(shards: Shards) -> None:
     embedding = Embedding(shards.up(1).client(), USERS)
     embedding.eval()
     embedding(IDS)

@@ -75,7 +75,7 @@ def rows_of(said: dict[str, Any] | None) -> dict[str, list[int]]:
     return {name: ids.tolist() for name, ids in said["rows"].items()}
 
 
-def test_a_first_question_says_where_it_stands() -> None:
+def test_a_first_request_returns_the_position() -> None:
     shard = Shard()
     shard.core.note(0, [1, 2])
     first = shard.ask(-1)
@@ -89,7 +89,7 @@ def test_a_first_question_says_where_it_stands() -> None:
     )
 
 
-def test_a_question_stays_open_until_something_changes() -> None:
+def test_a_request_stays_open_until_something_changes() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
     assert shard.changes.check_s == float("inf")
@@ -105,7 +105,9 @@ def test_a_question_stays_open_until_something_changes() -> None:
     assert rows_of(shard.said[1]) == {}, "or its time is over"
 
 
-def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_is_too_far_behind_loses_its_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(changes_module, "IDS_MAX", 10)
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
@@ -131,7 +133,7 @@ def test_a_log_that_overflows_loses_all_who_watch() -> None:
     assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
 
 
-def test_nothing_is_kept_when_nobody_asks() -> None:
+def test_nothing_is_kept_when_nobody_watches() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
     shard.changes.answer_open_questions(changes_module.IDLE_S + 1)
@@ -264,9 +266,7 @@ def test_a_set_that_comes_later(
     watching.wake()
 
 
-def test_inputs_whose_rows_cannot_be_told_are_not_cached(
-    shards: Shards, watching: RowWatcher
-) -> None:
+def test_inputs_whose_rows_are_unknown_are_not_cached(shards: Shards, watching: RowWatcher) -> None:
     watched = watching.watched(lambda x: None, 0.5, 10, lambda key, n: None)
     wait_until(lambda: watching.knows)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
@@ -430,7 +430,7 @@ def test_what_cannot_be_is_refused_at_once(
     assert "wrong" not in server.catalog.view.versions
 
 
-def test_a_server_without_tables_is_told_of_it() -> None:
+def test_a_model_with_tables_on_a_server_without_them_is_reported() -> None:
     with (
         clipper.start() as server,
         pytest.raises(DoesNotFit, match="reads tables, and this server has none"),

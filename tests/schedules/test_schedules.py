@@ -203,7 +203,7 @@ def test_every_structure_has_three_scenarios(what: str, prefix: str) -> None:
     assert len(names) >= 3, f"{what}: {names}"
 
 
-def test_a_failure_is_told_and_comes_again(explorer: Explorer) -> None:
+def test_a_failure_is_printed_and_reproduced(explorer: Explorer) -> None:
     (first,) = explorer.ask("run", *bounds(), "planted_looks_first")
     preemptions, stale, taken = first["choices"].split(" ")
     (again,) = explorer.ask("replay", preemptions, stale, "0", first["name"], taken)
@@ -218,7 +218,7 @@ def test_a_failure_is_told_and_comes_again(explorer: Explorer) -> None:
     assert first["trace"][-1].endswith("FAILS: nobody wakes it: thread 1 waits on the futex")
 
 
-def test_a_mutant_is_told_and_comes_again(explorer: Explorer) -> None:
+def test_a_mutant_is_printed_and_reproduced(explorer: Explorer) -> None:
     site = next(s for s in explorer.sites if s.name.startswith("completion.hpp waiter_enters"))
     mutant = f"{site.number}:acq_rel"
     (found,) = explorer.ask("mutants", *bounds(), mutant)

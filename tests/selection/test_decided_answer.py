@@ -99,7 +99,7 @@ def test_user_defined_decider_answers_from_the_used_models_only() -> None:
     assert decided_answer("own", heard({A: 1, B: 2, C: 2}), [B, C]).output == 2
 
 
-def test_models_asked_beside_the_policys_choice() -> None:
+def test_models_queried_beside_the_choice_of_the_policy() -> None:
     """The chosen one's word; another's, if it was not heard."""
     assert decided_answer("all", heard({A: 1, B: 2}, "exp3", plan=(B,)), [A, B]).output == 2
     assert decided_answer("all", heard({A: 1}, "exp3", plan=(B,)), [A]).output == 1

@@ -133,7 +133,7 @@ def test_a_short_log_is_refused(count: int) -> None:
         evaluate(create_policy("exp3"), MODELS, log_of("epsilon_greedy(epsilon=0.9)", count, 1))
 
 
-def test_observations_that_say_nothing_are_skipped_and_counted() -> None:
+def test_observations_without_information_are_skipped_and_counted() -> None:
     log = log_of("epsilon_greedy(epsilon=0.9)", 30, 1)
     silent = Observation(log[0].plan, {}, Truth(1))
     strange = Observation(log[0].plan, log[0].predictions, Truth(1), weight=float("nan"))

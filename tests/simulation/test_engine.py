@@ -186,7 +186,7 @@ def test_equal_queries_cost_one_evaluation(seed: int) -> None:
     assert snapshot["hits"] + snapshot["joined"] + snapshot["evaluated"] == len(world.queries)
 
 
-def test_a_salt_is_another_question() -> None:
+def test_a_salt_makes_another_key() -> None:
     world = World(1)
     kin = world.model("m")
     Container(world, kin)
@@ -275,7 +275,7 @@ def test_three_times_too_much(seed: int, mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [1, 2])
-def test_batches_are_sized_for_the_slo_that_was_asked(mode: int) -> None:
+def test_batches_are_sized_for_the_slo_of_the_query(mode: int) -> None:
     """And not for the upper bound of its class of SLOs, 32.8 ms here."""
     world = World(10)
     kin = world.model("m", cached=False, lane_rows=4096)
@@ -402,7 +402,7 @@ def test_a_silent_container_is_closed_though_its_row_is_popular() -> None:
     world.check()
 
 
-def test_who_does_not_say_hello_is_closed() -> None:
+def test_a_connection_without_hello_is_closed() -> None:
     world = World(5, connections_max=2)
     kin = world.model("m")
     late = Container(world, kin, hello_after_us=10_000_000, comes_back=False)

@@ -17,7 +17,7 @@ def test_a_thousand_first_queries_at_once_load_one_copy() -> None:
     assert [len(world.store.read(world.name(n)).copies) for n in range(2)] == [1, 1]
 
 
-def test_a_model_asked_often_gets_as_many_copies_as_it_needs() -> None:
+def test_a_model_queried_often_gets_as_many_copies_as_it_needs() -> None:
     world = Simulation(replace(QUIET, instances=6, share=4.0))
     for _ in range(60):
         for _ in range(84):

@@ -125,7 +125,7 @@ def test_a_node_with_a_bad_disk_keeps_no_model_from_the_others(what: str) -> Non
         assert max(query.ended_s - query.born_s for query in asked) < 1.0
 
 
-def test_a_copy_that_is_evicted_while_it_is_claimed_again_is_not_said_to_be_there() -> None:
+def test_a_copy_that_is_evicted_while_it_is_claimed_again_is_not_reported_as_loaded() -> None:
     with World(replace(QUIET, models=20, share=6.0)) as world:
         for n in range(20):
             world.query(world.name(n))

@@ -131,7 +131,7 @@ def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, le
 
 @pytest.mark.parametrize("load", [0.6, 2.0])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
-def test_a_bad_second_does_not_shut_the_door(mode: int, load: float) -> None:
+def test_a_bad_second_does_not_stop_admission(mode: int, load: float) -> None:
     """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is
     over, all is as before."""
     world, kin = a_model(9)
@@ -186,7 +186,7 @@ def test_a_cold_replica_gets_batches_of_the_best_size_within_20(mode: int, name:
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("mode", [0, 1, 2, 3], ids=["aimd", "fit", "quantile", "static"])
-def test_the_door_keeps_no_replica_from_its_best_batches(mode: int, name: str) -> None:
+def test_admission_keeps_no_replica_from_its_best_batches(mode: int, name: str) -> None:
     """A short queue invites small second batches, and rows that are soon done a margin that nobody
     needs."""
     size, near = best_of(name)

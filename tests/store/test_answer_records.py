@@ -151,7 +151,7 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
     assert isinstance(other, UnknownPrediction)
 
 
-def test_an_end_in_good_order_leaves_all_and_says_what_was_told(server: Build) -> None:
+def test_an_orderly_end_keeps_all_records_and_reports_what_was_sent(server: Build) -> None:
     ended, other = server(every_s=60.0), server(every_s=0)
     ids = [ended.answer(number) for number in range(20)]
     ids += [ended.answer(number, "single") for number in range(20, 30)]

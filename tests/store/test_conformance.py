@@ -299,7 +299,7 @@ def test_threads_lose_no_update(store: Store) -> None:
     assert record.revision == record.version == 200
 
 
-def test_a_closed_store_says_so(store: Store) -> None:
+def test_a_closed_store_raises_an_error(store: Store) -> None:
     watch = store.watch("")
     store.close()
     store.close()

@@ -494,7 +494,7 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, u
     )
 
 
-def test_urls_that_say_too_much_or_nothing() -> None:
+def test_urls_with_too_much_or_nothing_in_them() -> None:
     assert parse_url("etcd://u:p%40q@a").password == "p@q"
     assert (
         redacted_url("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"

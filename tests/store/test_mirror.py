@@ -72,7 +72,7 @@ def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
-def test_changes_are_told_in_batches_of_a_limit(
+def test_changes_are_delivered_in_batches_of_a_limit(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_module, "_BATCH", 3)
@@ -236,7 +236,7 @@ def test_a_store_that_is_restored_while_it_is_listed_takes_nothing_away() -> Non
         assert not gone
 
 
-def test_a_mirror_may_begin_before_its_store() -> None:
+def test_a_mirror_may_start_before_its_store() -> None:
     store = Flaky()
     store.put("a", b"1")
     store.away = True

@@ -216,7 +216,7 @@ def test_watch_is_reset_by_an_older_copy_that_has_more_changes_than_it_has_seen(
         assert event == Event("RESET", 4)
 
 
-def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:
+def test_watches_of_other_connections_are_notified(redis_server: RedisServer) -> None:
     url = redis_server.url + "?prefix=hear:"
     with RedisStore(url) as one, RedisStore(url) as two:
         watch = two.watch("a", 0)

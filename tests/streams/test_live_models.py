@@ -262,6 +262,6 @@ def test_a_server_that_closes_in_the_middle_leaves_the_model_to_the_next(
 
 
 @pytest.mark.parametrize("field", ["versoin", "x"])
-def test_a_slip_in_a_descriptor_is_told(field: str) -> None:
+def test_a_slip_in_a_descriptor_is_reported(field: str) -> None:
     with pytest.raises(InvalidInput, match=f"unknown field '{field}'"):
         descriptor_of({field.encode(): b"1"})

@@ -30,7 +30,7 @@ def race(run: Callable[[int], tuple[int, int]]) -> list[tuple[int, int]]:
     [(300, 12), (1_200, 40), (1_200, 4), (20_000, 600), (1 << 20, 20_000)],
     ids=["one-bucket", "four-buckets", "four-keys", "blobs-evicted", "roomy"],
 )
-def test_no_hit_tells_another_keys_value(bytes_max: int, key_max: int) -> None:
+def test_no_hit_returns_the_value_of_another_key(bytes_max: int, key_max: int) -> None:
     cache = ClockCache(bytes_max)
     bound, over, done = max(bytes_max, cache.bytes), [], threading.Event()
 

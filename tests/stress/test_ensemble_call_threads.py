@@ -94,7 +94,7 @@ def test_threads_that_block_cancel_drop_and_rule(pair: Pair, stress: int) -> Non
     assert all(heard)
 
 
-def test_a_mailbox_hears_of_verdicts(pair: Pair, stress: int) -> None:
+def test_a_mailbox_is_notified_of_verdicts(pair: Pair, stress: int) -> None:
     rng = random.Random(7)
     mailbox = MailboxReader(pair.engines[0].completion)
     home = (pair.models[b"a0"], pair.models[b"b1"], pair.models[b"c0"], pair.models[b"d1"])

@@ -238,7 +238,9 @@ def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None
 @pytest.mark.parametrize(
     ("name", "more"), [(b"b1", b"\x01" * 10), (b"d1", encode_frame(Kind.HELLO, b"d1")[:40])]
 )
-def test_who_says_more_than_hello_is_not_handed_over(pair: Pair, name: bytes, more: bytes) -> None:
+def test_a_connection_that_sent_more_than_hello_is_not_handed_over(
+    pair: Pair, name: bytes, more: bytes
+) -> None:
     with socket.socket(socket.AF_UNIX) as container:
         container.settimeout(10)
         container.connect(pair.path)

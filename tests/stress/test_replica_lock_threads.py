@@ -22,7 +22,7 @@ def heard(node: Node, notice: str) -> int:
     raise AssertionError(f"no {notice}")
 
 
-def test_replicas_are_looked_at_while_they_come_and_go(tmp_path: Path, stress: int) -> None:
+def test_replicas_are_read_while_they_come_and_go(tmp_path: Path, stress: int) -> None:
     node = Node(tmp_path)
     model = node.models[b"plain"]
     conns: list[tuple[int, int]] = []

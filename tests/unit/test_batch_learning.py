@@ -111,7 +111,7 @@ def same(one: LearnedState, other: LearnedState) -> bool:
 @pytest.mark.parametrize("kind", LABELS)
 @settings(max_examples=sized(6, 15), deadline=None)
 @given(seed=st.integers(0, 2**32), k=st.integers(1, 5))
-def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k: int) -> None:
+def test_columns_train_what_their_rows_would(text: str, kind: str, seed: int, k: int) -> None:
     draw, policy = random.Random(seed), create_policy(text)
     state = expected = single = policy.init(MODELS[:k])
     for n in (1, 30, 7):
@@ -132,7 +132,7 @@ def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k:
 
 @pytest.mark.parametrize("text", WITH_SETS)
 @pytest.mark.parametrize("kind", ["ints", "both", "all", "texts", "many", "numbers"])
-def test_thresholds_of_sets_move_as_in_python_and_stay_when_nobody_asks_for_them(
+def test_thresholds_of_sets_move_as_in_python_and_stay_when_no_set_is_requested(
     text: str, kind: str
 ) -> None:
     draw, policy, plain = random.Random(5), create_policy(text), create_policy(text.split("(")[0])

@@ -105,7 +105,7 @@ def test_bad_models_are_refused(catalog: Catalog) -> None:
             catalog.set_replicas("svm", replicas)
 
 
-def test_unknown_names_say_what_there_is(catalog: Catalog) -> None:
+def test_unknown_names_are_rejected_with_the_known_ones(catalog: Catalog) -> None:
     register_model(catalog, "svm", "f64[64]")
     register_model(catalog, "logreg", "f64[64]")
     with pytest.raises(UnknownModel) as caught:
@@ -154,7 +154,7 @@ def test_a_retired_version_is_gone_but_its_number_is_not_used_again(catalog: Cat
     ]
 
 
-def test_a_model_that_is_asked_cannot_be_retired_but_by_force(catalog: Catalog) -> None:
+def test_a_linked_model_is_retired_only_by_force(catalog: Catalog) -> None:
     for _ in range(2):
         register_model(catalog, "svm", "str")
     catalog.register_application("pinned", ["svm:1"])
@@ -451,7 +451,7 @@ def test_a_view_never_changes(catalog: Catalog) -> None:
         old.applications["x"] = 1  # type: ignore[index]
 
 
-def test_listeners_hear_of_changes_and_only_of_them(store: Store, catalog: Catalog) -> None:
+def test_listeners_are_notified_of_changes_and_only_of_them(store: Store, catalog: Catalog) -> None:
     heard: list[View] = []
     end = catalog.on_change(heard.append)
     register_model(catalog, "svm", "str")

@@ -156,13 +156,13 @@ def test_show_prints_a_table_of_what_changed(here: Path) -> None:
     ]
 
 
-def test_check_says_what_is_right(here: Path) -> None:
+def test_check_prints_what_is_valid(here: Path) -> None:
     assert run("config", "check").output == "ok: defaults: 0 keys, 0 models, 0 applications\n"
     (here / "clipper.toml").write_text('[apps.digits]\nmodels = ["svm"]\nslo_ms = 5\n')
     assert run("config", "check").output == "ok: clipper.toml: 2 keys, 0 models, 1 application\n"
 
 
-def test_check_says_what_is_wrong(here: Path) -> None:
+def test_check_prints_what_is_invalid(here: Path) -> None:
     (here / "clipper.toml").write_text("[apps.digits]\nslo = 5\n")
     result = run("config", "check")
     assert result.exit_code == 1
@@ -191,7 +191,7 @@ def test_doctor_finds_this_machine_in_order(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_doctor_looks_at_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "certificates")
     authority = Authority(here)
     said = []
@@ -256,7 +256,7 @@ def test_doctor_names_what_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [finding.verdict for finding in doctor.examine()] != ["fail"]
 
 
-def test_doctor_tells_of_an_engine_that_does_not_answer(
+def test_doctor_reports_an_engine_that_does_not_answer(
     here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(monkeypatch, "containers")
@@ -301,7 +301,7 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Signals) -> None:
+def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals) -> None:
     (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
     (here / "clipper.toml").write_text(
         '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels ='
@@ -399,7 +399,7 @@ def test_up_takes_queries_over_http(here: Path) -> None:
             process.kill()
 
 
-def test_up_says_what_is_wrong_with_its_file(here: Path) -> None:
+def test_up_prints_what_is_wrong_with_its_file(here: Path) -> None:
     (here / "clipper.toml").write_text('[server]\nadress = "unix"\n')
     result = run("up")
     assert result.exit_code == 1

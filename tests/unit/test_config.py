@@ -426,7 +426,7 @@ def test_columns_that_a_model_reads(tmp_path: Path) -> None:
     assert "READS__TASTE: models.m.reads = {'taste': [0, 'x']}" in refusal(
         env={"CLIPPER_MODELS__M__READS__TASTE": "0,x"}
     )
-    assert "tolerance = 0.5: it does not say what it reads." in refusal(
+    assert "tolerance = 0.5: it does not declare what it reads." in refusal(
         models={"m": {"tolerance": 0.5}}
     )
 

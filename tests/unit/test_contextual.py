@@ -53,7 +53,7 @@ def trained(policy: Policy, seed: int, n: int, models=(A, B), begin=None):
 
 
 @every_policy
-def test_each_query_asks_the_model_that_is_good_at_it(policy):
+def test_each_query_goes_to_the_model_that_is_good_at_it(policy):
     state, right = trained(policy, 1, 3000)
     assert right >= 1350
     assert policy.select(state, Query(None, 0.5, (0.9, 0.81)), [A, B]).models == (B,)

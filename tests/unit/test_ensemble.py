@@ -30,7 +30,7 @@ def combine(
     return POLICY.combine(POLICY.init(MODELS), arrived, late)
 
 
-def test_everybody_is_asked_in_an_order_of_its_own() -> None:
+def test_an_ensemble_has_an_order_of_its_own() -> None:
     for candidates in itertools.permutations(MODELS[:4]):
         state = POLICY.init(candidates)
         assert (

@@ -118,7 +118,7 @@ def test_did_you_mean_stays_silent_when_nothing_is_close() -> None:
     assert did_you_mean("qqq", []) == ""
 
 
-def test_overload_says_when_to_come_back() -> None:
+def test_overload_names_a_time_to_retry() -> None:
     assert Overloaded("full").retry_after_s == 1.0
     assert Overloaded("full", retry_after_s=0.25).retry_after_s == 0.25
 

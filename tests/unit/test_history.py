@@ -19,7 +19,7 @@ from clipper.store.history import (
 from clipper.types import InputType, Model
 
 
-def test_each_change_says_who_what_and_how_it_was() -> None:
+def test_each_change_has_its_author_action_and_former_value() -> None:
     with MemoryStore() as store, Catalog(store, follow=False, wall_us=lambda: 7) as catalog:
         catalog.register(Model("svm", 1, InputType("f64", (64,))))
         with audit_context("ann", "challenge"):

@@ -49,7 +49,7 @@ def served(state: Any, rng: np.random.Generator, errors: tuple[float, ...]) -> t
     return POLICY.observe(state, Observation(plan, said, Truth(0))), lost
 
 
-def test_it_chooses_and_learns_as_its_definition_says() -> None:
+def test_it_chooses_and_learns_as_its_definition_states() -> None:
     rng, state, reference = np.random.default_rng(1), POLICY.init(MODELS), Reference()
     for _ in range(1000):
         uniform, p = float(rng.random()), reference.probabilities()
@@ -77,7 +77,7 @@ def test_it_leaves_a_model_that_fails_and_returns_to_it() -> None:
     assert lost["good again"] < 180
 
 
-def test_without_feedback_it_asks_all_alike() -> None:
+def test_without_feedback_it_queries_all_alike() -> None:
     """So feedback that is late cannot make it settle on a model."""
     state = POLICY.init(MODELS)
     queried = [POLICY.select(state, Query(uniform=u / 300), MODELS).models[0] for u in range(300)]

@@ -148,7 +148,7 @@ def votes_of(rng: np.random.Generator, labels: int) -> tuple[list[Any], list[flo
 
 
 @pytest.mark.parametrize("user", [False, True])
-def test_the_core_computes_what_its_definition_says(user: bool) -> None:
+def test_the_core_computes_what_its_definition_states(user: bool) -> None:
     """With a context from the 300th query on."""
     rng, reference, rows = np.random.default_rng(5), Reference(user), mixture.initial(K)
     if user:
@@ -216,7 +216,7 @@ class Pool:
 
 
 @pytest.mark.parametrize("user", [False, True])
-def test_the_core_weighs_class_probabilities_as_its_definition_says(user: bool) -> None:
+def test_the_core_weighs_class_probabilities_as_its_definition_states(user: bool) -> None:
     rng, reference, pool = np.random.default_rng(8), Reference(user), Pool()
     rows = mixture.of_user(mixture.initial(K)) if user else mixture.initial(K)
     rows = mixture.widened(rows, 0, 0, True)
@@ -354,7 +354,7 @@ def test_an_old_state_learns_probabilities_and_is_stored_and_merged() -> None:
     assert np.isfinite(POLICY.observe(broken, seen).rows).all()
 
 
-def test_certain_probabilities_teach_stacking_what_votes_teach() -> None:
+def test_stacking_learns_the_same_from_certain_probabilities_and_votes() -> None:
     policy: Any = create_policy("stacking")
     one = two = policy.init(MODELS)
     rng = np.random.default_rng(11)
@@ -410,7 +410,7 @@ def test_it_learns_which_model_knows_which_label() -> None:
     assert wrong < 140  # of 500; the equal vote has 267
 
 
-def test_two_models_that_never_agree_teach_too() -> None:
+def test_feedback_counts_when_two_models_never_agree() -> None:
     """The slope of the equal vote's weight is exactly 0 then: half of the models are right."""
     models = MODELS[:2]
     state = POLICY.init(models)
@@ -423,7 +423,7 @@ def test_two_models_that_never_agree_teach_too() -> None:
         assert POLICY.combine(state, arrived, ()).output == label
 
 
-def test_it_follows_the_model_that_says_honestly_how_sure_it_is() -> None:
+def test_it_follows_the_model_with_honest_confidences() -> None:
     rng, state, wrong = np.random.default_rng(3), POLICY.init(MODELS), 0
     for t in range(1500):
         label = int(rng.integers(0, 10))
@@ -476,7 +476,7 @@ def test_a_user_finds_another_best_model_within_few_queries() -> None:
     assert shared.rows[-1, 6] == 0.0  # users that share a state have no best model
 
 
-def test_right_and_wrong_teach_without_labels() -> None:
+def test_right_and_wrong_are_feedback_without_labels() -> None:
     """Model 0 is always right, the others agree on another label."""
     rng, state = np.random.default_rng(4), POLICY.init(MODELS)
     for _ in range(60):
@@ -544,7 +544,7 @@ def test_models_come_and_go_and_a_state_is_stored() -> None:
     assert answer.output == 3
 
 
-def test_a_user_starts_with_what_all_have_taught() -> None:
+def test_a_new_user_starts_with_what_was_learned_from_all() -> None:
     state = trained()
     own = POLICY.init(MODELS, state)
     said = predictions({0: 5, 1: 0, 2: 0})
@@ -569,7 +569,7 @@ def test_a_state_of_stacking_is_refused_and_one_of_a_wrong_size_too() -> None:
         POLICY.rows.parse(np.zeros(4 * 65), 3)
 
 
-def test_it_asks_all_models_and_refuses_rows_of_other_shapes() -> None:
+def test_it_queries_all_models_and_refuses_rows_of_other_shapes() -> None:
     assert POLICY.select(POLICY.init(MODELS), Query(), MODELS).models == MODELS
     with pytest.raises((StatusError, InvalidInput), match="rows of a mixture"):
         mixture.weights(np.zeros((3, 12)))

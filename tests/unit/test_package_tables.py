@@ -323,7 +323,7 @@ while True: time.sleep(0.01)
 @pytest.mark.parametrize(
     ("times", "now", "ends"), [(1, False, True), (2, True, True), (2, False, False)]
 )
-def test_a_process_is_asked_to_end(
+def test_a_process_is_signalled_to_end(
     times: int, now: bool, ends: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", TWICE, str(times)]

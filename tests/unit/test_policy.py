@@ -66,7 +66,7 @@ def test_servers_that_learned_apart_agree_in_the_end(policy: Policy) -> None:
 
 
 @every_policy
-def test_candidates_are_asked_and_nobody_else(policy: Policy) -> None:
+def test_candidates_alone_are_queried(policy: Policy) -> None:
     state = policy.init([A, B])
     for n, uniform in itertools.product(range(4), (0.0, 0.5, 1 - 2**-53)):
         for candidates in itertools.permutations([A, B, C], n):
@@ -89,13 +89,13 @@ def seen(truth: Truth, answer: object = None, **outputs: object) -> dict[str, fl
     return {model.name: lost for model, lost in told.items()}
 
 
-def test_a_label_tells_of_all_that_were_heard() -> None:
+def test_a_label_is_feedback_for_all_models_that_answered() -> None:
     assert seen(Truth(7), a=7, b=3, c="7") == {"a": 0.0, "b": 1.0, "c": 1.0}
     assert seen(Truth("cat"), a="cat", b=None) == {"a": 0.0}, "what is no answer has no loss"
     assert seen(Truth(1.0), a=1.0, b=3.0, c=math.nan) == {"a": 0.0, "b": 2 / 3}
 
 
-def test_a_score_tells_of_the_answer() -> None:
+def test_a_score_is_feedback_for_the_answer() -> None:
     assert seen(Truth(score=1.0), 7, a=7, b=3) == {"a": 0.0, "b": 1.0}
     assert seen(Truth(score=0.0), 7, a=7, b=3) == {"a": 1.0}, "the other may be right or wrong"
     assert seen(Truth(score=0.25), 7, a=7, b=3) == {"a": 0.75}
@@ -139,7 +139,7 @@ def test_shares_are_kept() -> None:
     assert policy.combine(state, {A: Prediction(3, 0.5)}, ()).output == 3
 
 
-def test_votes_weigh_what_a_person_said() -> None:
+def test_votes_weigh_as_a_person_set() -> None:
     policy = create_policy("static(weights={'a': 2.5})")
     state, said = policy.init([A, B, C]), {A: Prediction(1), B: Prediction(2), C: Prediction(2)}
     combined = policy.combine(state, said, ())

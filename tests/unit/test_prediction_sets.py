@@ -90,7 +90,7 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
     assert best <= 0.91
 
 
-def test_a_set_is_given_only_where_it_is_asked_for():
+def test_a_set_is_given_only_where_it_is_requested():
     policy: Any = create_policy("stacking")
     with_sets: Any = create_policy("stacking(coverage=0.9)")
     plain: Any = create_policy("stacking")

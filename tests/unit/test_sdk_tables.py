@@ -425,7 +425,7 @@ _run_and_exit(work)
 
 
 @pytest.mark.parametrize(("ends", "code"), [("5", 5), ("sys.exit(3)", 3), ("1 / 0", 1)])
-def test_what_a_child_said_is_written_before_it_ends(ends: str, code: int) -> None:
+def test_output_of_a_child_is_written_before_it_ends(ends: str, code: int) -> None:
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-c", ENDS, ends]
     done = subprocess.run(command, capture_output=True, text=True, env=buffered)

@@ -14,7 +14,7 @@ A, B, C = (VersionedModel(name, 1) for name in "abc")
 POLICY = SingleModel()
 
 
-def test_the_first_linked_candidate_is_asked() -> None:
+def test_the_first_linked_candidate_is_queried() -> None:
     """Candidates come in the order of the links; a state's models may stand in any."""
     assert POLICY.rank_models_desc(POLICY.init([B, A]), None) == (B, A)
     for linked, candidates in itertools.product(

@@ -56,7 +56,7 @@ def test_all_other_names_are_refused(name: str) -> None:
         ("x" * 10_000, "10000 characters"),
     ],
 )
-def test_a_bad_name_is_told_why(name: str, why: str) -> None:
+def test_a_bad_name_is_rejected_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
         check_name(name)
 

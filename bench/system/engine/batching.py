@@ -15,9 +15,9 @@ from bench.harness import Goal, Row, row
 from bench.system.engine.effort import FULL, TINY, Effort
 from bench.system.engine.simulated import COSTS, SIZE_MAX, Cost, Replica, Tally, plain_aimd
 from clipper.load.open_loop import arrivals
-from clipper_core.scheduling.batcher import Batching
+from clipper_core.scheduling.batcher import BatchingMode
 
-MODES = {"fit": (Batching.FIT, 0.95), "aimd": (Batching.AIMD, 0.9)}
+MODES = {"fit": (BatchingMode.FIT, 0.95), "aimd": (BatchingMode.AIMD, 0.9)}
 SHAPES = {"Poisson": 1.0, "bursty": 3.0}  # bursty: a third of each 200 ms has all of its arrivals
 LATE_MAX, BATCHES_MAX, OPTIMUM = 0.005, 20, 0.9
 PAUSES = (
@@ -96,7 +96,9 @@ def times_of(cost: Cost, shape: str, load: float, share: float) -> NDArray[np.fl
     )
 
 
-def run(cost: Cost, mode: Batching, times: NDArray[np.float64], size_max: int = SIZE_MAX) -> Tally:
+def run(
+    cost: Cost, mode: BatchingMode, times: NDArray[np.float64], size_max: int = SIZE_MAX
+) -> Tally:
     return Replica(cost, mode, size_max).run(times)
 
 
@@ -106,10 +108,10 @@ def best_static(cost: Cost, shape: str, load: float, share: float) -> tuple[int,
     early."""
     times, best = times_of(cost, shape, load, share), cost.best()
     sizes = sorted({max(1, best // 2), best, min(SIZE_MAX, best * 3 // 2)})
-    return max((run(cost, Batching.STATIC, times, size).in_time, size) for size in sizes)
+    return max((run(cost, BatchingMode.STATIC, times, size).in_time, size) for size in sizes)
 
 
-def point(cost: Cost, mode: Batching, shape: str, load: float, share: float) -> Point:
+def point(cost: Cost, mode: BatchingMode, shape: str, load: float, share: float) -> Point:
     """Below 0.9 of the capacity, a fixed size answers all that is offered, and is not run."""
     times = times_of(cost, shape, load, share)
     tally = run(cost, mode, times)
@@ -137,7 +139,7 @@ def worst_of(name: str, points: list[Point], least: float, loads: int) -> Row:
     )
 
 
-def to_the_optimum(mode: str, number: Batching, plan: Plan) -> Row:
+def to_the_optimum(mode: str, number: BatchingMode, plan: Plan) -> Row:
     """Batches sent, from a cold start under three times the capacity, until one has 90 % of the
     rows of the best size."""
     most, where = 0, ""
@@ -167,9 +169,9 @@ def anchors(plan: Plan) -> list[Row]:
     """Simulate the same arrivals without batching, and with the rule of the paper."""
     cost, load = plan.costs[0], 1.3
     times = times_of(cost, "Poisson", load, plan.share)
-    ours = run(cost, Batching.AIMD, times).in_time / len(times)
+    ours = run(cost, BatchingMode.AIMD, times).in_time / len(times)
     alone, paper = (
-        run(cost, Batching.STATIC, times, 1).in_time / len(times),
+        run(cost, BatchingMode.STATIC, times, 1).in_time / len(times),
         plain_aimd(cost, times).in_time / len(times),
     )
     name = f"batching aimd, {cost.name} at {load:g} x"

@@ -17,7 +17,7 @@ from bench.system.engine.servers import WIDE, servers
 from clipper_container.wire import frames as wire
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
-from clipper_core.scheduling.batcher import Batching
+from clipper_core.scheduling.batcher import BatchingMode
 from clipper_core.wire.codec import (
     HEADER_BYTES,
     Kind,
@@ -84,7 +84,7 @@ class Framing:
         self.batch, self.turns = batch, turns
         self.conn = self.engine.open(1)
         self.engine.receive(self.conn, encode_frame(Kind.HELLO, b""), 1)
-        self.engine.attach(self.conn, 0, b"", mode=Batching.STATIC, size_max=len(batch))
+        self.engine.attach(self.conn, 0, b"", mode=BatchingMode.STATIC, size_max=len(batch))
         self.engine.step(2)
         self.engine.outgoing(self.conn, 2)
 

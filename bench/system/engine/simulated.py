@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.runtime.status import Status
-from clipper_core.scheduling.batcher import Batching
+from clipper_core.scheduling.batcher import BatchingMode
 from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import (
     HEADER_BYTES,
@@ -75,7 +75,9 @@ class Tally:
 class Replica:
     """One container of one model on an engine of its own."""
 
-    def __init__(self, cost: Cost, mode: Batching, size_max: int = SIZE_MAX, seed: int = 1) -> None:
+    def __init__(
+        self, cost: Cost, mode: BatchingMode, size_max: int = SIZE_MAX, seed: int = 1
+    ) -> None:
         self.cost, self.rng, self.tally = cost, np.random.default_rng(seed), Tally()
         self.engine = Engine(
             manual_clock=True,

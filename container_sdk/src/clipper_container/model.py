@@ -37,7 +37,7 @@ class Scored:
 
 
 class OneRowFailed(Exception):
-    """A model raises it for a batch in which a row failed that says nothing of the others: they
+    """A model raises it for a batch in which a row failed that does not mention the others: they
     are evaluated singly, and only the bad rows fail.
     """
 

@@ -84,6 +84,17 @@ def placed(model: Model, state: State, folder: Path) -> Model:
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+_FROM = click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=_FILE,
+    help="Export what a TOML file declares.  [what the server runs]",
+)
+_BASE = click.option("--base", metavar="IMAGE", default="", help="Python base image of the models.")
+_SERVERS = click.option(
+    "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
+)
 _PUSH = "docker build {0}/server\npush it, then: kubectl apply -k {0}"
 
 
@@ -91,21 +102,13 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
     """Add the options shared by `compose` and `k8s`."""
     for option in (
         click.argument("folder", type=_FOLDER),
-        click.option(
-            "--from",
-            "file",
-            metavar="FILE",
-            type=_FILE,
-            help="Export what a TOML file declares.  [what the server runs]",
-        ),
+        _FROM,
         click.option(
             "--redis",
             is_flag=True,
             help="Keep the state in Redis, which is exported too.  [in a volume]",
         ),
-        click.option(
-            "--base", metavar="IMAGE", default="", help="Python base image of the models."
-        ),
+        _BASE,
     ):
         verb = option(verb)
     return with_server(verb)
@@ -300,17 +303,9 @@ def kubernetes(
 
 @click.command(short_help="Write a Helm chart.")
 @click.argument("folder", type=_FOLDER)
-@click.option(
-    "--from",
-    "file",
-    metavar="FILE",
-    type=_FILE,
-    help="Export what a TOML file declares.  [what the server runs]",
-)
-@click.option("--base", metavar="IMAGE", default="", help="Python base image of the models.")
-@click.option(
-    "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
-)
+@_FROM
+@_BASE
+@_SERVERS
 @click.option("--nodes", type=click.IntRange(0), default=0, help="Number of mesh nodes to include.")
 @click.option(
     "--shards", type=click.IntRange(0), default=0, help="Number of parameter shards to include."
@@ -368,9 +363,7 @@ def chart(
     default="",
     help="Keep the state in this Redis or etcd.  [a Redis that is exported too]",
 )
-@click.option(
-    "--servers", type=click.IntRange(1), default=2, show_default=True, help="Number of servers."
-)
+@_SERVERS
 @click.option(
     "--servers-max", type=click.IntRange(0), default=0, help="Most servers under load.  [--servers]"
 )

@@ -162,12 +162,12 @@ for _name, _short, _long in (
     (
         "abort",
         "Return to the old version now.",
-        "Ask the version before for all of APP's queries again.",
+        "Send all of APP's queries to the version before again.",
     ),
     (
         "promote",
         "Use the new version for all queries now.",
-        "Ask the new version for all of APP's queries, whatever the guards say.",
+        "Send all of APP's queries to the new version, whatever the guards report.",
     ),
 ):
     rollout.add_command(_mover(_name, _short, _long))

@@ -207,7 +207,7 @@ def _check(config: "Config") -> None:
         raise ConfigError("http.address is empty.", hint="Add --http 127.0.0.1:8000.")
     if config.http.tls_client_ca:
         raise ConfigError(
-            "http.tls_client_ca is set, and the ingress has no certificate to ask a server with.",
+            "http.tls_client_ca is set, and the ingress has no certificate to show to servers.",
             hint="Remove it, and use http.api_keys_file.",
         )
     if config.http.admin and not (config.http.token or config.http.tokens_file):

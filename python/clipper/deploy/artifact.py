@@ -199,8 +199,8 @@ def _fetched(name: str) -> str:
         return str(download_artifacts(artifact_uri=name))
     except Exception as error:
         raise PackagingError(
-            f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is looked for at"
-            " MLFLOW_TRACKING_URI."
+            f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is searched for"
+            " at MLFLOW_TRACKING_URI."
         ) from None
 
 

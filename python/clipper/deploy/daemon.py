@@ -215,7 +215,7 @@ class Daemon:
         with self._guard:
             lock = self._building.setdefault(image.name, threading.Lock())
         with lock:
-            with self.doing("look for an image") as api:
+            with self.doing("search for an image") as api:
                 if api.images(image.name, quiet=True):
                     return image.name
             on_progress(f"building image {image.name}")
@@ -367,7 +367,7 @@ class Daemon:
 
     def state(self, container: str) -> dict[str, object]:
         """Return the engine's state of a container: Running, ExitCode, OOMKilled."""
-        with self.doing("look at a container") as api:
+        with self.doing("inspect a container") as api:
             return dict(api.inspect_container(container)["State"])
 
 

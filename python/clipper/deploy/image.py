@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -216,13 +216,6 @@ def _dockerfile(
     words += [word for folder in folders for word in ("--code", folder)]
     words += ["--token-file", TOKEN_FILE, "--alive-file", ALIVE_FILE]
     probe = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
-    labels = {
-        "org.opencontainers.image.title": f"clipper model {spec.name}",
-        "org.opencontainers.image.version": str(spec.version),
-        "clipper.model": f"{spec.name}:{spec.version}",
-        "clipper.content": f"sha256:{content}",
-        "clipper.sdk": VERSION,
-    }
     copies = ["COPY model /model"] if target.startswith("/model/") else []
     copies += ["COPY code /code"] if folders else []
     parts = [
@@ -245,11 +238,36 @@ def _dockerfile(
         "ENV PATH=/opt/model/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1",
         "WORKDIR /tmp",
         f"USER {USER}:{USER}",
-        f"HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(probe)}",
+        health_check(probe),
         "COPY --from=packages /opt/model /opt/model",
         *copies,
-        "LABEL "
-        + " \\\n      ".join(f"{key}={json.dumps(value)}" for key, value in labels.items()),
+        labels(spec, content),
         f"ENTRYPOINT {json.dumps(words)}",
     ]
     return "\n".join(parts) + "\n"
+
+
+def labels(spec: ContainerSpec, content: str) -> str:
+    """Return the LABEL instruction of a model's image. content: hash of what it is built from."""
+    return "LABEL " + pairs(
+        {
+            "org.opencontainers.image.title": f"clipper model {spec.name}",
+            "org.opencontainers.image.version": str(spec.version),
+            "clipper.model": f"{spec.name}:{spec.version}",
+            "clipper.content": f"sha256:{content}",
+            "clipper.sdk": VERSION,
+        }
+    )
+
+
+def health_check(command: Sequence[str]) -> str:
+    """Return the HEALTHCHECK instruction that runs a command."""
+    return f"HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(command)}"
+
+
+def pairs(values: Mapping[str, str]) -> str:
+    """Write values for ENV and LABEL, where a dollar would begin a variable."""
+    return " \\\n      ".join(
+        f"{key}={json.dumps(value, ensure_ascii=False).replace('$', chr(92) + '$')}"
+        for key, value in values.items()
+    )

@@ -202,18 +202,8 @@ def server_toml(shipment: Shipment, redis: str, admin: str = f"127.0.0.1:{ADMIN_
         "token_file": TOKEN_FILE,
         "log_format": "json",
     }
-    http = {
-        "address": f"0.0.0.0:{HTTP_PORT}",
-        "admin": admin,
-        "metrics": True,
-        "insecure": True,
-    }
     note = "# Models have no target: each runs in containers of its own, which dial in.\n"
-    keys = (
-        "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key"
-        " may.\n"
-    )
-    parts = [note, toml_table(("server",), server), keys, toml_table(("http",), http)]
+    parts = [note, toml_table(("server",), server), http_toml(admin)]
     parts += [
         toml_table(("models", name), _model_table(model))
         for name, (model, _) in shipment.models.items()
@@ -254,6 +244,21 @@ def _typed(input: InputType) -> str:
     return "" if str(input) == "any" else str(input)
 
 
+def http_toml(admin: str) -> str:
+    """Return the [http] section of a pod's configuration. admin: address of management."""
+    settings = {
+        "address": f"0.0.0.0:{HTTP_PORT}",
+        "admin": admin,
+        "metrics": True,
+        "insecure": True,
+    }
+    note = (
+        "# insecure: anyone who reaches the port may query. With http.api_keys_file only holders"
+        " of a key may.\n"
+    )
+    return note + toml_table(("http",), settings)
+
+
 def toml_table(at: tuple[str, ...], values: Mapping[str, object]) -> str:
     """Format a TOML table."""
     name = ".".join(
@@ -266,7 +271,7 @@ def toml_table(at: tuple[str, ...], values: Mapping[str, object]) -> str:
         ]
     except TypeError:
         raise InvalidInput(
-            f"[{name}] holds bytes, which a settings file cannot say.",
+            f"[{name}] holds bytes, which a settings file cannot hold.",
             hint="Give it another default.",
         ) from None
     return f"[{name}]\n{''.join(lines)}\n"

@@ -30,6 +30,7 @@ from clipper.deploy.manifests import (
     check_shared,
     deployment,
     from_secret,
+    http_toml,
     meta_of,
     mine,
     pod,
@@ -108,12 +109,6 @@ def node_toml(shipment: MeshShipment) -> str:
         "log_format": "json",
         "drain_s": float(_QUERIES_S),
     }
-    http = {
-        "address": f"0.0.0.0:{HTTP_PORT}",
-        "admin": f"0.0.0.0:{ADMIN_PORT}",
-        "metrics": True,
-        "insecure": True,
-    }
     mesh_settings = {
         "enabled": True,
         "peers": f"tcp:0.0.0.0:{PEERS_PORT}",
@@ -121,14 +116,10 @@ def node_toml(shipment: MeshShipment) -> str:
         "drain_s": float(shipment.drain_s),
         "labels": list(shipment.labels),
     }
-    keys = (
-        "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key"
-        " may.\n"
-    )
-    parts = [toml_table(("server",), server), keys, toml_table(("http",), http)]
     return "".join(
         [
-            *parts,
+            toml_table(("server",), server),
+            http_toml(f"0.0.0.0:{ADMIN_PORT}"),
             toml_table(("grpc",), {"address": f"0.0.0.0:{GRPC_PORT}"}),
             toml_table(("mesh",), mesh_settings),
         ]
@@ -311,7 +302,7 @@ def _adapter_rules(shipment: MeshShipment) -> str:
         "metricsQuery": pressure_query(shipment.lru_age_s),
     }
     note = (
-        "# Not of the base: values for the chart prometheus-adapter, which tells the autoscaler"
-        " what Prometheus knows.\n"
+        "# Not of the base: values for the chart prometheus-adapter, which gives the autoscaler"
+        " the metrics of Prometheus.\n"
     )
     return note + to_yaml({"rules": {"external": [rule]}})

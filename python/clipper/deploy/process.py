@@ -557,7 +557,7 @@ class ProcessDeployer:
             if code is not None
             else "ended with its fork server"
             if lost
-            else "ended; its fork server does not tell how"
+            else "ended; its fork server does not report how"
         )
         self._ended(replica, pid, detail)
 

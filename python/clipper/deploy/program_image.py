@@ -20,11 +20,14 @@ from clipper.deploy.image import (
     USER,
     Image,
     files_under,
+    health_check,
     image_of,
+    labels,
+    pairs,
 )
 from clipper.deploy.needs import needs_of
 from clipper.errors import PackagingError
-from clipper.types import VERSION, Model
+from clipper.types import Model
 
 JAVA_BASE: Final = "eclipse-temurin:17-jre"
 PROGRAM_BASE: Final = "debian:bookworm-slim"
@@ -103,13 +106,6 @@ def _dockerfile(spec: ContainerSpec, words: list[str], copies: bool, content: st
         "CLIPPER_TOKEN_FILE": TOKEN_FILE,
         "CLIPPER_ALIVE_FILE": ALIVE_FILE,
     }
-    labels = {
-        "org.opencontainers.image.title": f"clipper model {spec.name}",
-        "org.opencontainers.image.version": str(spec.version),
-        "clipper.model": f"{spec.name}:{spec.version}",
-        "clipper.content": f"sha256:{content}",
-        "clipper.sdk": VERSION,
-    }
     is_ours = words[0].startswith("/model/")
     lines = [
         f"# Model {spec.name}:{spec.version}, a program that dials in at a clipper server. Written",
@@ -122,18 +118,10 @@ def _dockerfile(spec: ContainerSpec, words: list[str], copies: bool, content: st
         *(["COPY model /model"] if copies else []),
         *([f"RUN chmod 755 {json.dumps(words[0])}"] if is_ours else []),
         f"WORKDIR {'/model' if copies else '/tmp'}",
-        "ENV " + _pairs({key: text for key, text in settings.items() if text}),
+        "ENV " + pairs({key: text for key, text in settings.items() if text}),
         f"USER {USER}:{USER}",
-        f"HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(HEALTHY)}",
-        "LABEL " + _pairs(labels),
+        health_check(HEALTHY),
+        labels(spec, content),
         f"ENTRYPOINT {json.dumps(words)}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _pairs(values: dict[str, str]) -> str:
-    """Write values for ENV and LABEL, where a dollar would begin a variable."""
-    return " \\\n      ".join(
-        f"{key}={json.dumps(value, ensure_ascii=False).replace('$', chr(92) + '$')}"
-        for key, value in values.items()
-    )

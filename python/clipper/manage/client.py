@@ -529,6 +529,8 @@ class Client:
 
         try:
             yield
+        except NoServer:  # of `_check_pinned`; it is an OSError, too
+            raise
         except TimeoutError:
             hint = "It may be done all the same: see clipper history."
             raise NoServer(
@@ -584,7 +586,7 @@ def _untrusted(url: str, error: ssl.SSLError) -> NoServer:
             f"the certificate of {url} is not trusted: {error.verify_message}.", hint=hint
         )
     why = (error.reason or str(error)).lower().replace("_", " ")
-    hint = "Is it http:// there? If it asks for a certificate: CLIPPER_CERT and CLIPPER_KEY."
+    hint = "Is it http:// there? If it requires a certificate: CLIPPER_CERT and CLIPPER_KEY."
     return NoServer(f"no TLS with {url}: {why}.", hint=hint)
 
 

@@ -200,7 +200,7 @@ class MeshManagement:
         if not self._places.acquire(blocking=False):
             raise Overloaded(
                 f"{WAITING_MAX} wait for loads already.",
-                hint="Ask without `sync`, and then for the status.",
+                hint="Call it without `sync`, then poll the status.",
             )
         try:
             yield

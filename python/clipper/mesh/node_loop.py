@@ -106,7 +106,7 @@ class ThreadedNodeLoop:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("the mesh's own thread cannot wait for itself")
-        left = ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+        left = ShuttingDown("this node has left the mesh.", hint="Use another node.")
         if self._stopping:
             work.close()
             raise left

@@ -234,7 +234,7 @@ class Registry:
         if not self.other_history:
             _log.error(
                 "the store %s %s: %d models and %d v-models stay as they were, until "
-                "server.mesh.take_store() says which holds",
+                "server.mesh.take_store() decides which holds",
                 self.store.name,
                 what,
                 len(self.models),
@@ -288,7 +288,7 @@ class Registry:
         if not self.store.txn((Compare(HELD, marker.value, "value"),), own).ok:
             raise StoreError(
                 f"the store {self.store.name} was emptied again, or another node has taken it.",
-                hint="Call take_store again if `other_history` still says so.",
+                hint='Call take_store again if `stats()["other_history"]` is still set.',
             )
         return written
 

@@ -81,7 +81,7 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     recover_s: Annotated[
         float,
         about(
-            "time that a restarted shard looks for its replicas before it uses a snapshot",
+            "time that a restarted shard searches for its replicas before it uses a snapshot",
             "s",
             ge=0,
             le=3600,

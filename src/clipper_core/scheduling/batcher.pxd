@@ -10,7 +10,7 @@
 # batcher.pyx.
 from clipper_core.runtime.machine cimport i32, u32, u64
 
-cpdef enum Batching:
+cpdef enum BatchingMode:
     AIMD = 0          # slow start (x2) until the first miss, then + step a full batch, x backoff on
                       # a miss
     FIT = 1           # exponentially weighted fit L(n) = a + b n, P99 of its residual; largest n

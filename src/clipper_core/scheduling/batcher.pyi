@@ -1,7 +1,7 @@
 from enum import IntEnum
 from typing import final
 
-class Batching(IntEnum):
+class BatchingMode(IntEnum):
     AIMD = 0
     FIT = 1
     QUANTILE = 2

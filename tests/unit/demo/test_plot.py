@@ -74,7 +74,7 @@ def test_marks_stand_where_it_happened_and_leave_with_the_time() -> None:
     assert plot.marks(recorded, 99.0, 26).strip() == ""
 
 
-def test_the_plot_fits_a_small_terminal_and_says_all() -> None:
+def test_the_plot_fits_a_small_terminal_and_shows_all() -> None:
     recorded = story(
         *((float(i), i / 30) for i in range(31)),
         events=(LearningEvent(20.0, "svm gives wrong labels", "svm", "d"),),
@@ -141,7 +141,7 @@ picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".emp
     assert int.from_bytes(head[16:20], "big") > 900
 
 
-def test_without_matplotlib_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_reason_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(picture.DemoNeedsMatplotlib, match="matplotlib is not installed") as caught:
         picture.check()

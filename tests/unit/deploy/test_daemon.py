@@ -270,5 +270,5 @@ def test_what_a_container_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("GPU-1", {"device_ids": ["GPU-1"]}),
     ],
 )
-def test_devices_that_are_asked_for(text: str, request_: dict[str, object]) -> None:
+def test_devices_that_are_requested(text: str, request_: dict[str, object]) -> None:
     assert _gpus(text) == request_

@@ -127,7 +127,7 @@ def test_a_forked_replica_is_as_if_started_by_itself(deployer, events, spec, pac
     assert "hush" not in line
 
 
-def test_a_replica_that_does_not_load_yet_can_be_asked_to_end(deployer, events, spec):
+def test_a_replica_that_does_not_load_yet_can_be_ended(deployer, events, spec):
     """Its fork server ignores SIGTERM; a replica must not, from its first instruction on."""
     deployer.start(spec("import time\nprint('loads')\ntime.sleep(1000)\n"))
     pid = events.next(EventKind.STARTED).pid
@@ -199,7 +199,7 @@ def test_a_frozen_fork_server_delays_no_stop(deployer, events, spec, monkeypatch
     os.kill(fork_server, signal.SIGSTOP)
     try:
         deployer.stop("svm")
-        assert events.next(EventKind.STOPPED).detail == "ended; its fork server does not tell how"
+        assert events.next(EventKind.STOPPED).detail == "ended; its fork server does not report how"
         monkeypatch.setattr("clipper.deploy.process.ANSWER_S", 0.05)
         deployer.start(spec())
         events.next(EventKind.STARTED)
@@ -269,7 +269,7 @@ def test_an_import_that_fails_makes_a_plain_start(deployer, events, spec, packag
     assert any("no licence" in line for line in exited.log_tail), "the model itself tells"
 
 
-def test_a_model_may_ask_for_a_process_of_its_own(deployer, events, spec):
+def test_a_model_may_request_a_process_of_its_own(deployer, events, spec):
     deployer.start(
         spec("import os\ndef predict(x): return x\npredict.fork = False\nprint('as', os.getpid())")
     )

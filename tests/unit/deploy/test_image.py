@@ -143,7 +143,7 @@ def test_packages_are_pinned_with_all_that_comes_along(tmp_path: Path) -> None:
     assert "pytest" not in names
 
 
-def test_what_was_asked_for_stays_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_what_was_requested_stays_as_it_was_requested(tmp_path: Path) -> None:
     import msgspec
 
     model = msgspec.structs.replace(packed(summed, tmp_path), requirements=("numpy<3", "einops"))

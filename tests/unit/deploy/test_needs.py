@@ -55,11 +55,11 @@ def test_requirements_come_first_and_lack_only_what_the_adapter_imports(tmp_path
     assert needs_of(record(package, requirements=asked)).pip() == asked
 
 
-def test_a_local_version_is_not_asked_of_an_index():
+def test_a_local_version_is_not_requested_from_an_index():
     assert Needs("t", "torchscript", packages={"torch": "2.13.0+cpu"}).pip() == ("torch==2.13.0",)
 
 
-def test_a_module_says_nothing_and_what_runs_elsewhere_is_refused(tmp_path):
+def test_a_module_needs_no_packages_and_other_platforms_are_refused(tmp_path):
     assert needs_of(Model("m", 1, ANY, target="features:predict", code=("/src",))).pip() == ()
     with pytest.raises(InvalidInput, match="started elsewhere"):
         needs_of(Model("m", 1, ANY))
@@ -77,7 +77,7 @@ def test_modules_have_their_distributions():
     assert set(packages_of(["numpy", "lz4"])) == {"numpy", "lz4"}
 
 
-def test_the_first_line_of_a_packed_file_says_it(tmp_path):
+def test_the_first_line_of_a_packed_file_lists_its_packages(tmp_path):
     with open(pack(total, "m", 1, tmp_path).target, "rb") as file:
         head = json.loads(file.readline().removeprefix(MAGIC))
     assert head["packages"]["numpy"] == np.__version__

@@ -54,7 +54,7 @@ def until(node: NodeProcess, is_so: Callable[[dict[str, object]], bool]) -> dict
     return found
 
 
-def test_it_is_ready_when_it_says_so_and_leaves_when_it_is_asked(
+def test_it_is_ready_when_it_reports_it_and_leaves_on_request(
     make: Callable[..., NodeProcess],
 ) -> None:
     node = make("--store", "etcd://h:1")
@@ -76,7 +76,7 @@ def test_it_is_started_again_when_it_is_killed(make: Callable[..., NodeProcess])
     assert "it ended, exit code -9" in again["lines"]  # type: ignore[operator]
 
 
-def test_one_that_cannot_start_is_tried_again_and_says_why(
+def test_one_that_cannot_start_is_tried_again_and_gives_the_reason(
     make: Callable[..., NodeProcess],
 ) -> None:
     node = make("broken")
@@ -96,7 +96,9 @@ def test_names() -> None:
     assert RayCluster("prod", 3).names() == ["prod-1", "prod-2", "prod-3"]
 
 
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_command_that_installs_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from clipper.deploy.ray_nodes import join_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)

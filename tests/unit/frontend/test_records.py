@@ -182,6 +182,6 @@ def test_whatever_the_bytes_it_is_a_value_or_a_refusal(fields: dict[bytes, bytes
         st.lists,
     )
 )
-def test_what_json_can_say_comes_in(value: Any) -> None:
+def test_all_values_of_json_are_accepted(value: Any) -> None:
     assert record_of(raw(input=json.dumps(value))).input == value
     assert msgspec.json.decode(flat(output_fields(value))["output"]) == value

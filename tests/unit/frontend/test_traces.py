@@ -49,7 +49,7 @@ def test_what_is_none_counts_as_absent(header: bytes) -> None:
     assert trace_of(header) is None
 
 
-def test_a_later_version_may_say_more_at_its_end() -> None:
+def test_a_later_version_may_append_fields() -> None:
     trace = trace_of(b"01-%s-%s-01-what-comes" % (ID, SPAN))
     assert trace is not None
     assert trace.header.startswith(b"00-")

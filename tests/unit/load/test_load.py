@@ -106,7 +106,7 @@ def test_pace_calls_each_due_once_in_order_and_never_early() -> None:
     assert all(at >= due - 1e-4 for due, at in sent)
 
 
-def test_pace_ends_when_it_is_told_to_and_passes_on_what_is_raised() -> None:
+def test_pace_ends_on_request_and_passes_on_what_is_raised() -> None:
     async def main() -> None:
         stopping = asyncio.Event()
         asyncio.get_running_loop().call_later(0.01, stopping.set)
@@ -239,7 +239,7 @@ def test_latency_counts_from_when_a_query_was_due() -> None:
     assert measured.waited >= 8
 
 
-def test_what_is_never_answered_is_told() -> None:
+def test_queries_that_are_never_answered_are_counted() -> None:
     gate = threading.Event()
 
     def reply(number: int, body: dict[str, Any]) -> tuple[int, Any] | None:
@@ -307,7 +307,7 @@ def test_the_search_finds_the_rate(capacity: float) -> None:
     assert "miss the SLO" in found.why
 
 
-def test_the_search_says_when_the_generator_was_the_limit() -> None:
+def test_the_search_reports_that_the_generator_was_the_limit() -> None:
     found = bisected(lambda rate: simulated(rate, 1e5, behind=1000), 20, 100, 1e5)
     assert 900 <= found.rate <= 1000
     assert "the generator could not send" in found.why
@@ -320,7 +320,7 @@ def test_the_search_ends_without_a_rate_and_at_the_most() -> None:
     assert found.why == "no rate above 1000 per second was tried"
 
 
-def test_a_generator_that_is_late_says_so() -> None:
+def test_a_generator_that_is_late_reports_it() -> None:
     late = simulated(2000, 1e9, behind=1000)
     assert late.is_behind()
     assert "the generator itself was late: p99 100 ms" in page.remarks([late])[0]

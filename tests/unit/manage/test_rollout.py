@@ -69,7 +69,7 @@ def test_too_few_observations_never_promote() -> None:
     )
 
 
-def test_a_broken_guard_reverts_at_once_and_says_why() -> None:
+def test_a_broken_guard_reverts_at_once_and_gives_the_reason() -> None:
     step = decide(rollout(), BAD, 1, 0)
     assert step.kind == "revert"
     assert "error<1% is broken: 40 of 50 answers were the default" in step.reason
@@ -92,7 +92,7 @@ def test_the_last_stage_promotes_and_measures_nothing_against_nobody() -> None:
     assert (moved(last, step).state, moved(last, step).share) == ("promoted", 1.0)
 
 
-def test_without_ground_it_ends() -> None:
+def test_a_rollout_without_its_model_ends() -> None:
     step = decide(rollout(), GOOD, 60 * S, 0, "'svm' is svm:3 now")
     assert moved(rollout(), step).state == "aborted"
     assert step.reason == "'svm' is svm:3 now"

@@ -49,7 +49,7 @@ def test_a_claim_is_loading_until_it_is_completed() -> None:
     assert claims.released(done, "b") is done
 
 
-def test_no_more_than_was_asked_for() -> None:
+def test_no_more_than_was_requested() -> None:
     model = claim(claim(MeshModel("m", "onnx"), "a", 2), "b", 2)
     assert "2 of 2" in refusal(model, "c", 2)
     assert "already" in refusal(model, "a", 9)
@@ -230,5 +230,3 @@ def test_old_failures_do_not_make_a_quarantine() -> None:
     quarantine = failures.Quarantine()
     for n in range(20):
         assert not quarantine.failed("i", f"m{n}", "host", NOW + n * 400_000)
-    quarantine.gone("i")
-    quarantine.gone("i")

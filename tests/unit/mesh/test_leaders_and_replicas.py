@@ -104,7 +104,7 @@ def test_replicas_of_other_models_are_none_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_replicas_are_counted_and_told(served: bool) -> None:
+def test_replicas_are_counted_and_reported(served: bool) -> None:
     world = World(served=served)
     assert world.tracker.on_replicas_changed(VersionedModel("m", MESH_VERSION))
     assert world.done[0] == ("lenders", "m", {1, 4})

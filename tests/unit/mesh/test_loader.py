@@ -104,7 +104,7 @@ def copies(registry: Registry, id: str) -> dict[str, bool]:
     return {instance: bool(copy.loaded_ms) for instance, copy in record.copies.items()}
 
 
-def test_those_who_ask_together_load_once() -> None:
+def test_simultaneous_queries_load_once() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         await asyncio.gather(*(local.load("m0", 5, waiting=True) for _ in range(50)))
         assert host.loaded == ["m0"]
@@ -188,7 +188,7 @@ def test_a_model_too_big_for_here_leaves_no_claim() -> None:
     with_models(test)
 
 
-def test_a_load_that_fails_is_told_with_whose_fault_it_is() -> None:
+def test_a_load_that_fails_is_reported_with_the_party_at_fault() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.fails = {"m0": RequestFailed("bad file", "artifact"), "m1": ConnectionLost("gone")}
         for id, fault in (("m0", "artifact"), ("m1", "host")):
@@ -391,7 +391,7 @@ def test_what_is_unregistered_while_its_load_waits_is_loaded_if_it_is_registered
     with_models(test)
 
 
-def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
+def test_a_loader_that_stops_accepts_nothing_and_ends_what_waits() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         waiting = asyncio.ensure_future(local.load("m0", 1, waiting=True))
@@ -479,7 +479,7 @@ def test_loads_that_wait_for_a_place_end_when_the_loader_stops() -> None:
     with_models(test)
 
 
-def test_a_load_that_is_wanted_in_any_case_does_not_end_with_the_query_that_asked_first() -> None:
+def test_a_load_that_is_wanted_in_any_case_does_not_end_with_its_first_query() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         first = asyncio.ensure_future(local.load("m0", 1, waiting=True))

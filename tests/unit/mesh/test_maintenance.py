@@ -161,7 +161,7 @@ def test_what_was_to_go_with_its_vmodel_goes() -> None:
         )
 
 
-def test_what_a_policy_asks_for() -> None:
+def test_copies_that_a_policy_requires() -> None:
     found = maintenance.reaper(
         look(some("m", "a", policy=Policy(copies_min=3)), some("p", policy=Policy(pinned=True))),
         NOW,
@@ -252,7 +252,7 @@ def test_full_memory_is_replaced_by_little_and_only_by_what_is_newer() -> None:
         ({"queued": 2}, True),
     ],
 )
-def test_what_is_worth_telling(change: dict[str, Any], enough: bool) -> None:
+def test_changes_that_are_worth_a_write(change: dict[str, Any], enough: bool) -> None:
     told = Instance(
         "a",
         1,
@@ -276,7 +276,7 @@ def test_what_is_worth_telling(change: dict[str, Any], enough: bool) -> None:
     )
 
 
-def test_full_or_not_is_always_worth_telling() -> None:
+def test_becoming_full_is_always_worth_a_write() -> None:
     told = Instance("a", 1, "", "", capacity_bytes=1000, used_bytes=949)
     assert maintenance.worth_publishing(
         told, msgspec.structs.replace(told, used_bytes=951), NOW - 2000, NOW, SETTINGS

@@ -89,7 +89,7 @@ def test_what_was_tried_is_not_tried_again() -> None:
     assert "a: it was tried" in refused.why
 
 
-def test_what_can_never_be_placed_is_said_to_be_so() -> None:
+def test_models_that_can_never_be_placed_are_reported() -> None:
     refused = choose(
         model(size_bytes=9000 * MIB), [node("a")], NOW, Random(1), constraints={}, seen=SEEN
     )

@@ -103,7 +103,7 @@ def behind(store: MemoryStore, registry: Registry) -> Iterator[Registry]:
     own.close()
 
 
-def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(
+def test_claim_counts_the_copy_of_an_instance_that_this_node_does_not_know(
     behind: Registry,
 ) -> None:
     assert "b" not in behind.alive()
@@ -117,7 +117,7 @@ def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(
     assert list(record.copies) == ["b"]
 
 
-def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_has_not_heard_of_it(
+def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_does_not_know_it(
     behind: Registry,
 ) -> None:
     found = behind.change_copies("m", lambda m, alive: claims.without_gone(m, "b", alive=alive))

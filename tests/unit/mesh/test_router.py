@@ -91,7 +91,7 @@ def test_many_threads_make_one_route() -> None:
     assert sum(asked for _, asked in found.touched.take()) == 16
 
 
-def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
+def test_a_vmodel_routes_to_its_active_model_or_a_share_to_the_other() -> None:
     found, _, _ = routes("m", "t", draws=[0.1, 0.9])
     found.set_alias("v", Alias("m"))
     assert found.route("v") is found.route("m")
@@ -101,7 +101,7 @@ def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
     assert found.route("v") is None
 
 
-def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
+def test_an_unknown_name_is_read_from_the_store_once_for_a_while() -> None:
     found, _, looked = routes()
     for _ in range(5):
         assert found.resolve("nobody") is None
@@ -130,7 +130,7 @@ def test_what_was_unregistered_is_found_no_more() -> None:
     assert found.route("m") is not first
 
 
-def test_name_is_looked_up_once_at_a_time_and_an_event_loop_waits_for_one_that_hangs_once() -> None:
+def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_that_hangs() -> None:
     hangs, asked = threading.Event(), []
 
     def find(name: str) -> None:

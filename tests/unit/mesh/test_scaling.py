@@ -188,7 +188,7 @@ def test_all_agree_on_who_gives_its_copy_up() -> None:
 # -- what is counted
 
 
-def test_rates_are_of_the_time_between_looks() -> None:
+def test_rates_are_of_the_time_between_readings() -> None:
     uses = UsageCounter()
     uses.read(NOW)
     for n in range(50):

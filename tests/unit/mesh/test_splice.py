@@ -154,13 +154,13 @@ def test_hostile_bytes_are_refused_by_name_or_read_as_protobuf_reads_them(
         (b"\x0b" * 200, "kind 3"),
     ],
 )
-def test_what_is_no_message_is_told(body: bytes, why: str) -> None:
+def test_invalid_messages_are_reported(body: bytes, why: str) -> None:
     for ask in (lambda: extract(body, (1,)), lambda: inject(body, (1,), "x")):
         with pytest.raises(InvalidInput, match=why):
             ask()
 
 
-def test_bytes_in_a_string_are_told() -> None:
+def test_bytes_in_a_string_are_reported() -> None:
     with pytest.raises(InvalidInput, match=r"field 5\.1 of the message is no UTF-8"):
         extract(b"\x2a\x03\x0a\x01\xff", (5, 1))
 

@@ -109,7 +109,7 @@ def test_copies_of_the_dead_do_not_count() -> None:
     assert isinstance(next_step(registry.set("v", "m2"), registry), LoadVModelTarget)
 
 
-def test_at_once_when_asked_or_when_nothing_is_lost() -> None:
+def test_at_once_when_requested_or_when_nothing_is_lost() -> None:
     registry = Registry(some("m1", 1), some("m2"))
     registry.set("v", "m1")
     assert registry.set("v", "m2", force=True).active == "m2"
@@ -235,7 +235,7 @@ def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_references_are_what_the_names_say(seed: int) -> None:
+def test_references_are_what_the_names_state(seed: int) -> None:
     """And no step leaves the active model without a loaded copy while it had one."""
     rng = Random(seed)
     registry = Registry(*(some(f"m{n}") for n in range(6)))

@@ -13,7 +13,7 @@ from clipper_core.runtime.histogram import Snapshot
 from tests.expected import check_expected
 
 
-def test_a_collection_says_how_long_the_one_before_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_has_the_duration_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Iterator[int] = count(3, 2)
     monkeypatch.setattr(collect.Metrics, "_collect", lambda metrics: metrics._duration_s)
     monkeypatch.setattr("time.monotonic", clock.__next__)

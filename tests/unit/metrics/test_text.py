@@ -78,7 +78,7 @@ def name_of(family: Any) -> str:
     )
 
 
-def test_openmetrics_ends_where_it_says() -> None:
+def test_openmetrics_ends_with_its_end_mark() -> None:
     text = openmetrics(some())
     assert text.endswith(b"\n# EOF\n")
     assert b"# TYPE clipper_build info\nclipper_build_info{" in text

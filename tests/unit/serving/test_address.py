@@ -24,7 +24,7 @@ def dial(connect):
 
 
 @pytest.mark.parametrize("address", ["unix", "unix:{}/mine", "tcp://127.0.0.1:0", "127.0.0.1:0"])
-def test_what_is_told_can_be_dialled(tmp_path, address):
+def test_published_addresses_can_be_dialled(tmp_path, address):
     listener = listen(address.format(tmp_path), tmp_path)
     dial(listener.connect)
     assert not os.get_blocking(listener.fd)

@@ -94,7 +94,7 @@ def test_a_container_is_welcomed_attached_and_gone(node):
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_payloads_are_checked_where_the_container_asks_for_it(node, asked):
+def test_payloads_are_checked_where_the_container_requests_it(node, asked):
     conn, kind, payload = node.greet(crc=asked)
     assert (kind, msgpack.unpackb(payload)["crc"]) == (wire.Kind.WELCOME, asked)
     assert node.containers.wait_for(M, 1, 20)

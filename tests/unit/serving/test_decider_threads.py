@@ -109,7 +109,7 @@ def two(view: View) -> Wait | AnswerFrom:
     return AnswerFrom(tuple(view.arrived)) if len(view.arrived) >= 2 else Wait()
 
 
-def test_it_is_asked_after_each_arrival(decider_threads: DeciderThreads) -> None:
+def test_it_is_called_after_each_arrival(decider_threads: DeciderThreads) -> None:
     future, _ = listen(decider_threads, two)
     future.arrives(2, 7)
     future.arrives(0, 8)
@@ -133,7 +133,7 @@ def test_what_it_sees() -> None:
     assert view_of(future, call, 0.0).failed == (A, B), "no answer is made of it"  # type: ignore[arg-type]
 
 
-def test_it_is_asked_when_it_said(decider_threads: DeciderThreads) -> None:
+def test_it_is_called_at_the_time_it_returned(decider_threads: DeciderThreads) -> None:
     seen: list[float] = []
 
     def patient(view: View) -> Wait | AnswerFrom:
@@ -150,7 +150,7 @@ def test_it_is_asked_when_it_said(decider_threads: DeciderThreads) -> None:
 @pytest.mark.parametrize(
     "said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")]
 )
-def test_what_makes_no_sense_ends_its_say(
+def test_a_decider_that_returns_nonsense_is_ignored(
     decider_threads: DeciderThreads, said: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = threading.Event()
@@ -235,7 +235,9 @@ def test_one_that_hangs_keeps_no_other_decider_waiting(decider_threads: DeciderT
         release.set()
 
 
-def test_a_decider_that_loses_its_threads_is_asked_no_more(decider_threads: DeciderThreads) -> None:
+def test_a_decider_that_loses_its_threads_is_not_called_again(
+    decider_threads: DeciderThreads,
+) -> None:
     release, entered = threading.Event(), threading.Semaphore(0)
 
     def hangs(view: View) -> Wait:
@@ -288,7 +290,7 @@ def test_those_that_are_lost_are_counted_until_they_return(
         threading.Event().wait(0.001)
 
 
-def test_once_closed_nobody_is_asked(decider_threads: DeciderThreads) -> None:
+def test_after_close_nobody_is_called(decider_threads: DeciderThreads) -> None:
     decider_threads.close()
     future, _ = listen(decider_threads, lambda view: AnswerFrom(tuple(view.arrived)))
     future.arrives(0, 7)

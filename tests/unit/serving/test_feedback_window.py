@@ -230,12 +230,12 @@ def test_labels_that_are_none(labels: object) -> None:
         ({"label": [math.nan]}, "an array label holds finite numbers"),
     ],
 )
-def test_what_feedback_cannot_say(given: dict[str, object], message: str) -> None:
+def test_feedback_that_is_rejected(given: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         truth_of(**{"label": None, "correct": None, "score": None, **given})  # type: ignore[arg-type]
 
 
-def test_what_it_says() -> None:
+def test_values_of_feedback() -> None:
     assert truth_of(np.int64(3), None, None).label == 3
     assert type(truth_of(np.int64(3), None, None).label) is int
     assert truth_of(None, False, None).score == 0.0

@@ -139,7 +139,7 @@ def test_a_bad_version_rarely_gets_by() -> None:
     assert how_often("holds", lambda rng: walk_beside(rng, 0.8, 0.9, 0.05)) <= 0.085
 
 
-def test_what_is_clear_is_said() -> None:
+def test_clear_differences_are_reported() -> None:
     assert how_often("holds", lambda rng: walk(rng, 0.002, 0.02), 50) == 1.0
     assert how_often("broken", lambda rng: walk(rng, 0.3, 0.02), 50) == 1.0
     assert how_often("broken", lambda rng: walk_beside(rng, 0.5, 0.9, 0.05), 50) == 1.0

@@ -252,7 +252,7 @@ def is_refused(table: JoinTable, id: str) -> bool:
         return True
 
 
-def test_what_the_journal_refuses_may_be_told_again(tmp_path: Path) -> None:
+def test_feedback_that_the_journal_refuses_may_be_sent_again(tmp_path: Path) -> None:
     states = States(MemoryStore(), Journal(tmp_path, "os", 1500), "n", 100, 1e9)
     learner = states.learner("app", "stacking", create_policy("stacking"), MODELS)
     table = JoinTable(1000, 60.0, 1 << 30, Answer)

@@ -81,7 +81,7 @@ def test_a_full_memory_forgets_those_that_were_not_used_lately_and_not_the_rest(
     server.states.close()
 
 
-def test_a_new_context_looks_at_few_others_when_all_wait_to_be_written() -> None:
+def test_a_new_context_scans_few_others_when_all_wait_to_be_written() -> None:
     draw, looked = random.Random(19), 0
     server = Server(MemoryStore(), None, contexts_max=200)
     learner = server.learner("exp4")

@@ -46,7 +46,7 @@ def asked(watch, core, times, role=SHADOW, now_s=0.0, rests=0.0):
     return [watch.submit(core, "x", 20_000, 7, now_s, role, rests) for _ in range(times)]
 
 
-def test_an_observer_is_asked_by_the_querys_own_deadline():
+def test_an_observer_is_queried_by_the_deadline_of_the_query():
     watch, core = Watch(), Core(lambda: Said(1))
     assert asked(watch, core, 1)[0].output() == 1
     assert core.asked == [("x", 20.0, 7)]
@@ -133,7 +133,7 @@ def test_numbers_are_measured_by_their_difference():
     )
 
 
-def test_what_is_not_heard_waits_in_a_bound():
+def test_pending_observations_are_bounded():
     watched, never = Watched(lambda: 0.0), Said(done=False)
     for _ in range(PENDING_MAX + 10):
         watched.add({A: Prediction(1)}, 1, [(B, never)])
@@ -166,7 +166,7 @@ def test_a_model_that_is_linked_no_more_is_forgotten():
     assert watched.stats() == {}
 
 
-def test_counts_are_exact_whoever_asks():
+def test_counts_are_exact_with_any_number_of_threads():
     watch, core = Watch(), Core(lambda: Said(1))
     threads = [threading.Thread(target=asked, args=(watch, core, 500)) for _ in range(8)]
     for thread in threads:

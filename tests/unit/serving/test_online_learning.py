@@ -57,7 +57,7 @@ def online_learning(engine):
     made.close()
 
 
-def test_replicas_that_learn_into_tables_are_told_in_turn(engine, online_learning):
+def test_replicas_that_learn_into_tables_receive_feedback_in_turn(engine, online_learning):
     for conn in (7, 8, 9):
         online_learning.came(engine, conn, hello(B, tables=True))
     for label in range(4):
@@ -83,7 +83,7 @@ def test_a_server_without_models_that_learn_is_not_active(engine):
     assert not online_learning.active
 
 
-def test_only_who_was_heard_and_learns_is_told(online_learning, engine):
+def test_only_models_that_answered_and_learn_receive_feedback(online_learning, engine):
     online_learning.came(engine, 2, hello())
     online_learning.send({A: core(), B: core()}, np.ones(2), 0, seen(label=1, models=(A, B)))
     online_learning.send({B: core()}, np.ones(2), 0, seen(label=2, models=(B,)))
@@ -96,7 +96,7 @@ def test_only_who_was_heard_and_learns_is_told(online_learning, engine):
     ("truth", "told"),
     [({"label": 7}, [[7]]), ({"score": 1.0}, [[3]]), ({"score": 0.0}, []), ({"score": 0.5}, [])],
 )
-def test_what_feedback_says_of_the_right_output(online_learning, engine, truth, told):
+def test_feedback_determines_the_right_output(online_learning, engine, truth, told):
     online_learning.send({A: core()}, np.ones(2), 0, seen(**truth))
     online_learning.flush()
     assert engine.labels() == told

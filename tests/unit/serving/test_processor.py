@@ -106,7 +106,7 @@ def test_one_is_missing():
 @pytest.mark.parametrize(
     "status", [s for s in Status if s not in (Status.OK, Status.PENDING, Status.FORKED)]
 )
-def test_nobody_was_heard(status):
+def test_default_when_no_model_answered(status):
     answer = ended(resolved(A), (status, None, None, "Traceback\n  x\nValueError: boom"))
     assert (answer.output, answer.is_default, answer.models, answer.missing) == (
         "none",
@@ -134,7 +134,7 @@ def test_every_way_to_end_has_its_words():
     assert why(Status.TOO_LARGE, A, "") == "the input of a:1 is larger than a frame may be"
 
 
-def test_reasons_are_told_once_each():
+def test_reasons_are_reported_once_each():
     answer = ended(resolved(A, B), (Status.CLOSED,), (Status.CLOSED,))
     assert answer.reason == "the server is shutting down"
     answer = ended(resolved(A, B), (Status.FULL,), (Status.NO_REPLICA,))
@@ -206,7 +206,7 @@ def test_what_queries_came_to_is_counted():
     )
 
 
-def test_decoys_hear_of_the_answer():
+def test_decoys_receive_the_answer():
     class Decoy:
         def __init__(self):
             self.heard = []

@@ -30,7 +30,7 @@ def test_one_for_each_record(running):
     assert {one.core.name for one in running} == {"m:1", "m:2"}
 
 
-def test_of_models_that_are_cached_the_engine_is_told():
+def test_the_engine_is_notified_of_models_that_are_cached():
     engine, heard = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), []
     running = RunningModels(lambda _: engine, LimitSettings(), heard.append)
     running.ensure(record(cache=False))
@@ -39,15 +39,15 @@ def test_of_models_that_are_cached_the_engine_is_told():
     assert heard == [engine]
 
 
-def test_a_model_with_tables_that_does_not_say_its_rows_is_told_why_nothing_is_cached(
+def test_a_model_with_tables_that_does_not_declare_its_rows_is_not_cached_for_a_stated_reason(
     running, caplog
 ):
     caplog.set_level("INFO")
     running.ensure(record(tables={"users": {"dim": 4}}))
-    assert "does not say which rows it reads" in caplog.text
+    assert "does not declare which rows it reads" in caplog.text
     caplog.clear()
     running.ensure(record("n", tables={"users": {"dim": 4}}, reads={"users": (0,)}))
-    assert "does not say which rows it reads" not in caplog.text
+    assert "does not declare which rows it reads" not in caplog.text
 
 
 def test_a_changed_record_keeps_its_queue(running):
@@ -57,7 +57,7 @@ def test_a_changed_record_keeps_its_queue(running):
     assert scaled.model.replicas == 3
 
 
-def test_near_rows_share_where_the_record_says_so(running):
+def test_near_rows_share_where_the_record_allows_it(running):
     near = running.ensure(record(similar=Similar(width=0.5, projections=8, check_share=0.0))).core
     exact = running.ensure(record(version=2)).core
     for core in (near, exact):
@@ -96,14 +96,14 @@ def test_many_threads_make_one(running):
 @pytest.mark.parametrize(
     "notation", ["f64[4]", "i32[*]", "str", "bytes", "f64", "u8[2,3,4]", "any", "bool[1]"]
 )
-def test_a_seat_says_the_type_as_it_was_given(running, notation):
+def test_a_seat_has_the_type_as_it_was_given(running, notation):
     seat = running.seat(
         running.ensure(record(name=f"m{abs(hash(notation))}", input=InputType.parse(notation)))
     )
     assert str(seat.input) == notation
 
 
-def test_the_first_input_settles_what_nobody_said(running):
+def test_the_first_input_determines_an_undeclared_type(running):
     one = running.ensure(record(input=InputType.parse("any")))
     assert str(running.seat(one).input) == "any"
     one.core.cached(np.zeros((2, 3), np.float32))

@@ -117,7 +117,7 @@ def test_up_after_a_while_of_pressure_and_not_before() -> None:
     assert run(trend, pressed(4), 60, 2.0).wanted == 4
 
 
-def test_as_many_at_once_as_the_rate_asks_for() -> None:
+def test_as_many_at_once_as_the_rate_needs() -> None:
     assert run(Trend(1), pressed(1, offered_per_s=2_000.0), 2.0, 0.0).wanted == 3
 
 
@@ -208,7 +208,7 @@ def ready(number: int = 0, **more: Any) -> dict[str, Any]:
     return row | more
 
 
-def test_a_look_from_two_snapshots() -> None:
+def test_rates_from_two_snapshots() -> None:
     load = load_of(
         stats(100, 0), stats(400, 100, ready(), {"number": 1, "pid": 0, "state": "backoff"}), 2.0
     )
@@ -236,7 +236,7 @@ def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
     )
 
 
-def test_looks_scale_and_restart() -> None:
+def test_readings_scale_and_restart() -> None:
     done: list[Any] = []
     shown = {M: Reading(1, 3, stats(0, 0, ready()))}
     settings = ServerSettings(stuck_s=1.0, scale_up_after_ms=500)

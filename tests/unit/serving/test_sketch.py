@@ -88,7 +88,7 @@ def test_what_moves_drifts(seed):
     assert drifted([1] * 500, [2] * 500)["drifted"]
 
 
-def test_drift_is_told_when_there_is_enough():
+def test_drift_is_reported_when_there_is_enough_data():
     assert drifted([1.0] * 300, []) == {"first": 300, "latest": 0}
     early = drifted(list(range(500)), [9000.5] * 10)
     assert early == {"first": 500, "latest": 0} or not early["drifted"]

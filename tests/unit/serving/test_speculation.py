@@ -95,13 +95,13 @@ def test_whoever_waits_for_all_has_no_decider() -> None:
     assert resolved("first").speculation is not None
 
 
-def test_all_are_asked_best_first() -> None:
+def test_all_are_queried_best_first() -> None:
     assert call("majority").models == (C, A, B), "as they are linked"
     assert call("majority", "static(weights={'a': 2})").models == (A, C, B)
     assert call("cascade(0.9)", "static(weights={'a': 2})").models == (C, A, B)
 
 
-def test_a_policy_that_asks_one_says_who_comes_first() -> None:
+def test_a_policy_that_selects_one_ranks_it_first() -> None:
     chosen = Plan((B,), (0.5,))
     assert call("hedged", "exp3", chosen).models == (B, C, A)
     assert call("majority", "exp3", chosen).models == (B, C, A)
@@ -113,7 +113,7 @@ def test_a_policy_that_asks_one_says_who_comes_first() -> None:
     assert call("guaranteed_time", "exp3", chosen).models == (B, C, A)
 
 
-def test_a_policy_that_asks_some_is_kept_to() -> None:
+def test_the_selection_of_a_policy_is_followed() -> None:
     assert call("majority", plan=Plan((A, B))).models == (A, B)
     assert call("majority within 1 ms, else floor(c)", plan=Plan((A, B))).models == (C, A, B)
 
@@ -150,7 +150,7 @@ def test_weights_are_given_where_a_rule_has_use_for_them() -> None:
     assert call("majority", "static(weights={'a': 3})").order.weights is None
 
 
-def test_who_is_asked_later() -> None:
+def test_models_that_are_queried_later() -> None:
     assert call("first").starts_us is None
     assert call("cascade(0.9)").starts_us == (0, NEVER, NEVER)
     assert call("cascade(0.9) within 5 ms, else floor(b)").starts_us == (0, NEVER, 0)
@@ -170,7 +170,7 @@ def test_a_hedge_waits_for_what_was_measured() -> None:
     assert call("hedged", cores=quick).starts_us[1] == 1000, "never at once"
 
 
-def test_measurements_are_looked_up_now_and_then() -> None:
+def test_measurements_are_read_periodically() -> None:
     cores = (Core(*[3000] * MEASURED_MIN), Core(), Core())
     found = speculation("hedged", cores=cores)
     for _ in range(10):
@@ -178,7 +178,7 @@ def test_measurements_are_looked_up_now_and_then() -> None:
     assert cores[0].looked == 1
 
 
-def test_what_a_state_says_is_worked_out_once() -> None:
+def test_values_of_a_state_are_computed_once() -> None:
     found = speculation("first")
     one, other = (
         found.call("s", Plan((A, B, C)), None, 20_000),
@@ -347,7 +347,7 @@ def test_who_comes_late_does_not_leak_into_the_answer() -> None:
 @pytest.mark.parametrize(
     "now", [(PENDING,), (OK, 8, 6000), (DEADLINE, None, 20_000), (UNNEEDED, None, 5000)]
 )
-def test_who_is_missing_does_not_depend_on_when_one_looks(now: Any) -> None:
+def test_missing_models_do_not_depend_on_the_time_of_reading(now: Any) -> None:
     assert ruled("majority", (0, 0b110, 0b110), now, (OK, 7), (OK, 7)).missing == ()
     late = ruled("majority within 5 ms, else first", (1, 0b010, 0b110), now, (OK, 7), (OK, 8))
     assert (late.missing, late.decided_by) == ((C,), "first")
@@ -356,7 +356,7 @@ def test_who_is_missing_does_not_depend_on_when_one_looks(now: Any) -> None:
     ).missing == (C,)
 
 
-def test_who_failed_is_missing_and_who_was_not_asked_is_not() -> None:
+def test_failed_models_are_missing_and_models_that_were_not_queried_are_not() -> None:
     assert ruled("first", (0, 0b010, 0b010), (FAILED, None, 3000), (OK, 7), (PENDING,)).missing == (
         C,
     )
@@ -371,7 +371,7 @@ def test_who_failed_is_missing_and_who_was_not_asked_is_not() -> None:
     )
 
 
-def test_nobody_was_heard() -> None:
+def test_default_when_no_model_answered() -> None:
     answer = ruled("floor(b)", (0, 0, 0b001), (OK, 7), (DEADLINE,), (FAILED,), latency_us=20_000)
     assert (answer.output, answer.is_default, answer.decided_by, answer.models) == (
         "none",

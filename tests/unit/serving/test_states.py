@@ -493,7 +493,7 @@ def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     again.states.close()
 
 
-def test_a_context_that_was_only_asked_for_gets_what_the_store_has(tmp_path: Path) -> None:
+def test_a_context_that_was_only_read_gets_what_the_store_has(tmp_path: Path) -> None:
     store, draw = Away(), random.Random(12)
     before = Server(store, tmp_path / "a", "a")
     before.observe(before.learner(KL), "u", observation(draw))
@@ -548,7 +548,7 @@ def test_what_comes_while_a_state_is_written_is_not_forgotten() -> None:
     server.states.close()
 
 
-def test_a_state_that_cannot_be_read_begins_anew_and_says_so(
+def test_a_state_that_cannot_be_read_starts_anew_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()

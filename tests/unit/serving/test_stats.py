@@ -32,7 +32,7 @@ outputs = st.one_of(
 
 
 @given(outputs, outputs)
-def test_closeness_is_a_share_whatever_models_say(one, other):
+def test_closeness_is_a_share_for_all_outputs(one, other):
     found = closeness(one, other)
     assert 0.0 <= found <= 1.0
     assert found == closeness(other, one)

@@ -227,7 +227,7 @@ def open_data(path: str) -> tuple[str, bytes]:
         kind, body = files.read(path)
     if kind not in files.KINDS or kind in files.CODE:
         raise LoadError(
-            f"{path} holds code; only files that are data can be looked at without running them"
+            f"{path} holds code; only files that are data can be inspected without running them"
         )
     return kind, body
 

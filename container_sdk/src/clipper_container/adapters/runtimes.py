@@ -67,7 +67,7 @@ def _about(key: str) -> dict[str, UserValue]:
         raise ArtifactError('the key is not a JSON object such as {"sha256": "..."}')
     for name, value in about.items():
         if name not in _KEYS or not isinstance(value, _KEYS[name]):
-            raise ArtifactError(f"the key says {name!r}: {value!r:.60}; known: {', '.join(_KEYS)}")
+            raise ArtifactError(f"the key has {name!r}: {value!r:.60}; known: {', '.join(_KEYS)}")
     return about
 
 

@@ -363,7 +363,7 @@ class ServerConnections:
             connection.send(connection.answers.to(header, open_rows(header, payload, limit)))
         elif header.kind == Kind.GOODBYE:
             self._send_goodbye(connection)
-            return "the server said goodbye"
+            return "the server sent goodbye"
         elif header.kind != Kind.HEARTBEAT:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return ""

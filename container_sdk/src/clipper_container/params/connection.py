@@ -266,7 +266,7 @@ class ShardConnection:
             request.answer, request.id = None, 0
             if time.monotonic() + pause > until:
                 why = why.removeprefix(f"{self.name}: ").removesuffix(".")
-                hint = "Is it running? `clipper params ps` tells."
+                hint = "Is it running? See `clipper params ps`."
                 raise ShardAway(f"{self.name}: {why}.", hint=hint)
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S_MAX)
@@ -457,7 +457,7 @@ class ShardConnection:
             answer = unpacked(request.body)
             if answer.get("shard") != self.number:
                 raise InvalidInput(
-                    f"{self.name} says that it is shard {answer.get('shard')}.",
+                    f"{self.name} reports that it is shard {answer.get('shard')}.",
                     hint="Give the addresses in order.",
                 )
             if self._check_generation is not None:

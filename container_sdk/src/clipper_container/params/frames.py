@@ -204,7 +204,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     RefusalCode.BAD_INPUT: (
         errors.InvalidInput,
         "a gradient of id {about} holds NaN or infinity, or the scale is not a number above 0",
-        "Nothing was changed. Clip gradients, or look for the batch that makes them.",
+        "Nothing was changed. Clip gradients, or find the batch that makes them.",
     ),
     RefusalCode.BAD_FRAME: (
         errors.FrameError,
@@ -214,12 +214,12 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     RefusalCode.TOO_LARGE: (
         errors.TooLarge,
         "more than {about} bytes",
-        "Ask for fewer rows, or raise params.frame_bytes_max.",
+        "Request fewer rows, or raise params.frame_bytes_max.",
     ),
     RefusalCode.FULL: (
         errors.Overloaded,
         "{about} pushes wait for replicas",
-        "Is a replica away? `clipper params ps` tells.",
+        "Is a replica away? See `clipper params ps`.",
     ),
     RefusalCode.UNKNOWN: (
         errors.UnknownTable,

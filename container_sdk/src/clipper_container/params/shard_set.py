@@ -331,7 +331,7 @@ class ShardSet(Generic[Spec]):
                 if answer is not None and answer.generation != layout.place.generation:
                     return answer, ""
             if time.monotonic() + pause > until:
-                raise ShardAway("the set has moved, and no shard tells its new addresses.")
+                raise ShardAway("the set has moved, and no shard sends its new addresses.")
             time.sleep(pause)
 
     def _place_from(self, number: int, own: str) -> SetAddress | None:

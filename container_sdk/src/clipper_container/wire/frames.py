@@ -307,7 +307,7 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
     Raises: BadFrame, FrameTooLarge.
     """
     if payload.size != header.payload_bytes:
-        raise BadFrame(f"payload of {payload.size} bytes, header says {header.payload_bytes}")
+        raise BadFrame(f"payload of {payload.size} bytes, header has {header.payload_bytes}")
     if header.flags & _SHARED:
         raise BadFrame("SHARED rows, but WELCOME did not enable shared memory")
     if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:

@@ -78,7 +78,7 @@ class CredentialFiles:
             try:
                 file.refresh()
             except Exception:
-                _log.exception("looking at a file failed")
+                _log.exception("reading a file failed")
         for certificate, counts in self.certificates.values():
             counts.ends_s = certificate.ends_s
 

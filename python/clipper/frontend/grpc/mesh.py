@@ -130,7 +130,7 @@ class MeshService:
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(
                 f"{WAITING_MAX} calls wait for loads already.",
-                hint="Leave sync out, and ask for the status.",
+                hint="Leave sync out, and poll the status.",
             )
         result: Future[_S] = Future()
         thread = threading.Thread(

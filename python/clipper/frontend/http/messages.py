@@ -400,7 +400,7 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
         plain = inflater.decompress(body, size_max + 1)
     except zlib.error:
         raise InvalidInput(
-            f"the body is not what its Content-Encoding says: {encoding.decode()}."
+            f"the body does not match its Content-Encoding: {encoding.decode()}."
         ) from None
     if len(plain) > size_max:
         raise TooLarge(

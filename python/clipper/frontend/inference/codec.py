@@ -516,7 +516,7 @@ def _by_name(outputs: Values) -> Mapping[str, JsonValue]:
     if not all(isinstance(row, dict) and row.keys() == names for row in outputs):
         raise BadOutput(
             "the rows have different outputs: no tensors can hold them.",
-            hint="Ask for one row at a time.",
+            hint="Request one row at a time.",
         )
     return {name: [row[name] for row in outputs] for name in names}
 
@@ -583,7 +583,7 @@ def tensor_of(outputs: Values, name: str = OUTPUT) -> tuple[str, list[int], Valu
     except ValueError:
         raise BadOutput(
             f"{whose} differ in shape: no tensor can hold them.",
-            hint="Ask for one row at a time.",
+            hint="Request one row at a time.",
         ) from None
     datatype = _OF_DTYPE.get(array.dtype)
     if datatype is not None and array.flags.c_contiguous and array.dtype.isnative:  # the usual case
@@ -591,7 +591,7 @@ def tensor_of(outputs: Values, name: str = OUTPUT) -> tuple[str, list[int], Valu
     if array.dtype.newbyteorder("<") not in _OF_DTYPE:
         raise BadOutput(
             f"{whose} are of several kinds: no tensor can hold them.",
-            hint="Ask for one row at a time.",
+            hint="Request one row at a time.",
         )
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return _OF_DTYPE[array.dtype], list(array.shape), array
@@ -613,7 +613,7 @@ def _as_text(value: str | bytes) -> str:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
         raise BadOutput(
-            "an output is not text: JSON cannot represent it.", hint="Ask for binary data."
+            "an output is not text: JSON cannot represent it.", hint="Request binary data."
         ) from None
 
 

@@ -137,7 +137,7 @@ class InferenceOperations:
             if name in view.applications:
                 raise UnknownVersion(
                     f"application {name!r} has no version {version[:20]!r}.",
-                    hint="Ask it without one.",
+                    hint="Query it without one.",
                 )
             raise UnknownModel.named(
                 name[:200], {*view.applications, *(model.name for model in view.models())}

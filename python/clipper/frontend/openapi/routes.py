@@ -113,7 +113,7 @@ _CONTEXT: Schema = {
     "items": {"type": "number", "minimum": -1e6, "maximum": 1e6},
     "minItems": 1,
     "maxItems": 32,
-    "description": "features of the query, for policies that look at them",
+    "description": "features of the query, for policies that use them",
 }
 _FINITE: Schema = {"type": "number"}
 _LABEL: Schema = {
@@ -349,7 +349,7 @@ def of_server() -> RouteTable:
             id="readDescription", summary="This description", tag=SERVER, gives={"type": "object"}
         ),
         ("GET", "/docs"): _page("readPage", "This description, to read and to try", "text/html"),
-        ("GET", "/docs/page.css"): _page("readPageStyle", "How that page looks", "text/css"),
+        ("GET", "/docs/page.css"): _page("readPageStyle", "Style of that page", "text/css"),
         ("GET", "/docs/page.js"): _page("readPageScript", "What that page does", "text/javascript"),
     }
 
@@ -513,7 +513,7 @@ def of_protocol() -> RouteTable:
             ),
             ("POST", f"{model}/infer"): about(
                 f"infer{'' if of == 'Model' else 'Version'}",
-                "Ask with a tensor, whose first dimension is how many rows",
+                "Send a tensor, whose first dimension is how many rows",
                 names,
                 more=_BINARY,
                 takes=_INFER,
@@ -616,7 +616,7 @@ def describe_application(
         f"/api/{app.name}/predict",
         RouteInfo(
             id=f"predict_{app.name}",
-            summary=f"Ask {app.name}, once or often",
+            summary=f"Query {app.name} with one input or several",
             tag=APPLICATIONS,
             more=more,
             takes=inputs,
@@ -648,7 +648,7 @@ def describe_application(
         f"/api/{app.name}/feedback",
         RouteInfo(
             id=f"feedback_{app.name}",
-            summary=f"Tell {app.name} what was right",
+            summary=f"Give feedback to {app.name}",
             tag=APPLICATIONS,
             more=more,
             takes=outputs,

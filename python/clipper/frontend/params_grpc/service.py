@@ -40,7 +40,7 @@ ALIASES: Final = {
 }  # names in the document's text
 FOLLOWER_NAME_MAX: Final = 100
 _START: Final = "0,0"
-_BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
+_BY_PIECES: Final = "Request it in parts: metadata cursor, from 0,0 on."
 _DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
 _KERAS: Final[
     dict[str, tuple[str, dict[str, float]]]
@@ -59,7 +59,7 @@ class WrongShard(InvalidInput):
     slug = "other-shard"
 
     def __init__(self, what: str, mine: int, shard: int, shards: int) -> None:
-        super().__init__(f"{what} is not shard {mine}'s of {shards}.", hint=f"Ask shard {shard}.")
+        super().__init__(f"{what} is not shard {mine}'s of {shards}.", hint=f"Use shard {shard}.")
         self.shard = shard
 
 
@@ -244,7 +244,7 @@ class ParamsService:
         """
         parameters, of = self._ready(), request.replica_index
         if of != self._number:
-            hint = f"Ask shard {of}." if 0 <= of < self._shards else ""
+            hint = f"Use shard {of}." if 0 <= of < self._shards else ""
             raise InvalidInput(
                 f"these are the rows of shard {self._number}, not of {of}.", hint=hint
             )
@@ -293,8 +293,8 @@ class ParamsService:
     def _ready(self) -> Parameters:
         if self._shard.core.state_lost:
             hint = (
-                "Push the model again: pull_variable says that it is not initialized. Or restore a"
-                " snapshot."
+                "Push the model again: pull_variable reports that it is not initialized. Or restore"
+                " a snapshot."
             )
             raise StateLost(f"shard {self._number} came back without what it had.", hint=hint)
         if not self._shard.core.ready:
@@ -310,7 +310,7 @@ class ParamsService:
             )
 
     def _check_fits(
-        self, nbytes: int, hint: str = "Ask for fewer, or raise params.grpc_message_bytes_max."
+        self, nbytes: int, hint: str = "Request fewer, or raise params.grpc_message_bytes_max."
     ) -> None:
         if nbytes > self._bytes_max:
             raise _LongAnswer(

@@ -29,9 +29,7 @@ def values_in(tensor: Message) -> F32:
     InvalidInput."""
     kind, shape = _NAMES.get(tensor.data_type, str(tensor.data_type)), tuple(tensor.dim)
     if kind not in _FLOATS:
-        hint = (
-            "BOOL is what a tensor says that says nothing: set data_type." if kind == "BOOL" else ""
-        )
+        hint = "BOOL is the default of data_type: set it." if kind == "BOOL" else ""
         raise InvalidInput(
             f"tensor {tensor.name!r} is of {kind}, where {', '.join(_FLOATS)} are possible.",
             hint=hint,

@@ -329,7 +329,7 @@ class ModelUpdater:
             )
         if hashlib.sha256(data).hexdigest() != item.sha256:
             raise PackagingError(
-                f"the bytes of model {item.name!r} have another SHA-256 than its descriptor says."
+                f"the bytes of model {item.name!r} have another SHA-256 than its descriptor states."
             )
         return data
 

@@ -154,10 +154,6 @@ class Quarantine:
         """Clear an instance: a load has succeeded there."""
         self._instances.pop(instance, None)
 
-    def gone(self, instance: str) -> None:
-        """Drop an instance that is no longer alive."""
-        self._instances.pop(instance, None)
-
     def left_alone(self, now_ms: int) -> frozenset[str]:
         """Return the instances that are quarantined now."""
         return frozenset(i for i, record in self._instances.items() if record.until_ms > now_ms)

@@ -321,7 +321,7 @@ def _reaped(
         model, now_ms, settings
     ):
         for _ in range(min(least, len(instances)) - held):
-            yield LoadCopy(id, least, f"its policy asks for {least}", used_ms=model.used_ms)
+            yield LoadCopy(id, least, f"its policy requires {least}", used_ms=model.used_ms)
 
 
 def _proactive(

@@ -77,9 +77,9 @@ def decide(
     if held > most:
         return CopyTarget(max(most, 0), f"at most {most} are allowed or possible")
     if held < least:
-        return CopyTarget(min(least, most), f"its policy asks for {least}")
+        return CopyTarget(min(least, most), f"its policy requires {least}")
     if not loaded:
-        return CopyTarget(held, "none is loaded yet" if held else "it is loaded when it is asked")
+        return CopyTarget(held, "none is loaded yet" if held else "it is loaded at its first query")
     more = _more(model, usage, cluster, loaded, now_ms, settings, assumed_ms)
     if more.copies > held:
         return CopyTarget(
@@ -197,7 +197,7 @@ def _more(
         and (cluster.free_share > 1 - FULL_SHARE or cluster.age_ms(now_ms) > SECOND_AGE_MS)
     ):
         return CopyTarget(2, "it is used regularly")
-    return CopyTarget(held, "as many as its use asks for")
+    return CopyTarget(held, "as many as its use needs")
 
 
 def _fewer(

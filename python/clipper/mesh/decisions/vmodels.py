@@ -265,7 +265,7 @@ def step(
             else FailVModel(f"model {vmodel.target!r} is gone")
         )
     if vmodel.force:
-        return SwitchVModel("at once, as was asked")
+        return SwitchVModel("at once, as requested")
     needed, has = _degree(active, target, now_ms, alive, settings, places)
     if vmodel.share:
         return (

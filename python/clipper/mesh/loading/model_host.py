@@ -374,9 +374,9 @@ class HostProcess:
                     return ""  # it has ended by itself
                 continue
             except (RequestFailed, msgspec.ValidationError) as failure:
-                _log.warning("the model host %s does not say how it is: %s", self.name, failure)
+                _log.warning("the model host %s does not report its status: %s", self.name, failure)
                 return ""
-            return "says that it is failing" if status.state == "FAILING" else ""
+            return "reports that it is failing" if status.state == "FAILING" else ""
         return f"has not answered for {self._silence_s:g} s"
 
     def _at_work(self) -> frozenset[str]:
@@ -437,7 +437,7 @@ class HostProcess:
                     await self._request("status", _REQUEST_S), HostStatus, strict=False
                 )
             except (RequestFailed, msgspec.ValidationError) as failure:
-                _log.warning("the model host %s does not say how it is: %s", self.name, failure)
+                _log.warning("the model host %s does not report its status: %s", self.name, failure)
                 return False
             if self.status.state == "READY":
                 return True

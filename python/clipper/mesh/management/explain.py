@@ -60,4 +60,4 @@ class Explainer:
         if failed is not None:
             seconds = max(0, failed.retry_ms - now_ms()) // 1000
             return f"It is tried again in {seconds} s: {failed.why}"
-        return "It is loaded when it is asked."
+        return "It is loaded at its first query."

@@ -176,7 +176,7 @@ class ModelManagement:
             raise UnknownModel(f"no model {id!r} is registered any more.") from None
         except TimeoutError:
             raise DeadlineExceeded(
-                f"model {id!r} was not loaded within {limit_s:g} s.", hint="Ask for its status."
+                f"model {id!r} was not loaded within {limit_s:g} s.", hint="Poll its status."
             ) from None
         except RequestFailed as failure:
             if failure.fault == "none":

@@ -66,7 +66,7 @@ class DeferredJoin:
         if self._started_s is None or self._is_joined():
             return False
         if self._loop.stopping:
-            raise ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+            raise ShuttingDown("this node has left the mesh.", hint="Use another node.")
         if not self._loop.run(self._try()):
             return False
         waited_s = time.monotonic() - self._started_s
@@ -106,9 +106,9 @@ class DeferredJoin:
         awaits = self.awaits
         if not awaits:
             return
-        hint = "It joins by itself; ask again, or another node."
+        hint = "It joins by itself; try again, or use another node."
         if self._given_up:
-            hint = "Look at its log."
+            hint = "See its log."
         raise StoreError(
             f"the node {self._name} is not in its mesh: it awaits {awaits}.", hint=hint
         )

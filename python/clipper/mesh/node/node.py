@@ -306,11 +306,6 @@ class MeshNode:
         if self._joined is not None and not self._loop.stopping:
             self._loop.run(self._joined.drain.run(lambda _: None))
 
-    @property
-    def other_history(self) -> str:
-        """Return why the store, which has another history, is not read; empty otherwise."""
-        return self._joined.registry.other_history if self._joined is not None else ""
-
     def take_store(self, *, restore: bool) -> int:
         """Accept a store that has lost its history; return how many records were written.
 

@@ -370,10 +370,6 @@ class ModelRouter:
         """Drop the memory that a name was unknown: it exists now."""
         self._absent.pop(name, None)
 
-    def aliases(self) -> dict[str, Alias]:
-        """Return the aliases by v-model."""
-        return self._aliases
-
     # -- replicas
 
     def seat(self, name: str, version: int, input: str, output: str = "any") -> Seat | None:

@@ -277,7 +277,7 @@ class RowWatcher:
         post.position, post.epoch = int(answer["position"]), int(answer["epoch"])
         if answer["lost"]:
             if known:
-                self._forget_all(f"{post.connection.name} has changed too much to tell")
+                self._forget_all(f"{post.connection.name} has changed too much to be sent")
             self.knows = all(one.position >= 0 for one in self._posts)
             return
         for table, ids in answer["rows"].items():

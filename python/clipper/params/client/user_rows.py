@@ -69,7 +69,7 @@ class UserRows:
     def _log(self, count: int, user: str, error: ClipperError) -> None:
         if count & (count - 1) == 0:
             _log.warning(
-                "user %.40r is asked about without a context (%d times so far): %s",
+                "user %.40r is queried without a context (%d times so far): %s",
                 user,
                 count,
                 error,

@@ -105,7 +105,7 @@ def snapshot_all(
             parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
         except OSError as error:
             raise ShardAway(
-                f"{connection.name}: {error}.", hint="`clipper params ps` tells who runs."
+                f"{connection.name}: {error}.", hint="`clipper params ps` lists those that run."
             ) from None
         finally:
             connection.close()

@@ -317,7 +317,7 @@ def _parts(feedback: ForwardedFeedback) -> Iterator[bytes]:
 
 
 def _no_reply(node: str) -> StoreError:
-    hint = "Tell it again: it counts once."
+    hint = "Send it again: it counts once."
     return StoreError(f"server {node} did not take its feedback within {REPLY_S:g} s.", hint=hint)
 
 

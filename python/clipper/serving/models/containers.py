@@ -24,7 +24,7 @@ from clipper.types import Batching, InputType, VersionedModel, check_name
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model as CoreModel
 from clipper_core.runtime.status import Status
-from clipper_core.scheduling.batcher import Batching as Mode
+from clipper_core.scheduling.batcher import BatchingMode
 from clipper_core.scheduling.scheduler import EngineEvent
 from clipper_core.wire.codec import Kind, encode_frame
 
@@ -345,7 +345,7 @@ class Containers:
             quiet=quiet,
             heartbeat_ms=heartbeat_ms,
             timings=with_costs(hello.timings, hello.warm_lengths, batching, seat.input),
-            mode=Mode[batching.mode.upper()],
+            mode=BatchingMode[batching.mode.upper()],
             size_max=size_max,
             step=batching.step,
             backoff=batching.backoff,

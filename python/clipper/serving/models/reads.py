@@ -67,7 +67,7 @@ def check_reads(model: Model) -> None:
     if not model.reads:
         if model.tolerance:
             raise InvalidInput(
-                f"{what} has a tolerance, and does not say what it reads.", hint=_HINT
+                f"{what} has a tolerance, and does not declare what it reads.", hint=_HINT
             )
         return
     if not 0 <= model.tolerance < np.inf:

@@ -136,8 +136,8 @@ class RunningModels:
         """
         if model.tables and model.cache and not model.reads:
             _log.info(
-                "model %s has tables and does not say which rows it reads: its predictions are not"
-                " cached",
+                "model %s has tables and does not declare which rows it reads: its predictions are"
+                " not cached",
                 model.id,
             )
         if not (model.reads and model.cache):

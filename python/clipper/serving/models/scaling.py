@@ -223,7 +223,7 @@ class Scaling:
             try:
                 self.check(time.monotonic())
             except Exception:  # one model's trouble must not end the watch over all
-                _log.exception("a look at the models failed")
+                _log.exception("reading the load of the models failed")
 
     def check(self, now_s: float) -> None:
         """One look; the thread does nothing else."""

@@ -77,7 +77,7 @@ def check_output(
             raise InvalidInput(
                 f"application {name!r} links {len(cores)} models, and {id} has the outputs"
                 f" {core.outputs}.",
-                hint="Say which one its policy combines: output="
+                hint="Name the one that its policy combines: output="
                 f"{next(iter(core.outputs.by_name))!r}.",
             )
         elif isinstance(default, dict):

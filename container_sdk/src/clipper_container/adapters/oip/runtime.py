@@ -284,7 +284,7 @@ class Oip(Runtime):
             return Signature(input_type=artifact.input, output_type=artifact.output)
         reply = self.server.request("GET", f"/v2/models/{artifact.model}", within_s=self.answer_s)
         if reply.status != 200:
-            raise Unreachable(f"{self.type} says nothing of {artifact.model!r}: {reply.trouble}")
+            raise Unreachable(f"{self.type} does not mention {artifact.model!r}: {reply.trouble}")
         try:
             return signature_of(reply.json())
         except BadTensor as error:
