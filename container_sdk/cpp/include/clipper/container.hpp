@@ -855,13 +855,34 @@ class Heart {
   std::thread thread_;
 };
 
+// A lock that threads get in the order in which they asked for it, so that a server that always has
+// a batch does not keep others waiting; a std::mutex goes to whoever is awake.
+class Turns {
+ public:
+  void lock() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const std::uint64_t mine = next_++;
+    changed_.wait(guard, [&] { return mine == now_; });
+  }
+  void unlock() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    now_++;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t next_ = 0, now_ = 0;
+};
+
 }  // namespace detail
 
 // What the connections to several servers share. turn: held while the model runs. is_wanted:
 // whether to connect again after the connection to this address was lost.
 struct Together {
   const WarmUp& warm;
-  std::mutex& turn;
+  detail::Turns& turn;
   std::function<bool(const std::string&)> is_wanted;
 };
 
@@ -974,9 +995,9 @@ class Container {
   }
 
   // Wait until no other connection uses the model.
-  std::unique_lock<std::mutex> my_turn() const {
+  std::unique_lock<detail::Turns> my_turn() const {
     if (!together_) return {};
-    return std::unique_lock<std::mutex>(together_->turn);
+    return std::unique_lock<detail::Turns>(together_->turn);
   }
 
   // Run the model. Returns the microseconds that it took, without the wait for its turn.
@@ -1065,10 +1086,11 @@ class Container {
 
 // Serves a model to several servers at once: to all that are listed, or that a host stands for.
 //
-// Each server has a connection and a thread; the model evaluates one batch at a time, from
-// whichever server. Names are looked up every LOOK_UP_S, so servers that come are connected to, and
-// those that are gone from the name are left once their connection is lost. A server that says
-// GOODBYE or rejects the container is tried again later, for as long as its address is listed.
+// Each server has a connection and a thread; the model evaluates one batch at a time, in
+// the order in which they came. Names are looked up every LOOK_UP_S, so servers that come are
+// connected to, and those that are gone from the name are left once their connection is lost. A
+// server that says GOODBYE or rejects the container is tried again later, for as long as its
+// address is listed.
 class AllServers {
  public:
   // Throws: std::invalid_argument for an invalid address.
@@ -1209,7 +1231,8 @@ class AllServers {
   Options options_;
   StopSwitch& stop_;
   WarmUp warm_;
-  std::mutex turn_, mutex_;
+  detail::Turns turn_;
+  std::mutex mutex_;
   std::vector<std::string> addresses_, listed_;
   std::string unresolved_;  // what was printed of the last look-up
   std::map<std::string, Server> servers_;

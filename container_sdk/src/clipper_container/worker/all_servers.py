@@ -1,10 +1,11 @@
 """Serves one model to several servers at once: to all that are listed, or that a host name resolves
 to.
 
-Each server has a connection and a thread of its own; the model evaluates one batch at a time, from
-whichever server. The name is looked up again and again, so servers that come are connected to, and
-those that are gone from the name are left once their connection is lost. A server that says GOODBYE
-or rejects the container is tried again later, for as long as its address is listed.
+Each server has a connection and a thread of its own; the model evaluates one batch at a time, in
+the order in which they came. The name is looked up again and again, so servers that come are
+connected to, and those that are gone from the name are left once their connection is lost. A server
+that says GOODBYE or rejects the container is tried again later, for as long as its address is
+listed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from clipper_container.wire.transport import (
 )
 from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
 from clipper_container.worker.serve import serve
+from clipper_container.worker.turns import Turns
 
 CHECK_S = 2.0  # between two look-ups of the names
 SERVERS_MAX = 1024
@@ -75,7 +77,7 @@ class AllServers:
         for address in self._addresses:
             parse_address(address)
         self._resolve = resolve or resolved
-        self._turn = threading.Lock()
+        self._turn = Turns()
         self._listed: list[str] = []
         self._servers: dict[str, _Server] = {}
         self._pauses: dict[str, tuple[Backoff, float]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from clipper_container.records import Records, offsets_of
 from clipper_container.wire.frames import Rows, row_values, unpack_map
 from clipper_container.worker.named_tensors import RecordModel
 from clipper_container.worker.outputs import InvalidOutput, first_rows, spread, to_rows
+from clipper_container.worker.turns import Turns
 
 TEXT_BYTES_MAX = 16 << 10
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -43,7 +43,7 @@ class Evaluator:
     row_by_row: bool = False
     pad: int = 0
     work: WorkRecord | None = None
-    turn: threading.Lock | None = None
+    turn: Turns | None = None
 
     def given(self, rows: Rows) -> object:
         """Return the rows of a batch as the model receives them. Raises: UnicodeDecodeError."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -56,6 +55,7 @@ from clipper_container.worker.handshake import (
 from clipper_container.worker.named_tensors import with_tensors
 from clipper_container.worker.pipeline import is_pipelined, pipeline_of
 from clipper_container.worker.replies import BatchReplies, evaluate
+from clipper_container.worker.turns import Turns
 
 ANNOUNCE_AGAIN_S = 30.0
 _SHARED = int(Flag.SHARED)
@@ -74,7 +74,7 @@ def serve(
     stop: StopSwitch | None = None,
     alive: str = "",
     *,
-    turn: threading.Lock | None = None,
+    turn: Turns | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
     """Answer batches until the server says GOODBYE or `stop` is requested. The model must be

@@ -18,9 +18,9 @@ import java.util.concurrent.locks.ReentrantLock;
 /**
  * Serves a model to several servers at once: to all that are listed, or that a host stands for.
  *
- * <p>Each server has a connection and a thread; the model evaluates one batch at a time, from
- * whichever server. Names are looked up every LOOK_UP_MS, so servers that come are connected to, and
- * those that are gone from the name are left once their connection is lost. A server that says
+ * <p>Each server has a connection and a thread; the model evaluates one batch at a time, in
+ * the order in which they came. Names are looked up every LOOK_UP_MS, so servers that come are
+ * connected to, and those that are gone from the name are left once their connection is lost. A server that says
  * GOODBYE or rejects the container is tried again later, for as long as its address is listed.
  */
 final class AllServers implements Serving {
@@ -65,7 +65,7 @@ final class AllServers implements Serving {
   private final Options options;
   private final List<String> addresses;
   private final WarmUp warm;
-  private final ReentrantLock turn = new ReentrantLock();
+  private final ReentrantLock turn = new ReentrantLock(true); // first come, first served
   private final CountDownLatch stopRequested = new CountDownLatch(1);
   private final Map<String, Server> servers = new LinkedHashMap<>();
   private final Map<String, Pause> pauses = new LinkedHashMap<>();
