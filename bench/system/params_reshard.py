@@ -35,6 +35,7 @@ from bench.system.params_kills import (
 )
 from clipper.errors import ClipperError
 from clipper.params import Client
+from clipper.params.local.address_file import read_address_file
 from clipper.params.local.live_reshard import request, request_in, sets_of, state_in
 from clipper.params.shard.decision import decision_in
 from clipper_container.params.connection import ShardConnection, addresses_in, call_once
@@ -86,7 +87,8 @@ class Supervisor:
                     env={**os.environ, **ENVIRONMENT},
                 )
             while time.monotonic() < until_s and self._process.poll() is None:
-                if not shards or (self._folder / "shards.json").exists():
+                # the shards of one that was killed may still answer
+                if read_address_file(self._folder).get("pid") == self._process.pid:
                     with contextlib.suppress(ClipperError), Client(self._folder) as client:
                         client.call_all("tables")
                         return

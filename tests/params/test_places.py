@@ -21,7 +21,7 @@ from clipper.params.local.address_file import (
 )
 from clipper.params.local.fork_server import config_in
 from clipper.params.local.local_set import LocalSet, reshard, restore
-from clipper.params.shard.decision import decide, prepare_decision
+from clipper.params.shard.decision import decide, note_move, prepare_decision
 from clipper.params.shard.recovery import EpochFile
 from clipper.params.shard.server import ShardServer, folder_of, former_of_host
 from clipper.params.shard.shard import ShardConfig
@@ -153,6 +153,7 @@ def moved_to(folder: Path, shards: int) -> Path:
     content = read_address_file(folder)
     content |= {"addresses": [f"tcp:h:{i}" for i in range(shards)], "generation": 1, "before": 0}
     write_address_file(home, content)
+    note_move(folder, home)
     prepare_decision(home)
     decide(home, "commit")
     return home
@@ -169,6 +170,8 @@ def test_an_old_shard_that_starts_again_leaves_the_new_set_alone(tmp_path: Path)
     with pytest.raises(DoesNotFit, match="has moved to set-1"):
         config_in(tmp_path, 1)
     assert config_in(home, 1).generation == 1
+    live_reshard.link(tmp_path, home)
+    assert config_in(tmp_path, 1).generation == 1, "its folders are those of the new set now"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from clipper.params.client.row_watcher import RowWatcher
 from clipper.params.local import live_reshard
 from clipper.params.local.address_file import write_address_file
 from clipper.params.local.live_reshard import ReshardState, request, request_in, state_in
-from clipper.params.local.local_set import LocalSet, reshard
+from clipper.params.local.local_set import LocalSet, _ForkServerProcess, reshard
 from clipper.params.local.served_set import ServedSet
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.decision import decide, decision_in, prepare_decision
@@ -74,11 +75,15 @@ def resharded(folder: Path, shards: int) -> ReshardState:
 
 
 def kill(home: Path, number: int) -> None:
+    os.kill(pid(home, number), signal.SIGKILL)
+
+
+def pid(home: Path, number: int) -> int:
     addresses, token = addresses_in(home)
     connection = ShardConnection(number, addresses.__getitem__, token, None, 5.0)
-    pid = call_once(connection, "stats")[1]["pid"]
+    found = call_once(connection, "stats")[1]["pid"]
     connection.close()
-    os.kill(pid, signal.SIGKILL)
+    return int(found)
 
 
 def until_it_serves(home: Path, number: int) -> None:
@@ -282,6 +287,9 @@ def test_snapshots_on_another_disk_stay_there(tmp_path: Path) -> None:
     assert (disk / "mine").read_text() == (folder / "snapshots-before-1" / "mine").read_text()
     assert (folder / "snapshots" / "mine").read_text() == "100"
     assert not request_in(folder), "it has been done"
+    state = state_in(folder)
+    assert state is not None
+    assert (state.phase, state.shards) == ("done", 2)
 
 
 @pytest.mark.slow
@@ -421,6 +429,43 @@ def test_a_shard_that_is_killed_at_any_step(
 
 
 @pytest.mark.slow
+def test_an_old_shard_that_starts_when_the_set_has_moved_leaves_the_new_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed at the decision, and its next life reads the addresses of the new set."""
+    killed, held, new = list[bool](), list[Callable[[], None]](), dict[int, int]()
+    requested, decides, publishes = _ForkServerProcess.request, decide, live_reshard.publish
+
+    def hold(server: Any, number: int, folder: Path) -> None:
+        again = partial(requested, server, number, folder)
+        if killed and folder == tmp_path:
+            held.append(again)
+        else:
+            again()
+
+    def kills(home: Path, word: Any) -> Any:
+        if word == "commit":
+            killed.append(True)
+            kill(tmp_path, 1)
+            until(lambda: held)
+        return decides(home, word)
+
+    def then_starts(folder: Path, home: Path) -> None:
+        publishes(folder, home)
+        new.update({number: pid(home, number) for number in range(3)})
+        for start in held:
+            start()
+
+    monkeypatch.setattr(_ForkServerProcess, "request", hold)
+    monkeypatch.setattr(live_reshard, "decide", kills)
+    monkeypatch.setattr(live_reshard, "publish", then_starts)
+    with running(tmp_path, 2, replicas=1) as local, loaded(tmp_path):
+        assert resharded(tmp_path, 3).phase == "done"
+        until(lambda: "has moved to set-1" in (tmp_path / "shard-1.log").read_text())
+        assert (local.pids(), local.restarts) == (new, 1)
+
+
+@pytest.mark.slow
 def test_a_sealed_shard_whose_supervisor_hangs_serves_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,8 +593,6 @@ def test_a_shard_with_synchronous_steps_is_killed(
         if not killed and "abort" not in args:
             killed.append(True)
             kill(tmp_path if whose == "old" else live_reshard.sets_of(tmp_path)[0], 1)
-            if (step, whose) == ("decide", "old"):
-                until_it_serves(tmp_path, 1)  # else it may start with the new set's addresses
         return found if step == "_sealed" else real(*args)
 
     monkeypatch.setattr(place, step, work)
@@ -584,6 +627,56 @@ def synchronous(folder: Path, **options: Any) -> Iterator[list["SynchronousWorke
             np.testing.assert_allclose(values[name], pushed / 3, rtol=1e-3)
 
 
+def hanging(client: Client) -> tuple[threading.Event, threading.Event]:
+    """Have the first push of a client hang between shard 0 and the others. Return events: it hangs;
+    it is to go on."""
+    real, hangs, goes = client._shards.call_all, threading.Event(), threading.Event()
+
+    def call_all(name: str, **fields: Any) -> Any:
+        if fields.get("each") and "step" in fields["each"][0] and not hangs.is_set():
+            hangs.set()
+            goes.wait(2 * PATIENCE_S)
+        return real(name, **fields)
+
+    client._shards.call_all = call_all  # type: ignore[method-assign]
+    return hangs, goes
+
+
+@pytest.mark.slow
+def test_a_synchronous_push_that_others_made_their_step_without_is_not_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """Its worker hangs between shard 0 and the others for longer than they wait."""
+    failed: list[StalePush] = []
+    with (
+        running(tmp_path, 2, mode="sync", grads_to_wait=2, lag_max=9, reshard_pause_s=1.0),
+        Client(tmp_path, patience_s=PATIENCE_S) as client,
+        Client(tmp_path, patience_s=PATIENCE_S) as another,
+    ):
+        begin(client)
+        hangs, goes = hanging(client)
+        step = {"a": -ones(1)}, {"counts": (IDS, -ones((IDS.size, 2)))}
+
+        def push() -> None:
+            try:
+                client.push_gradients(*step)
+            except StalePush as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        assert hangs.wait(PATIENCE_S)
+        for _ in range(2):
+            assert another.push_gradients(*step)["accepted"]
+        assert resharded(tmp_path, 3).phase == "done"
+        goes.set()
+        thread.join()
+        assert len(failed) == 1, "it was acknowledged"
+        assert "applied in part" in failed[0].message
+        assert another.push_gradients(*step)["accepted"]
+        assert client.pull("counts", IDS)[:, 0].tolist() == [4, 3] * (IDS.size // 2)
+
+
 @pytest.mark.slow
 def test_a_synchronous_push_that_shard_0_has_alone_is_not_lost(tmp_path: Path) -> None:
     """The worker hangs between shard 0 and the others: the set is not sealed until it goes on."""
@@ -592,15 +685,7 @@ def test_a_synchronous_push_that_shard_0_has_alone_is_not_lost(tmp_path: Path) -
         Client(tmp_path, patience_s=PATIENCE_S) as client,
     ):
         begin(client)
-        real, hangs, goes = client._shards.call_all, threading.Event(), threading.Event()
-
-        def call_all(name: str, **fields: Any) -> Any:
-            if fields.get("each") and "step" in fields["each"][0] and not hangs.is_set():
-                hangs.set()
-                goes.wait(PATIENCE_S)
-            return real(name, **fields)
-
-        client._shards.call_all = call_all  # type: ignore[method-assign]
+        hangs, goes = hanging(client)
         rows = {"counts": (IDS, -ones((IDS.size, 2)))}
         push = threading.Thread(target=lambda: client.push_gradients({"a": -ones(1)}, rows))
         push.start()
@@ -705,6 +790,25 @@ def test_a_container_that_starts_long_after_the_changes_finds_the_set(tmp_path: 
     with running(folder, 2, address=address), Client(folder) as client:
         pushed()
         assert np.unique(client.pull("counts", IDS)).tolist() == [4]
+
+
+@pytest.mark.slow
+def test_a_client_with_a_copy_of_the_addresses_learns_of_the_new_set_whatever_rows_it_needs(
+    tmp_path: Path,
+) -> None:
+    """The old set has ended; the new shard 0 listens where the old one did, and no other does."""
+    folder, copy = tmp_path / "set", tmp_path / "copy"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with running(folder, 2, address=address, reshard_keep_s=0.0):
+        shutil.copytree(folder, copy, ignore=lambda _, names: {*names} - {"shards.json"})
+        with Client(copy, patience_s=PATIENCE_S) as client:
+            begin(client)
+            client.push("counts", IDS, -ones((IDS.size, 2)))
+            assert resharded(folder, 3).phase == "done"
+            until(lambda: (folder / "snapshots").is_symlink())
+            client.push("counts", ODD, -ones((ODD.size, 2)))
+            assert np.unique(client.pull("counts", ODD)).tolist() == [1]
+            assert len(client) == 3
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ Spec = TypeVar("Spec")
 Result = TypeVar("Result")
 Given = TypeVar("Given")
 Rows = tuple[Ids, Array]
+Renamed = Callable[[int, int], int]  # origin_worker(worker, shard), for one set
+Divide = Callable[[Given, int, Renamed], Iterable[tuple[int, Given]]]
 
 
 class Past(NamedTuple):
@@ -236,12 +238,13 @@ class ShardSet(Generic[Spec]):
         push: Given,
         sequence: int,
         send: Callable[[Given, int], Callable[[], Result]],
-        divide: Callable[[Given, int], Iterable[tuple[int, Given]]],
+        divide: Divide[Given],
     ) -> Callable[[], list[Result]]:
         """Send a push; the function that is returned waits for its end, and returns the result of
         each set that took a part. The push is applied once, also if the set moves meanwhile.
 
-        send: starts a push as a worker. divide: returns (shard, its part) for a number of shards.
+        send: starts a push as a worker. divide: returns (shard, its part) for a number of shards of
+        the set before; its last argument returns the worker as which a shard's part is sent.
         """
         layout, past, worker = self._layout, self._layout.past, self.identity.worker
         if past is not None and sequence <= past.boundary:
@@ -271,12 +274,16 @@ class ShardSet(Generic[Spec]):
         shards: int,
         layout: "Layout",
         send: Callable[[Given, int], Callable[[], Result]],
-        divide: Callable[[Given, int], Iterable[tuple[int, Given]]],
+        divide: Divide[Given],
     ) -> list[Result]:
         """Send each old shard's part of a push to the set that has its rows: set_move says why."""
         found = []
-        for shard, part in divide(push, shards):
-            origin = origin_worker(worker, layout.place.generation, shard)
+
+        def renamed(worker: int, shard: int) -> int:
+            return origin_worker(worker, layout.place.generation, shard)
+
+        for shard, part in divide(push, shards, renamed):
+            origin = renamed(worker, shard)
             try:
                 found.append(self.held(layout, partial(_finished, send, part, origin)))
             except ShardsMoved:
@@ -402,10 +409,26 @@ class ShardSet(Generic[Spec]):
 
     def wait(self, shard: int, request: ShardRequest, until: float) -> Head:
         """Wait for an answer until a time of the monotonic clock. Raises the error that the shard
-        answers, and ShardAway."""
+        answers, ShardAway, and ShardsMoved."""
         connection = self.connections[shard]
         with self._locked(connection, until):
-            return connection.wait_with_retries(request, until)
+            while True:
+                soon_s = min(until, time.monotonic() + FILE_S) if shard else until
+                try:
+                    return connection.wait_with_retries(request, soon_s)
+                except ShardAway:
+                    if shard:
+                        self._check_moved()
+                    if soon_s == until:
+                        raise
+
+    def _check_moved(self) -> None:
+        """Ask shard 0 whether the set has moved: shards that have ended cannot tell it, and a copy
+        of the addresses does not. Raises ShardsMoved."""
+        place = self.layout.place
+        found = self._place_from(0, place.addresses[0])
+        if found is not None and found.generation != place.generation >= 0:
+            raise _moved()
 
     @contextlib.contextmanager
     def _locked(self, connection: ShardConnection, until: float) -> Iterator[None]:
@@ -557,7 +580,7 @@ class ShardSet(Generic[Spec]):
                 for shard, request, until in sent
             ]
 
-        def divide(push: Rows, shards: int) -> Iterator[tuple[int, Rows]]:
+        def divide(push: Rows, shards: int, _: Renamed) -> Iterator[tuple[int, Rows]]:
             for shard, places in split_by_shard(push[0], shards):
                 yield shard, (push[0][places], push[1][places])
 

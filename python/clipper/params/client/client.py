@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypedDict, TypeVar
 
@@ -44,7 +44,7 @@ from clipper_container.params.rows import (
     rows_in,
     split_by_shard,
 )
-from clipper_container.params.shard_set import ShardSet
+from clipper_container.params.shard_set import Divide, Renamed, ShardSet
 from clipper_container.wire.frames import BytesLike
 from clipper_core.params.row_parts import put_rows, split_parts
 from clipper_core.runtime.spin import Receiver
@@ -93,12 +93,14 @@ class StepResult(TypedDict):
 
 class ModelStep(NamedTuple):
     """Gradients of one step: of variables by name, and (ids, f32[n, dim]) by table. versions: of
-    each shard, that they were computed at."""
+    each shard, that they were computed at. workers: as which all shards of earlier sets have seen
+    the step, if any has."""
 
     variables: Mapping[str, Array]
     tables: Mapping[str, tuple[Ids, Array]]
     versions: Sequence[int] | None
     scale: float
+    workers: tuple[int, ...] = ()
 
 
 Result = TypeVar("Result")
@@ -544,9 +546,8 @@ class Client:
 
         is_sync = first.mode == "sync"
         send = self._push_gathered if is_sync else self._push_step
-        divide: Callable[[ModelStep, int], Iterable[tuple[int, ModelStep]]]
-        divide = _whole_step if is_sync else _divided_step
-        step = ModelStep(dense, tables, versions, scale or 1.0)
+        divide: Divide[ModelStep] = _whole_step if is_sync else _divided_step
+        step = ModelStep(dense, tables, versions, scale or 1.0, (self.worker,))
 
         def start(number: int) -> Callable[[], StepResult]:
             take = self._shards.once(
@@ -686,6 +687,7 @@ class Client:
                 parts[shard]["rows"][table] = {"ids": ids[places], "gradients": gradients[places]}
         for shard, part in enumerate(parts):
             part |= {"worker": worker, "sequence": sequence, "scale": step.scale}
+            part["workers"] = step.workers[1:]
             part["version"] = versions[shard] if versions is not None else 0
         if len(parts) > 1:
             self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
@@ -818,7 +820,9 @@ class Client:
         return take
 
 
-def _divided_step(step: ModelStep, shards: int) -> Iterator[tuple[int, ModelStep]]:
+def _divided_step(
+    step: ModelStep, shards: int, _: Renamed | None = None
+) -> Iterator[tuple[int, ModelStep]]:
     """Yield (shard, its part of a step) for each shard that has some."""
     dense: list[dict[str, Array]] = [{} for _ in range(shards)]
     tables: list[dict[str, tuple[Ids, Array]]] = [{} for _ in range(shards)]
@@ -833,9 +837,11 @@ def _divided_step(step: ModelStep, shards: int) -> Iterator[tuple[int, ModelStep
             yield shard, ModelStep(dense[shard], tables[shard], versions, step.scale)
 
 
-def _whole_step(step: ModelStep, _: int) -> list[tuple[int, ModelStep]]:
-    """Return a step of synchronous shards, which either all or none of them have accepted."""
-    return [(0, step)]
+def _whole_step(step: ModelStep, shards: int, renamed: Renamed) -> list[tuple[int, ModelStep]]:
+    """Return a step of synchronous shards, which either all or none of them have accepted: the new
+    shards check it."""
+    workers = (renamed(worker, shard) for worker in step.workers for shard in range(shards))
+    return [(0, step._replace(workers=tuple(workers)))]
 
 
 def _merged(parts: Sequence[StepResult]) -> StepResult:

@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
+from clipper.params.shard.decision import noted_move
 from clipper.params.shard.recovery import write_atomically
 from clipper.settings.params import ParamsSettings, with_absolute_paths
 from clipper_container.params.connection import SHARDS_FILE, addresses_in
@@ -69,9 +70,11 @@ def former_of(before: ShardAddresses, addresses: list[str]) -> list[str]:
 
 
 def has_moved(folder: Path, content: ShardAddresses) -> bool:
-    """Tell whether shards that an engine runs in this folder are of an old set: the address file is
-    that of a later set then, which has a folder of its own within."""
-    return "engine" in content and (folder / f"set-{content.get('generation')}").is_dir()
+    """Tell whether the address file in the folder of a set is that of the set that its rows have
+    moved to, so that a shard that starts in this folder is of an old set. The note of the move goes
+    when the old shards have ended."""
+    to = noted_move(folder)
+    return to is not None and to.name == f"set-{content.get('generation')}"
 
 
 def write_address_file(folder: Path, content: ShardAddresses) -> None:

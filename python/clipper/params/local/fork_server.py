@@ -51,7 +51,7 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
     if has_moved(folder, content):
         raise DoesNotFit(
             f"the set in {folder} has moved to set-{content['generation']}.",
-            hint="`clipper params reshard` ends its old shards: run it again if it was killed.",
+            hint="Its supervisor ends the old shards; on Ray, run `clipper params reshard` again.",
         )
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")

@@ -583,8 +583,12 @@ def complete_move(folder: Path) -> None:
         if number_of(home) > int(read_address_file(folder).get("generation", 0)):
             publish(folder, home)
         if (folder / "snapshots").resolve() != (home / "snapshots").resolve():
-            if request_in(folder) == len(read_address_file(home)["addresses"]):
-                (folder / REQUEST).unlink()  # this set is what was requested
+            shards = len(read_address_file(home)["addresses"])
+            if request_in(folder) == shards:  # this set is what was requested
+                state = state_in(folder) or ReshardState(shards, "")
+                state = msgspec.structs.replace(state, phase="done", done=1.0, left_s=0.0, error="")
+                write_atomically(folder / STATE, msgspec.json.encode(state))
+                (folder / REQUEST).unlink()
             link(folder, home)
     for one in homes:
         if one not in decided[-1:]:

@@ -16,7 +16,8 @@ apply it unless the old shard has.
 With synchronous steps shard 0 is sealed first. The others take what it has accepted until all have
 the same pushes for the same step; then they are sealed, and the pushes that wait for a step move
 too. A push was accepted by all then, or by none, so the client makes it again as a whole, under the
-number that is made of shard 0.
+number that is made of shard 0. If a worker hung so long between shard 0 and the others that these
+made the step without it, they have not seen its push, and the new shards refuse it.
 
 The whole set moves, rather than slots of ids between running shards: replicas, logs, snapshots, and
 the sequences that were seen, each belong to a shard whose part of the ids is fixed, and need not

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clipper.errors import DoesNotFit, Overloaded, StalePush
+from clipper.errors import DoesNotFit, InvalidInput, Overloaded, StalePush
 from clipper.params.shard.gradients import (
     OLD,
     SEEN,
@@ -24,6 +24,7 @@ from clipper.params.shard.gradients import (
     Gradients,
     PushResult,
     check_quotas,
+    whole,
 )
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
@@ -31,6 +32,7 @@ from clipper_container.params.frames import RefusalCode
 from clipper_core.params.shard_loop import ShardLoop
 
 NOTHING: list[int] = []
+WORKERS_MAX = 1 << 12  # of one push: the product of the sizes of the sets that it was made to
 GATHERED_MAX = 4096  # accepted pushes beyond those of the open steps
 
 
@@ -63,15 +65,25 @@ class SyncTraining:
         """Accept a push for a step. Raises what AsyncTraining.push raises, DoesNotFit, Overloaded.
 
         A message with `check` only checks whether the push could be accepted. One with `step` says
-        that shard 0 has accepted it for that step.
+        that shard 0 has accepted it for that step. `workers` are further numbers as which the
+        shards of sets before this one have sent it, if it was made to them.
         """
         gradients = self._gradients.checked(message)
+        workers = gradients.worker, *_workers_in(message)
         version, step = self.core.version, message.get("step")
         sight = self.core.look(gradients.worker, gradients.sequence)
         if sight == OLD:
             raise StalePush(
                 f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether"
                 " it was applied."
+            )
+        if sight == SEEN and any(
+            self.core.look(one, gradients.sequence) != SEEN for one in workers
+        ):
+            raise StalePush(
+                f"push {gradients.sequence} was accepted by shard 0 before the set was resharded,"
+                " and other shards made the step without it: it was applied in part.",
+                hint="Do not send it again. The worker had not answered for long.",
             )
         if message.get("check"):
             return PushResult({"accepted": True, "version": version}, 0)
@@ -106,8 +118,8 @@ class SyncTraining:
             for place, ids, _ in gradients.rows:
                 check_quotas(self.core, place, ids)
             self.parameters.gathered.append(_part(gradients, step))
-            position = self.core.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
-            position = max(position, self._close_steps(self._waits_for))
+            each = (self.core.note(DENSE, NOTHING, one, gradients.sequence) for one in workers)
+            position = max(*each, self._close_steps(self._waits_for))
         self.core.counts.take()
         return PushResult({"accepted": True, "version": self.core.version, "step": step}, position)
 
@@ -173,6 +185,13 @@ class SyncTraining:
             gradients = np.concatenate([row["gradients"] for row in mine])
             self._gradients.push_rows(table, ids, gradients, scale)
         return self.core.note(DENSE, list(sums))
+
+
+def _workers_in(message: Mapping[str, object]) -> list[int]:
+    found = message.get("workers", [])
+    if not isinstance(found, list) or len(found) > WORKERS_MAX:
+        raise InvalidInput(f"workers is a list of at most {WORKERS_MAX} numbers.")
+    return [whole({"workers": one}, "workers") for one in found]
 
 
 def _part(gradients: Gradients, step: int) -> Piece:
