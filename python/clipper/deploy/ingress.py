@@ -4,11 +4,12 @@ Bytes are copied as they are, so HTTP, gRPC and TLS pass unchanged, and a connec
 server until either side closes it. A server is ready while `GET /v2/health/ready` is answered with
 200. A new connection goes to the next ready server in turn, or to the one after it if that one
 refuses. A server that breaks a connection, or closes it without an answer, gets no new ones until
-its next probe. If nothing is heard of a server's machine for `SILENT_S`, its connections are
-aborted, so that clients try again elsewhere: by the probes, and by the kernel, which also knows
-connections of a server that was taken out or has moved. A proxy of HTTP was rejected: it would have
-to answer for a query whose server was killed, and cannot know whether it may be repeated; a broken
-connection says what is known.
+its next probe. If no probe hears of a server's machine for `SILENT_S`, its connections are aborted,
+so that clients try again elsewhere. A server that was taken out or has moved is probed until its
+connections have ended. TCP_USER_TIMEOUT was rejected: it also ends a connection whose server lives
+and reads nothing for a while. A proxy of HTTP was rejected: it would have to answer for a query
+whose server was killed, and cannot know whether it may be repeated; a broken connection says what
+is known.
 """
 
 import asyncio
@@ -42,6 +43,11 @@ class Backend(NamedTuple):
 
     name: str
     addresses: Mapping[str, str]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its name, and the address that is probed."""
+        return self.name, self.addresses.get("http", "")
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -115,7 +121,6 @@ class _ServerPipe(_Pipe):
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_S * 1000)),
         ):
             end.setsockopt(level, option, value)
 
@@ -176,10 +181,10 @@ class Ingress:
     def __init__(self, listen: Mapping[str, str]) -> None:
         self.addresses: dict[str, str] = {}
         self._backends: dict[str, Backend] = {}
-        self._seen_s: dict[str, float] = {}  # when it was ready last
+        self._seen_s: dict[tuple[str, str], float] = {}  # by place, when it replied last
         self._ready: frozenset[str] = frozenset()
-        self._in_probe: set[str] = set()  # servers that are being probed
-        self._pipes: dict[_ClientPipe, str] = {}  # with the name of its server
+        self._in_probe: set[tuple[str, str]] = set()  # places that are being probed
+        self._pipes: dict[_ClientPipe, Backend | None] = {}  # with its server
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -250,7 +255,7 @@ class Ingress:
         if len(self._pipes) >= CONNECTIONS_MAX:
             _abort(pipe)
             return
-        self._pipes[pipe] = ""
+        self._pipes[pipe] = None
         self._run(self._connect(pipe, port))
 
     def remove(self, pipe: "_ClientPipe") -> None:
@@ -279,7 +284,7 @@ class Ingress:
                 if pipe not in self._pipes:
                     _abort(server)  # the client went away meanwhile
                     return
-                self._pipes[pipe] = backend.name
+                self._pipes[pipe] = backend
                 assert pipe.transport is not None
                 pipe.transport.resume_reading()
                 return
@@ -287,28 +292,31 @@ class Ingress:
 
     async def _probe_all(self) -> None:
         while True:
-            for one in self._backends.values():
-                if one.name not in self._in_probe:  # a silent one does not delay the others
+            left = (one for one in self._pipes.values() if one is not None)
+            probed = {one.place: one for one in (*left, *self._backends.values())}
+            self._seen_s = {at: when for at, when in self._seen_s.items() if at in probed}
+            for place, one in probed.items():
+                if place not in self._in_probe:  # a silent one does not delay the others
                     self._run(self._probe(one))
             await asyncio.sleep(PROBE_GAP_S)
 
     async def _probe(self, backend: Backend) -> None:
-        name, now_s = backend.name, time.monotonic()
-        self._in_probe.add(name)
+        name, place, now_s = backend.name, backend.place, time.monotonic()
+        self._in_probe.add(place)
         try:
-            alive, ready = await _health(backend.addresses.get("http", ""))
+            alive, ready = await _health(place[1])
         except OSError:  # this process has no room to ask: nothing is known
             return
         finally:
-            self._in_probe.discard(name)
-        if self._backends.get(name) != backend:
-            return
+            self._in_probe.discard(place)
         if alive:
-            self._seen_s[name] = now_s
-        elif now_s - self._seen_s.setdefault(name, now_s) > SILENT_S:
-            for pipe in [pipe for pipe, of in self._pipes.items() if of == name]:
-                _abort(pipe)
-        self._ready = self._ready | {name} if ready else self._ready - {name}
+            self._seen_s[place] = now_s
+        elif now_s - self._seen_s.setdefault(place, now_s) > SILENT_S:
+            for pipe, of in [*self._pipes.items()]:
+                if of is not None and of.place == place:
+                    _abort(pipe)
+        if self._backends.get(name) == backend:
+            self._ready = self._ready | {name} if ready else self._ready - {name}
 
 
 async def _health(address: str) -> tuple[bool, bool]:

@@ -197,7 +197,7 @@ def test_a_silent_server_does_not_delay_the_probes_of_others(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         there = Backend("silent", {"http": f"127.0.0.1:{silent.getsockname()[1]}"})
         front.route([there, *(one.backend for one in servers)])
-        wait_until(lambda: "silent" in front._in_probe, "it is asked")
+        wait_until(lambda: there.place in front._in_probe, "it is asked")
         servers[0].ready = False
         wait_until(lambda: front.ready == {"b"}, "and a too")
 
@@ -234,6 +234,30 @@ def test_connections_of_a_machine_that_is_silent_are_ended(
         front.route([Backend("gone", {"http": f"127.0.0.1:{gone.getsockname()[1]}"})])
         with pytest.raises(ConnectionError):
             get(front)
+
+
+def test_a_server_that_answers_probes_and_takes_no_bytes_keeps_its_connections(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "SILENT_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as busy,
+        contextlib.closing(Ingress({"grpc": "127.0.0.1:0"})) as front,
+    ):
+        grpc = {"grpc": f"127.0.0.1:{busy.getsockname()[1]}"}
+        front.route([Backend("busy", {**servers[0].backend.addresses, **grpc})])
+        wait_until(lambda: front.ready == {"busy"}, "it is ready")
+        with socket.create_connection(ingress.host_port(front.addresses["grpc"]), 1.0) as client:
+            sent = 0
+            with contextlib.suppress(TimeoutError):  # nobody has taken more for a second
+                while True:
+                    sent += client.send(bytes(1 << 16))
+            client.shutdown(socket.SHUT_WR)
+            with busy.accept()[0] as server:
+                taken = 0
+                while data := server.recv(1 << 20):
+                    taken += len(data)
+        assert taken == sent
 
 
 FAR = """
