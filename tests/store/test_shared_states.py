@@ -44,6 +44,12 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
         store.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context waits for a store that is slow, instead of beginning as a new one."""
+    monkeypatch.setattr("clipper.serving.feedback.states.READ_S", PATIENCE_S)
+
+
 class Following(Server):
     """A server that follows the store, and writes when it is told to."""
 

@@ -69,7 +69,9 @@ def spec(tmp_path):
     one."""
 
     def make(source: str = "def predict(x):\n    return x\n", **fields: object) -> ContainerSpec:
-        (tmp_path / "model.py").write_text(textwrap.dedent(source))
+        new = tmp_path / "new"  # a container that starts may be reading the file
+        new.write_text(textwrap.dedent(source))
+        new.replace(tmp_path / "model.py")
         target, connect = "model:predict", f"unix:{tmp_path}/none"
         return ContainerSpec(
             **{
