@@ -317,7 +317,7 @@ def copies(quick: bool, folder: Path) -> list[Row]:
             register(servers[0], folder, f"m{i}")
             for server in servers:
                 wait_until(partial(_is_known, server, f"m{i}"))
-            gate = threading.Barrier(3)
+            gate = threading.Barrier(3, timeout=PATIENCE_S)
 
             def burst(
                 server: clipper.ClipperServer, i: int = i, gate: threading.Barrier = gate

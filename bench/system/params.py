@@ -8,10 +8,12 @@ ids or indices before the clock starts. Rows over a socket are measured in wall 
 
 import contextlib
 import ctypes
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
     found: list[Row] = []
     for name in rows or groups:
+        print(f"params: {name}", file=sys.stderr, flush=True)
         try:
             found += groups[name](quick)
         except Exception as error:
@@ -288,24 +291,19 @@ class World:
 
     def together(self, run: Callable[[Any], object], count: int, batches: int) -> float:
         """Millions of rows a second of CPU time, of all threads together."""
-        rates = [0.0] * count
-        ready = threading.Barrier(count)
+        ready = threading.Barrier(count, timeout=60.0)
 
-        def work(which: int) -> None:
+        def work(which: int) -> float:
             draw = np.random.default_rng(which)
             each = [self.ids[draw.integers(0, len(self.ids), BATCH)] for _ in range(batches)]
             ready.wait()
             begun = time.thread_time_ns()
             for ids in each:
                 run(ids)
-            rates[which] = BATCH * batches / (time.thread_time_ns() - begun) * 1e3
+            return BATCH * batches / (time.thread_time_ns() - begun) * 1e3
 
-        pool = [threading.Thread(target=work, args=(which,)) for which in range(count)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-        return sum(rates)
+        with ThreadPoolExecutor(count) as pool:
+            return sum(pool.map(work, range(count)))
 
     def rates(
         self, cases: dict[str, Case], batches: int, turns: int, batch: int = BATCH

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -72,10 +73,10 @@ def _at(times_s: list[float], share: int) -> float:
 def _push_times(folder: Path, workers: int, seconds: float, times: list[float]) -> float:
     """Push from so many threads, each with a client. Return pushes in a second."""
     draw = np.random.default_rng(1)
-    counts = [0] * workers
-    start, end = threading.Barrier(workers + 1), threading.Event()
+    start, end = threading.Barrier(workers + 1, timeout=60.0), threading.Event()
 
-    def work(number: int) -> None:
+    def work(number: int) -> int:
+        count = 0
         ids = draw.integers(0, 1 << 40, ROWS)
         gradients = draw.standard_normal((ROWS, DIM)).astype(np.float32)
         with Client(str(folder), worker=1 + number) as client:
@@ -85,18 +86,18 @@ def _push_times(folder: Path, workers: int, seconds: float, times: list[float]) 
                 begun_s = time.perf_counter()
                 client.push("bench", ids, gradients)
                 times.append(time.perf_counter() - begun_s)
-                counts[number] += 1
+                count += 1
+        return count
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(workers)]
-    for one in threads:
-        one.start()
-    start.wait()
-    began_s = time.perf_counter()
-    time.sleep(seconds)
-    end.set()
-    for one in threads:
-        one.join()
-    return sum(counts) / (time.perf_counter() - began_s)
+    with ThreadPoolExecutor(workers) as pool:
+        pushed = [pool.submit(work, number) for number in range(workers)]
+        try:
+            start.wait()
+            began_s = time.perf_counter()
+            time.sleep(seconds)
+        finally:
+            end.set()
+        return sum(one.result() for one in pushed) / (time.perf_counter() - began_s)
 
 
 def _sync_times(folder: Path, seconds: float, times: list[float]) -> float:

@@ -5,8 +5,6 @@ ids back. The shard's service asks its own loop, which finds rows by their ids, 
 token, and sends no ids.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -77,12 +75,8 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
     from clipper.frontend.protocols import message
     from clipper.params import Client, TableSpec
 
-    running = subprocess.Popen(
-        [sys.executable, "-m", "bench.system.params_grpc"], stdout=subprocess.PIPE, text=True
-    )
-    assert running.stdout is not None
-    try:
-        plain, by_grpc = running.stdout.readline().split()
+    with params_wire.process(module="bench.system.params_grpc") as addresses:
+        plain, by_grpc = addresses.split()
         with Client([plain], token=TOKEN) as client, grpc.insecure_channel(by_grpc) as channel:
             client.create(TableSpec("bench", DIM))
             ids = np.arange(TABLE)
@@ -121,9 +115,6 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
                     raise RuntimeError("the push was not accepted")
 
             yield pull, push, client
-    finally:
-        running.kill()
-        running.communicate()
 
 
 def main() -> None:

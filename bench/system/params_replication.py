@@ -1,21 +1,31 @@
 """Benchmark of a push that a replica is waited for, beside the same push to shards without one, and
-of pulls from the replica."""
+of pulls from the replica.
+
+What a waited push takes beyond a plain one is compared with as many bytes that a process sends to
+another one over a unix socket, which sends 64 bytes back: it lies between the two shards.
+"""
 
 import functools
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 
 from bench.harness import Goal, Row, interleave, row
+from bench.processes import ObjectProcess
+from bench.system.params_wire import fill
 from clipper.params import Client, TableSpec
 from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
 from clipper_container.params.rows import Array
 
 DIM, SIZES = 64, (64, 512)
+HEAD_BYTES, LIMIT_S = 64, 60.0
+BOUND = "what lies between the shards: see as many bytes to another process"
 
 
 def rows(quick: bool = False) -> list[Row]:
@@ -34,12 +44,59 @@ def rows(quick: bool = False) -> list[Row]:
                 )
                 for name, client in (("plain", plain), ("waited", waited))
             }
-            found = interleave(cases, turns)
+            with _exchange(HEAD_BYTES + size * (8 + 4 * DIM)) as exchange:
+                cases["bare"] = functools.partial(_median_us, exchange, n)
+                found = interleave(cases, turns)
             what = f"push of {size} rows of {DIM} floats, a replica waited for"
-            goal = Goal("at_most", 2)
-            out.append(row(what, found["waited"], "us", "no replica", found["plain"], goal))
-            out.append(_read(waited, ids, n, turns))
+            goal, anchor = Goal("at_most", 2), "as many bytes to another process, and 64 back"
+            more = found["waited"].plus(found["plain"].map(lambda us: -us))
+            out += [
+                row(what, found["waited"], "us", "no replica", found["plain"], goal, "", BOUND),
+                row(f"{what}: more than without", more, "us", anchor, found["bare"]),
+                _read(waited, ids, n, turns),
+            ]
     return out
+
+
+class BareFollower:
+    """Receives messages of a size over a unix socket, and acknowledges each."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._door, self._size = socket.socket(socket.AF_UNIX), size
+        self._door.bind(path)
+        self._door.listen()
+
+    def ready(self) -> None:
+        """Return when it can be connected to."""
+
+    def serve(self) -> None:
+        """Serve one connection until it is closed."""
+        line, _ = self._door.accept()
+        message, acknowledged = memoryview(bytearray(self._size)), bytes(HEAD_BYTES)
+        with line, suppress(ConnectionError):
+            while True:
+                fill(line, message)
+                line.sendall(acknowledged)
+
+
+@contextmanager
+def _exchange(size: int) -> Iterator[Callable[[], None]]:
+    """A message of this size to another process, and its acknowledgement."""
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        path, message = str(Path(folder, "door")), bytes(size)
+        acknowledged = memoryview(bytearray(HEAD_BYTES))
+        process = ObjectProcess(BareFollower, path, size, limit_s=LIMIT_S)
+        with process, socket.socket(socket.AF_UNIX) as line:
+            process.call("ready")
+            process.start("serve")
+            line.settimeout(LIMIT_S)
+            line.connect(path)
+
+            def exchange() -> None:
+                line.sendall(message)
+                fill(line, acknowledged)
+
+            yield exchange
 
 
 def _read(client: Client, ids: Array, n: int, turns: int) -> Row:

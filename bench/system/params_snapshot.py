@@ -29,7 +29,7 @@ def rows(quick: bool = False) -> list[Row]:
     n, turns = (10_000, 2) if quick else (200_000, 5)
     with tempfile.TemporaryDirectory(prefix="rows-") as folder, ours(folder) as client:
         fill(client, n)
-        pushing = Pushing(client.connections[0].name, client, n)
+        pushing = Pushing(client.connections[0].name.rpartition(" ")[2], n)
         cases = {
             "ours": lambda: snapshot_s(client),
             "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client)),
@@ -90,7 +90,7 @@ def ours(folder: str) -> Iterator[Any]:
     from clipper.params import Client
 
     with (
-        process(folder, "bench.system.params_snapshot") as address,
+        process(folder, module="bench.system.params_snapshot") as address,
         Client([address], token=TOKEN, answer_s=120.0) as client,
     ):
         yield client
@@ -115,10 +115,10 @@ def snapshot_s(client: Any) -> float:
 class Pushing:
     """Another client, which pushes rows of all, one push after the other."""
 
-    def __init__(self, name: str, client: Any, n: int) -> None:
+    def __init__(self, address: str, n: int) -> None:
         from clipper.params import Client
 
-        self._client = Client([client._addresses[0]], token=TOKEN)
+        self._client = Client([address], token=TOKEN)
         self._n, self._draw = n, np.random.default_rng(3)
         self._gradients: Any = np.ones((PUSHED, DIM), np.float32)
         self.took_ms: list[float] = []

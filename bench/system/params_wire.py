@@ -5,6 +5,7 @@ bench.system.params_wire KIND` runs one contender as a process: it prints its ad
 until it is killed.
 """
 
+import select
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from bench.system.store_servers import free_ports
 ROWS, DIM, TABLE = 512, 64, 100_000
 MANY = 8192
 TOKEN = "bench"
+READY_WITHIN_S = 60.0
 PULL = 8 * ROWS
 ANSWER = 4 * ROWS * DIM
 ShardRequest = Callable[[Any], object]
@@ -134,13 +136,18 @@ def p50_us(pull: ShardRequest, draw: Any, n: int, rows: int = ROWS) -> float:
 
 
 @contextmanager
-def process(kind: str, module: str = "bench.system.params_wire", *more: str) -> Iterator[str]:
+def process(*words: str, module: str = "bench.system.params_wire") -> Iterator[str]:
+    """Start `python -m module words`. Yield the first line that it prints."""
     running = subprocess.Popen(
-        [sys.executable, "-m", module, kind, *more], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True
     )
     assert running.stdout is not None
     try:
-        yield running.stdout.readline().strip()
+        waiting = select.select([running.stdout], [], [], READY_WITHIN_S)[0]
+        line = running.stdout.readline().strip() if waiting else ""
+        if not line:
+            raise RuntimeError(f"{module} was not ready; exit status {running.poll()}")
+        yield line
     finally:
         running.kill()
         running.communicate()
@@ -151,7 +158,7 @@ def ours(*at: str) -> Iterator[Any]:
     from clipper.params import Client, TableSpec
 
     with (
-        process("ours", "bench.system.params_wire", *(at or ("",))) as address,
+        process("ours", *(at or ("",))) as address,
         Client([address], token=TOKEN) as client,
     ):
         client.create(TableSpec("bench", DIM))

@@ -88,7 +88,7 @@ def at_once(runs: list[Run], lookups: int, alone: list[float] | None = None) -> 
     """
 
     def measure() -> float:
-        ready, times, cpu = threading.Barrier(len(runs)), [], []
+        ready, times, cpu = threading.Barrier(len(runs), timeout=60.0), [], []
 
         def body(run: Run) -> None:
             ready.wait()
