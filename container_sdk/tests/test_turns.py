@@ -8,7 +8,7 @@ from clipper_container.worker.turns import Turns
 THREADS = 8
 
 
-def test_threads_get_their_turns_in_the_order_in_which_they_asked() -> None:
+def test_threads_get_their_turns_in_the_order_of_their_requests() -> None:
     turns, order = Turns(), list[int]()
 
     def work(number: int) -> None:
