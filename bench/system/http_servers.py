@@ -119,7 +119,11 @@ class Process:
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
-        self.address, self.pid = self._out.readline().strip(), self._process.pid
+        try:
+            self.address, self.pid = self._out.readline().strip(), self._process.pid
+        except BaseException:
+            self._process.kill()
+            raise
 
     def cpu_s(self) -> float:
         self._in.write("\n")
@@ -135,9 +139,10 @@ class Process:
 @contextlib.contextmanager
 def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
-        started = [Process(kind, module=module) for kind in kinds]
-        for process in started:
-            stack.callback(process.close)
+        started = []
+        for kind in kinds:
+            started.append(Process(kind, module=module))
+            stack.callback(started[-1].close)
         yield started
 
 

@@ -77,13 +77,16 @@ class Node:
             cwd=self._folder,
         )
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == "ready":
+        try:
+            if any(line.strip() == "ready" for line in self.process.stdout):
                 return
-        raise RuntimeError(
-            f"node {self.name} did not come up:"
-            f" {(self._folder / f'{self.name}.log').read_text()[-2000:]}"
-        )
+            raise RuntimeError(
+                f"node {self.name} did not come up:"
+                f" {(self._folder / f'{self.name}.log').read_text()[-2000:]}"
+            )
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
 
     @property
     def lives(self) -> bool:
@@ -187,8 +190,10 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="mesh-") as name, etcd() as store:
         folder = Path(name)
         (folder / "models.py").write_text(CODE + "def triple(rows):\n    return rows * 3\n")
-        nodes = [Node(one, folder, store) for one in NAMES]
+        nodes: list[Node] = []
         try:
+            for one in NAMES:
+                nodes.append(Node(one, folder, store))
             mesh = nodes[0].mesh()
             for i in range(MODELS):
                 mesh.register(
