@@ -11,6 +11,7 @@ from bench.paper import peers, real_streams, streams
 from bench.paper.runs import in_parallel
 from bench.paper.streams import Stream
 from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
+from clipper.selection.batch_learning import count_user
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]
@@ -150,4 +151,6 @@ def outputs(policy: Policy, one: Stream, chance: Array) -> Array:
                 policy.init(models, shared) if before is None else before, observation
             )
         shared = policy.observe(shared, observation)
+        if not is_shared:
+            shared = count_user(policy, shared, str(user[past]), observation)
     return found

@@ -35,6 +35,7 @@ from bench.system.store_servers import Etcd, Redis
 from clipper.selection import create_policy
 from clipper.selection.batch_learning import (
     ObservationRows,
+    count_user,
     native_update_of,
     observe,
     observe_rows,
@@ -159,6 +160,8 @@ def after(states: State, record: bytes) -> State:
             found[application, whose] = observe_rows(policy, state, seen)
         else:
             found[application, whose] = observe(policy, state, seen, native_update_of(policy))
+    if user:
+        found[application, ""] = count_user(policy, found[application, ""], user, seen)
     return found
 
 

@@ -22,6 +22,7 @@ from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 from clipper_core.learning.feedback_update import FeedbackUpdate as NativeUpdate
 
+_replace = msgspec.structs.replace
 _PLAIN = frozenset((int, str, bytes))
 _INTEGERS: tuple[set[np.dtype | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
 
@@ -110,7 +111,7 @@ def observe(
     )
     if found is None:
         return policy.observe(state, observation)
-    return found or state
+    return _replace(found, differences=state.differences) if found else state
 
 
 def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
@@ -125,6 +126,20 @@ def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
             return _learn_losses(native, state, rows, losses)
     for i in range(len(rows)):
         state = observe(policy, state, rows.observation(i), native)
+    return state
+
+
+def count_user(
+    policy: Policy, state: State, user: str, seen: Observation | ObservationRows
+) -> State:
+    """Return the state that all users share, after it has learned feedback of this user, with the
+    differences between users that the feedback shows."""
+    if isinstance(policy, LearningPolicy):
+        for i in range(len(seen) if isinstance(seen, ObservationRows) else 1):
+            if not state.differences.wants(user):
+                break
+            one = seen.observation(i) if isinstance(seen, ObservationRows) else seen
+            state = policy.with_user(state, user, one)
     return state
 
 
@@ -196,14 +211,14 @@ def _learn_votes(
         KNOWN_MAX - len(before.known),
     )
     tracked = after_rows(before, threshold, names, known)
-    return LearnedState(state.models, updated, seen, bits_seen, sure, tracked)
+    return _replace(state, rows=updated, seen=seen, labels=bits_seen, sure=sure, tracked=tracked)
 
 
 def _learn_losses(
     native: NativeUpdate, state: LearnedState, rows: ObservationRows, losses: NDArray[np.float64]
 ) -> LearnedState:
     updated, seen = native.graded(state.rows, state.seen, losses, _chosen(rows), rows.p)
-    return LearnedState(state.models, updated, seen, state.labels, state.sure, state.tracked)
+    return _replace(state, rows=updated, seen=seen)
 
 
 # -- columns as numbers

@@ -25,12 +25,14 @@ from clipper.selection.policy import (
     is_number,
 )
 from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
+from clipper.selection.user_differences import UserDifferences
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 
 Array = NDArray[np.float64]
 BINS = 10  # bins of confidence; a few hundred observations cannot fill more
 DOUBT = 20.0  # observations in a bin from which on it outweighs the raw confidence
+NO_USERS = UserDifferences()
 LABEL_BITS = 64  # bits of the set of labels seen
 
 
@@ -43,6 +45,7 @@ class LearnedState(msgspec.Struct, frozen=True, eq=False):
     labels: bit set of the labels seen, one hashed bit per label.
     sure: f64[10, 2], per bin of confidence the weight of right answers and of all answers.
     tracked: thresholds of the prediction sets; unused without a coverage.
+    differences: of users; only the state that all share has learned them.
     """
 
     models: tuple[VersionedModel, ...]
@@ -51,6 +54,7 @@ class LearnedState(msgspec.Struct, frozen=True, eq=False):
     labels: int
     sure: Array
     tracked: SetThresholds = INITIAL
+    differences: UserDifferences = NO_USERS
 
     @property
     def classes(self) -> float:

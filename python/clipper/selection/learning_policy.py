@@ -16,6 +16,7 @@ import numpy as np
 from clipper.selection import prediction_sets
 from clipper.selection.learned_state import (
     BINS,
+    NO_USERS,
     Answering,
     Array,
     Learn,
@@ -37,6 +38,7 @@ from clipper.selection.policy import (
     losses,
 )
 from clipper.selection.prediction_sets import INITIAL, SetThresholds
+from clipper.selection.user_differences import UserDifferences
 from clipper.selection.votes import label_key, sorted_models
 from clipper.types import InputType, VersionedModel
 from clipper_core.learning.bandit import Rule
@@ -45,7 +47,6 @@ _replace = msgspec.structs.replace
 
 FADE = 0.998  # discount of a bin for each observation in it, so that calibration follows a drift
 CARRIED = 0.25  # share of a model's evidence that its new version keeps
-PRIOR_COUNTS = 30.0  # observations that the shared state counts as for a new user
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -59,6 +60,7 @@ class _Stored(msgspec.Struct, array_like=True):
     labels: int
     sure: bytes
     tracked: SetThresholds = INITIAL
+    differences: UserDifferences = NO_USERS
 
 
 class LearningPolicy(Policy):
@@ -94,7 +96,8 @@ class LearningPolicy(Policy):
     def init(
         self, models: Sequence[VersionedModel], prior: LearnedState | None = None
     ) -> LearnedState:
-        """Return the initial state; with a prior, its rows with at most 30 observations each."""
+        """Return the initial state; with a prior, its rows, as so many observations as the
+        differences between users suggest."""
         ordered = sorted_models(models)
         state = LearnedState(ordered, self.rows.initial(len(ordered)), 0.0, 0, np.zeros((BINS, 2)))
         if prior is None:
@@ -102,7 +105,7 @@ class LearningPolicy(Policy):
         rows = self.fitted(prior, ordered).rows
         evidence = self.rows.evidence(rows)
         if evidence is not None:
-            share = np.minimum(1.0, PRIOR_COUNTS / np.maximum(evidence, 1e-300))
+            share = np.minimum(1.0, prior.differences.prior_counts / np.maximum(evidence, 1e-300))
             rows = self.rows.faded(rows, share)
         return LearnedState(ordered, rows, 0.0, prior.labels, prior.sure, prior.tracked)
 
@@ -111,16 +114,16 @@ class LearningPolicy(Policy):
         if model in state.models:
             return state
         models = sorted_models((*state.models, model))
-        return _replace(
-            state, models=models, rows=self.rows.insert(state.rows, models.index(model))
-        )
+        rows = self.rows.insert(state.rows, models.index(model))
+        return _replace(state, models=models, rows=rows, differences=NO_USERS)
 
     def remove_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         """Remove a model and its row."""
         if model not in state.models:
             return state
         rows = self.rows.delete(state.rows, state.models.index(model))
-        return _replace(state, models=tuple(m for m in state.models if m != model), rows=rows)
+        left = tuple(m for m in state.models if m != model)
+        return _replace(state, models=left, rows=rows, differences=NO_USERS)
 
     def update_model_version(
         self, state: LearnedState, old: VersionedModel, new: VersionedModel
@@ -133,7 +136,7 @@ class LearningPolicy(Policy):
         ordered = sorted_models(models)
         rows = self.rows.faded(state.rows, share)
         rows = self.rows.reorder(rows, [models.index(model) for model in ordered])
-        return _replace(state, models=ordered, rows=rows)
+        return _replace(state, models=ordered, rows=rows, differences=NO_USERS)
 
     def fitted(self, state: LearnedState, models: Sequence[VersionedModel]) -> LearnedState:
         """Convert a state to exactly these models.
@@ -215,7 +218,16 @@ class LearningPolicy(Policy):
         rows = self._learn(state, observation, known)
         labels = state.labels | label_bit(truth.label) if truth.known else state.labels
         sure, tracked = self._calibration_after(state, observation)
-        return LearnedState(state.models, rows, state.seen + weight, labels, sure, tracked)
+        seen, differences = state.seen + weight, state.differences
+        return LearnedState(state.models, rows, seen, labels, sure, tracked, differences)
+
+    def with_user(self, state: LearnedState, user: str, observation: Observation) -> LearnedState:
+        """Return the shared state, with an observation of this user in its differences."""
+        by_model = losses(observation)
+        lost = [by_model.get(model) for model in state.models]
+        if lost.count(None) == len(lost):
+            return state
+        return _replace(state, differences=state.differences.with_losses(user, lost))
 
     def initial_like(self, state: LearnedState) -> LearnedState:
         """Return an initial state, if possible with rows as long as those of `state`."""
@@ -278,6 +290,7 @@ class LearningPolicy(Policy):
             mine.labels | theirs.labels,
             np.maximum(mine.sure + theirs.sure - base.sure, 0.0),
             prediction_sets.merge(base.tracked, mine.tracked, theirs.tracked),
+            mine.differences.merged(base.differences, theirs.differences),
         )
 
     # -- storage
@@ -293,6 +306,7 @@ class LearningPolicy(Policy):
             state.labels,
             state.sure.tobytes(),
             state.tracked,
+            state.differences,
         )
         body = msgspec.msgpack.encode(stored)
         return zlib.crc32(body).to_bytes(4, "little") + body
@@ -319,7 +333,11 @@ class LearningPolicy(Policy):
         if not math.isfinite(stored.seen):
             raise ValueError(f"a state of {self.name} holds numbers that are not finite")
         tracked = stored.tracked if prediction_sets.is_valid(stored.tracked) else INITIAL
-        state = LearnedState(stored.models, rows, stored.seen, stored.labels, sure, tracked)
+        is_valid = stored.differences.is_valid(len(stored.models))
+        differences = stored.differences if is_valid else NO_USERS
+        state = LearnedState(
+            stored.models, rows, stored.seen, stored.labels, sure, tracked, differences
+        )
         is_finite = np.isfinite(rows).all() and np.isfinite(sure).all()
         return state if is_finite else self._repaired(state)
 

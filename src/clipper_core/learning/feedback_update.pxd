@@ -107,5 +107,5 @@ cdef class OpenState:           # a state while it learns several observations: 
                    u64 labels, object thresholds) except -1     # 0: they are not finite
     cdef int use(self, cnp.ndarray rows) except -1  # rows of another shape
     cdef int learn(self, Votes* votes) except -1
-    cdef object made(self, tuple models)            # a state of these arrays, of these models
+    cdef object made(self, tuple models, object differences=*)  # a state of these arrays
     cdef object closed(self)                        # the state as it is now

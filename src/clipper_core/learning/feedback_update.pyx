@@ -29,11 +29,11 @@ cdef enum:
     BINS_MAX = 1024
 
 cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS    # of a prediction
-cdef ObjectMember MODELS, ROWS, SURE, SEEN, LABELS, TRACKED     # of a state
+cdef ObjectMember MODELS, ROWS, SURE, SEEN, LABELS, TRACKED, DIFFERENCES    # of a state
 cdef ObjectMember THRESHOLD, NUMBERS, SCALE, COUNT, KNOWN       # of the thresholds of sets
 OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
 MODELS.name, ROWS.name, SURE.name, SEEN.name = b"models", b"rows", b"sure", b"seen"
-LABELS.name, TRACKED.name = b"labels", b"tracked"
+LABELS.name, TRACKED.name, DIFFERENCES.name = b"labels", b"tracked", b"differences"
 THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
 COUNT.name, KNOWN.name = b"count", b"known"
 cdef double[65] CLASSES         # by how many bits of `labels` are set
@@ -466,10 +466,11 @@ cdef class FeedbackUpdate:
 
     A state is rows f64[k, columns], sure f64[bins, 2], the weight of the observations, and one bit
     for each label seen. fade: the share of a bin's counts that remains after an observation in that
-    bin.  make: makes a state from (models, rows, seen, labels, sure, thresholds).  bit_of: returns
-    the bit of a label that is no number.  sets: makes prediction sets of labels, with `coverage`,
-    `step`, `doubt`, `remembered(known, label)` and `make(labels, numbers, scale, count, known)`,
-    which returns thresholds; None: thresholds stay.
+    bin.  make: makes a state from (models, rows, seen, labels, sure, thresholds) and, if it was
+    made of a state, that state's `differences`.  bit_of: returns the bit of a label that is no
+    number.  sets: makes prediction sets of labels, with `coverage`, `step`, `doubt`,
+    `remembered(known, label)` and `make(labels, numbers, scale, count, known)`, which returns
+    thresholds; None: thresholds stay.
     """
 
     def __cinit__(self, Rule rule not None, double fade, make, bit_of, sets=None):
@@ -771,17 +772,22 @@ cdef class OpenState:
             self.known = update.sets.remembered(self.known, <object> votes.label)
         return 0
 
-    cdef object made(self, tuple models):
+    cdef object made(self, tuple models, object differences=None):
         cdef object sets = self.thresholds
         if self.update.sets is not None:
             sets = self.update.make_thresholds(
                 self.learner.threshold, read_member(&NUMBERS, sets), read_member(&SCALE, sets),
                 read_member(&COUNT, sets), self.known)
+        if differences is None:
+            return self.update.make(models, self.rows, self.learner.seen, self.learner.labels,
+                                    self.sure, sets)
         return self.update.make(models, self.rows, self.learner.seen, self.learner.labels,
-                                self.sure, sets)
+                                self.sure, sets, differences)
 
     cdef object closed(self):
-        return self.made(read_member(&MODELS, self.state)) if self.changed else self.state
+        if not self.changed:
+            return self.state
+        return self.made(read_member(&MODELS, self.state), read_member(&DIFFERENCES, self.state))
 
 
 cdef bint _contains(tuple labels, object label) except -1:

@@ -818,12 +818,12 @@ cdef class LabelSteps:
     """Writes labels to the journal and learns them, for one learner. Threads: any.
 
     learner: with `application`, `head`, `models`, `place`, `shared`, `learns`, `watcher`,
-    `known(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)` and
-    `observe(user, seen, number)`.  lock: of the states.  journal: with `end` and
-    `append_framed(records, count)`.  update: what the core can learn of its policy, or None.  node:
-    this server's name.  dirty: of (learner, user).  observation: makes one of a plan, predictions,
-    a label and an answer.  commit: called with the number of a record; returns whether it is to be
-    called for the next one too.
+    `known(user)`, `admit(user)`, `ready(user)`, `apply(user, seen, number)`,
+    `observe(user, seen, number)`, `wants(user)` and `count_user(user, seen)`.  lock: of the states.
+    journal: with `end` and `append_framed(records, count)`.  update: what the core can learn of its
+    policy, or None.  node: this server's name.  dirty: of (learner, user).  observation: makes one
+    of a plan, predictions, a label and an answer.  commit: called with the number of a record;
+    returns whether it is to be called for the next one too.
     """
     cdef object learner, lock, journal, node, observation, commit
     cdef readonly str application
@@ -934,11 +934,18 @@ cdef class LabelSteps:
                     self.apply(self.learner.ready(joined.user), &votes, joined, label, joined.user,
                                number)
                 self.apply(read_member(&SHARED, self.learner), &votes, joined, label, "", number)
+                self.count_user(joined, label)
         finally:
             self.lock.release()
         self.sync(number)
         self.notify(&arrived, joined, label)
         return number
+
+    cdef bint count_user(self, Joined joined, object label) except -1:
+        """Count what the shared state has learned of a user."""
+        if joined.user and self.learner.wants(joined.user):
+            self.learner.count_user(joined.user, self.seen(joined, label))
+        return True
 
     cdef object seen(self, Joined joined, object label):
         return self.observation(joined.plan, joined.arrived, label, joined.answer)
@@ -1031,6 +1038,9 @@ cdef class LabelSteps:
         for context, one in contexts.items():
             self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
                        last - <u64> (n - 1 - (<OpenContext> one).row))
+        if together and self.learns:
+            for i in range(n):
+                self.count_user(found[i], labels[i])
         self.notify_tally(tally, found, labels, apart)
         return DONE
 

@@ -39,12 +39,14 @@ from clipper.selection import Observation, Plan, Policy, Truth
 from clipper.selection.batch_learning import (
     Column,
     ObservationRows,
+    count_user,
     native_update_of,
     observe,
     observe_rows,
 )
 from clipper.selection.policy import Predictions, State
 from clipper.selection.stateless_policy import learns
+from clipper.selection.user_differences import UserDifferences
 from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
 from clipper.serving.feedback.state_sync import StateSync
@@ -233,10 +235,11 @@ class Learner:
             return
         if user:
             self.apply(user, seen, number)
-        self.apply(SHARED, seen, number)
+        self.apply(SHARED, seen, number, user)
 
-    def apply(self, context: str, seen: Seen, number: int) -> None:
-        """Apply what was observed to one context's state. Under the lock of the states."""
+    def apply(self, context: str, seen: Seen, number: int, user: str = "") -> None:
+        """Apply what was observed to one context's state. user: whose observation the shared state
+        learns. Under the lock of the states."""
         held = self.ready(context)
         if held.applied.get(self._node, 0) >= number:
             return
@@ -245,6 +248,8 @@ class Learner:
                 held.state = observe_rows(self.policy, held.state, seen)
             else:
                 held.state = observe(self.policy, held.state, seen, self.native_update)
+            if user:
+                self.count_user(user, seen)
         except Exception:  # it learns nothing of it, now and whenever the journal is read again
             _log.exception(
                 "policy %r of application %r could not observe", self.text, self.application
@@ -253,6 +258,16 @@ class Learner:
         if not held.since:
             held.since = number
         self._dirty[(self, context)] = None
+
+    def wants(self, user: str) -> bool:
+        """Return whether `count_user` is to be called for this user's next observation."""
+        differences: UserDifferences = self.shared.state.differences
+        return differences.wants(user)
+
+    def count_user(self, user: str, seen: Seen) -> None:
+        """Count what the shared state has learned for how much users differ. Under the lock of the
+        states."""
+        self.shared.state = count_user(self.policy, self.shared.state, user, seen)
 
     def ready(self, context: str) -> Held:
         """Return a context's state, about to learn. Under the lock of the states."""
