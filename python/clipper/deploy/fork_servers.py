@@ -388,7 +388,10 @@ class ForkServers:
         return [one.process.pid for one in [*self._all.values(), *self._retiring]]
 
     def close(self) -> None:
-        """End all fork servers and wait for them; their replicas have ended."""
+        """End all fork servers and wait for them; their replicas have ended. None is started for
+        what replicas were seen to import: the supervising thread would wait until it is idle.
+        """
+        self._due.clear()
         for one in [*self._all.values(), *self._retiring]:
             one.refuses = "the server is being closed"
             with contextlib.suppress(ProcessLookupError):

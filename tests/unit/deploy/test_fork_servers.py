@@ -326,6 +326,18 @@ def test_what_a_replica_imports_by_itself_is_imported_for_the_next(
     assert sum("imported by" in line for line in deployer.logs("svm", 1, 0)) == 1
 
 
+def test_none_is_started_for_imports_that_are_due_when_the_deployer_closes(spec, monkeypatch):
+    """The deployer would wait a minute for it, until it is idle."""
+    monkeypatch.setattr(fork_servers, "PREPARE_S", 0.0)
+    servers = fork_servers.ForkServers(lambda fd, handler: None, lambda fd: None)
+    servers.learn(spec(), {}, ["hidden"], ["hidden"])
+    servers.close()
+    servers.do_due()
+    started = servers.pids
+    servers.close()
+    assert started == []
+
+
 def test_idle_fork_servers_end(deployer, events, spec, monkeypatch):
     monkeypatch.setattr(fork_servers, "IDLE_S", 0.05)
     deployer.start(spec())
