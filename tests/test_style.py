@@ -25,7 +25,7 @@ LIMITS = {
     "weak beginning": 0,
     "coined word": 0,
     "coined name": 0,
-    "Any": 60,
+    "Any": 59,
     "large class": 0,
 }
 DUPLICATE_TYPES_MAX = 20

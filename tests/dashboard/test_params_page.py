@@ -12,9 +12,10 @@ import pytest
 
 import clipper
 from clipper.manage.parameters import ParameterSet
+from clipper.metrics.stats import ShardReading
 from clipper.params import TableSpec
 from clipper.params.client.stats_cache import StatsCache
-from clipper.params.client.stats_reader import Stats, StatsReader
+from clipper.params.client.stats_reader import StatsReader
 from tests.dashboard.browser import Page, found
 from tests.dashboard.test_page import AXE, opened, tab_to
 from tests.frontend.conftest import QUICK, ask, warm_workers
@@ -31,7 +32,7 @@ class Here:
         self.folder, self._reader = shards.root, StatsReader(shards.addresses, token=TOKEN)
         self.observer = StatsCache(self.shards)
 
-    def shards(self) -> Sequence[Stats]:
+    def shards(self) -> Sequence[ShardReading]:
         return self._reader.read()
 
     def stats(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def shard(
         "exposed": False,
         "nbytes": n,
         "resident_bytes": n,
+        "state_lost": False,
         "variables": 0,
         "tables": {"t": table},
         "server": {"epoch": 1, "version": n, "pulls": n, "pushes": n},

@@ -391,6 +391,7 @@ def of_params() -> Samples:
         "refused": {"full": 1},
         "lags": {"buckets": [[2, 1]], "sum": 2},
         "snapshots": snapshots,
+        "log": {"records": 1, "pushes": 2, "nbytes": 9},
     }
     copies = [{"shard": 2, "whole": True, "behind": 3, "behind_s": 0.5}]
     samples = Samples()

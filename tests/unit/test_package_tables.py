@@ -204,6 +204,7 @@ def shard(n: int, **more: Any) -> dict[str, Any]:
         "variables": 2,
         "nbytes": 99,
         "resident_bytes": 1 << 20,
+        "state_lost": False,
         "snapshots": {"at_us": 5, "error": "e"} if n > 1 else {},
         "recovery": {"from": "replica"},
         **more,

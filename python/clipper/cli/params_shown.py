@@ -1,10 +1,11 @@
 """Formats the shards of a parameter server for a terminal: contents and rates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clipper.cli.server_command import age_of
 from clipper.clock import wall_time_us
-from clipper.params.client.stats_reader import Stats, lags_between
+from clipper.metrics.stats import ShardReading, ShardStats
+from clipper.params.client.stats_reader import increase, lags_between, rows_of
 
 _HELD = (
     "shard",
@@ -38,16 +39,16 @@ _RATES = (
 )
 
 
-def state_of(one: Stats) -> str:
+def state_of(one: ShardReading) -> str:
     """Return the state of a shard in words."""
     if "away" in one:
         return "away"
     if not one["ready"]:
-        return "lost" if one.get("state_lost") else "recovers"
+        return "lost" if one["state_lost"] else "recovers"
     return "exposed" if one["exposed"] else "serves"
 
 
-def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
+def held(shards: Sequence[ShardReading], sets: Sequence[Mapping[str, int]]) -> str:
     """Return totals since each shard started."""
     lines: list[Sequence[str]] = [_HELD]
     for one in shards:
@@ -59,10 +60,10 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
                     state_of(one),
                     str(one["server"]["epoch"]),
                     str(one["server"]["version"]),
-                    str(_sum(one, "rows")),
+                    str(rows_of(one, "rows")),
                     f"{one['nbytes'] / (1 << 20):.1f}",
                     str(one["server"]["pulls"]),
-                    _found(one, {}),
+                    _found(one, None),
                     str(_pushes(one)),
                     str(sum(one["refused"].values())),
                     _behind(one),
@@ -76,17 +77,17 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
         *(
             f"shard {one['shard']} does not write its log: {one['log']['error']}"
             for one in shards
-            if one.get("log", {}).get("error")
+            if "away" not in one and one["log"].get("error")
         ),
     ]
-    for one in sets[-5:]:
-        state = "complete" if one["complete"] else "not of all shards"
-        size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
-        cells.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
+    for taken in sets[-5:]:
+        state = "complete" if taken["complete"] else "not of all shards"
+        size = f"{taken['rows']} rows, {taken['nbytes'] / (1 << 20):.1f} MiB"
+        cells.append(f"snapshot {taken['number']}: {size}, {taken['shards']} shards, {state}")
     return "\n".join(cells)
 
 
-def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> str:
+def rates(before: Sequence[ShardReading], after: Sequence[ShardReading], seconds: float) -> str:
     """Return rates between two readings. share: of the rows pulled and pushed of all shards."""
     is_alive = {
         one["shard"]: one["pid"] for one in after if "away" not in one
@@ -97,7 +98,7 @@ def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> st
         if "away" not in one and is_alive.get(one["shard"]) == one["pid"]
     }
     work = {
-        one["shard"]: _more(one, known.get(one["shard"], {}), "pulled", "applied")
+        one["shard"]: increase(known.get(one["shard"]), one, "pulled", "applied")
         for one in after
         if "away" not in one
     }
@@ -106,7 +107,7 @@ def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> st
     for one in after:
         if "away" in one:
             continue
-        was = known.get(one["shard"], {})
+        was = known.get(one["shard"])
         pulls, pushes = one["server"]["pulls"], _pushes(one)
         if was:
             pulls, pushes = pulls - was["server"]["pulls"], pushes - _pushes(was)
@@ -114,15 +115,15 @@ def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> st
             (
                 str(one["shard"]),
                 state_of(one),
-                str(_sum(one, "rows")),
+                str(rows_of(one, "rows")),
                 f"{one['nbytes'] / (1 << 20):.1f}",
                 _a_second(pulls, seconds),
-                _a_second(_more(one, was, "pulled"), seconds),
+                _a_second(increase(was, one, "pulled"), seconds),
                 _found(one, was),
                 _a_second(pushes, seconds),
-                _a_second(_more(one, was, "applied"), seconds),
+                _a_second(increase(was, one, "applied"), seconds),
                 _lag(one, was),
-                str(sum(one["refused"].values()) - sum(was.get("refused", {}).values())),
+                str(sum(one["refused"].values()) - (sum(was["refused"].values()) if was else 0)),
                 _behind(one),
                 f"{work[one['shard']] / total:.0%}" if total else "–",
             )
@@ -143,25 +144,17 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _sum(one: Stats, key: str) -> int:
-    return sum(table[key] for table in one.get("tables", {}).values())
+def _pushes(one: ShardStats) -> int:
+    return one["server"]["pushes"] + one["model_pushes"]
 
 
-def _more(one: Stats, was: Stats, *keys: str) -> int:
-    return max(0, sum(_sum(one, key) - _sum(was, key) for key in keys))
-
-
-def _pushes(one: Stats) -> int:
-    return int(one["server"]["pushes"] + one["model_pushes"])
-
-
-def _found(one: Stats, was: Stats) -> str:
+def _found(one: ShardStats, was: ShardStats | None) -> str:
     """Return the share of pulled rows that had been trained."""
-    pulled = _more(one, was, "pulled")
-    return f"{1 - _more(one, was, 'missed') / pulled:.1%}" if pulled else "–"
+    pulled = increase(was, one, "pulled")
+    return f"{1 - increase(was, one, 'missed') / pulled:.1%}" if pulled else "–"
 
 
-def _behind(one: Stats) -> str:
+def _behind(one: ShardStats) -> str:
     copies = [f for f in one["followers"] if f["on"]]
     if not one["followers"]:
         return "–"
@@ -172,7 +165,7 @@ def _behind(one: Stats) -> str:
     )
 
 
-def _lag(one: Stats, was: Stats) -> str:
+def _lag(one: ShardStats, was: ShardStats | None) -> str:
     between = lags_between(was, one)
     return f"{between.quantile(0.99):.0f}" if between.count else "–"
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from clipper.clock import wall_time_us
-from clipper.metrics.samples import Labels, Samples, SeriesLimit, Stats
+from clipper.metrics.samples import Labels, Samples, SeriesLimit
+from clipper.metrics.stats import ShardReading, ShardStats, SnapshotStats
 from clipper_core.runtime.histogram import snapshot_of
 
 _OF_SHARD: Final = (
-    ("ready", "clipper_params_shard_ready"),
-    ("exposed", "clipper_params_shard_exposed"),
     ("nbytes", "clipper_params_bytes"),
     ("resident_bytes", "clipper_params_resident_bytes"),
     ("variables", "clipper_params_variables"),
@@ -47,7 +46,7 @@ class ParamsMetrics:
     names_max: tables that have series of their own.
     """
 
-    def __init__(self, stats: Callable[[], Sequence[Stats]], names_max: int = 200) -> None:
+    def __init__(self, stats: Callable[[], Sequence[ShardReading]], names_max: int = 200) -> None:
         self._stats, self._tables = stats, SeriesLimit(names_max)
 
     def collect(self, into: Samples) -> None:
@@ -64,9 +63,10 @@ class ParamsMetrics:
         into.add_all(self._tables.keep(tables))
 
 
-def _of_shard(stats: Stats, name: str, into: Samples) -> None:
-    for key, family in _OF_SHARD:
-        into.add(family, int(stats[key]), name)
+def _of_shard(stats: ShardStats, name: str, into: Samples) -> None:
+    into.add("clipper_params_shard_ready", int(stats["ready"]), name)
+    into.add("clipper_params_shard_exposed", int(stats["exposed"]), name)
+    into.add_each(_OF_SHARD, stats, name)
     into.add_each(_OF_CONNECTIONS, stats["server"], name)
     into.add("clipper_params_pushes_total", stats["model_pushes"], name)
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
@@ -84,13 +84,13 @@ def _of_shard(stats: Stats, name: str, into: Samples) -> None:
         into.add("clipper_params_replica_lag_seconds", one["behind_s"], *copy)
     if stats["snapshots"]:
         _of_snapshots(stats["snapshots"], name, into)
-    if log := stats.get("log"):
-        into.add_each(_OF_LOG, log, name)
+    if stats["log"]:
+        into.add_each(_OF_LOG, stats["log"], name)
 
 
-def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
-    for key, outcome in (("taken", "ok"), ("failed", "failed")):
-        into.add("clipper_params_snapshots_total", stats[key], name, outcome)
+def _of_snapshots(stats: SnapshotStats, name: str, into: Samples) -> None:
+    into.add("clipper_params_snapshots_total", stats["taken"], name, "ok")
+    into.add("clipper_params_snapshots_total", stats["failed"], name, "failed")
     if stats["at_us"]:
         into.add(
             "clipper_params_snapshot_age_seconds",
@@ -102,7 +102,7 @@ def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
         into.add("clipper_params_snapshot_seconds", stats["seconds"], name)
 
 
-def _of_table(row: Stats, labels: Labels, into: Samples) -> None:
+def _of_table(row: dict[str, int], labels: Labels, into: Samples) -> None:
     into.add_each(_OF_TABLE, row, *labels)
     into.add("clipper_params_pulled_rows_total", row["pulled"] - row["missed"], *labels, "hit")
     into.add("clipper_params_pulled_rows_total", row["missed"], *labels, "miss")

@@ -5,7 +5,7 @@ observers and feedback.
 """
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, final
 
 from clipper.metrics.samples import Stats
 from clipper_core.runtime.histogram import Snapshot
@@ -163,6 +163,107 @@ class StoreStats(TypedDict):
     away_s: float
 
 
+class FollowerStats(TypedDict):
+    """A follower of a shard. on: it is connected. waited: pushes wait for it. whole: it has a
+    complete copy. silent_s: since its last message. behind: pushes; behind_s: seconds."""
+
+    shard: int
+    on: bool
+    waited: bool
+    whole: bool
+    silent_s: float
+    behind: int
+    behind_s: float
+
+
+class ShardCopyStats(TypedDict):
+    """The copy of another shard's rows that a shard holds."""
+
+    shard: int
+    whole: bool
+    epoch: int
+    version: int
+    rows: int
+
+
+class LagStats(TypedDict):
+    """Ages of gradients in versions: [lower bound, count] of each bucket, and their sum."""
+
+    buckets: list[tuple[int, int]]
+    sum: int
+
+
+class RecoveryStats(TypedDict):
+    """Recovery of a shard: the time that it took, and its source."""
+
+    seconds: float
+    source: str
+
+
+class SnapshotStats(TypedDict, total=False):
+    """Snapshots of a shard since it started; empty if it takes none. last: number of the newest,
+    at_us, nbytes: its time and size. seconds: that it took."""
+
+    taken: int
+    failed: int
+    last: int
+    at_us: int
+    nbytes: int
+    seconds: float
+    error: str
+
+
+class LogStats(TypedDict, total=False):
+    """The log on disk of a shard since it started; empty if it writes none."""
+
+    records: int
+    pushes: int
+    nbytes: int
+    seconds: float
+    error: str
+
+
+@final
+class ShardStats(TypedDict):
+    """A parameter shard. tables, server: counts by name. refused: requests by reason. ended: why
+    it ends; empty while it serves."""
+
+    shard: int
+    shards: int
+    pid: int
+    ready: bool
+    state_lost: bool
+    ended: str
+    exposed: bool
+    seconds: float
+    initialized: bool
+    variables: int
+    nbytes: int
+    resident_bytes: int
+    tables: dict[str, dict[str, int]]
+    server: dict[str, int]
+    model_pushes: int
+    refused: dict[str, int]
+    lags: LagStats
+    recovery: RecoveryStats
+    followers: list[FollowerStats]
+    replicas: list[ShardCopyStats]
+    replica_reads: dict[str, int]
+    snapshots: SnapshotStats
+    log: LogStats
+
+
+@final
+class AbsentShard(TypedDict):
+    """A shard that does not answer, and why."""
+
+    shard: int
+    away: str
+
+
+ShardReading = ShardStats | AbsentShard
+
+
 class ServerStats(TypedDict):
     """All statistics of a server. issued, answered: tasks. mesh, params, store: of servers that
     have one. shards: only for the dashboard."""
@@ -178,4 +279,4 @@ class ServerStats(TypedDict):
     mesh: NotRequired[Stats]
     params: NotRequired[Stats]
     store: NotRequired[StoreStats]
-    shards: NotRequired[Sequence[Stats]]
+    shards: NotRequired[Sequence[ShardReading]]

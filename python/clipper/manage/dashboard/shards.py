@@ -5,7 +5,8 @@ from functools import reduce
 from operator import add
 from typing import Any, Final
 
-from clipper.params.client.stats_reader import Stats, lags_between
+from clipper.metrics.stats import ShardReading, ShardStats
+from clipper.params.client.stats_reader import increase, lags_between, rows_of
 
 SHARDS_MAX: Final = 64  # with numbers of their own
 TABLES_MAX: Final = 50
@@ -24,7 +25,7 @@ _OF_TABLES: Final = (
 Row = dict[str, Any]
 
 
-def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
+def of_shards(before: Sequence[ShardReading], after: Sequence[ShardReading]) -> Row:
     """Return the counts of all shards in this second.
 
     pulls, pushes; hit, miss: rows pulled; pushed: rows; refused: requests; rows: present now;
@@ -37,25 +38,28 @@ def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
     there = [one for one in after if "away" not in one]
     known = {one["shard"]: one for one in before if "away" not in one}
     each = [(known[one["shard"]], one) for one in there if one["shard"] in known]
-    pairs = [(was if was["pid"] == one["pid"] else {}, one) for was, one in each]
+    pairs = [(was if was["pid"] == one["pid"] else None, one) for was, one in each]
     by = {
-        one["shard"]: [_more(was, one, "pulled"), _more(was, one, "applied")] for was, one in pairs
+        one["shard"]: [increase(was, one, key) for key in ("pulled", "applied")]
+        for was, one in pairs
     }
-    missed = sum(_more(was, one, "missed") for was, one in pairs)
+    missed = sum(increase(was, one, "missed") for was, one in pairs)
     row: Row = {
         "pulls": sum(_of_server(was, one, "pulls") for was, one in pairs),
         "pushes": sum(
-            _of_server(was, one, "pushes") + one["model_pushes"] - was.get("model_pushes", 0)
+            _of_server(was, one, "pushes")
+            + one["model_pushes"]
+            - (was["model_pushes"] if was else 0)
             for was, one in pairs
         ),
         "hit": sum(pulled for pulled, _ in by.values()) - missed,
         "miss": missed,
         "pushed": sum(n for _, n in by.values()),
         "refused": sum(
-            sum(one["refused"].values()) - sum(was.get("refused", {}).values())
+            sum(one["refused"].values()) - (sum(was["refused"].values()) if was else 0)
             for was, one in pairs
         ),
-        "rows": sum(_sum(one, "rows") for one in there),
+        "rows": sum(rows_of(one, "rows") for one in there),
         "behind": round(max(map(_behind_s, there), default=0.0), 2),
         "by": {str(shard): work for shard, work in list(by.items())[:SHARDS_MAX] if any(work)},
     }
@@ -64,12 +68,12 @@ def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
     return {key: value for key, value in row.items() if value not in (0, {})}
 
 
-def shards_now(stats: Sequence[Stats]) -> Row:
+def shards_now(stats: Sequence[ShardReading]) -> Row:
     """Return one reading of a set of shards: sums by table, and a row for each shard."""
 
     tables: dict[str, Row] = {}
     for one in stats:
-        for name, table in one.get("tables", {}).items():
+        for name, table in ({} if "away" in one else one["tables"]).items():
             sums = tables.setdefault(name, {"dim": table["dim"], **dict.fromkeys(_OF_TABLES, 0)})
             for key in _OF_TABLES:
                 sums[key] += table[key]
@@ -82,34 +86,34 @@ def shards_now(stats: Sequence[Stats]) -> Row:
     }
 
 
-def _state(one: Stats) -> str:
+def _state(one: ShardStats) -> str:
     if not one["ready"]:
         return "recovers"
     return "exposed" if one["exposed"] else "serves"
 
 
-def _shard_now(one: Stats) -> Row:
+def _shard_now(one: ShardReading) -> Row:
     if "away" in one:
         return {"shard": one["shard"], "state": "away", "why": one["away"]}
-    if one.get("state_lost"):
+    if one["state_lost"]:
         return {
             "shard": one["shard"],
             "state": "away",
             "why": "it came back without what it had: clipper params begin-anew",
         }
-    lags, snapshots = lags_between({}, one), one["snapshots"]
+    lags, snapshots = lags_between(None, one), one["snapshots"]
     return {
         "shard": one["shard"],
         "state": _state(one),
         "pid": one["pid"],
         "epoch": one["server"]["epoch"],
         "version": one["server"]["version"],
-        "rows": _sum(one, "rows"),
+        "rows": rows_of(one, "rows"),
         "variables": one["variables"],
         "nbytes": one["nbytes"],
         "rss": one["resident_bytes"],
-        "pulled": _sum(one, "pulled"),
-        "missed": _sum(one, "missed"),
+        "pulled": rows_of(one, "pulled"),
+        "missed": rows_of(one, "missed"),
         "lag": round(lags.quantile(0.99), 1) if lags.count else None,
         "copies": len(one["followers"]),
         "whole": sum(f["whole"] for f in one["followers"]),
@@ -122,17 +126,9 @@ def _shard_now(one: Stats) -> Row:
     }
 
 
-def _behind_s(one: Stats) -> float:
+def _behind_s(one: ShardStats) -> float:
     return float(max((f["behind_s"] for f in one["followers"]), default=0.0))
 
 
-def _sum(one: Stats, key: str) -> int:
-    return sum(table[key] for table in one.get("tables", {}).values())
-
-
-def _more(was: Stats, one: Stats, key: str) -> int:
-    return max(0, _sum(one, key) - _sum(was, key))
-
-
-def _of_server(was: Stats, one: Stats, key: str) -> int:
-    return int(one["server"][key] - was.get("server", {}).get(key, 0))
+def _of_server(was: ShardStats | None, one: ShardStats, key: str) -> int:
+    return one["server"][key] - (was["server"][key] if was else 0)

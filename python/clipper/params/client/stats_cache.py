@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.params.client.stats_reader import Stats
+from clipper.metrics.stats import ShardReading
 
 log = logging.getLogger("clipper.params")
 
@@ -17,15 +17,15 @@ class StatsCache:
     Threads: any. read: a function as StatsReader.read.
     """
 
-    def __init__(self, read: Callable[[], Sequence[Stats]]) -> None:
+    def __init__(self, read: Callable[[], Sequence[ShardReading]]) -> None:
         self._read = read
-        self._last: Sequence[Stats] = ()
+        self._last: Sequence[ShardReading] = ()
         self._requested = threading.Semaphore(0)
         self._guard = threading.Lock()
         self._ending = False
         self._thread: threading.Thread | None = None
 
-    def latest(self) -> Sequence[Stats]:
+    def latest(self) -> Sequence[ShardReading]:
         """Return the statistics that the previous request caused to be read; at first none."""
         with self._guard:
             if self._thread is None and not self._ending:

@@ -3,15 +3,15 @@
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from clipper.errors import ClipperError
+from clipper.metrics.stats import ShardReading, ShardStats
 from clipper_container.params.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper_container.params.frames import MessageKind, refusal, unpacked
 from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
-Stats = Mapping[str, Any]
 ALL_S = 3.0  # for all shards that do not answer, together
 
 
@@ -44,7 +44,7 @@ class StatsReader:
                 connection.close()
             self._connections = []
 
-    def read(self) -> list[Stats]:
+    def read(self) -> list[ShardReading]:
         """Return the statistics of each shard in order, or {"shard": number, "away": reason}.
 
         Raises InvalidInput if there is no set.
@@ -79,10 +79,23 @@ class StatsReader:
         return self._connections
 
 
-def lags_between(before: Stats, after: Stats) -> Snapshot:
+def rows_of(one: ShardReading | None, key: str) -> int:
+    """Return a count of rows, summed over the tables of a shard; 0 if it is away."""
+    return 0 if one is None or "away" in one else sum(row[key] for row in one["tables"].values())
+
+
+def increase(was: ShardStats | None, one: ShardStats, *keys: str) -> int:
+    """Return by how much counts of rows have grown between two readings of a shard.
+
+    was: None for all since the shard started.
+    """
+    return max(0, sum(rows_of(one, key) - rows_of(was, key) for key in keys))
+
+
+def lags_between(before: ShardStats | None, after: ShardStats) -> Snapshot:
     """Return the distribution of gradient ages, in versions, between two readings of a shard.
 
-    before: {} for all since the shard started.
+    before: None for all since the shard started.
     """
     now = snapshot_of(after["lags"]["buckets"], after["lags"]["sum"])
     return now - snapshot_of(before["lags"]["buckets"], before["lags"]["sum"]) if before else now
@@ -102,14 +115,14 @@ def _sent(connection: ShardConnection) -> ShardRequest | str:
     return ""
 
 
-def _received(connection: ShardConnection, request: ShardRequest | str) -> Stats:
+def _received(connection: ShardConnection, request: ShardRequest | str) -> ShardReading:
     if isinstance(request, str):
         return {"shard": connection.number, "away": request}
     try:
         head = connection.wait(request)
         if head.kind != MessageKind.ANSWER:
             raise refusal(head, request.body, connection.name)
-        return unpacked(request.body)
+        return cast(ShardReading, unpacked(request.body))
     except (OSError, ClipperError) as error:
         connection.close()
         return {"shard": connection.number, "away": str(error) or type(error).__name__}

@@ -7,18 +7,19 @@ A server that uses the set exports the same metrics at its own `/metrics`.
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from clipper.errors import AddressInUse, ClipperError, ConfigError
 from clipper.metrics import CONTENT_TYPES, ParamsMetrics, Samples, prometheus
+from clipper.metrics.stats import ShardReading
 
 log = logging.getLogger("clipper.params")
 _SLOW_S: Final = 5.0  # a slower request is closed
 
 
-def samples_of(stats: Sequence[Mapping[str, object]]) -> Samples:
+def samples_of(stats: Sequence[ShardReading]) -> Samples:
     """Return the metrics of statistics that were read once."""
     samples = Samples()
     ParamsMetrics(lambda: stats).collect(samples)
@@ -33,7 +34,7 @@ class MetricsPage:
     shards.
     """
 
-    def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, object]]]) -> None:
+    def __init__(self, address: str, stats: Callable[[], Sequence[ShardReading]]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise ConfigError(

@@ -18,9 +18,10 @@ from clipper.errors import (
     ShardAway,
     did_you_mean,
 )
+from clipper.metrics.stats import ShardReading
 from clipper.params.client.client import Client
 from clipper.params.client.stats_cache import StatsCache
-from clipper.params.client.stats_reader import Stats, StatsReader
+from clipper.params.client.stats_reader import StatsReader
 from clipper.params.client.user_rows import UserRows, check_context_table
 from clipper.params.local.address_file import ShardAddresses, read_address_file
 from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
@@ -178,7 +179,7 @@ class ServedSet:
         )
         return {TABLES_ENV: str(self.folder), **declared}
 
-    def shards(self) -> Sequence[Stats]:
+    def shards(self) -> Sequence[ShardReading]:
         """Return the statistics of each shard; nothing if the folder has no address file."""
         try:
             return self._reader.read()

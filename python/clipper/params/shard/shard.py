@@ -707,7 +707,7 @@ class Shard:
     def _stats(self, _: Piece, __: CallId) -> Piece:
         for one in self.followers.each:
             one.read_progress(self._now_s)
-        return stats_of(self, time.monotonic())
+        return dict(stats_of(self, time.monotonic()))
 
 
 def _relay(config: ShardConfig) -> TlsRelay | None:

@@ -2,10 +2,10 @@
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from clipper.metrics.process import resident_bytes
-from clipper.params.shard.parameters import Piece
+from clipper.metrics.stats import LogStats, ShardStats, SnapshotStats
 from clipper.params.shard.replication import FollowerState
 from clipper_container.params.frames import RefusalCode
 
@@ -36,13 +36,14 @@ class ChangeAges:
         return next((now - at for at, position in self._seen if position > acknowledged), 0.0)
 
 
-def stats_of(shard: "Shard", now: float) -> Piece:
+def stats_of(shard: "Shard", now: float) -> ShardStats:
     """Return the statistics of a shard. Threads: the answering one."""
     parameters, core, counts = shard.parameters, shard.core, shard.core.counts
     named = enumerate(zip(parameters.specs, parameters.tables, strict=False))
     refused = counts.refused()
     lags = counts.lags()
     copies = [(of, one.replica) for of, one in shard.copies.items()]
+    snapshots = shard.snapshots
     return {
         "shard": shard.config.number,
         "shards": shard.config.shards,
@@ -70,7 +71,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "server": core.stats(),
         "model_pushes": counts.taken,
         "refused": {name: refused.get(why, 0) for why, name in _REASONS.items()},
-        "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},
+        "lags": {"buckets": [(low, count) for low, _, count in lags.buckets()], "sum": lags.sum},
         "recovery": {"seconds": shard.recovery[0], "source": shard.recovery[1]},
         "followers": [
             {
@@ -78,10 +79,12 @@ def stats_of(shard: "Shard", now: float) -> Piece:
                 "on": f.on,
                 "waited": f.waited,
                 "whole": f.is_whole,
-                "heard_s": now - f.last_seen_s,
-                **_lag(shard, f, now),
+                "silent_s": now - f.last_seen_s,
+                "behind": behind,
+                "behind_s": behind_s,
             }
             for f in shard.followers.each
+            for behind, behind_s in (_lag(shard, f, now),)
         ],
         "replicas": [
             {
@@ -97,19 +100,15 @@ def stats_of(shard: "Shard", now: float) -> Piece:
             "served": shard.replica_reads.served,
             "behind": shard.replica_reads.behind,
         },
-        "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
-        "log": shard.snapshots.log.stats() if shard.snapshots and shard.snapshots.log else {},
+        "snapshots": cast(SnapshotStats, snapshots.stats() if snapshots is not None else {}),
+        "log": cast(LogStats, snapshots.log.stats() if snapshots and snapshots.log else {}),
     }
 
 
-def _lag(shard: "Shard", one: FollowerState, now: float) -> Piece:
-    """Return how far a follower is behind; one without a whole copy lacks all pushes there were."""
+def _lag(shard: "Shard", one: FollowerState, now: float) -> tuple[int, float]:
+    """Return how far a follower is behind, in pushes and seconds; one without a whole copy lacks
+    all pushes there were."""
     if one.is_whole:
-        return {
-            "behind": shard.core.position - one.acknowledged,
-            "behind_s": shard.ages.behind_s(one.acknowledged, now),
-        }
-    return {
-        "behind": max(shard.core.version, shard.core.position),
-        "behind_s": now - one.incomplete_since_s,
-    }
+        behind_s = shard.ages.behind_s(one.acknowledged, now)
+        return shard.core.position - one.acknowledged, behind_s
+    return max(shard.core.version, shard.core.position), now - one.incomplete_since_s
