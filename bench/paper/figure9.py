@@ -69,7 +69,8 @@ def lost_at_random(votes: Array, labels: Array, found: Mapping[str, "Served"]) -
     rng = np.random.default_rng(5)
     ones = np.ones(votes.shape, bool)
     lost = [
-        majority(votes, ones, labels) - majority(votes, rng.random(votes.shape) >= share, labels)
+        majority(votes, ones, labels)
+        - majority(votes, rng.random(np.shape(votes)) >= share, labels)
         for _ in range(LEFT_OUT)
     ]
     return 100 * float(np.mean(lost))
