@@ -13,6 +13,7 @@ the middle of it; or in memory, beside a folder that has the journal.
 """
 
 import dataclasses
+import faulthandler
 import json
 import os
 import random
@@ -83,6 +84,7 @@ def teach(state: str, folder: str, seed: int) -> None:
 
     stdout: a line of its states, then one for each feedback that was acknowledged.
     """
+    faulthandler.dump_traceback_later(LIVES_MAX_S - 10)  # the log shows what it waits for
     settings: dict[str, Any] = {"state": state, "folder": folder, "feedback": {"write_ms": 5}}
     with clipper.start(**settings) as server:
         for by, name in enumerate(MODELS, 1):
@@ -97,6 +99,7 @@ def teach(state: str, folder: str, seed: int) -> None:
         for app in apps.values():
             app.predict(np.ones(1)).result(LIVES_MAX_S)
         say({"ready": True})
+        faulthandler.cancel_dump_traceback_later()
         for i, app in enumerate(apps.values()):
             threading.Thread(
                 target=predict_and_give_feedback, args=(app, random.Random(seed + i)), daemon=True
@@ -328,7 +331,9 @@ class Life:
         try:
             first, ready = teacher.line(0), teacher.line(1)
             if first is None or ready is None:
-                return f"the server did not come up: {log.read_text()[-2000:]}"
+                code = teacher.process.poll()
+                why = f"not within {LIVES_MAX_S:g} s" if code is None else f"it ended with {code}"
+                return f"the server did not come up, {why}: {log.read_text()[-4000:]}"
             wrong = self.book.check(first["states"])
             if wrong:
                 return wrong

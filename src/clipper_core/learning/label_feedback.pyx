@@ -1008,6 +1008,7 @@ cdef class LabelSteps:
         cdef Tally tally = Tally.__new__(Tally)
         cdef list apart = []
         cdef dict contexts = {}
+        cdef set wanted
         cdef bint together = not self.learns or self.open_all(contexts, found)
         cdef OpenContext shared = contexts.get("")
         out.at = NULL
@@ -1038,8 +1039,9 @@ cdef class LabelSteps:
         for context, one in contexts.items():
             self.close((<OpenContext> one).held, (<OpenContext> one).state, context,
                        last - <u64> (n - 1 - (<OpenContext> one).row))
-        if together and self.learns:
-            for i in range(n):
+        wanted = {context for context in contexts if context and self.learner.wants(context)}
+        for i in range(n if wanted else 0):
+            if (<Joined> found[i]).user in wanted:
                 self.count_user(found[i], labels[i])
         self.notify_tally(tally, found, labels, apart)
         return DONE
