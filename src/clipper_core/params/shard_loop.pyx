@@ -27,7 +27,7 @@ from clipper_core.runtime.machine cimport (
     acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal,
     i64, monotonic_us, relaxed, release, u64, u8,
 )
-from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
+from clipper_core.runtime.spin cimport Spin, spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN, raise_for
 
 import numpy as np
@@ -211,15 +211,20 @@ cdef void _stream(ShardLoopState* s) noexcept nogil:
 
 
 cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
-    """Wait for events; after a message, poll for a moment first."""
+    """Wait for events; after a message, poll for a moment first. Whether that pays is learned apart
+    for the time in which a push waits for a follower."""
     cdef int n = 0
-    if s.had_events and spin_begin(&s.spin, monotonic_us()):
+    cdef Spin* spin
+    s.log.guard.lock()
+    spin = &s.spin_held if s.log.held.size() else &s.spin
+    s.log.guard.unlock()
+    if s.had_events and spin_begin(spin, monotonic_us()):
         note(&s.spins, 1)
         n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
-        while n == 0 and spin_on(&s.spin, monotonic_us()):
+        while n == 0 and spin_on(spin, monotonic_us()):
             n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
         if n > 0:
-            spin_paid(&s.spin)
+            spin_paid(spin)
     return n if n else epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
 
 
@@ -335,6 +340,7 @@ cdef class ShardLoop:
                 s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
         spin_init(&s.spin, spin_us)
+        spin_init(&s.spin_held, spin_us)
 
     def __dealloc__(self):
         cdef ShardLoopState* s = self.state
