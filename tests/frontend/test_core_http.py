@@ -1,5 +1,5 @@
-"""The door and Python, asked the same: the same bytes come back, whatever is asked, however it is
-cut, in whatever order.
+"""The core and Python answer the same bytes to the same requests, however a request is cut, in
+whatever order.
 
 Each request goes twice: plain, and with a header that makes it Python's (`Origin`, which means
 nothing to queries). What may differ is taken out of the responses: the number in an answer's id,
