@@ -12,6 +12,7 @@ from clipper.selection.batch_learning import ObservationRows, count_user
 from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.user_differences import (
     EACH_MAX,
+    MODELS_MAX,
     PRIOR_COUNTS,
     USERS_MAX,
     UserDifferences,
@@ -74,6 +75,19 @@ def test_without_users_the_shared_state_counts_as_thirty() -> None:
         state = policy.init(models)
         other = Observation(Plan(models), {MODELS[4]: Prediction(1)}, Truth(1))
         assert count_user(policy, state, "u", other) is state
+
+
+@pytest.mark.parametrize("k", [MODELS_MAX, MODELS_MAX + 1])
+def test_a_state_of_many_models_stays_small(k: int) -> None:
+    policy = create_policy("thompson")
+    models = tuple(VersionedModel(f"m{i:03}", 1) for i in range(k))
+    outputs = {model: Prediction(i % 2) for i, model in enumerate(models)}
+    state, seen = policy.init(models), Observation(Plan(models), outputs, Truth(1))
+    before = len(policy.encode(state))
+    for i in range(USERS_MAX):
+        state = count_user(policy, state, f"u{i}", seen)
+    assert (len(state.differences.users) > USERS_MAX // 4) == (k <= MODELS_MAX)
+    assert len(policy.encode(state)) - before < 256 << 10
 
 
 def test_the_sample_is_bounded_and_does_not_depend_on_the_order() -> None:

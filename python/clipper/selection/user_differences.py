@@ -25,6 +25,7 @@ PRIOR_COUNTS_MIN: Final = 1.0
 PRIOR_COUNTS_MAX: Final = 300.0
 USERS_MAX: Final = 64  # in the sample
 EACH_MAX: Final = 256  # observations of one of them
+MODELS_MAX: Final = 128  # of a state that learns them, so that they take at most 256 KiB
 PAIRS: Final = 1000.0  # of observations of one user and model, that outweigh PRIOR_COUNTS
 
 
