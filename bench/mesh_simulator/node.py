@@ -328,10 +328,12 @@ class Node:
             self.world.store.put_instance(record)
 
     def view(self, usage: dict[str, Usage] | None = None) -> maintenance.MeshView:
-        """Return the view for maintenance decisions."""
+        """Return the view for maintenance decisions. usage: of a round of rates, which looks at
+        nothing else.
+        """
         resident = {
             id: (held.size_bytes, held.used_ms)
-            for id, held in self.residents.items()
+            for id, held in (self.residents.items() if usage is None else ())
             if not held.loading
         }
         pending = {*self.loading, *self.claiming, *(id for id in self.askers if id in self.queue)}
