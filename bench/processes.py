@@ -40,8 +40,13 @@ class ObjectProcess:
         self._process.wait(ENDS_WITHIN_S)
 
     def start(self, method: str, *arguments: object) -> None:
-        """Start a method. `result` returns what it returns, in the order of the starts."""
-        self._line.send((method, arguments))
+        """Start a method. `result` returns what it returns, in the order of the starts. Raises as
+        `result` if the process has ended."""
+        try:
+            self._line.send((method, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            self.result()
+            raise
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method, and wait for what it returns. Raises as `result`."""

@@ -64,7 +64,7 @@ PLAN = (
     Planned("deadlines", 180),
     Planned("overload", 180),
     Planned("first_burst", 60),
-    Planned("params", 900),
+    Planned("params", 480),
     Planned("learning", 600, ("--seeds", "3")),
     Planned("selection", 300),
     Planned("regret", 120),

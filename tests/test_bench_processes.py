@@ -54,3 +54,10 @@ def test_a_process_without_an_answer_is_an_error(
         pytest.raises(error, match=text),
     ):
         process.call(method)
+
+
+def test_a_process_that_has_ended_is_named_at_the_next_start() -> None:
+    with ObjectProcess(Served, 1, limit_s=60) as process:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="exit status 3"):
+                process.call("end")
