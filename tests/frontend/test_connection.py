@@ -731,6 +731,19 @@ def test_slow_heads_and_bodies_end() -> None:
     assert steady.statuses == [200]
 
 
+def test_times_count_from_the_request_and_not_from_the_start_of_the_server() -> None:
+    first = Line(echo, header_s=5.0, idle_s=60.0, body_bytes_s_min=100).at(1000.0)
+    head = first.beside().feed(b"GET / HT").at(1004.9)
+    assert head.statuses == []
+    assert head.at(1005.1).statuses == [408]
+    body = first.beside().feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    assert body.at(1010.0).statuses == []
+    assert body.at(1011.0).statuses == [408]
+    idle = first.beside()
+    assert not idle.at(1070.9).transport.closed
+    assert idle.at(1071.1).transport.closed
+
+
 def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not() -> None:
     handle = Waiting()
     line = Line(handle, idle_s=60.0).feed(get("/1")).at(1000.0)

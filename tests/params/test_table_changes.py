@@ -145,6 +145,17 @@ def test_pretrained_rows_are_read_and_trained_on(shards: Shards, tmp_path: Path)
     np.testing.assert_allclose(client.pull("plain", np.arange(9000)), rows, rtol=1e-5)
 
 
+def test_rows_written_without_steps_leave_those_of_the_table(shards: Shards) -> None:
+    client, rows = shards.up(1).client(), ones((1, 3), np.float32)
+    client.create(PLAIN)
+    (table,) = shards.servers[0].shard.parameters.tables
+    client.call(0, "write", table="plain", ids=np.array([1]), rows=rows)
+    assert table.steps == 0
+    client.call(0, "write", table="plain", ids=np.array([1]), rows=rows, steps=7)
+    assert table.steps == 7
+    assert (client.pull("plain", [1]) == 1).all()
+
+
 def test_files_that_cannot_be_read_give_the_reason(shards: Shards, tmp_path: Path) -> None:
     client = taught(shards, count=1)
     np.save(tmp_path / "wide.npy", ones((4, 5)))
