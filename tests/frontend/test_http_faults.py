@@ -19,7 +19,7 @@ import pytest
 
 import clipper
 from clipper.errors import AddressInUse, ConfigError
-from tests.frontend.conftest import PATIENCE_S, QUICK, ask
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
 
 
 class Gate:
@@ -172,6 +172,24 @@ def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> No
         line.close()
     with pytest.raises(ConnectionRefusedError):
         ask(address, "GET", "/v2/health/live")
+
+
+def test_a_request_that_has_partly_arrived_is_answered_when_the_server_closes() -> None:
+    with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": PATIENCE_S}) as server:
+        server.deploy("sum", total, input="f64[1]", cache=False)
+        server.app("app", models=["sum"], slo_ms=30_000)
+        host, _, port = server.http_address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+            body = b'{"input": [3]}'
+            head = b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+            line.sendall(head % len(body) + body[:5])
+            assert ask(server.http_address, "GET", "/v2/health/live").status == 200  # it was read
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            closing.join(0.2)
+            line.sendall(body[5:])
+            assert b" 200 OK" in line.recv(4096)
+            closing.join()
 
 
 def test_waiting_calls_are_answered_at_the_end(gate: Gate) -> None:
