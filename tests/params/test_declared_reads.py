@@ -104,7 +104,7 @@ def test_what_cannot_be_is_refused_by_a_rehearsal_too(
         ({"reads": {"taste": []}}, "reads is"),
         ({"reads": {"taste": [2]}, "input": "i64[2]"}, "reads column 2"),
         ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
-        ({"tolerance": 1.0}, "does not say what it reads"),
+        ({"tolerance": 1.0}, "does not declare what it reads"),
     ]
     for settings, says in wrong:
         with pytest.raises(InvalidInput, match=says):

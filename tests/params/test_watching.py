@@ -414,7 +414,7 @@ def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
         ({"reads": {}}, "reads is"),
         ({"reads": "no_module"}, "reads is"),
         ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
-        ({"tolerance": 1.0}, "does not say what it reads"),
+        ({"tolerance": 1.0}, "does not declare what it reads"),
         ({"reads": "no.such.module:f"}, "cannot be imported"),
         (
             {"reads": {"taste": 0}, "similar": clipper.Similar(width=1.0), "input": "f32[2]"},

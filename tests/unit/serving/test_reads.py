@@ -92,7 +92,7 @@ def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"tolerance": 0.1}, "does not say what it reads"),
+        ({"tolerance": 0.1}, "does not declare what it reads"),
         ({"reads": {"t": (0,)}, "tolerance": -0.1}, "tolerance is"),
         ({"reads": {"t": (0,)}, "tolerance": float("nan")}, "tolerance is"),
         ({"reads": {"t": (0,)}, "similar": Similar(width=1.0)}, "only similar"),
