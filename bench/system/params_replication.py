@@ -25,7 +25,7 @@ from clipper_container.params.rows import Array
 
 DIM, SIZES = 64, (64, 512)
 HEAD_BYTES, LIMIT_S = 64, 60.0
-BOUND = "the follower, which has to run, check the push and acknowledge it; the bytes alone take less"
+BOUND = "the follower, which has to run, check the push and answer; its bytes alone take less"
 
 
 def rows(quick: bool = False) -> list[Row]:
