@@ -1,6 +1,7 @@
 """Frames: what is written is read, what is damaged is refused, and the golden frames mean what the
 vectors say."""
 
+import math
 import socket
 import struct
 import zlib
@@ -20,6 +21,7 @@ from clipper_container.wire.transport import (
     Stopping,
     StopSwitch,
     connect,
+    set_timeouts,
 )
 from container_sdk.tests import fake_server as fake
 
@@ -343,3 +345,13 @@ def test_addresses():
     for bad in ("unix:", "tcp:host", "tcp::1", "tcp:host:port", "http://x", ""):
         with pytest.raises(ValueError, match="unix:/path or tcp:host:port"):
             connect(bad, 1)
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(math.inf, (0, 0)), (1.5, (1, 500_000))])
+def test_a_socket_has_the_timeouts_that_it_was_given(seconds, limit):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for each in (9.0, seconds):
+            set_timeouts(ours, each)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            assert struct.unpack("ll", ours.getsockopt(socket.SOL_SOCKET, option, 16)) == limit

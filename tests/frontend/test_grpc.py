@@ -16,6 +16,7 @@ import grpc
 
 import clipper
 from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.grpc.applications import _value_of
 from clipper.frontend.protocols import message, methods_of, pool
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, beside, total, warm_workers
 
@@ -719,3 +720,19 @@ def test_http_and_grpc_beside_each_other() -> None:
         client = Client(server.grpc_address)
         assert client(INFERENCE, "ServerLive").live
         client.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (0, "whole"),
+        (2**63 - 1, "whole"),
+        (-(2**63), "whole"),
+        (2**63, "json"),
+        (-(2**63) - 1, "json"),
+    ],
+)
+def test_a_whole_number_beyond_64_bits_is_json(number: int, kind: str) -> None:
+    value = _value_of(number)
+    assert value.WhichOneof("kind") == kind
+    assert int(getattr(value, kind)) == number
