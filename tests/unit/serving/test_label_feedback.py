@@ -270,3 +270,24 @@ def test_feedback_that_the_journal_refuses_may_be_sent_again(tmp_path: Path) -> 
     assert learner.state("").seen == 30
     states.close()
     assert len(list(read_journal(tmp_path))) == 30
+
+
+def test_a_list_counts_how_users_differ_as_one_by_one() -> None:
+    found = []
+    for in_lists in (True, False):
+        chance, learner = random.Random(9), learner_of("exp4")
+        table = JoinTable(1000, 60.0, 1 << 30, Answer)
+        ids = [f"n-{i}" for i in range(40)]
+        for i, id in enumerate(ids):
+            predictions = {model: Prediction(chance.choice([0, 1])) for model in MODELS}
+            table.add(id, learner, "uv"[i % 2], plan_of("exp4", chance), predictions, 1)
+        for id in ids[:2]:  # who is new does not learn in a list
+            assert learn_label(table, id, "app", 1)
+        if in_lists:
+            assert learn_labels(table, ids[2:], "app", [1] * 38) == 38
+        else:
+            assert all(learn_label(table, id, "app", 1) for id in ids[2:])
+        found.append(learner.shared.state.differences)
+        learner.states.close()
+    assert found[0] == found[1]
+    assert sorted(row[0] for row in found[0].users.values()) == [20, 20]
