@@ -31,6 +31,7 @@ SMALL: Final = Plan(instances=10, models=2000, rate_per_s=100, alpha=1.0)
 MAP_SHARE: Final = 0.5  # of which a picture is drawn
 WORLDS: Final = 60
 LIMIT_S: Final = 1800.0
+PART_S: Final = 900.0  # of the large mesh's hour that is run; then its pace is even
 STYLES: Final = {
     "clipper": "C2o-",
     "LRU": "C0s:",
@@ -164,7 +165,7 @@ def draw_hits(path: Path, found: Mapping[tuple[str, float, float], Mapping[str, 
 
 def speed(plot: Path | None, seconds: float) -> tuple[Report, float, float, float]:
     """A million models on a thousand instances, for some virtual seconds: what happened, seconds
-    and seconds of CPU that it took, and memory in MiB.
+    that an hour takes (the last third's pace goes on), seconds of CPU that it took, memory in MiB.
     """
     gc.collect()
     # nothing it makes is a cycle, and the collector would look through millions of records again
@@ -172,18 +173,20 @@ def speed(plot: Path | None, seconds: float) -> tuple[Report, float, float, floa
     gc.disable()
     try:
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        report = Simulation(replace(LARGE, seconds=seconds)).run()
-        took_s, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
+        world = Simulation(replace(LARGE, seconds=seconds))
+        world.step(2000 / 3 * seconds)
+        third = time.perf_counter()
+        report = world.run()
+        ended, cpu_s = time.perf_counter(), time.process_time() - begun_cpu
+        hour_s = ended - begun + (ended - third) * 3 * (LARGE.seconds / seconds - 1)
     finally:
         gc.enable()
-    return report, took_s, cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return report, hour_s, cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def speed_rows(found: Mapping[Job, Any], plot: Path | None) -> list[Row]:
-    """The only job's rows. Of a part of the hour, and least of its beginning, the speed is too low:
-    all is missed at first.
-    """
-    (((seconds,), (report, took_s, cpu_s, peak)),) = found.items()
+    """The only job's rows."""
+    (((seconds,), (report, hour_s, cpu_s, peak)),) = found.items()
     waited = (
         f"half of the misses wait at most {report.wait_ms(0.5):g} ms, 99 %"
         f" {report.wait_ms(0.99):g} ms"
@@ -194,8 +197,8 @@ def speed_rows(found: Mapping[Job, Any], plot: Path | None) -> list[Row]:
     )
     return [
         row(
-            "a virtual hour of 1 M models, 1000 instances",
-            took_s / 60 * 3600 / seconds,
+            f"a virtual hour of 1 M models, 1000 instances, by {seconds / 60:.2g} minutes of it",
+            hour_s / 60,
             "min",
             goal=Goal("value_at_most", 10),
             note=f"{done}, {cpu_s:.0f} s of CPU; {waited}",
@@ -271,7 +274,7 @@ class Group:
 
 
 def speed_jobs(quick: bool) -> list[Job]:
-    return [(5.0 if quick else LARGE.seconds,)]
+    return [(5.0 if quick else PART_S,)]
 
 
 def fault_jobs(quick: bool) -> list[Job]:
