@@ -604,7 +604,8 @@ def test_a_run_that_does_not_end_is_killed_with_what_it_has_started(
 ) -> None:
     monkeypatch.setattr(results, "END_S", 0.1)
     code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork()"
-    words = [sys.executable, "-c", f"{code}; print(os.getpid(), flush=True); time.sleep(600)"]
+    code += "; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"  # print may write in pieces
+    words = [sys.executable, "-c", code]
     pipes = {"stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, start_new_session=True, **pipes) as process:
         pids = [int(process.stdout.readline()) for _ in range(2)]

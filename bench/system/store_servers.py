@@ -1,6 +1,7 @@
 """A Redis and an etcd of a measurement's own, on disk, as one would run them."""
 
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -73,6 +74,17 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
         doors = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [door.getsockname()[1] for door in doors]
+
+
+def free_range(count: int) -> int:
+    """Return the first of so many successive ports of 127.0.0.1 that are free, below those that the
+    system gives to connections: none of these takes one of them later."""
+    while True:
+        first = random.randrange(10_000, 32_768 - count)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 class Redis:

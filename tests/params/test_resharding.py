@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.system import params_reshard
-from bench.system.store_servers import free_ports
+from bench.system.store_servers import free_ports, free_range
 from clipper.cli import main
 from clipper.errors import DoesNotFit, StalePush
 from clipper.params import Client, TableSpec
@@ -48,6 +48,7 @@ from tests.params.test_watching import SPEC, Cache
 from tests.sizes import sized
 
 PATIENCE_S = 60.0
+SHARDS_MAX = 4  # that a set with addresses has: each takes the next port
 COUNTS = TableSpec(
     "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
 )
@@ -529,7 +530,7 @@ def test_a_push_that_was_never_sent_is_made_after_several_changes(
     tmp_path: Path, address: str
 ) -> None:
     if address != "unix":
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        address = f"127.0.0.1:{free_range(SHARDS_MAX)}"
     with (
         running(tmp_path, 1, address=address) as local,
         Client(tmp_path, patience_s=PATIENCE_S) as client,
@@ -763,7 +764,7 @@ def test_an_unexpected_error_does_not_end_the_supervisor(
 
 @pytest.mark.slow
 def test_a_container_that_starts_long_after_the_changes_finds_the_set(tmp_path: Path) -> None:
-    folder, address = tmp_path / "set", f"127.0.0.1:{free_ports(1)[0]}"
+    folder, address = tmp_path / "set", f"127.0.0.1:{free_range(SHARDS_MAX)}"
     copies = [tmp_path / name for name in ("first", "second")]
 
     def copy(to: Path) -> None:
@@ -798,7 +799,7 @@ def test_a_client_with_a_copy_of_the_addresses_learns_of_the_new_set_whatever_ro
 ) -> None:
     """The old set has ended; the new shard 0 listens where the old one did, and no other does."""
     folder, copy = tmp_path / "set", tmp_path / "copy"
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"127.0.0.1:{free_range(SHARDS_MAX)}"
     with running(folder, 2, address=address, reshard_keep_s=0.0):
         shutil.copytree(folder, copy, ignore=lambda _, names: {*names} - {"shards.json"})
         with Client(copy, patience_s=PATIENCE_S) as client:

@@ -183,6 +183,7 @@ class Ingress:
         self._backends: dict[str, Backend] = {}
         self._seen_s: dict[tuple[str, str], float] = {}  # by place, when it replied last
         self._ready: frozenset[str] = frozenset()
+        self._suspected_s: dict[str, float] = {}  # by name, when it last broke a connection
         self._in_probe: set[tuple[str, str]] = set()  # places that are being probed
         self._pipes: dict[_ClientPipe, Backend | None] = {}  # with its server
         self._turn = itertools.count()
@@ -249,6 +250,7 @@ class Ingress:
     def _set_backends(self, new: dict[str, Backend]) -> None:
         self._backends = new
         self._ready &= new.keys()
+        self._suspected_s = {name: at for name, at in self._suspected_s.items() if name in new}
 
     def accept(self, pipe: "_ClientPipe", port: str) -> None:
         """Connect a new client to a server, or end it if there are too many."""
@@ -263,8 +265,9 @@ class Ingress:
         self._pipes.pop(pipe, None)
 
     def suspect(self, name: str) -> None:
-        """Send no new connection to a server before its next probe."""
+        """Send no new connection to a server before a probe that begins from now on passes."""
         self._ready -= {name}
+        self._suspected_s[name] = time.monotonic()
 
     async def _connect(self, pipe: _ClientPipe, port: str) -> None:
         """Try each ready server once, then those that are not; close the client's connection if
@@ -316,6 +319,7 @@ class Ingress:
                 if of is not None and of.place == place:
                     _abort(pipe)
         if self._backends.get(name) == backend:
+            ready = ready and now_s > self._suspected_s.get(name, 0.0)  # else an older state
             self._ready = self._ready | {name} if ready else self._ready - {name}
 
 

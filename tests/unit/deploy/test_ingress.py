@@ -29,6 +29,8 @@ class FakeServer:
     def __init__(self, name: str) -> None:
         self.name, self.ready, self.held = name, True, threading.Event()
         self.closes = False
+        self.answers: threading.Semaphore | None = None  # of probes, which wait for it
+        self.probes = 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,6 +41,9 @@ class FakeServer:
                 if outer.closes and not probe:
                     self.close_connection = True
                     return
+                if probe and outer.answers is not None:
+                    outer.probes += 1
+                    outer.answers.acquire(timeout=PATIENCE_S)
                 if self.path == "/slow":
                     outer.held.wait(PATIENCE_S)
                 self.send_response(200 if outer.ready or not probe else 503)
@@ -143,6 +148,24 @@ def test_a_server_that_closes_without_an_answer_gets_no_more_before_its_next_pro
         except ConnectionError:
             broken += 1
     assert broken == 1
+
+
+def test_a_probe_that_began_before_a_broken_connection_does_not_make_a_server_ready(
+    front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer says what was so before the server ended."""
+    monkeypatch.setattr(ingress, "PROBE_S", PATIENCE_S)
+    ending = servers[0]
+    ending.answers, ending.closes = threading.Semaphore(0), True
+    wait_until(lambda: ending.probes == 1, "a probe waits")
+    while "a" in front.ready:
+        with contextlib.suppress(ConnectionError):
+            get(front)
+    ending.answers.release()
+    wait_until(lambda: ending.probes == 2, "the next probe waits")
+    assert front.ready == {"b"}
+    ending.answers.release(1000)
+    wait_until(lambda: front.ready == {"a", "b"}, "it is ready by a new probe")
 
 
 def test_what_is_removed_ends_its_queries_first(front: Ingress, servers: list[FakeServer]) -> None:

@@ -511,7 +511,10 @@ class LocalSet:
         late = self._quick[key] - QUICK_MAX
         pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
         log.warning(
-            "shard %d ended; it is started again%s", number, f" in {pause_s:g} s" if pause_s else ""
+            "shard %d ended; it is started again%s. Its log: %s",
+            number,
+            f" in {pause_s:g} s" if pause_s else "",
+            key[0] / f"shard-{number}.log",
         )
         if pause_s:
             self._due.append((time.monotonic() + pause_s, lambda: self._start(key)))
