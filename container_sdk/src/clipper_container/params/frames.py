@@ -2,7 +2,7 @@
 errors of refusals.
 
 A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer. Arrays in it are maps of
-dtype, shape and bytes. docs/params.md describes all fields.
+dtype, shape and bytes. docs/params-internals.md describes all fields.
 """
 
 import struct

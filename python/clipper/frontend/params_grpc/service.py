@@ -1,4 +1,4 @@
-"""The service `PServer` of the parameter server's design document. See docs/params.md.
+"""The service `PServer` of the parameter server's design document. See docs/params-reference.md.
 
 A shard answers for its own ids and names only; for others it names their shard, in the error and in
 the trailing metadata `shard`. Values without a field in the messages are metadata: `worker` and
