@@ -254,6 +254,23 @@ def test_the_core_weighs_class_probabilities_as_its_definition_states(user: bool
     assert rows.shape == (K + 1, 16 + 6 * 64 + 2 + 2 * 64)
 
 
+@pytest.mark.parametrize("component", range(6))
+def test_probabilities_are_exact_for_scores_of_any_size(component: int) -> None:
+    """Scores from 0 to 720, of which one label has the highest."""
+    column = [7, 0, 1, 3, 7, 11][component]
+    for voters in (1, 2, 3, 5, 20, 35, 36):
+        rows = mixture.initial(voters + 1)
+        rows[-1, :7] = 0.0
+        rows[-1, component] = 1.0
+        rows[-1 if component == 0 else np.s_[:-1], column] = 20.0
+        codes = [1] * voters + [2]
+        hashes = [0] * (voters + 1)
+        p, other = mixture.tallied(rows, codes, hashes, [math.nan] * (voters + 1), 9.0)
+        scores = [math.exp(20.0 * (n - voters)) for n in (voters, 1, 0)]
+        total = scores[0] + scores[1] + 7 * scores[2]
+        assert [*p, other] == pytest.approx([x / total for x in scores], rel=1e-14, abs=1e-307)
+
+
 def test_evidence_is_the_scaled_logarithm_of_the_probability() -> None:
     votes = {
         MODELS[0]: Prediction(1, None, {"p:1": 1.0, "p:2": 0.1, "p:3": 0.0, "p:x": 0.5}),

@@ -51,6 +51,9 @@ from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 
 cnp.import_array()
 
+cdef extern from "learning/softmax.hpp" namespace "clipper" nogil:
+    void softmax_lanes(double* p, u32 labels, double others, double* rest) noexcept
+
 LABELS_MAX = VOTERS_MAX     # of one observation, with those that only have evidence
 
 cdef double WEIGHT_MAX = 20.0           # of a vote, or of a label
@@ -62,8 +65,8 @@ cdef double OBSERVATION_MAX = 100.0     # weight of an observation
 cdef double SMALL = 0.02                # steps
 cdef double LARGE = 0.1
 cdef double TIED_STEP = 0.5             # AdaGrad steps; best: range of a weight / sqrt(2)
-cdef double[2] CLASS_STEPS
-CLASS_STEPS[0], CLASS_STEPS[1] = 0.1, 0.3
+cdef double SLOW_STEP = 0.1
+cdef double FAST_STEP = 0.3
 cdef double NEWTON_PRIOR = 1.0          # precision of a weight before evidence
 cdef double FAVOURED = 4.4816890703380645   # exp(1.5): odds of the label of component 7's model
 cdef double FIRST_SUM = 0.01            # of squared gradients
@@ -83,17 +86,20 @@ cdef struct Votes:
     u32 n
 
 cdef enum:
+    LANES = 8                   # of softmax_lanes(): the first six components, and two unused ones
     EQUAL = 0
     PLAIN = 1
     SURE = 2
     SLOW = 3                    # the first of those by label
+    FAST = 4
     NEWTON = 5
     FAVOURITE = 6
     FAVOURED_P = 15             # column of a model
 
 
 cdef inline double _clip(double x, double low, double high) noexcept nogil:
-    return low if x < low else high if x > high else x
+    x = low if x < low else x
+    return high if x > high else x
 
 
 cdef inline double _logit(double confidence) noexcept nogil:
@@ -157,46 +163,48 @@ cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes
     tally.named = labels
 
 
-cdef double _probabilities(const double* shared, RowShape shape, u32 component,
-                           const Ballot* ballot, const Votes* votes, const Tally* tally,
-                           double* p) noexcept nogil:
-    """Compute the probability of each label with a vote, by one component. -> that of each other
-    label."""
+cdef void _probabilities(const double* shared, RowShape shape, const Ballot* ballot,
+                         const Votes* votes, const Tally* tally, double* p,
+                         double* other) noexcept nogil:
+    """Compute p[labels, LANES], the probability of each label with a vote, by each of the first
+    six components. other: those of each other label."""
     cdef const double* row
+    cdef const double* column
     cdef const Voter* voter
-    cdef double score
-    cdef u32 i, at, base, labels = tally.labels
+    cdef double* label
+    cdef double slow, fast, newton
+    cdef u32 i, at, labels = tally.labels, stride = 2 * shape.buckets
+    cdef u32 features = shape.features if ballot.features == shape.features else 0
     cdef u8 cell
     for at in range(labels):
-        p[at] = 0.0
-    if component == EQUAL:
-        for i in range(votes.n):
-            p[votes.voter[i].of] += shared[EQUAL_WEIGHT]
-    elif component == PLAIN:
-        for i in range(votes.n):
-            p[votes.voter[i].of] += votes.voter[i].row[0]
-    elif component == SURE:
-        for i in range(votes.n):
-            voter = votes.voter + i
-            p[voter.of] += voter.row[1] + voter.row[2] * voter.logit
-    else:
-        base = _class_column(component, shape, 0)
-        for at in range(labels):
-            cell = ballot.cells[tally.first[at]]
-            if cell < shape.buckets:
-                p[at] = shared[base + 2 * cell]
-        for i in range(votes.n):
-            voter = votes.voter + i
-            row = voter.row + 3 + 4 * (component - SLOW)
-            score = row[0] + row[1] * voter.logit
-            if voter.cell != BUCKETS_MAX:
-                score += voter.row[base + 2 * voter.cell]
-            if component == NEWTON and ballot.features == shape.features:
-                row = voter.row + _feature_column(shape, 0)
-                for at in range(ballot.features):
-                    score += row[2 * at] * ballot.context[at]
-            p[voter.of] += score
-    return _softmax(p, labels, ballot.classes)
+        label, cell = p + LANES * at, ballot.cells[tally.first[at]]
+        for i in range(LANES):
+            label[i] = 0.0
+        if cell < shape.buckets:
+            column = shared + FIXED + 2 * cell
+            label[SLOW], label[FAST], label[NEWTON] = (column[0], column[stride],
+                                                       column[2 * stride])
+    for i in range(votes.n):
+        voter = votes.voter + i
+        row, label = voter.row, p + LANES * voter.of
+        slow = row[3] + row[4] * voter.logit
+        fast = row[7] + row[8] * voter.logit
+        newton = row[11] + row[12] * voter.logit
+        if voter.cell != BUCKETS_MAX:
+            column = row + FIXED + 2 * voter.cell
+            slow += column[0]
+            fast += column[stride]
+            newton += column[2 * stride]
+        column = row + _feature_column(shape, 0)
+        for at in range(features):
+            newton += column[2 * at] * ballot.context[at]
+        label[EQUAL] += shared[EQUAL_WEIGHT]
+        label[PLAIN] += row[0]
+        label[SURE] += row[1] + row[2] * voter.logit
+        label[SLOW] += slow
+        label[FAST] += fast
+        label[NEWTON] += newton
+    softmax_lanes(p, labels, max(ballot.classes - labels, 0.0), other)
 
 
 cdef inline double _softmax(double* p, u32 labels, double classes) noexcept nogil:
@@ -245,28 +253,10 @@ cdef double _pooled(const double* rows, RowShape shape, const Ballot* ballot, co
     return _softmax(p, tally.named, ballot.classes)
 
 
-cdef inline void _add(Tally* tally, double share, const double* p, u32 labels,
-                      double other) noexcept nogil:
-    """Add a component's probabilities of the first labels and of the others, by its weight."""
-    cdef u32 at
-    tally.other += share * other
-    for at in range(labels):
-        tally.p[at] += share * p[at]
-    for at in range(labels, tally.named):
-        tally.p[at] += share * other
-
-
-cdef inline void _clear(Tally* tally) noexcept nogil:
-    cdef u32 at
-    tally.other = 0.0
-    for at in range(tally.named):
-        tally.p[at] = 0.0
-
-
 cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const Tally* tally,
                       const double* base, double* p) noexcept nogil:
-    """Component 7's probabilities from those of component 3. -> that of each other label, as a
-    share of `base`'s.
+    """Component 7's probabilities from those of component 3, base[labels, LANES]. -> that of
+    each other label, as a share of component 3's.
 
     With model i as the better one, the odds of its label are FAVOURED times as high, so that all
     are divided by 1 + base (FAVOURED - 1).
@@ -278,33 +268,62 @@ cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const
     for i in range(ballot.k):
         divided = rows[i * width + FAVOURED_P]
         if ballot.votes[i]:
-            divided /= 1.0 + base[tally.of[i]] * (FAVOURED - 1.0)
+            divided /= 1.0 + base[LANES * tally.of[i]] * (FAVOURED - 1.0)
             p[tally.of[i]] += divided * (FAVOURED - 1.0)
         each += divided
     for at in range(tally.labels):
-        p[at] = base[at] * (each + p[at])
+        p[at] = base[LANES * at] * (each + p[at])
     return each
+
+
+cdef inline double _mean(const double* share, const double* p, double favoured) noexcept nogil:
+    """Return the mean of the probabilities of a label, by the weights of seven components."""
+    cdef double found = share[EQUAL] * p[EQUAL]
+    found += share[PLAIN] * p[PLAIN]
+    found += share[SURE] * p[SURE]
+    if share[FAVOURITE] > 0.0:
+        found += share[FAVOURITE] * favoured
+    found += share[SLOW] * p[SLOW]
+    found += share[FAST] * p[FAST]
+    return found + share[NEWTON] * p[NEWTON]
+
+
+cdef inline void _mix(const double* share, const double* p, const double* other,
+                      const double* favoured, double other_favoured, Tally* tally) noexcept nogil:
+    """Fill in the probabilities, without those of component 8."""
+    cdef u32 at
+    tally.other = _mean(share, other, other_favoured)
+    for at in range(tally.labels):
+        tally.p[at] = _mean(share, p + LANES * at, favoured[at])
+    for at in range(tally.labels, tally.named):
+        tally.p[at] = tally.other
+
+
+cdef inline void _add(Tally* tally, double share, const double* p, double other) noexcept nogil:
+    """Add component 8's probabilities, by its weight."""
+    cdef u32 at
+    tally.other += share * other
+    for at in range(tally.named):
+        tally.p[at] += share * p[at]
 
 
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil:
-    cdef double[VOTERS_MAX] p
+    cdef double[LANES * VOTERS_MAX] p
+    cdef double[LANES] other
     cdef double[VOTERS_MAX] favoured
     cdef Votes votes
-    cdef u32 width = _width(shape), component
+    cdef u32 width = _width(shape)
     cdef const double* shared = rows + ballot.k * width
-    cdef double other
+    cdef double other_favoured = 0.0
     _count(rows, shape, ballot, &votes, tally)
-    _clear(tally)
-    for component in range(FAVOURITE):
-        other = _probabilities(shared, shape, component, ballot, &votes, tally, p)
-        _add(tally, shared[component], p, tally.labels, other)
-        if component == SURE and shared[FAVOURITE] > 0.0:
-            other *= _favoured(rows, width, ballot, tally, p, favoured)
-            _add(tally, shared[FAVOURITE], favoured, tally.labels, other)
+    _probabilities(shared, shape, ballot, &votes, tally, p, other)
+    if shared[FAVOURITE] > 0.0:
+        other_favoured = other[SURE] * _favoured(rows, width, ballot, tally, p + SURE, favoured)
+    _mix(shared, p, other, favoured, other_favoured, tally)
     if shape.pooled:
-        other = _pooled(rows, shape, ballot, &votes, tally, p)
-        _add(tally, shared[POOLED_SHARE], p, tally.named, other)
+        other[0] = _pooled(rows, shape, ballot, &votes, tally, p)
+        _add(tally, shared[POOLED_SHARE], p, other[0])
 
 
 cdef inline void _step(double* weight, double gradient, double step, double low,
@@ -324,47 +343,65 @@ cdef inline void _newton_step(double* weight, double* sum, double gradient, doub
     weight[0] = _clip(weight[0] - gradient / (NEWTON_PRIOR + sum[0]), low, high)
 
 
-cdef inline void _class_step(double step, double* weight, double* sum, double slope,
-                             double curvature, double x, double most) noexcept nogil:
-    """slope, curvature: of the loss, by the score that the weight times x is a part of.  step: 0
-    for Newton's."""
-    if step == 0.0:
-        _newton_step(weight, sum, slope * x, curvature * x * x, -most, most)
-    else:
-        _adaptive_step(weight, sum, slope * x, step, -most, most)
+cdef inline void _learn_bucket(double* column, u32 stride, const double* slope,
+                               double curvature) noexcept nogil:
+    """Make the steps of components 4 to 6 for a label's weights, and their sums."""
+    _adaptive_step(column, column + 1, slope[SLOW], SLOW_STEP, -WEIGHT_MAX, WEIGHT_MAX)
+    column += stride
+    _adaptive_step(column, column + 1, slope[FAST], FAST_STEP, -WEIGHT_MAX, WEIGHT_MAX)
+    column += stride
+    _newton_step(column, column + 1, slope[NEWTON], curvature, -WEIGHT_MAX, WEIGHT_MAX)
 
 
-cdef void _learn_by_class(double* shared, RowShape shape, u32 component, const Ballot* ballot,
-                          const Votes* votes, const Tally* tally, const double* slope,
-                          const double* curvature) noexcept nogil:
-    """slope, curvature: of the loss, by the score of each label with a vote."""
-    cdef u32 i, at, feature, base = _class_column(component, shape, 0)
-    cdef double step = 0.0 if component == NEWTON else CLASS_STEPS[component - SLOW]
-    cdef double* column
+cdef void _learn_votes(double* shared, RowShape shape, const Ballot* ballot, const Votes* votes,
+                       const Tally* tally, const double* slopes,
+                       const double* curvatures) noexcept nogil:
+    """Make the steps of the first six components.
+
+    slopes: [labels, LANES], of the loss, by the score of each label with a vote.  curvatures:
+    [labels], of component 6.
+    """
+    cdef u32 i, at, stride = 2 * shape.buckets
+    cdef u32 features = shape.features if ballot.features == shape.features else 0
+    cdef const double* slope
+    cdef double* row
     cdef const Voter* voter
+    cdef double x, curvature, mean = 0.0
     cdef u8 cell
     for at in range(tally.labels):
         cell = ballot.cells[tally.first[at]]
         if cell < shape.buckets:
-            column = shared + base + 2 * cell
-            _class_step(step, column, column + 1, slope[at], curvature[at], 1.0, WEIGHT_MAX)
+            _learn_bucket(shared + FIXED + 2 * cell, stride, slopes + LANES * at,
+                          curvatures[at])
     for i in range(votes.n):
         voter = votes.voter + i
-        column, at = voter.row + 3 + 4 * (component - SLOW), voter.of
-        _class_step(step, column, column + 2, slope[at], curvature[at], 1.0, WEIGHT_MAX)
-        if voter.logit != 0.0:
-            _class_step(step, column + 1, column + 3, slope[at], curvature[at], voter.logit,
-                        LOGIT_WEIGHT_MAX)
+        row, slope, curvature = voter.row, slopes + LANES * voter.of, curvatures[voter.of]
+        mean += slope[EQUAL]
+        _step(row, slope[PLAIN], SMALL, 0.0, WEIGHT_MAX)
+        _step(row + 1, slope[SURE], LARGE, -WEIGHT_MAX, WEIGHT_MAX)
+        _adaptive_step(row + 3, row + 5, slope[SLOW], SLOW_STEP, -WEIGHT_MAX, WEIGHT_MAX)
+        _adaptive_step(row + 7, row + 9, slope[FAST], FAST_STEP, -WEIGHT_MAX, WEIGHT_MAX)
+        _newton_step(row + 11, row + 13, slope[NEWTON], curvature, -WEIGHT_MAX, WEIGHT_MAX)
+        x = voter.logit
+        if x != 0.0:
+            _step(row + 2, slope[SURE] * x, LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
+            _adaptive_step(row + 4, row + 6, slope[SLOW] * x, SLOW_STEP, -LOGIT_WEIGHT_MAX,
+                           LOGIT_WEIGHT_MAX)
+            _adaptive_step(row + 8, row + 10, slope[FAST] * x, FAST_STEP, -LOGIT_WEIGHT_MAX,
+                           LOGIT_WEIGHT_MAX)
+            _newton_step(row + 12, row + 14, slope[NEWTON] * x, curvature * x * x,
+                         -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
         if voter.cell != BUCKETS_MAX:
-            column = voter.row + base + 2 * voter.cell
-            _class_step(step, column, column + 1, slope[at], curvature[at], 1.0, WEIGHT_MAX)
-        if component == NEWTON and ballot.features == shape.features:
-            column = voter.row + _feature_column(shape, 0)
-            for feature in range(ballot.features):
-                _newton_step(column, column + 1, slope[at] * ballot.context[feature],
-                             curvature[at] * ballot.context[feature] * ballot.context[feature],
-                             -WEIGHT_MAX, WEIGHT_MAX)
-                column += 2
+            _learn_bucket(row + FIXED + 2 * voter.cell, stride, slope, curvature)
+        row += _feature_column(shape, 0)
+        for at in range(features):
+            x = ballot.context[at]
+            _newton_step(row, row + 1, slope[NEWTON] * x, curvature * x * x, -WEIGHT_MAX,
+                         WEIGHT_MAX)
+            row += 2
+    _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / votes.n, TIED_STEP, TIED_MIN,
+                   WEIGHT_MAX)
+    shared[EQUAL_SUM] = max(shared[EQUAL_SUM], LEARNED)
 
 
 cdef void _learn_pool(double* rows, RowShape shape, const Ballot* ballot, const Votes* votes,
@@ -397,27 +434,7 @@ cdef void _learn_pool(double* rows, RowShape shape, const Ballot* ballot, const 
                      weight * max(square - mean * mean, 0.0), -WEIGHT_MAX, WEIGHT_MAX)
 
 
-cdef void _learn_common(double* shared, u32 component, const Votes* votes,
-                        const double* slope) noexcept nogil:
-    cdef u32 i
-    cdef const Voter* voter
-    cdef double g, mean = 0.0
-    for i in range(votes.n):
-        voter = votes.voter + i
-        g = slope[voter.of]
-        mean += g
-        if component == PLAIN:
-            _step(voter.row, g, SMALL, 0.0, WEIGHT_MAX)
-        elif component == SURE:
-            _step(voter.row + 1, g, LARGE, -WEIGHT_MAX, WEIGHT_MAX)
-            _step(voter.row + 2, g * voter.logit, LARGE, -LOGIT_WEIGHT_MAX, LOGIT_WEIGHT_MAX)
-    if component == EQUAL:
-        _adaptive_step(shared + EQUAL_WEIGHT, shared + EQUAL_SUM, mean / votes.n, TIED_STEP,
-                       TIED_MIN, WEIGHT_MAX)
-        shared[EQUAL_SUM] = max(shared[EQUAL_SUM], LEARNED)
-
-
-cdef double _likelihood(double found, double right, double weight) noexcept nogil:
+cdef inline double _likelihood(double found, double right, double weight) noexcept nogil:
     """The probability of an observation, given that of the label that it is about."""
     cdef double p = max(found, P_MIN)
     if right < 1.0:
@@ -431,7 +448,7 @@ cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, cons
     """-> component 7's probability of each label without a vote before this observation; favoured:
     of those with one.
 
-    base, other: component 3's probabilities.
+    base, other: component 3's probabilities, base[labels, LANES].
     """
     cdef double found = other * _favoured(rows, width, ballot, tally, base, favoured)
     cdef double p, total = 0.0
@@ -439,9 +456,9 @@ cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, cons
     cdef u32 i
     for i in range(ballot.k):
         at = rows + i * width + FAVOURED_P
-        p = base[place] if place < tally.labels else other
+        p = base[LANES * place] if place < tally.labels else other
         if ballot.votes[i]:
-            p /= 1.0 + base[tally.of[i]] * (FAVOURED - 1.0)
+            p /= 1.0 + base[LANES * tally.of[i]] * (FAVOURED - 1.0)
             if tally.of[i] == place:
                 p *= FAVOURED
         at[0] *= _likelihood(p, right, weight)
@@ -453,68 +470,80 @@ cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, cons
     return found
 
 
+cdef inline double _slope(double p, bint right_label, double found, double right,
+                          double weight) noexcept nogil:
+    """Return the slope of the loss by a label's score. found: the probability of the label that the
+    feedback is about.
+
+    The slope of -ln p is p less the certain label. That of -ln(1 - p), for an answer that was
+    wrong, is p less what the other labels have then.
+    """
+    if right_label:
+        return weight * (p - right)
+    return weight * (p - (1.0 - right) / max(1.0 - found, P_MIN) * p if right < 1.0 else p)
+
+
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight, Tally* tally) noexcept nogil:
-    """The slope of -ln p by the scores is p less the certain label. That of -ln(1 - p), for an
-    answer that was wrong, is p less what the other labels have then."""
-    cdef double[VOTERS_MAX] p
-    cdef double[VOTERS_MAX] curvature
+    cdef double[LANES * VOTERS_MAX] p
+    cdef double[LANES] other
+    cdef double[VOTERS_MAX] curvature       # of component 6
     cdef double[VOTERS_MAX] favoured
     cdef double[VOTERS_MAX] slope
     cdef double[COMPONENTS] likelihood
     cdef Votes votes
     cdef u32 width = _width(shape)
     cdef double* shared = rows + ballot.k * width
-    cdef double other, found, rest, total = 0.0
+    cdef double found, other_favoured = 0.0, total = 0.0, even
     cdef u32 at, component, place, components = COMPONENTS
     _count(rows, shape, ballot, &votes, tally)
-    _clear(tally)
     if tally.labels == 0:
+        tally.other = 0.0
+        for at in range(tally.named):
+            tally.p[at] = 0.0
         return
     weight = min(weight, OBSERVATION_MAX)
-    if shared[FAVOURITE] == 0.0:
-        components -= 1
     place = tally.named
     for at in range(tally.named):
         if tally.code[at] == label:
             place = at
+    _probabilities(shared, shape, ballot, &votes, tally, p, other)
+    if shared[FAVOURITE] == 0.0:
+        components -= 1
+    else:
+        other_favoured = _learn_favourite(rows, width, ballot, tally, p + SURE, other[SURE], place,
+                                          right, weight, favoured)
+        likelihood[FAVOURITE] = _likelihood(
+            favoured[place] if place < tally.labels else other_favoured, right, weight)
+    _mix(shared, p, other, favoured, other_favoured, tally)
+    for at in range(tally.labels):
+        found = p[LANES * at + NEWTON]
+        curvature[at] = weight * found * (1.0 - found)
     for component in range(FAVOURITE):
-        other = _probabilities(shared, shape, component, ballot, &votes, tally, p)
-        _add(tally, shared[component], p, tally.labels, other)
-        found = p[place] if place < tally.labels else other
+        found = p[LANES * place + component] if place < tally.labels else other[component]
         likelihood[component] = _likelihood(found, right, weight)
-        if component == SURE and components == COMPONENTS:
-            other = _learn_favourite(rows, width, ballot, tally, p, other, place, right, weight,
-                                     favoured)
-            _add(tally, shared[FAVOURITE], favoured, tally.labels, other)
-            likelihood[FAVOURITE] = _likelihood(
-                favoured[place] if place < tally.labels else other, right, weight)
-        rest = (1.0 - right) / max(1.0 - found, P_MIN) if right < 1.0 else 0.0
         for at in range(tally.labels):
-            curvature[at] = weight * p[at] * (1.0 - p[at])
-            p[at] = weight * (p[at] - (right if at == place else rest * p[at]))
-        if component >= SLOW:
-            _learn_by_class(shared, shape, component, ballot, &votes, tally, p, curvature)
-        else:
-            _learn_common(shared, component, &votes, p)
+            p[LANES * at + component] = _slope(p[LANES * at + component], at == place, found, right,
+                                               weight)
+    _learn_votes(shared, shape, ballot, &votes, tally, p, curvature)
     if shape.pooled:
-        other = _pooled(rows, shape, ballot, &votes, tally, p)
-        _add(tally, shared[POOLED_SHARE], p, tally.named, other)
-        found = p[place] if place < tally.named else other
-        rest = (1.0 - right) / max(1.0 - found, P_MIN) if right < 1.0 else 0.0
+        other[0] = _pooled(rows, shape, ballot, &votes, tally, p)
+        _add(tally, shared[POOLED_SHARE], p, other[0])
+        found = p[place] if place < tally.named else other[0]
         for at in range(tally.named):
-            slope[at] = weight * (p[at] - (right if at == place else rest * p[at]))
+            slope[at] = _slope(p[at], at == place, found, right, weight)
         _learn_pool(rows, shape, ballot, &votes, tally, p, slope, weight)
         shared[POOLED_SHARE] *= _likelihood(found, right, weight)
         total = shared[POOLED_SHARE]
     for component in range(components):
         shared[component] *= likelihood[component]
         total += shared[component]
+    even = 1.0 / (components + shape.pooled)
     if shape.pooled:
-        found = shared[POOLED_SHARE] / total if total > 0.0 else 1.0 / (components + 1)
+        found = shared[POOLED_SHARE] / total if total > 0.0 else even
         shared[POOLED_SHARE] = SHARE / (components + 1) + (1.0 - SHARE) * found
     for component in range(components):
-        found = shared[component] / total if total > 0.0 else 1.0 / (components + shape.pooled)
+        found = shared[component] / total if total > 0.0 else even
         shared[component] = SHARE / (components + shape.pooled) + (1.0 - SHARE) * found
 
 
