@@ -1,5 +1,4 @@
-"""A node of the mesh as a host sees it: it listens on a control socket, and a test says what it
-asks.
+"""A fake mesh node for tests of a host: it listens on a control socket and sends requests.
 
 No part of clipper is used here, so that the host is held to docs/hosts.md rather than to itself.
 """
@@ -26,7 +25,7 @@ class Refused(Exception):
 
 
 class Node:
-    """Starts a host and talks to it. Threads: any may ask."""
+    """Start a host and send it requests. Threads: any may call request()."""
 
     printed: str  # all that the process printed; set by a test's fixture, like the folder
     folder: Path
@@ -76,10 +75,10 @@ class Node:
     def _exactly(self, n: int) -> bytes:
         got = b""
         while len(got) < n:
-            piece = self._sock.recv(n - len(got))
-            if not piece:
+            chunk = self._sock.recv(n - len(got))
+            if not chunk:
                 raise EOFError
-            got += piece
+            got += chunk
         return got
 
     def _receive(self) -> dict[str, Any]:
@@ -125,17 +124,18 @@ class Node:
         assert answer.pop("n") == n
         return answer
 
-    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+    def request(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return the fields of its answer. Errors: Refused."""
         return self.end(self.begin(verb, **fields))
 
     def event(self) -> dict[str, Any]:
-        """The next one."""
+        """Return the next event of the host; wait for it at most PATIENCE_S."""
         with self._change:
             assert self._change.wait_for(lambda: self.events, PATIENCE_S), "no event"
             return self.events.pop(0)
 
     def close(self) -> str:
-        """End it as a node ends; -> what the host has written to stderr."""
+        """Close the connection as a node does; return what the host wrote to stderr."""
         self._sock.shutdown(socket.SHUT_RDWR)
         _, printed = self.process.communicate(timeout=PATIENCE_S)
         self._reader.join()

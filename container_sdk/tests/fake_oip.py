@@ -1,4 +1,4 @@
-"""A model server as small as can be, which speaks as one of four do. A model's file is JSON:
+"""A minimal fake of four model servers' HTTP protocols. A model's file is JSON:
 {"factor": 2, ...}."""
 
 import contextlib
@@ -30,7 +30,7 @@ class FakeServer:
         self.failing: dict[str, tuple[int, bytes]] = {}  # path -> what it answers
         self.slow_s = 0.0
         self.gathering: threading.Barrier | None = None
-        self._lines: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ class FakeServer:
 
             def setup(self) -> None:
                 super().setup()
-                fake._lines.append(self.connection)
+                fake._connections.append(self.connection)
 
             def do_GET(self) -> None:
                 self._answer("GET")
@@ -82,9 +82,9 @@ class FakeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        for line in self._lines:
+        for connection in self._connections:
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     # -- what it answers
 

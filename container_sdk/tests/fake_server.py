@@ -1,5 +1,4 @@
-"""A server of the wire protocol, for tests: it listens on a unix socket, and a test says what it
-sends.
+"""A fake server of the wire protocol for tests: it listens on a unix socket and sends frames.
 
 No part of clipper is used here, so that the SDK is held to docs/wire.md rather than to itself.
 """
@@ -53,48 +52,48 @@ class Frame:
     payload: bytes
 
     def parts(self) -> dict[str, Any]:
-        """The payload of a REPLY, read the slow way."""
-        at, found = 0, {}
+        """Return the parts of a REPLY by name: rows, confidence, qualifiers, status, text."""
+        at, parts = 0, {}
 
         def take(size: int) -> bytes:
             nonlocal at
-            piece, at = self.payload[at : at + size], at + (size + 7) // 8 * 8
-            assert len(piece) == size
-            return piece
+            chunk, at = self.payload[at : at + size], at + (size + 7) // 8 * 8
+            assert len(chunk) == size
+            return chunk
 
         kind = TYPES.get(self.dtype, np.dtype("u1"))
         if self.flags & VARIABLE:
             lengths = np.frombuffer(take(4 * self.rows), "<u4")
-            found["rows"] = []
+            parts["rows"] = []
             data = take(int(lengths.sum()) * kind.itemsize)
             start = 0
             for length in lengths:
-                piece = data[start : start + int(length) * kind.itemsize]
-                start += len(piece)
-                found["rows"].append(
-                    piece.decode()
+                chunk = data[start : start + int(length) * kind.itemsize]
+                start += len(chunk)
+                parts["rows"].append(
+                    chunk.decode()
                     if self.dtype == STR
-                    else piece
+                    else chunk
                     if self.dtype == BYTES
-                    else np.frombuffer(piece, kind)
+                    else np.frombuffer(chunk, kind)
                 )
         else:
             size = int(np.prod(self.dims)) * self.rows * kind.itemsize
-            found["rows"] = np.frombuffer(take(size), kind).reshape(self.rows, *self.dims)
+            parts["rows"] = np.frombuffer(take(size), kind).reshape(self.rows, *self.dims)
         if self.flags & CONFIDENCE:
-            found["confidence"] = np.frombuffer(take(4 * self.rows), "<f4")
+            parts["confidence"] = np.frombuffer(take(4 * self.rows), "<f4")
         if self.flags & QUALIFIERS:
             sizes = np.frombuffer(take(4 * self.rows), "<u4").tolist()
             beside = take(sum(sizes))
-            found["qualifiers"] = [
+            parts["qualifiers"] = [
                 beside[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)
             ]
         if self.flags & ROW_STATUS:
-            found["status"] = list(take(self.rows))
-            found["text"] = self.payload[at:].decode()
+            parts["status"] = list(take(self.rows))
+            parts["text"] = self.payload[at:].decode()
             at = len(self.payload)
         assert at == len(self.payload)
-        return found
+        return parts
 
 
 def frame(
@@ -127,10 +126,10 @@ def fixed(array: np.ndarray, id: int = 1, flags: int = 0) -> bytes:
 
 
 def variable(rows: list[Any], dtype: int, id: int = 1) -> bytes:
-    pieces = [row.encode() if isinstance(row, str) else bytes(row) for row in rows]
+    encoded = [row.encode() if isinstance(row, str) else bytes(row) for row in rows]
     size = TYPES[dtype].itemsize if dtype in TYPES else 1
-    lengths = np.array([len(piece) // size for piece in pieces], "<u4").tobytes()
-    payload = padded(lengths) + padded(b"".join(pieces))
+    lengths = np.array([len(chunk) // size for chunk in encoded], "<u4").tobytes()
+    payload = padded(lengths) + padded(b"".join(encoded))
     return frame(PREDICT, payload, dtype=dtype, dims=(0,), flags=VARIABLE, rows=len(rows), id=id)
 
 
@@ -149,14 +148,14 @@ class Peer:
     def read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = self.sock.recv(size - len(data))
-            if not piece:
+            chunk = self.sock.recv(size - len(data))
+            if not chunk:
                 raise EOFError
-            data += piece
+            data += chunk
         return data
 
     def frame(self, heartbeats: bool = False) -> Frame:
-        """The next frame; heartbeats are counted and skipped unless wanted."""
+        """Return the next frame. Heartbeats are counted, and skipped unless wanted."""
         while True:
             head = self.read(64)
             (
@@ -200,7 +199,7 @@ class Peer:
         self.sock.sendall(frame(WELCOME, msgpack.packb(answer)))
         return hello
 
-    def ask(self, data: bytes) -> Frame:
+    def request(self, data: bytes) -> Frame:
         self.sock.sendall(data)
         return self.frame()
 
@@ -231,7 +230,7 @@ class Server:
 def start(
     target: str, address: str, *options: str, cwd: Path | None = None, **env: str
 ) -> subprocess.Popen[str]:
-    """A container process."""
+    """Start a container process."""
     words = [
         sys.executable,
         "-m",

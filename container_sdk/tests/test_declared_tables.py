@@ -24,7 +24,7 @@ class Learns(Model):
 
 
 class Borrowed:
-    """Without our base class."""
+    """A model with `tables` that does not derive from clipper_container.Model."""
 
     tables = USERS
 
@@ -33,7 +33,7 @@ class Borrowed:
 
 
 class Other:
-    """Whose `tables` are something else."""
+    """A model whose attribute `tables` is no declaration of tables."""
 
     tables = ("walnut", "oak")
 
@@ -42,7 +42,7 @@ class Other:
 
 
 class Fake:
-    """Tables that note what they are told."""
+    """Tables that record the calls that they get."""
 
     def __init__(self, place):
         self.place, self.made = place, {}

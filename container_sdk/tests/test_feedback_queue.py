@@ -103,7 +103,7 @@ def counts_of(frame):
 
 
 def ends(peer):
-    """The container closes, with nothing but news of itself before."""
+    """Return whether the container closes the connection and sends only statistics before that."""
     try:
         while peer.frame().kind == ACCURACY:
             pass
@@ -142,7 +142,7 @@ def test_what_correct_raises_is_reported_and_counted_and_harms_nothing(tmp_path,
         peer.sock.sendall(feedback([1, 1], [-1, 5]) + feedback([4], [40]))
         while next_counts(peer) != (1, 2, 1 / 8):
             pass
-        assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == ["1 [(4.0, 40, 0)]"]
+        assert peer.request(fake.fixed(np.ones((1, 1)))).parts()["rows"] == ["1 [(4.0, 40, 0)]"]
         peer.process.kill()
         printed = peer.process.communicate()[0]
     assert "model 'svm': correct() failed on 2 rows:" in printed
@@ -154,7 +154,7 @@ def test_a_server_that_knows_no_accuracy_is_sent_none(tmp_path, code):
     with serving(tmp_path, code, "models:Pupil", accuracy=False) as peer:
         for _ in range(4):
             assert peer.frame(heartbeats=True).kind == fake.HEARTBEAT
-        assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == ["0 []"]
+        assert peer.request(fake.fixed(np.ones((1, 1)))).parts()["rows"] == ["0 []"]
 
 
 def test_an_object_that_is_no_model_of_ours_may_learn_too(tmp_path, code):

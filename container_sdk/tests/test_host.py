@@ -67,7 +67,7 @@ def hosting(folder: Path, *options: str, cwd: Path | None = None) -> Iterator[No
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """One host for the tests that leave nothing in it."""
+    """Yield a host shared by all tests that unload what they load."""
     folder = tmp_path_factory.mktemp("host")
     (folder / "models.py").write_text(textwrap.dedent(MODELS))
     with hosting(folder) as node:
@@ -78,10 +78,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @pytest.fixture
 def node(shared: Node) -> Iterator[Node]:
     yield shared
-    for model, _ in shared.ask("status")["resident"]:
-        shared.ask("unload", model=model)
+    for model, _ in shared.request("status")["resident"]:
+        shared.request("unload", model=model)
     shared.events.clear()
-    assert shared.ask("status")["connections"] == 0
+    assert shared.request("status")["connections"] == 0
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def listener(tmp_path: Path) -> Iterator[fake.Server]:
 
 @contextmanager
 def listening(folder: Path) -> Iterator[fake.Server]:
-    """A server; what it has accepted is closed with it."""
+    """Yield a listening server; close it and its accepted connections at the end."""
     folder.mkdir(exist_ok=True)
     server = fake.Server(folder)
     peers: list[fake.Peer] = []
@@ -107,7 +107,7 @@ def listening(folder: Path) -> Iterator[fake.Server]:
 
 
 def load(node: Node, model: str, path: str, **more: Any) -> dict[str, Any]:
-    return node.ask(
+    return node.request(
         "load", model=model, **{"type": "python", "path": path, "key": str(node.folder), **more}
     )
 
@@ -121,7 +121,7 @@ def serve(node: Node, server: fake.Server, model: str, **welcome: Any) -> fake.P
 
 
 def answer(peer: fake.Peer, rows: Any = ((1.0, 2.0), (3.0, 4.0)), id: int = 1) -> list[float]:
-    got = peer.ask(fake.fixed(np.array(rows), id))
+    got = peer.request(fake.fixed(np.array(rows), id))
     assert (got.kind, got.id) == (fake.REPLY, id), got
     return got.parts()["rows"].tolist()
 
@@ -131,7 +131,7 @@ def test_hello_of_a_host_has_its_types_and_pid(node: Node) -> None:
     assert node.hello["pid"] == node.process.pid
     assert {"python", "packed", "onnx", "skops"} <= set(node.hello["types"])
     assert (node.hello["verb"], node.hello["runtime"]) == ("hello", "clipper/0.1")
-    status = node.ask("status")
+    status = node.request("status")
     assert status["resident"] == []
     assert status["capacity_bytes"] > 1 << 28
     assert status["loading_max"] >= 2
@@ -151,8 +151,8 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
     loaded = load(node, "a", "models:Named")
     assert (loaded["input"], loaded["output"], loaded["concurrency"]) == ("f64[2]", "f64", 1)
     assert loaded["size_bytes"] >= 4096
-    assert node.ask("size", model="a") == {"size_bytes": loaded["size_bytes"]}
-    assert node.ask("status")["resident"] == [["a", loaded["size_bytes"]]]
+    assert node.request("size", model="a") == {"size_bytes": loaded["size_bytes"]}
+    assert node.request("status")["resident"] == [["a", loaded["size_bytes"]]]
     peer = serve(node, listener, "a", quiet=True)
     expected = {
         "name": "a",
@@ -169,7 +169,7 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
     assert peer.frame().kind == fake.GOODBYE
     peer.close()
     assert node.end(n) == {}
-    assert node.ask("status")["resident"] == []
+    assert node.request("status")["resident"] == []
     assert node.events == []  # it was asked to go
 
 
@@ -194,7 +194,7 @@ def test_a_model_that_raises_fails_the_batch_and_lives_on(
     load(node, "p", "models:picky")
     peer = serve(node, listener, "p", quiet=True)
     for id in (1, 2):
-        got = peer.ask(fake.fixed(np.zeros((1, 2)), id))
+        got = peer.request(fake.fixed(np.zeros((1, 2)), id))
         assert got.kind == fake.FAILURE
         assert b"not today" in got.payload
     peer.close()
@@ -238,7 +238,7 @@ def test_leave_waits_for_the_batch_in_hand_and_sends_goodbye(
         peer.frame()  # it has said so already
     peer.close()
     assert node.end(n) == {}
-    assert node.ask("leave", model="s", address=listener.address) == {}
+    assert node.request("leave", model="s", address=listener.address) == {}
     assert node.events == []
     peer = serve(node, listener, "s", quiet=True)  # and again
     assert answer(peer) == [1.0, 3.0]
@@ -269,10 +269,10 @@ def test_serve_joins_the_connection_that_is_there(node: Node, listener: fake.Ser
     assert (
         node.end(first)
         == node.end(second)
-        == node.ask("serve", model="a", address=listener.address)
+        == node.request("serve", model="a", address=listener.address)
         == {}
     )
-    assert node.ask("status")["connections"] == 1
+    assert node.request("status")["connections"] == 1
     peer.close()
 
 
@@ -284,7 +284,7 @@ def test_a_server_that_refuses_gives_the_reason(node: Node, listener: fake.Serve
     peer.sock.sendall(fake.frame(fake.REFUSE, b"not you"))
     with pytest.raises(Refused, match="not you"):
         node.end(n)
-    assert node.ask("status")["connections"] == 0
+    assert node.request("status")["connections"] == 0
     peer.close()
 
 
@@ -300,8 +300,8 @@ def test_a_server_that_comes_late_is_dialled_again(node: Node, tmp_path: Path) -
 def test_a_server_that_is_not_there_is_given_up(node: Node, address: str) -> None:
     load(node, "a", "models:total")
     with pytest.raises(Refused, match=r"No such file|refused"):
-        node.ask("serve", model="a", address=address, timeout_ms=100)
-    assert node.ask("status")["connections"] == 0
+        node.request("serve", model="a", address=address, timeout_ms=100)
+    assert node.request("status")["connections"] == 0
 
 
 def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> None:
@@ -424,14 +424,14 @@ def test_a_request_that_fails_names_the_party_at_fault(
     if fields.get("type") == "python":
         fields.setdefault("key", str(node.folder))
     with pytest.raises(Refused) as refused:
-        node.ask(fields.pop("verb"), **fields)
+        node.request(fields.pop("verb"), **fields)
     assert refused.value.args[0] == fault
     assert why in refused.value.args[1]
-    assert node.ask("status")["resident"] == []
+    assert node.request("status")["resident"] == []
 
 
 def test_a_load_joins_one_of_the_same_and_clashes_with_another(node: Node) -> None:
-    assert node.ask("unload", model="nobody") == {}
+    assert node.request("unload", model="nobody") == {}
     both = [
         node.begin("load", model="a", type="python", path="models:total", key=str(node.folder))
         for _ in range(2)
@@ -496,7 +496,7 @@ def test_a_load_unloads_others_before(node: Node, listener: fake.Server) -> None
     assert peer.frame().kind == fake.GOODBYE
     peer.close()
     node.end(n)
-    assert [model for model, _ in node.ask("status")["resident"]] == ["new"]
+    assert [model for model, _ in node.request("status")["resident"]] == ["new"]
 
 
 def test_a_load_with_a_wrong_list_is_refused(node: Node) -> None:

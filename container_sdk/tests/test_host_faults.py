@@ -139,7 +139,7 @@ def test_a_runtime_of_ones_own_goes_before_those_built_in(node, listener) -> Non
     assert mine(node, "e", "echo")["size_bytes"] >= 4096
     assert mine(node, "f", "far")["size_bytes"] == 12345
     assert answer(serve(node, listener, "e", quiet=True)) == [1.0, 1.0]
-    assert node.ask("unload", model="f") == {}
+    assert node.request("unload", model="f") == {}
     assert log(node) == ["load e", "load f", "unload f"]
 
 
@@ -158,7 +158,7 @@ def test_a_load_that_fails_leaves_nothing(node, type, fault, why, unloaded) -> N
             mine(node, "x", type)
         assert refused.value.args[0] == fault
         assert why in refused.value.args[1]
-    assert node.ask("status")["resident"] == []
+    assert node.request("status")["resident"] == []
     if type != "large":
         assert log(node) == (["load x", "unload x"] if unloaded else ["load x"]) * 2
     assert mine(node, "x", "echo")["size_bytes"] > 0
@@ -166,18 +166,18 @@ def test_a_load_that_fails_leaves_nothing(node, type, fault, why, unloaded) -> N
 
 def test_loads_that_hang_are_given_up_and_others_go_on_until_the_host_is_failing(node) -> None:
     for i in range(3):
-        assert node.ask("status")["state"] == "READY"
+        assert node.request("status")["state"] == "READY"
         with pytest.raises(Refused, match=r"'h\d' did not load within 0.1 s"):
             mine(node, f"h{i}", "hang")
         assert mine(node, f"e{i}", "echo")["took_ms"] < 5000
-    status = node.ask("status")
+    status = node.request("status")
     assert (status["state"], status["loading"]) == ("FAILING", 0)
     assert sorted(model for model, _ in status["resident"]) == ["e0", "e1", "e2"]
     (node.folder / "go").touch()  # they come to an end after all: nothing of them is kept
     again = mine(node, "h0", "hang", timeout_ms=10_000)
     assert again["size_bytes"] > 0
     while len([line for line in log(node) if line.startswith("unload h")]) < 3:
-        node.ask("status")
+        node.request("status")
 
 
 def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
@@ -185,13 +185,13 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
         node.begin("load", model=name, type="hang", path=str(node.folder), timeout_ms=20_000)
         for name in ("a", "b", "c")
     ]
-    while node.ask("status")["loading"] < 1:
+    while node.request("status")["loading"] < 1:
         pass
     unloads = [node.begin("unload", model=name) for name in ("a", "b", "c")]
     again = node.begin(
         "load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000
     )  # once it is gone
-    node.ask("status")  # requests are taken in turn: those before this one have been
+    node.request("status")  # requests are taken in turn: those before this one have been
     (node.folder / "go").touch()
     for n in loads:
         with pytest.raises(Refused, match="was unloaded meanwhile"):
@@ -199,7 +199,7 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
     for n in unloads:
         assert node.end(n) == {}
     assert node.end(again)["size_bytes"] > 0
-    assert [model for model, _ in node.ask("status")["resident"]] == ["a"]
+    assert [model for model, _ in node.request("status")["resident"]] == ["a"]
     found = log(node)
     assert "load c" not in found  # its turn had not come
     assert found.count("load a") == found.count("unload a") + 1
@@ -237,8 +237,8 @@ def test_a_model_that_hangs_in_a_batch_holds_up_no_other(node, listener, tmp_pat
         stuck.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
         assert [answer(well, id=id) for id in (1, 2)] == [[1.0, 1.0]] * 2
         with pytest.raises(Refused, match=r"a batch of model 'stuck' did not end within 0.05 s"):
-            node.ask("unload", model="stuck", timeout_ms=50)
-        assert [model for model, _ in node.ask("status")["resident"]] == ["well"]
+            node.request("unload", model="stuck", timeout_ms=50)
+        assert [model for model, _ in node.request("status")["resident"]] == ["well"]
         assert mine(node, "stuck", "echo")["size_bytes"] > 0  # another copy of it
         (node.folder / "go").touch()
         assert {stuck.frame().kind, stuck.frame().kind} == {fake.GOODBYE, fake.REPLY}
@@ -248,7 +248,7 @@ def test_unload_waits_for_the_batch_in_hand(node, listener) -> None:
     mine(node, "a", "echo")
     peer = serve(node, listener, "a", quiet=True)
     peer.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
-    while node.ask("status")["connections"] != 1:
+    while node.request("status")["connections"] != 1:
         pass
     n = node.begin("unload", model="a")
     assert "unload a" not in log(node)
@@ -309,7 +309,7 @@ def test_a_class_that_is_no_runtime_is_rejected(tmp_path: Path) -> None:
 def test_what_a_large_model_leaves_in_circles_is_found_soon(node) -> None:
     load(node, "c", str(node.folder), type="circle")
     assert not (node.folder / "freed").exists()
-    node.ask("unload", model="c")
+    node.request("unload", model="c")
     until = time.monotonic() + 20.0
     while not (node.folder / "freed").exists():
         assert time.monotonic() < until
@@ -322,7 +322,7 @@ def test_what_a_cycle_deep_in_models_keeps_is_found_when_memory_has_grown(tmp_pa
         node.folder = tmp_path
         for n in range(100):
             mine(node, f"d{n}", "deep")
-            node.ask("unload", model=f"d{n}")
+            node.request("unload", model=f"d{n}")
             if (tmp_path / "freed").exists():
                 break
             time.sleep(0.1)

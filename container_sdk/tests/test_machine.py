@@ -54,7 +54,7 @@ def test_nothing_that_can_be_read_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of 64 MiB."""
+    """Yield a real control group with a limit of 64 MiB."""
     made = MEMORY / f"clipper-{uuid.uuid4().hex[:8]}"
     try:
         made.mkdir()

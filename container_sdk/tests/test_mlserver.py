@@ -51,12 +51,12 @@ ROWS = np.arange(6.0).reshape(2, 3)
 
 def command() -> str:
     """Return the path of MLServer's program, which has an environment of its own."""
-    found = os.environ.get("CLIPPER_MLSERVER") or str(
+    program = os.environ.get("CLIPPER_MLSERVER") or str(
         ROOT / ".venv" / "peers" / "mlserver" / "bin" / "mlserver"
     )
-    if shutil.which(found) is None:
+    if shutil.which(program) is None:
         pytest.skip("MLServer is not installed: make peers NAME=mlserver")
-    return found
+    return program
 
 
 class MlServer:
@@ -124,12 +124,12 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlServer]:
 
 @pytest.fixture
 def runtime(mlserver: MlServer) -> Iterator[Oip]:
-    found = Oip(
+    started = Oip(
         "mlserver", mlserver.url, str(mlserver.folder / "repository"), load_s=20, answer_s=20
     )
-    found.start()
-    yield found
-    found.server.close()
+    started.start()
+    yield started
+    started.server.close()
 
 
 def artifact_of(folder: Path, model: str, key: str = "ours_times.Times", **about: Any) -> Artifact:
@@ -225,8 +225,8 @@ def test_its_models_are_models_of_a_mesh(
     }
     with clipper.start(mesh=runtimes, drain_s=1.0) as server:
         for factor in (2, 3):
-            found = artifact_of(tmp_path, f"times{factor}", factor=factor)
-            server.register_model(found.model, found.path, "mlserver", found.key)
+            program = artifact_of(tmp_path, f"times{factor}", factor=factor)
+            server.register_model(program.model, program.path, "mlserver", program.key)
         for factor in (2, 3):
             answer = server.predict(f"times{factor}", ROWS[1], slo_ms=20_000).result(PATIENCE_S)
             assert not answer.is_default, answer.reason

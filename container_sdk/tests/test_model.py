@@ -33,7 +33,7 @@ class Whole:
         return 0.25
 
 
-def described(model: Model) -> tuple[Any, ...]:
+def properties_of(model: Model) -> tuple[Any, ...]:
     return model.input, model.output, model.batch_max, model.sessions, model.fork
 
 
@@ -41,7 +41,7 @@ def test_all_methods_of_an_object_with_the_methods_of_a_model_are_used() -> None
     inner = Whole()
     model = as_model(inner)
     assert type(model) is BorrowedModel
-    assert described(model) == ("f64[2]", "i64", 7, True, False)
+    assert properties_of(model) == ("f64[2]", "i64", 7, True, False)
     model.load()
     assert model.predict_batch([1, 2], 8, 9) == [2]
     model.correct([1], [2], [3])
@@ -52,7 +52,7 @@ def test_all_methods_of_an_object_with_the_methods_of_a_model_are_used() -> None
 def test_an_object_with_nothing_but_predictions_has_defaults() -> None:
     model = as_model(Bare())
     assert type(model) is BorrowedModel
-    assert described(model) == ("any", "any", 0, False, True)
+    assert properties_of(model) == ("any", "any", 0, False, True)
     model.load()
     assert model.predict_batch(np.ones(2)).tolist() == [2.0, 2.0]
     assert (model.accuracy(), model.corrects) == (None, False)
@@ -72,8 +72,8 @@ def test_attributes_of_a_function_are_those_of_its_model() -> None:
     more.input, more.output, more.batch_max, more.sessions, more.fork = "str", "i64", 3, 1, 0
     first, second = as_model(plain), as_model(more)
     assert type(first) is type(second) is FunctionModel
-    assert described(first) == ("any", "any", 0, False, True)
-    assert described(second) == ("str", "i64", 3, True, False)
+    assert properties_of(first) == ("any", "any", 0, False, True)
+    assert properties_of(second) == ("str", "i64", 3, True, False)
     assert first.predict_batch([4]) == [4]
     assert second.predict_batch([4], [5]) == [[4], [5]]
     assert (first.accuracy(), first.corrects) == (None, False)

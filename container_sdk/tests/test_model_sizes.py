@@ -21,7 +21,7 @@ from clipper_container.host.model_sizes import (
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Memory that a test sets."""
+    """A fake of the process's memory; a test sets its size."""
     now = {"bytes": 1 << 30}
     monkeypatch.setattr(sizes, "resident_bytes", lambda: now["bytes"])
     monkeypatch.setattr(sizes, "allocated_bytes", lambda: 0)

@@ -34,7 +34,7 @@ def tensor(name: str, shape: list[int], datatype: str = "FP64") -> dict[str, Any
 
 
 def artifact_of(folder: Path, type: str, model: str = "m1", **about: Any) -> Artifact:
-    """A model on disk."""
+    """Write a model file for the fake server and return its path."""
     path = folder / f"{model}.json"
     path.write_text(json.dumps({"factor": 2, "outputs": [tensor("out", [-1, 3])], **about}))
     return Artifact(model, type, str(path), "some.Implementation" if type == "mlserver" else "")
@@ -123,13 +123,13 @@ def test_a_server_that_lost_its_models_gets_them_again_once(
     triton.gathering = threading.Barrier(8)  # all find it gone
     with_trouble: list[BaseException] = []
 
-    def ask() -> None:
+    def predict_once() -> None:
         try:
             np.testing.assert_array_equal(model.predict_batch(ROWS), ROWS * 2)
         except BaseException as error:
             with_trouble.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=predict_once) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -295,10 +295,10 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
-            line, _ = listening.accept()
-            line.recv(1 << 16)
-            line.sendall(answer)
-            line.close()
+            connection, _ = listening.accept()
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+            connection.close()
 
         thread = threading.Thread(target=serve)
         thread.start()

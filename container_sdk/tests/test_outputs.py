@@ -23,7 +23,7 @@ from clipper_container.worker.outputs import InvalidOutput, WrongCount, to_rows
 
 
 def back(rows):
-    """`rows` over the wire and back, as a model would see them."""
+    """Encode `rows`, decode them, and return them as a model would get them."""
     header, pieces = encode_rows(Kind.REPLY, rows)
     payload = np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8)
     assert header.payload_bytes == payload.size

@@ -95,7 +95,7 @@ def test_a_batch_begins_before_the_one_before_it_ends_and_replies_keep_the_order
         first, second = peer.frame(), peer.frame()
         assert (first.id, rows(first)) == (7, [2.0, 2.0])
         assert (second.id, rows(second)) == (8, [2.0])
-        assert rows(peer.ask(batch(4.0, id=9))) == [3.0], "a batch alone is answered at once"
+        assert rows(peer.request(batch(4.0, id=9))) == [3.0], "a batch alone is answered at once"
 
 
 @pytest.mark.parametrize("bad", [-1.0, -2.0])
@@ -115,7 +115,7 @@ def test_a_batch_that_fails_is_reported_with_its_traceback_and_harms_no_other(
 
 def test_with_retries_only_the_bad_row_fails(tmp_path: Path) -> None:
     with serving(tmp_path, "--retry-singly") as (peer, _):
-        parts = peer.ask(batch(5.0, -2.0, 6.0, id=1)).parts()
+        parts = peer.request(batch(5.0, -2.0, 6.0, id=1)).parts()
         assert parts["rows"].tolist() == [5.0, 0.0, 6.0]
         assert parts["status"] == [0, 1, 0]
 

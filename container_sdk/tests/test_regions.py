@@ -48,7 +48,7 @@ def keeper(inputs):
 
 
 class Memory:
-    """Memory that a server shares."""
+    """A memfd that a server shares with a container."""
 
     def __init__(self, rows=ROWS, width=WIDTH, seals=SEALS):
         self.fd = os.memfd_create("clipper-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -75,7 +75,7 @@ def memory():
 
 
 def predict(*runs, id=1, width=WIDTH, rows=None, flags=SHARED, dtype=11):
-    """runs: (region, first, count) each."""
+    """Return a PREDICT frame for rows in shared memory. runs: (region, first, count) each."""
     payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
     rows = sum(run[2] for run in runs) if rows is None else rows
     return fake.frame(
@@ -343,9 +343,9 @@ def sharing(tmp_path, code, target, memory, **options):
 
 def test_a_model_is_given_a_view(tmp_path, code, memory):
     with sharing(tmp_path, code, "models:facts", memory) as peer:
-        one = peer.ask(predict((3, 5, 4), id=1)).parts()["rows"]
-        two = peer.ask(predict((3, 62, 2), (3, 0, 2), id=2)).parts()["rows"]
-        over = peer.ask(fake.fixed(np.zeros((4, WIDTH), "f4"), id=3)).parts()["rows"]
+        one = peer.request(predict((3, 5, 4), id=1)).parts()["rows"]
+        two = peer.request(predict((3, 62, 2), (3, 0, 2), id=2)).parts()["rows"]
+        over = peer.request(fake.fixed(np.zeros((4, WIDTH), "f4"), id=3)).parts()["rows"]
     assert one == two == over == [repr(((4, WIDTH), False, False, True))] * 4
 
 
@@ -357,14 +357,14 @@ def test_answers_are_right_over_many_batches(tmp_path, code, memory):
             rows = rng.integers(0, 100, (8, WIDTH))
             memory.put(first, rows)
             runs = [(3, first, 8)] if i % 3 else [(3, first, 3), (3, first + 3, 5)]
-            reply = peer.ask(predict(*runs, id=i + 1))
+            reply = peer.request(predict(*runs, id=i + 1))
             assert reply.id == i + 1
             assert np.array_equal(reply.parts()["rows"], rows.sum(axis=1))
 
 
 def test_outputs_that_are_the_inputs_are_sent_before_they_change(tmp_path, code, memory):
     with sharing(tmp_path, code, "models:same", memory) as peer:
-        assert np.array_equal(peer.ask(predict((3, 1, 9))).parts()["rows"], values(1, 9))
+        assert np.array_equal(peer.request(predict((3, 1, 9))).parts()["rows"], values(1, 9))
 
 
 def test_a_model_may_keep_its_inputs(tmp_path, code, memory):
@@ -373,7 +373,9 @@ def test_a_model_may_keep_its_inputs(tmp_path, code, memory):
         for i in range(LEAVES_MAX + 4):
             memory.put(0, np.full((4, WIDTH), i + 1.0))
             total += 4 * WIDTH * (i + 1.0)
-            assert peer.ask(predict((3, 0, 4), id=i + 1)).parts()["rows"].tolist() == [total] * 4
+            assert (
+                peer.request(predict((3, 0, 4), id=i + 1)).parts()["rows"].tolist() == [total] * 4
+            )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -385,7 +387,7 @@ def test_a_container_hangs_up_on_a_hostile_run_and_dials_again(tmp_path, code, m
         with contextlib.closing(peer.server.accept()) as again:
             assert again.welcome(shared=True)["shared"] is True
             socket.send_fds(again.sock, [memory.region_frame()], [memory.fd])
-            assert again.ask(predict((3, 2, 1))).parts()["rows"].tolist() == [2.0 * WIDTH]
+            assert again.request(predict((3, 2, 1))).parts()["rows"].tolist() == [2.0 * WIDTH]
 
 
 def test_a_region_without_its_descriptor_ends_sharing_and_not_the_container(tmp_path, code):
@@ -396,7 +398,7 @@ def test_a_region_without_its_descriptor_ends_sharing_and_not_the_container(tmp_
         with contextlib.closing(peer.server.accept()) as again:
             assert again.welcome(shared=True)["shared"] is False
             assert (
-                again.ask(fake.fixed(np.ones((2, WIDTH), "f4"))).parts()["rows"].tolist()
+                again.request(fake.fixed(np.ones((2, WIDTH), "f4"))).parts()["rows"].tolist()
                 == [WIDTH] * 2
             )
 
@@ -416,12 +418,12 @@ def test_a_container_lets_go_of_the_memory_of_a_lost_connection(tmp_path, code, 
         return Path(f"/proc/{process.pid}/maps").read_text().count("clipper-rows")
 
     with sharing(tmp_path, code, "models:total", memory) as peer:
-        peer.ask(predict((3, 0, 1)))
+        peer.request(predict((3, 0, 1)))
         assert maps(peer.process) == 1
         peer.close()
         with contextlib.closing(peer.server.accept()) as again:
             again.welcome(shared=True)
-            again.ask(fake.fixed(np.ones((2, WIDTH), "f4")))
+            again.request(fake.fixed(np.ones((2, WIDTH), "f4")))
             assert maps(peer.process) == 0
 
 

@@ -84,7 +84,7 @@ def code(tmp_path_factory):
 
 @contextmanager
 def serving(tmp_path, code, target, *options, welcome=None, tcp=False, **env):
-    """A container process and the server's end of its connection."""
+    """Yield a container process and the server's end of its connection."""
     server = fake.Server(tmp_path, tcp)
     process = fake.start(target, server.address, *options, cwd=code, **env)
     try:
@@ -131,30 +131,30 @@ def shapes(tmp_path_factory, code):
 @pytest.mark.parametrize("dims", [(), (3,), (2, 3), (2, 1, 3, 2)])
 def test_rows_of_one_shape_are_an_aligned_view(shapes, name, dims):
     rows = np.ones((5, *dims), name)
-    reply = shapes.ask(fake.fixed(rows, id=9))
+    reply = shapes.request(fake.fixed(rows, id=9))
     assert (reply.kind, reply.id, reply.dtype, reply.rows) == (fake.REPLY, 9, fake.STR, 5)
     assert reply.parts()["rows"] == [repr((rows.dtype.name, rows.shape, 0, True, False, False))] * 5
 
 
 def test_rows_of_many_lengths_are_lists(shapes):
-    reply = shapes.ask(fake.variable([np.arange(n, dtype="<f8") for n in (2, 0, 5)], 12))
+    reply = shapes.request(fake.variable([np.arange(n, dtype="<f8") for n in (2, 0, 5)], 12))
     assert reply.parts()["rows"] == ["ndarray 2 float64", "ndarray 0 float64", "ndarray 5 float64"]
-    reply = shapes.ask(fake.variable(["", "é!", "abc"], fake.STR))
+    reply = shapes.request(fake.variable(["", "é!", "abc"], fake.STR))
     assert reply.parts()["rows"] == ["str 0 ", "str 2 ", "str 3 "]
-    reply = shapes.ask(fake.variable([b"\xff\x00", b""], fake.BYTES))
+    reply = shapes.request(fake.variable([b"\xff\x00", b""], fake.BYTES))
     assert reply.parts()["rows"] == ["memoryview 2 ", "memoryview 0 "]
 
 
 def test_a_row_that_is_no_utf8_fails_the_batch_and_not_the_connection(shapes):
     payload = fake.padded(struct.pack("<I", 1)) + fake.padded(b"\xff")
-    reply = shapes.ask(
+    reply = shapes.request(
         fake.frame(
             fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=fake.VARIABLE, rows=1, id=4
         )
     )
     assert (reply.kind, reply.id) == (fake.FAILURE, 4)
     assert b"not UTF-8" in reply.payload
-    assert shapes.ask(fake.fixed(np.ones((1, 1)))).kind == fake.REPLY
+    assert shapes.request(fake.fixed(np.ones((1, 1)))).kind == fake.REPLY
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def echo(tmp_path_factory, code):
 @pytest.mark.parametrize("dims", [(), (4,), (3, 2)])
 def test_the_same_numbers_come_back(echo, name, dims):
     rows = (np.random.default_rng(1).random((7, *dims)) * 100).astype(name)
-    reply = echo.ask(fake.fixed(rows, flags=fake.CHECKED))
+    reply = echo.request(fake.fixed(rows, flags=fake.CHECKED))
     got = reply.parts()["rows"]
     assert reply.flags == fake.CHECKED
     assert got.dtype == rows.dtype
@@ -176,11 +176,13 @@ def test_the_same_numbers_come_back(echo, name, dims):
 
 def test_the_same_words_come_back(echo):
     words = ["", "naïve", "日本", "a" * 1000]
-    assert echo.ask(fake.variable(words, fake.STR)).parts()["rows"] == words
+    assert echo.request(fake.variable(words, fake.STR)).parts()["rows"] == words
     blobs = [b"", bytes(range(256)), b"x"]
-    assert echo.ask(fake.variable(blobs, fake.BYTES)).parts()["rows"] == blobs
+    assert echo.request(fake.variable(blobs, fake.BYTES)).parts()["rows"] == blobs
     ragged = [np.arange(n, dtype="<i2") for n in (3, 0, 1)]
-    for got, row in zip(echo.ask(fake.variable(ragged, 5)).parts()["rows"], ragged, strict=True):
+    for got, row in zip(
+        echo.request(fake.variable(ragged, 5)).parts()["rows"], ragged, strict=True
+    ):
         np.testing.assert_array_equal(got, row)
 
 
@@ -191,7 +193,7 @@ def test_compressed_strings(echo):
     payload = fake.padded(np.array([len(r) for r in raw], "<u4").tobytes())
     payload += fake.padded(struct.pack("<Q", len(block)) + block)
     flags = fake.VARIABLE | fake.COMPRESSED
-    reply = echo.ask(
+    reply = echo.request(
         fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=flags, rows=3)
     )
     assert reply.parts()["rows"] == words
@@ -216,7 +218,7 @@ def test_a_frame_that_arrives_byte_by_byte(echo):
 def test_over_tcp(tmp_path, code):
     with serving(tmp_path, code, "models:same", tcp=True) as peer:
         rows = np.arange(300_000.0).reshape(100, 3000)
-        np.testing.assert_array_equal(peer.ask(fake.fixed(rows)).parts()["rows"], rows)
+        np.testing.assert_array_equal(peer.request(fake.fixed(rows)).parts()["rows"], rows)
 
 
 def test_an_address_of_no_kind_is_reported_at_once(tmp_path, code):
@@ -229,7 +231,7 @@ def test_an_address_of_no_kind_is_reported_at_once(tmp_path, code):
 def test_a_kept_input_is_never_overwritten(tmp_path, code):
     with serving(tmp_path, code, "models:Kept", "--warmup", "off") as peer:
         for value in (3.0, 4.0, 5.0):
-            reply = peer.ask(fake.fixed(np.full((2, 2), value)))
+            reply = peer.request(fake.fixed(np.full((2, 2), value)))
             assert reply.flags == fake.CONFIDENCE
             assert reply.parts()["rows"].tolist() == [3.0, 3.0]
             assert reply.parts()["confidence"].tolist() == [0.5, 0.5]
@@ -240,52 +242,52 @@ def test_qualifiers_go_to_a_server_that_knows_them(tmp_path, code, known):
     with serving(
         tmp_path, code, "models:qualified", welcome={"qualifiers": True} if known else {}
     ) as peer:
-        reply = peer.ask(fake.fixed(np.array([[1.0], [2.0]])))
+        reply = peer.request(fake.fixed(np.array([[1.0], [2.0]])))
         assert reply.flags == (fake.QUALIFIERS if known else 0)
         parts = reply.parts()
         assert parts.pop("rows").tolist() == [1.0, 2.0]
         assert parts == (
             {"qualifiers": [b"", msgpack.packb({"kind": "big", "x": 2.5})]} if known else {}
         )
-        assert peer.ask(fake.fixed(np.ones((2, 1)))).flags == 0, "nothing is said of any row"
+        assert peer.request(fake.fixed(np.ones((2, 1)))).flags == 0, "nothing is said of any row"
 
 
 def test_a_model_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, code):
     with serving(tmp_path, code, "models:picky") as peer:
-        failure = peer.ask(fake.fixed(np.array([[1.0], [-2.0]]), id=5))
+        failure = peer.request(fake.fixed(np.array([[1.0], [-2.0]]), id=5))
         text = failure.payload.decode()
         assert (failure.kind, failure.id) == (fake.FAILURE, 5)
         assert "models.py" in text
         assert "clipper_container" not in text
         assert text.endswith("ValueError: negative: -2.0")
-        assert peer.ask(fake.fixed(np.ones((2, 1)))).kind == fake.REPLY
+        assert peer.request(fake.fixed(np.ones((2, 1)))).kind == fake.REPLY
 
 
 def test_retry_singly_marks_only_the_bad_rows(tmp_path, code):
     with serving(tmp_path, code, "models:picky", "--retry-singly") as peer:
-        reply = peer.ask(fake.fixed(np.array([[1.0], [-2.0], [3.0], [-4.0]])))
+        reply = peer.request(fake.fixed(np.array([[1.0], [-2.0], [3.0], [-4.0]])))
         parts = reply.parts()
         assert parts["rows"].tolist() == [1.0, 0.0, 3.0, 0.0]
         assert parts["status"] == [0, 1, 0, 1]
         assert "row 1: " in parts["text"]
         assert "negative: -4.0" in parts["text"]
-        assert peer.ask(fake.fixed(np.array([[-1.0], [-2.0]]))).kind == fake.FAILURE
+        assert peer.request(fake.fixed(np.array([[-1.0], [-2.0]]))).kind == fake.FAILURE
 
 
 def test_row_by_row(tmp_path, code):
     with serving(tmp_path, code, "models:single", "--row-by-row", "--retry-singly") as peer:
-        assert peer.ask(fake.fixed(np.array([[1.0], [2.0]]))).parts()["rows"].tolist() == [
+        assert peer.request(fake.fixed(np.array([[1.0], [2.0]]))).parts()["rows"].tolist() == [
             10.0,
             20.0,
         ]
-        parts = peer.ask(fake.fixed(np.array([[1.0], [-2.0]]))).parts()
+        parts = peer.request(fake.fixed(np.array([[1.0], [-2.0]]))).parts()
         assert (parts["rows"].tolist(), parts["status"]) == ([10.0, 0.0], [0, 1])
 
 
 def test_wrong_count_gives_the_next_step(tmp_path, code):
     with serving(tmp_path, code, "models:one") as peer:
         assert (
-            peer.ask(fake.fixed(np.ones((8, 1)))).payload.decode()
+            peer.request(fake.fixed(np.ones((8, 1)))).payload.decode()
             == "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of"
             " inputs and returns one output per input. For a function of one input, deploy it"
             " with row_by_row=True."
@@ -294,13 +296,13 @@ def test_wrong_count_gives_the_next_step(tmp_path, code):
 
 def test_padding(tmp_path, code):
     with serving(tmp_path, code, "models:padded", "--pad", "4") as peer:
-        assert peer.ask(fake.fixed(np.ones((3, 1)))).parts()["rows"].tolist() == [4, 4, 4]
-        assert peer.ask(fake.variable(["a"] * 5, fake.STR)).parts()["rows"].tolist() == [8] * 5
+        assert peer.request(fake.fixed(np.ones((3, 1)))).parts()["rows"].tolist() == [4, 4, 4]
+        assert peer.request(fake.variable(["a"] * 5, fake.STR)).parts()["rows"].tolist() == [8] * 5
 
 
 def test_a_reply_beyond_the_limit_is_a_failure(tmp_path, code):
     with serving(tmp_path, code, "models:wide", welcome={"payload_bytes_max": 1 << 20}) as peer:
-        failure = peer.ask(fake.fixed(np.ones((1, 1)), id=2))
+        failure = peer.request(fake.fixed(np.ones((1, 1)), id=2))
         assert (failure.kind, failure.id) == (fake.FAILURE, 2)
         assert b"the server's limit is 1048576" in failure.payload
 
@@ -310,14 +312,14 @@ def test_heartbeats_both_ways(tmp_path, code):
         for _ in range(3):
             assert peer.frame(heartbeats=True).kind == fake.HEARTBEAT
             peer.sock.sendall(fake.frame(fake.HEARTBEAT))
-        assert peer.ask(fake.fixed(np.ones((2, 3)))).parts()["rows"].tolist() == [3.0, 3.0]
+        assert peer.request(fake.fixed(np.ones((2, 3)))).parts()["rows"].tolist() == [3.0, 3.0]
 
 
 def test_a_silent_server_is_left_and_dialled_again(tmp_path, code):
     with serving(tmp_path, code, "models:total", welcome={"heartbeat_ms": 20}) as peer:
         again = peer.server.accept()  # without a word from us
         again.welcome()
-        assert again.ask(fake.fixed(np.ones((1, 3)))).parts()["rows"].tolist() == [3.0]
+        assert again.request(fake.fixed(np.ones((1, 3)))).parts()["rows"].tolist() == [3.0]
         again.close()
 
 
@@ -328,7 +330,7 @@ def test_a_server_that_comes_back_is_found(tmp_path, code):
         peer.server.__init__(tmp_path)
         again = peer.server.accept()
         again.welcome()
-        assert again.ask(fake.fixed(np.ones((1, 3)))).parts()["rows"].tolist() == [3.0]
+        assert again.request(fake.fixed(np.ones((1, 3)))).parts()["rows"].tolist() == [3.0]
         again.close()
 
 
@@ -356,14 +358,14 @@ def test_sigterm_finishes_the_batch_and_sends_goodbye(tmp_path, code):
         " x[:, 0]\n"
     )
     with serving(tmp_path, code, "slow:predict") as peer:
-        assert peer.ask(fake.fixed(np.ones((2, 3)))).kind == fake.REPLY
+        assert peer.request(fake.fixed(np.ones((2, 3)))).kind == fake.REPLY
         assert peer.frame().kind == fake.GOODBYE
         assert peer.process.wait(5) == 0
 
 
 def test_sigterm_while_idle_and_while_there_is_no_server(tmp_path, code):
     with serving(tmp_path, code, "models:total") as peer:
-        assert peer.ask(fake.fixed(np.ones((2, 3)))).kind == fake.REPLY
+        assert peer.request(fake.fixed(np.ones((2, 3)))).kind == fake.REPLY
         peer.process.send_signal(signal.SIGTERM)
         assert peer.frame().kind == fake.GOODBYE
         assert peer.process.wait(5) == 0
@@ -381,7 +383,7 @@ def test_other_signals_are_the_models_own(tmp_path, code):
         " [len(seen)] * len(x)\n"
     )
     with serving(tmp_path, code, "handler:predict") as peer:
-        peer.ask(fake.fixed(np.ones((1, 1))))  # its handlers are in place
+        peer.request(fake.fixed(np.ones((1, 1))))  # its handlers are in place
         peer.process.send_signal(signal.SIGUSR1)
         assert peer.process.stdout.readline() == "seen\n"
         peer.process.send_signal(signal.SIGTERM)
@@ -454,7 +456,7 @@ def test_threads_are_capped_before_numpy_is_imported(tmp_path, code):
     ):
         (tmp_path / limit).mkdir()
         with serving(tmp_path / limit, code, "threads:predict", *options, **env) as peer:
-            assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == [limit]
+            assert peer.request(fake.fixed(np.ones((1, 1)))).parts()["rows"] == [limit]
     lazy = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""Threads that use one model get it in the order in which they asked."""
+"""Threads that use one model get it in the order of their requests."""
 
 import threading
 import time

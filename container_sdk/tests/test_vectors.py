@@ -28,7 +28,7 @@ def vectors(file, version):
 
 
 def read(data):
-    """A version 2 frame: its header, and its rows or its payload."""
+    """Decode a version 2 frame; return its header, and its rows or its payload."""
     header = wire.decode_header(data[:64], LIMIT)
     payload = np.frombuffer(data[64:], np.uint8)
     if header.flags & Flag.SHARED:
@@ -52,7 +52,7 @@ def read_v1(data):
 
 
 def values(rows):
-    """The rows as JSON would say them."""
+    """Return the rows as values of JSON."""
     got = wire.row_values(rows)
     if rows.dtype == DType.BYTES:
         return [row.hex() for row in got]

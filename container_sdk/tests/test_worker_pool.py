@@ -1,4 +1,4 @@
-"""Threads that wait in turn."""
+"""Tests of WorkerPool: threads take turns at waiting for jobs, and hand the lead over."""
 
 import queue
 import threading
@@ -16,8 +16,8 @@ PATIENCE_S = 20.0
 Job = Callable[[], None]
 
 
-class Mail:
-    """The queue of a pool: lists of jobs."""
+class JobQueue:
+    """The source of a pool's jobs: each wait() returns the jobs of one put()."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
@@ -30,103 +30,106 @@ class Mail:
 
 
 @contextmanager
-def crew_of(mail: Mail) -> Iterator[WorkerPool[Job]]:
+def started_pool(jobs: JobQueue) -> Iterator[WorkerPool[Job]]:
+    """Yield a pool that runs `jobs`; stop it at the end, and check that no thread remains."""
     timers = Timers()
-    crew: WorkerPool[Job] = WorkerPool(mail.wait, lambda job, inbox: job(), timers)
+    pool: WorkerPool[Job] = WorkerPool(jobs.wait, lambda job, inbox: job(), timers)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.stop()
-        for _ in range(THREADS_MAX + 2):  # whoever waits, and who leads after it
-            mail.put()
-        crew.join(PATIENCE_S)
+        pool.stop()
+        for _ in range(
+            THREADS_MAX + 2
+        ):  # one for each waiting thread, one for each leader after it
+            jobs.put()
+        pool.join(PATIENCE_S)
         timers.close()
         assert not [
             thread for thread in threading.enumerate() if thread.name.startswith("clipper-")
         ]
 
 
-def done_of(mail: Mail, *before: Job) -> threading.Event:
-    """Set once what is sent after `before` is done."""
+def done_of(jobs: JobQueue, *before: Job) -> threading.Event:
+    """Put `before` and one more job; return an event that the last job sets."""
     done = threading.Event()
-    mail.put(*before, done.set)
+    jobs.put(*before, done.set)
     return done
 
 
 def test_quick_work_is_done_by_one_thread_in_the_order_it_came() -> None:
-    mail, seen = Mail(), []
-    with crew_of(mail):
+    jobs, seen = JobQueue(), []
+    with started_pool(jobs):
         for i in range(50):
-            mail.put(
+            jobs.put(
                 *(lambda k=k: seen.append((threading.get_ident(), k)) for k in (2 * i, 2 * i + 1))
             )
-        assert done_of(mail).wait(PATIENCE_S)
+        assert done_of(jobs).wait(PATIENCE_S)
     assert [k for _, k in seen] == list(range(100))
-    assert len({who for who, _ in seen}) == 1
+    assert len({thread for thread, _ in seen}) == 1
 
 
 def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 1000.0)
-    mail, gate, who = Mail(), threading.Event(), []
-    with crew_of(mail) as crew:
+    jobs, gate, threads_seen = JobQueue(), threading.Event(), []
+    with started_pool(jobs) as pool:
 
         def slow() -> None:
-            crew.hand_over()
-            crew.hand_over()  # it leads no more
-            who.append(threading.get_ident())
+            pool.hand_over()
+            pool.hand_over()  # no effect: it is not the leader any more
+            threads_seen.append(threading.get_ident())
             gate.wait(PATIENCE_S)
 
-        done = done_of(mail, slow, slow, lambda: who.append(threading.get_ident()))
-        assert done.wait(PATIENCE_S)  # while both still wait
-        assert len(set(who)) == 3
+        done = done_of(jobs, slow, slow, lambda: threads_seen.append(threading.get_ident()))
+        assert done.wait(PATIENCE_S)  # while both slow jobs still wait
+        assert len(set(threads_seen)) == 3
         gate.set()
-        for _ in range(3 * THREADS_MAX):  # who is done follows, and leads again: no new threads
-            assert done_of(mail, slow).wait(PATIENCE_S)
-        assert len(crew._threads) < THREADS_MAX
+        for _ in range(3 * THREADS_MAX):  # finished threads follow and lead again: none are added
+            assert done_of(jobs, slow).wait(PATIENCE_S)
+        assert len(pool._threads) < THREADS_MAX
 
 
 def test_of_work_that_was_thought_quick_the_lead_is_taken_away() -> None:
-    mail, gate = Mail(), threading.Event()
-    with crew_of(mail):
-        for _ in range(3):  # once more when it has looked, and when it looks again
+    jobs, gate = JobQueue(), threading.Event()
+    with started_pool(jobs):
+        for _ in range(3):  # before, at and after a check of the timer
             stuck = threading.Event()
-            done = done_of(mail, stuck.set, lambda: gate.wait(PATIENCE_S) and None)
+            done = done_of(jobs, stuck.set, lambda: gate.wait(PATIENCE_S) and None)
             assert stuck.wait(PATIENCE_S)
             assert done.wait(PATIENCE_S)
         gate.set()
-        assert done_of(mail).wait(PATIENCE_S)
+        assert done_of(jobs).wait(PATIENCE_S)
 
 
 def test_it_polls_again_after_it_has_waited_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipper_container.host.worker_pool.QUIET_CHECKS", 0)
     monkeypatch.setattr("clipper_container.host.worker_pool.CHECK_S", 0.001)
-    mail, gate = Mail(), threading.Event()
-    with crew_of(mail) as crew:
+    jobs, gate = JobQueue(), threading.Event()
+    with started_pool(jobs) as pool:
         for _ in range(5):
-            assert done_of(mail).wait(PATIENCE_S)
+            assert done_of(jobs).wait(PATIENCE_S)
             pause = threading.Event()
-            while crew._checked_s:
+            while pool._checked_s:
                 pause.wait(0.001)
-            done = done_of(mail, lambda: gate.wait(PATIENCE_S) and None)
+            done = done_of(jobs, lambda: gate.wait(PATIENCE_S) and None)
             assert done.wait(PATIENCE_S)
         gate.set()
 
 
 def test_there_are_never_more_threads_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipper_container.host.worker_pool.THREADS_MAX", 3)
-    mail, gate, count = Mail(), threading.Event(), threading.Semaphore(0)
-    with crew_of(mail) as crew:
+    jobs, gate, count = JobQueue(), threading.Event(), threading.Semaphore(0)
+    with started_pool(jobs) as pool:
 
         def slow() -> None:
-            crew.hand_over()
+            pool.hand_over()
             count.release()
             gate.wait(PATIENCE_S)
 
-        done = done_of(mail, *[slow] * 7)
+        done = done_of(jobs, *[slow] * 7)
         assert all(count.acquire(timeout=PATIENCE_S) for _ in range(3))
-        assert len(crew._threads) == 3
+        assert len(pool._threads) == 3
         assert not done.is_set()
         gate.set()
         assert done.wait(PATIENCE_S)
@@ -148,14 +151,14 @@ def test_a_model_is_quick_once_it_was_and_one_odd_answer_changes_little() -> Non
 
 
 def test_what_all_threads_of_many_do_is_done_once() -> None:
-    """Slow and quick ones by turns, from several senders."""
-    mail, seen, lock, over = Mail(), [], threading.Lock(), threading.Semaphore(0)
-    with crew_of(mail) as crew:
+    """Several senders put slow and quick jobs by turns; each job runs exactly once."""
+    jobs, seen, lock, over = JobQueue(), [], threading.Lock(), threading.Semaphore(0)
+    with started_pool(jobs) as pool:
 
         def job(k: int) -> Any:
             def run() -> None:
                 if k % 3 == 0:
-                    crew.hand_over()
+                    pool.hand_over()
                 with lock:
                     seen.append(k)
                 over.release()
@@ -164,7 +167,7 @@ def test_what_all_threads_of_many_do_is_done_once() -> None:
 
         def send(first: int) -> None:
             for k in range(first, first + 3000, 2):
-                mail.put(job(k), job(k + 1))
+                jobs.put(job(k), job(k + 1))
 
         senders = [threading.Thread(target=send, args=(first,)) for first in (0, 3000, 6000)]
         for sender in senders:

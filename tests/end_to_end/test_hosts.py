@@ -53,7 +53,7 @@ def skops_file(path: Path) -> str:
     return str(path)
 
 
-def ask(server: Any, name: str, row: Any = ROW) -> Any:
+def predict(server: Any, name: str, row: Any = ROW) -> Any:
     wait_until(lambda: f"{name}:1" in server.stats()["models"])
     return server.model(name).predict(row, slo_ms=20_000).result(20)
 
@@ -68,45 +68,45 @@ def test_models_of_several_types_are_queried_through_one_process(
         "h-python": {"type": "python", "path": "twice:f", "key": str(tmp_path), "input": "f32[3]"},
     }
     for name, about in models.items():
-        assert node.ask("load", model=name, **about)["size_bytes"] >= 4096
+        assert node.request("load", model=name, **about)["size_bytes"] >= 4096
     for name in models:
         assert (
-            node.ask("serve", model=name, address=server.address, token=server.token, replica=1)
+            node.request("serve", model=name, address=server.address, token=server.token, replica=1)
             == {}
         )
-    assert ask(server, "h-onnx") == pytest.approx(60.0)
-    assert ask(server, "h-skops") == pytest.approx(6.0)
-    assert ask(server, "h-python") == pytest.approx(12.0)
+    assert predict(server, "h-onnx") == pytest.approx(60.0)
+    assert predict(server, "h-skops") == pytest.approx(6.0)
+    assert predict(server, "h-python") == pytest.approx(12.0)
     many = np.tile(ROW, (5000, 1))
     assert server.model("h-onnx").predict_many(many, slo_ms=20_000).result(
         20
     ).tolist() == pytest.approx([60.0] * 5000)
     for name in models:
-        assert node.ask("unload", model=name) == {}
+        assert node.request("unload", model=name) == {}
         wait_until(lambda name=name: server.stats()["models"][f"{name}:1"]["replicas"] == [])
         server.retire(f"{name}:1", force=True)
     assert node.events == []
 
 
 def test_one_loaded_model_serves_two_servers(server: Any, node: Node, tmp_path: Path) -> None:
-    node.ask("load", model="h-two", type="onnx", path=onnx_file(tmp_path / "m.onnx", 2.0))
+    node.request("load", model="h-two", type="onnx", path=onnx_file(tmp_path / "m.onnx", 2.0))
     with clipper.start(address="tcp://127.0.0.1:0", drain_s=0.1) as other:
         for one in (server, other):
-            node.ask("serve", model="h-two", address=one.address, token=one.token, replica=7)
-            assert ask(one, "h-two") == pytest.approx(12.0)
-        node.ask("leave", model="h-two", address=server.address)
+            node.request("serve", model="h-two", address=one.address, token=one.token, replica=7)
+            assert predict(one, "h-two") == pytest.approx(12.0)
+        node.request("leave", model="h-two", address=server.address)
         wait_until(lambda: server.stats()["models"]["h-two:1"]["replicas"] == [])
-        assert ask(other, "h-two", ROW * 2) == pytest.approx(24.0)
+        assert predict(other, "h-two", ROW * 2) == pytest.approx(24.0)
         assert node.events == []
     assert node.event()["why"] in ("the server sent goodbye", "the server closed the connection")
-    node.ask("unload", model="h-two")
+    node.request("unload", model="h-two")
     server.retire("h-two:1", force=True)
 
 
 def test_a_server_that_does_not_know_the_token_refuses(
     server: Any, node: Node, tmp_path: Path
 ) -> None:
-    node.ask("load", model="h-refused", type="onnx", path=onnx_file(tmp_path / "m.onnx", 2.0))
+    node.request("load", model="h-refused", type="onnx", path=onnx_file(tmp_path / "m.onnx", 2.0))
     with pytest.raises(Exception, match="token is missing or wrong"):
-        node.ask("serve", model="h-refused", address=server.address, token="wrong")
-    node.ask("unload", model="h-refused")
+        node.request("serve", model="h-refused", address=server.address, token="wrong")
+    node.request("unload", model="h-refused")
