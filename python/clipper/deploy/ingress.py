@@ -1,15 +1,15 @@
 """One address for several servers: forwards TCP connections to servers that are ready.
 
 Bytes are copied as they are, so HTTP, gRPC and TLS pass unchanged, and a connection stays with one
-server until either side closes it. A server is ready while `GET /v2/health/ready` is answered with
-200. A new connection goes to the next ready server in turn, or to the one after it if that one
-refuses. A server that breaks a connection, or closes it without an answer, gets no new ones until
-its next probe. If no probe hears of a server's machine for `SILENT_S`, its connections are aborted,
-so that clients try again elsewhere. A server that was taken out or has moved is probed until its
-connections have ended. TCP_USER_TIMEOUT was rejected: it also ends a connection whose server lives
-and reads nothing for a while. A proxy of HTTP was rejected: it would have to answer for a query
-whose server was killed, and cannot know whether it may be repeated; a broken connection says what
-is known.
+server until either side closes it; a client that only ends what it sends gets its answers. A server
+is ready while `GET /v2/health/ready` is answered with 200. A new connection goes to the next ready
+server in turn, or to the one after it if that one refuses. A server that breaks a connection, or
+closes it without an answer to a query, gets no new ones until its next probe. If no probe hears of
+a server's machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere.
+A server that was taken out or has moved is probed until its connections have ended.
+TCP_USER_TIMEOUT was rejected: it also ends a connection whose server lives and reads nothing for a
+while. A proxy of HTTP was rejected: it would have to answer for a query whose server was killed,
+and cannot know whether it may be repeated; a broken connection says what is known.
 """
 
 import asyncio
@@ -66,6 +66,7 @@ class _Pipe(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other: _Pipe | None = None
         self.is_paused = False  # more than it can send waits, so the other side is not read
+        self.has_sent = self.has_ended = False  # any bytes, and all
         self.is_ended = False  # by the other side
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -73,6 +74,7 @@ class _Pipe(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        self.has_sent = True
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
 
@@ -111,8 +113,8 @@ class _ServerPipe(_Pipe):
 
     def __init__(self, ingress: "Ingress", name: str, client: _Pipe) -> None:
         super().__init__()
-        self._ingress, self._name, self.other = ingress, name, client
-        self._has_answered = False
+        self._ingress, self._name, self._client = ingress, name, client
+        self.other = client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -124,27 +126,31 @@ class _ServerPipe(_Pipe):
         ):
             end.setsockopt(level, option, value)
 
-    def data_received(self, data: bytes) -> None:
-        self._has_answered = True
-        super().data_received(data)
-
     def eof_received(self) -> bool:
         """Send the client the end, and read it on, or its kernel could discard the response."""
-        client = None if self.other is None else self.other.transport
-        if not self._has_answered or client is None or client.is_closing():
+        client = self._client.transport
+        if not self.has_sent or client is None or client.is_closing():
             return False
         assert self.transport is not None
-        self.is_ended = True
+        self.has_ended = True
+        if self._client.has_ended:
+            return False
         client.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.is_ended:  # it had said all
+        if self._client.other is not self:  # it took too long to connect
+            return
+        if self.has_ended:
             error = None
-        if not self.is_ended and (error or not self._has_answered):
+        elif not self.is_ended and (error or self._is_awaited()):
             self._ingress.suspect(self._name)
         super().connection_lost(error)
+
+    def _is_awaited(self) -> bool:
+        """Return whether the client has sent a query, and waits for a first answer."""
+        return self._client.has_sent and not self._client.has_ended and not self.has_sent
 
 
 class _ClientPipe(_Pipe):
@@ -159,6 +165,15 @@ class _ClientPipe(_Pipe):
         # after the loop's own start of reading, which Python 3.11.2 does in spite of a pause
         asyncio.get_running_loop().call_soon(cast("asyncio.Transport", transport).pause_reading)
         self._ingress.accept(self, self._port)
+
+    def eof_received(self) -> bool:
+        """Send the server the end, and the client the response, which it may wait for."""
+        server = None if self.other is None else self.other.transport
+        if self.other is None or self.other.has_ended or server is None or server.is_closing():
+            return False
+        self.has_ended = True
+        server.write_eof()
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -239,6 +254,8 @@ class Ingress:
             task.cancel()
         for pipe in [*self._pipes]:
             _abort(pipe)
+            if pipe.other is not None:
+                _abort(pipe.other)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # transports report their end
 
@@ -248,8 +265,8 @@ class Ingress:
         task.add_done_callback(self._tasks.discard)
 
     def _set_backends(self, new: dict[str, Backend]) -> None:
+        self._ready &= {name for name, one in new.items() if self._backends.get(name) == one}
         self._backends = new
-        self._ready &= new.keys()
         self._suspected_s = {name: at for name, at in self._suspected_s.items() if name in new}
 
     def accept(self, pipe: "_ClientPipe", port: str) -> None:
@@ -279,7 +296,7 @@ class Ingress:
             if port not in backend.addresses or pipe not in self._pipes:
                 continue
             made = partial(_ServerPipe, self, backend.name, pipe)
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError, TimeoutError, ValueError, ConfigError):
                 async with asyncio.timeout(CONNECT_S):
                     place = host_port(backend.addresses[port])
                     _, server = await self._loop.create_connection(made, *place)

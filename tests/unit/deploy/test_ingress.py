@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,65 @@ def test_a_probe_that_began_before_a_broken_connection_does_not_make_a_server_re
     wait_until(lambda: front.ready == {"a", "b"}, "it is ready by a new probe")
 
 
+def test_a_server_that_has_moved_is_not_ready_before_a_probe(
+    front: Ingress, servers: list[FakeServer]
+) -> None:
+    moved = FakeServer("moved")
+    moved.answers = threading.Semaphore(0)
+    try:
+        front.route([Backend("a", moved.backend.addresses), servers[1].backend])
+        wait_until(lambda: moved.probes == 1, "a probe waits")
+        assert front.ready == {"b"}
+        moved.answers.release(1000)
+        wait_until(lambda: front.ready == {"a", "b"}, "it is ready by its probe")
+    finally:
+        moved.answers.release(1000)
+        moved.close()
+
+
+def test_a_connection_that_is_made_too_late_leaves_the_client_to_the_next_server(
+    front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As asyncio does if the time is over between the connection and its first turn."""
+    create, slow = front._loop.create_connection, servers[0].backend.addresses["http"]
+
+    async def late(made: Callable[[], ingress._Pipe], *place: Any, **more: Any) -> Any:
+        transport, pipe = await create(made, *place, **more)
+        if place == ingress.host_port(slow) and isinstance(pipe, ingress._ServerPipe):
+            transport.close()
+            raise TimeoutError
+        return transport, pipe
+
+    monkeypatch.setattr(front._loop, "create_connection", late)
+    assert {get(front) for _ in range(4)} == {b"b"}
+    assert front.ready == {"a", "b"}
+
+
+@pytest.mark.parametrize("address", ["nowhere", f"{'x' * 64}:80"])
+def test_a_client_of_a_server_without_a_usable_address_is_ended(
+    front: Ingress, address: str
+) -> None:
+    front.route([Backend("lost", {"http": address})])
+    with socket.create_connection(ingress.host_port(front.addresses["http"]), PATIENCE_S) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert line.recv(1) == b""
+
+
+def test_a_client_that_has_sent_all_gets_its_answer(
+    front: Ingress, servers: list[FakeServer]
+) -> None:
+    with socket.create_connection(ingress.host_port(front.addresses["http"]), PATIENCE_S) as line:
+        line.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        line.shutdown(socket.SHUT_WR)
+        wait_until(lambda: [one.has_ended for one in front._pipes] == [True], "its end has come")
+        for server in servers:
+            server.held.set()
+        assert b"".join(iter(lambda: line.recv(1 << 16), b"")).startswith(b"HTTP/1.1 200 ")
+    wait_until(lambda: not front._pipes, "nothing is kept of it")
+    assert front.ready == {"a", "b"}
+
+
 def test_what_is_removed_ends_its_queries_first(front: Ingress, servers: list[FakeServer]) -> None:
     found: list[bytes] = []
     waiting = [threading.Thread(target=lambda: found.append(get(front, "/slow"))) for _ in range(2)]
@@ -259,28 +319,67 @@ def test_connections_of_a_machine_that_is_silent_are_ended(
             get(front)
 
 
+@contextlib.contextmanager
+def plain_server(probed: FakeServer) -> Iterator[tuple[socket.socket, Ingress]]:
+    """Yield a listening socket, and an ingress to it at the port `grpc`; `probed` is asked whether
+    it is ready."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        contextlib.closing(Ingress({"grpc": "127.0.0.1:0"})) as front,
+    ):
+        grpc = {"grpc": f"127.0.0.1:{listening.getsockname()[1]}"}
+        front.route([Backend("plain", {**probed.backend.addresses, **grpc})])
+        wait_until(lambda: front.ready == {"plain"}, "it is ready")
+        listening.settimeout(PATIENCE_S)
+        yield listening, front
+
+
+def client_of(front: Ingress, timeout_s: float = PATIENCE_S) -> socket.socket:
+    return socket.create_connection(ingress.host_port(front.addresses["grpc"]), timeout_s)
+
+
+def send_until_full(client: socket.socket) -> int:
+    """Send until nobody has taken more for a while; return how many bytes."""
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            sent += client.send(bytes(1 << 16))
+    return sent
+
+
 def test_a_server_that_answers_probes_and_takes_no_bytes_keeps_its_connections(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingress, "SILENT_S", 0.05)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as busy,
-        contextlib.closing(Ingress({"grpc": "127.0.0.1:0"})) as front,
-    ):
-        grpc = {"grpc": f"127.0.0.1:{busy.getsockname()[1]}"}
-        front.route([Backend("busy", {**servers[0].backend.addresses, **grpc})])
-        wait_until(lambda: front.ready == {"busy"}, "it is ready")
-        with socket.create_connection(ingress.host_port(front.addresses["grpc"]), 1.0) as client:
-            sent = 0
-            with contextlib.suppress(TimeoutError):  # nobody has taken more for a second
-                while True:
-                    sent += client.send(bytes(1 << 16))
-            client.shutdown(socket.SHUT_WR)
-            with busy.accept()[0] as server:
-                taken = 0
-                while data := server.recv(1 << 20):
-                    taken += len(data)
+    with plain_server(servers[0]) as (busy, front), client_of(front, 1.0) as client:
+        sent = send_until_full(client)
+        client.shutdown(socket.SHUT_WR)
+        with busy.accept()[0] as server:
+            taken = 0
+            while data := server.recv(1 << 20):
+                taken += len(data)
         assert taken == sent
+
+
+def test_closing_ends_a_connection_whose_server_takes_no_bytes(servers: list[FakeServer]) -> None:
+    with plain_server(servers[0]) as (busy, front), client_of(front, 0.2) as client:
+        send_until_full(client)
+        front.close()
+        with busy.accept()[0] as server, contextlib.suppress(ConnectionResetError):
+            server.settimeout(PATIENCE_S)
+            while server.recv(1 << 20):
+                pass
+
+
+def test_a_server_that_closes_an_idle_connection_stays_ready(servers: list[FakeServer]) -> None:
+    with plain_server(servers[0]) as (listening, front):
+        servers[0].answers = threading.Semaphore(0)
+        wait_until(lambda: servers[0].probes == 1, "a probe waits, so no other begins")
+        with client_of(front) as client:
+            listening.accept()[0].close()
+            assert client.recv(1) == b""
+        assert front.ready == {"plain"}
+        servers[0].answers.release(1000)
 
 
 FAR = """
