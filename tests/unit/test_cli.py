@@ -59,6 +59,19 @@ def test_every_verb_teaches_by_an_example(words: tuple[str, ...]) -> None:
     assert f"  clipper {' '.join(words)}" in result.output.partition("\n")[2]
 
 
+@pytest.mark.parametrize("words", every_command(main), ids=" ".join)
+def test_the_default_of_every_option_is_a_value_that_it_takes(words: tuple[str, ...]) -> None:
+    command: click.Command = main
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    context = click.Context(command)
+    for option in command.params:
+        default = option.get_default(context)
+        if isinstance(default, bool | int | float | str):
+            option.type_cast_value(context, default)
+
+
 def test_help_names_the_verbs_in_whole_sentences() -> None:
     result = run("--help")
     assert all(name in result.output for name in main.commands)

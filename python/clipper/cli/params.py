@@ -341,11 +341,10 @@ def snapshot(folder: Path, as_json: bool, whole: bool) -> None:
 @click.option(
     "--number",
     type=click.IntRange(1),
-    default=0,
     help="Number of the snapshot.  [the newest complete one]",
 )
 @of_set
-def restore(folder: Path, as_json: bool, source: Path | None, number: int) -> None:
+def restore(folder: Path, as_json: bool, source: Path | None, number: int | None) -> None:
     """Select the snapshot that the shards of a stopped set read at their next start. Newer
     snapshots are set aside.
 
@@ -355,7 +354,7 @@ def restore(folder: Path, as_json: bool, source: Path | None, number: int) -> No
     """
     from clipper.params.local.local_set import restore as restored
 
-    result = restored(folder, source or folder, number)
+    result = restored(folder, source or folder, number or 0)
     show(
         {"number": result},
         as_json,
