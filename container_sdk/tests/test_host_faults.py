@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import textwrap
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipper_container.host.model_cache import CachedModel, ModelCache
+from clipper_container.host.model_cache import CachedModel, ModelCache, RequestFailed
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
@@ -285,6 +286,39 @@ def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
         timers.close()
     assert kinds.count(CachedModel) <= 2  # the last, and one in the loader's hands
     assert kinds.count(Future) < 20
+
+
+def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Runtime):
+        types = ("slow",)
+
+        def load(self, artifact: Artifact) -> Loaded:
+            return Loaded(as_model(len), 1)
+
+        def unload(self, artifact: Artifact, loaded: Loaded) -> None:
+            begun.set()
+            may_end.wait(10)
+
+    timers = Timers()
+    connections = ServerConnections(timers, lambda *_: None)
+    cache = ModelCache([Slow()], connections, timers, 1 << 30, 1, WorkRecord())
+    try:
+        assert cache.load(Artifact("m", "slow", "old"), 5.0).result(5)
+        unloading = threading.Thread(target=cache.unload, args=("m",))
+        unloading.start()
+        assert begun.wait(5)
+        first, second = (cache.load(Artifact("m", "slow", path), 5.0) for path in ("new", "other"))
+        may_end.set()
+        unloading.join(5)
+        assert first.result(5)
+        with pytest.raises(RequestFailed, match="already loaded from 'new'"):
+            second.result(5)
+    finally:
+        cache.close()
+        connections.close()
+        timers.close()
 
 
 def test_a_class_that_is_no_runtime_is_rejected(tmp_path: Path) -> None:

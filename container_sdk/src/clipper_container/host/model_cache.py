@@ -205,7 +205,7 @@ class ModelCache:
                 return entry.answer
         if there.phase is Phase.LEAVING:
             answer: Future[dict[str, object]] = Future()
-            there.gone.add_done_callback(lambda _: relay(self.load(artifact, timeout_s), answer))
+            there.gone.add_done_callback(lambda _: self._load_for(answer, artifact, timeout_s))
             return answer
         if (there.artifact.type, there.artifact.path, there.artifact.key) != (
             artifact.type,
@@ -231,14 +231,19 @@ class ModelCache:
                 left[0] -= 1
                 last = left[0] == 0
             if last:
-                try:
-                    relay(self.load(artifact, timeout_s), answer)
-                except RequestFailed as error:
-                    answer.set_exception(error)
+                self._load_for(answer, artifact, timeout_s)
 
         for unload in unloads:
             unload.add_done_callback(unloaded)
         return answer
+
+    def _load_for(
+        self, answer: Future[dict[str, object]], artifact: Artifact, timeout_s: float
+    ) -> None:
+        try:
+            relay(self.load(artifact, timeout_s), answer)
+        except RequestFailed as error:
+            answer.set_exception(error)
 
     def _start_loader(self) -> None:
         name = f"clipper-host-load-{next(self._numbers)}"
