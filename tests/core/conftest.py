@@ -17,7 +17,7 @@ TICK_US = 64  # a deadline is kept this late at most
 
 
 class Container:
-    """A model's far end: reads PREDICT frames when told to, answers when told to, the oldest
+    """A fake container: reads PREDICT frames and answers them when a test says so, the oldest
     first."""
 
     def __init__(self, world: "World", model: Model, **attach: Any) -> None:
@@ -30,20 +30,20 @@ class Container:
         self.checked = options.get("checked", False)
         self.inbox: list[tuple[int, Any]] = []
         self.unread = b""
-        self.heard: list[int] = []
+        self.kinds_received: list[int] = []
         world.containers.append(self)
 
     def send(self, data: bytes) -> bool:
         return self.world.engine.receive(self.conn, data, self.world.now_us)
 
     def read(self) -> list[tuple[int, Any]]:
-        """Take what the engine has sent; -> batches not answered yet, as (id, rows)."""
+        """Read what the engine has sent; return unanswered batches as (id, rows)."""
         self.unread += self.world.engine.outgoing(self.conn, self.world.now_us)
         while (header := decode_header(self.unread)) is not None:
             end = 64 + header.payload_bytes
             assert len(self.unread) >= end
             payload, self.unread = self.unread[64:end], self.unread[end:]
-            self.heard.append(header.kind)
+            self.kinds_received.append(header.kind)
             if header.kind == Kind.PREDICT:
                 self.inbox.append((header.id, rows_of(header, payload)))
         return self.inbox
@@ -85,7 +85,7 @@ def rows_of(header: Any, payload: bytes) -> Any:
 
 
 class World:
-    """An engine whose time is the test's. Every test that ends leaves it with every task answered
+    """An engine on a clock that the test sets. At the end every task must have been answered
     exactly once."""
 
     def __init__(self, **limits: Any) -> None:
@@ -115,13 +115,13 @@ class World:
         self.step(us + TICK_US)
 
     def serve(self, us: int = 10) -> None:
-        """Steps, and every container answers all it has with the sums of its rows."""
+        """Step the engine; every container answers all its batches with the sums of their rows."""
         self.step(us)
         for container in list(self.containers):
             container.reply_all()
 
     def counts(self) -> dict[str, int]:
-        """How the tasks of all models ended, by Status name; HIT beside them."""
+        """Return how the tasks of all models ended, by Status name, and cache hits as HIT."""
         total: dict[str, int] = {}
         for model in self.engine.snapshot()["models"]:
             total["HIT"] = total.get("HIT", 0) + model["hits"]

@@ -33,82 +33,82 @@ def slow_finish(
 @pytest.mark.parametrize("seed", range(50))
 def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
     rng = random.Random(seed)
-    door = AdmissionGate()
+    gate = AdmissionGate()
     for i in range(rng.randrange(60)):
-        door.learn(rng.uniform(0.5, 2.5), 1.0, 1_000 * i)
+        gate.learn(rng.uniform(0.5, 2.5), 1.0, 1_000 * i)
     now, seen = 10_000_000 + rng.randrange(10**9), rng.randrange(10**6) + 100
     ahead, begin = rng.randrange(100), rng.choice([0.0, 500.0, 30_000.0])
-    door.publish(now, seen, ahead=ahead, begin_us=begin, **LINE)
+    gate.publish(now, seen, ahead=ahead, begin_us=begin, **LINE)
     for _ in range(20):
         tail, later = seen + rng.choice([0, 1, 50, 99, 1234]), now + rng.choice([0, 100, 40_000])
-        expected = slow_finish(now, seen, ahead, begin, door.margin(now), tail, later)
-        assert abs(door.finish(tail, later) - expected) <= 20 + 0.002 * (expected - now), (
+        expected = slow_finish(now, seen, ahead, begin, gate.margin(now), tail, later)
+        assert abs(gate.finish(tail, later) - expected) <= 20 + 0.002 * (expected - now), (
             "whole microseconds"
         )
 
 
 def test_admission_without_an_estimate_accepts() -> None:
-    door = AdmissionGate()
-    assert door.finish(0, 1_000) == 1_000
-    assert door.finish(10**6, 1_000) == 1_000
+    gate = AdmissionGate()
+    assert gate.finish(0, 1_000) == 1_000
+    assert gate.finish(10**6, 1_000) == 1_000
 
 
 def test_without_a_replica_it_is_open_until_one_is_expected() -> None:
-    door = AdmissionGate()
-    door.publish(0, 0, begin_us=1e9, **LINE)
-    door.close()
-    assert door.finish(5, 1_000) == 1_000
-    door.close(50_000)
-    assert (door.finish(5, 1_000), door.finish(5, 60_000)) == (50_000, 60_000)
-    assert not door.probe(1 << 62), "it is no estimate that could be tried"
+    gate = AdmissionGate()
+    gate.publish(0, 0, begin_us=1e9, **LINE)
+    gate.close()
+    assert gate.finish(5, 1_000) == 1_000
+    gate.close(50_000)
+    assert (gate.finish(5, 1_000), gate.finish(5, 60_000)) == (50_000, 60_000)
+    assert not gate.probe(1 << 62), "it is no estimate that could be tried"
 
 
 def test_an_old_tail_counts_as_none() -> None:
     """A submitter may read the tail before the loop moves the base past it."""
-    door = AdmissionGate()
-    door.publish(0, 1_000, begin_us=0.0, **LINE)
-    assert door.finish(990, 0) == door.finish(1_000, 0)
+    gate = AdmissionGate()
+    gate.publish(0, 1_000, begin_us=0.0, **LINE)
+    assert gate.finish(990, 0) == gate.finish(1_000, 0)
 
 
 def test_time_opens_it() -> None:
-    door = AdmissionGate()
-    door.publish(0, 0, begin_us=50_000.0, **LINE)
-    assert door.finish(0, 0) == 51_000
-    assert door.finish(0, 60_000) == 61_000
+    gate = AdmissionGate()
+    gate.publish(0, 0, begin_us=50_000.0, **LINE)
+    assert gate.finish(0, 0) == 51_000
+    assert gate.finish(0, 60_000) == 61_000
 
 
 def test_one_probe_in_a_while() -> None:
-    door = AdmissionGate()
-    door.publish(0, 0, begin_us=0.0, probe_us=PROBE_US, **LINE)
-    assert not door.probe(PROBE_US - 1)
-    assert [door.probe(PROBE_US + i) for i in range(5)] == [True, False, False, False, False]
-    assert door.probe(2 * PROBE_US)
+    gate = AdmissionGate()
+    gate.publish(0, 0, begin_us=0.0, probe_us=PROBE_US, **LINE)
+    assert not gate.probe(PROBE_US - 1)
+    assert [gate.probe(PROBE_US + i) for i in range(5)] == [True, False, False, False, False]
+    assert gate.probe(2 * PROBE_US)
 
 
 def test_the_margin_is_the_98th_percentile_of_actual_over_forecast() -> None:
     rng = np.random.default_rng(1)
-    door, inside = AdmissionGate(), 0
+    gate, inside = AdmissionGate(), 0
     for i in range(6_000):
         actual = float(1_000 * np.exp(0.1 * rng.standard_normal()))
-        inside += i >= 1_000 and actual <= door.margin(10_000 * i) * 1_000
-        door.learn(actual, 1_000, 10_000 * i)
+        inside += i >= 1_000 and actual <= gate.margin(10_000 * i) * 1_000
+        gate.learn(actual, 1_000, 10_000 * i)
     assert 0.96 <= inside / 5_000 <= 0.995
 
 
 def test_the_margin_is_bounded_and_comes_to_rest() -> None:
-    door = AdmissionGate()
+    gate = AdmissionGate()
     for i in range(1_000):
-        door.learn(1e9, 1.0, 100 * i)
-    assert door.margin(100_000) == 2.0
-    assert door.margin(100_000 + 50_000) == 2.0, "a pause is no rest"
-    assert door.margin(100_000 + 3_100_000) < 1.06
+        gate.learn(1e9, 1.0, 100 * i)
+    assert gate.margin(100_000) == 2.0
+    assert gate.margin(100_000 + 50_000) == 2.0, "a pause is no rest"
+    assert gate.margin(100_000 + 3_100_000) < 1.06
     for i in range(1_000):
-        door.learn(0.0, 1.0, 10_000_000 + i)
-    assert door.margin(10_001_000) == 0.8
+        gate.learn(0.0, 1.0, 10_000_000 + i)
+    assert gate.margin(10_001_000) == 0.8
     for nonsense in (float("nan"), -1.0):
-        door.learn(nonsense, 1.0, 10_001_001)
-    door.learn(1.0, 0.0, 10_001_001)
-    assert door.margin(10_001_000) == 0.8
+        gate.learn(nonsense, 1.0, 10_001_001)
+    gate.learn(1.0, 0.0, 10_001_001)
+    assert gate.margin(10_001_000) == 0.8
 
 
 # -- in the engine
@@ -314,14 +314,14 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
 
 
 def test_all_queries_that_wait_in_vain_are_answered_at_once(world: World) -> None:
-    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container had in hand;
+    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container was sent;
     what may be in time waits."""
     model, container = taught(world)
     in_hand = model.predict(7.0, 500)
     world.step()
     container.lose()
     world.step()
-    told = [
+    unsent = [
         in_hand,
         *(
             model.predict(float(x % 3), slo_ms)
@@ -331,10 +331,10 @@ def test_all_queries_that_wait_in_vain_are_answered_at_once(world: World) -> Non
     many = model.predict_many(np.arange(200.0), 800)
     later = model.predict(9.0, 1100)
     world.step()
-    assert not any(future.done() for future in (*told, many, later))
+    assert not any(future.done() for future in (*unsent, many, later))
     world.engine.set_earliest_replica(model.index, world.now_us + 1_000_000)
     world.step()
-    assert {future.status() for future in told} == {Status.NO_REPLICA}
+    assert {future.status() for future in unsent} == {Status.NO_REPLICA}
     assert {many.status(i) for i in range(200)} == {Status.NO_REPLICA}
     assert not later.done()
     world.container(model)

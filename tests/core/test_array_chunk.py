@@ -216,14 +216,14 @@ def test_arrays_and_rows_any_way(seed: int, new_world: Callable[..., World]) -> 
     containers = [
         world.container(model, size_max=rng.choice([1, 50, 700])) for _ in range(rng.choice([1, 2]))
     ]
-    asked: list[tuple[Any, Any, int]] = []
+    requests: list[tuple[Any, Any, int]] = []
     for _ in range(rng.choice([20, 60])):
         if rng.random() < 0.4:
             rows = np.random.default_rng(rng.randrange(1 << 30)).integers(
                 0, 400, (rng.choice([1, 31, 32, 33, 300, 2000]), 2)
             )
             slo_ms = rng.choice([0.4, 3, 20, 500])
-            asked.append(
+            requests.append(
                 (
                     model.predict_many(rows.astype("f8"), slo_ms),
                     rows,
@@ -233,18 +233,18 @@ def test_arrays_and_rows_any_way(seed: int, new_world: Callable[..., World]) -> 
         for container in containers:
             if rng.random() < 0.5 and container.read():
                 container.reply(lambda rows: rows.sum(axis=1))
-        if rng.random() < 0.08 and asked:
-            rng.choice(asked)[0].cancel()
+        if rng.random() < 0.08 and requests:
+            rng.choice(requests)[0].cancel()
         if rng.random() < 0.08:
             lost = containers.pop(rng.randrange(len(containers)))
             lost.lose()
             containers.append(world.container(model, size_max=rng.choice([1, 50, 700])))
-        if rng.random() < 0.05 and asked:
-            asked.pop(rng.randrange(len(asked)))
+        if rng.random() < 0.05 and requests:
+            requests.pop(rng.randrange(len(requests)))
         world.step(rng.choice([0, 10, 300, 2000]))
-        for future, _, due_us in asked:
+        for future, _, due_us in requests:
             assert future.done() or world.now_us <= due_us + 64, f"seed {seed}"
-    for future, rows, _ in asked:
+    for future, rows, _ in requests:
         wanted = rows.sum(axis=1)
         states, outputs = future.statuses(), future.outputs(-1.0)
         answered = states == Status.OK

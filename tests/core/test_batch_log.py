@@ -76,13 +76,13 @@ def test_a_batch_that_failed_is_there_and_one_that_was_lost_is_not(world: World)
     container.read()
     container.fail("no")
     world.step()
-    lost = model.predict(2.0, 100_000)
+    expired = model.predict(2.0, 100_000)
     world.step(10)
     container.read()
     container.lose()
     world.step()
     world.pass_deadline(200_000)
-    assert set(log.find([failed.id, lost.id])) == {failed.id}
+    assert set(log.find([failed.id, expired.id])) == {failed.id}
 
 
 def test_an_array_is_known_by_its_first_row(world: World) -> None:
@@ -125,9 +125,9 @@ def test_the_last_are_remembered(new_world: Callable[..., Any], seed: int) -> No
             if room < 0:
                 break
             expected.update(dict.fromkeys(ids, record))
-        asked = [id for _, ids, _ in kept[-40:] for id in ids]
-        found = log.find(asked)
-        assert found == {id: expected[id] for id in asked if id in expected}
+        recent_ids = [id for _, ids, _ in kept[-40:] for id in ids]
+        found = log.find(recent_ids)
+        assert found == {id: expected[id] for id in recent_ids if id in expected}
     assert log.lost == 0
 
 

@@ -160,7 +160,7 @@ def test_rows_as_large_as_a_piece(world: World) -> None:
     future = model.predict_many(rows)
     world.serve()
     assert future.result(0).tolist() == rows.sum(axis=1).tolist()
-    assert container.heard.count(4) == 1
+    assert container.kinds_received.count(4) == 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ Prediction = float | int | bytes | str
 
 
 def blob_cost(value: Prediction) -> int:
-    """Bytes counted beside the buckets; 0 for what fits a word."""
+    """Return the bytes counted beside the buckets; 0 for what fits a word."""
     if isinstance(value, str):
         value = value.encode()
     return BLOB_OVERHEAD + len(value) if isinstance(value, bytes) else 0
@@ -349,8 +349,8 @@ def drift_trace(keys: int, requests: int) -> list[int]:
 
 
 def global_clock(trace: list[int], capacity: int, warm: int) -> int:
-    """Hits of one CLOCK over everything. It too gives a newcomer no second chance: that would cost
-    some two points."""
+    """Return the hits of one CLOCK over all entries. New entries get no second chance there either:
+    that would cost some two points."""
     ring, bits, place = [-1] * capacity, bytearray(capacity), dict[int, int]()
     hand = hits = 0
     for i, name in enumerate(trace):
@@ -369,7 +369,8 @@ def global_clock(trace: list[int], capacity: int, warm: int) -> int:
 
 
 def global_sieve(trace: list[int], capacity: int, warm: int) -> int:
-    """Hits of one SIEVE over everything: a list by `newer`, the hand from the oldest on."""
+    """Return the hits of one SIEVE over all entries: a list by `newer`, the hand from the oldest
+    on."""
     visited = dict[int, bool]()
     newer, older = dict[int, int](), dict[int, int]()  # -1 is both ends
     newer[-1] = older[-1] = hand = -1

@@ -78,13 +78,12 @@ HOSTILE = (
 
 
 def bad() -> tuple[type[Exception], ...]:
-    """What BAD_FRAME and TOO_LARGE raise; asked when needed, for other tests bind classes of their
-    own."""
+    """Return the classes that BAD_FRAME and TOO_LARGE raise now; other tests bind other ones."""
     return tuple({type(error_for(status, "")) for status in (Status.BAD_FRAME, Status.TOO_LARGE)})
 
 
 def refused(*statuses: Status) -> Any:
-    """Expects an error of one of these statuses, BAD_FRAME unless told."""
+    """Expect an error of one of these statuses, by default BAD_FRAME."""
     statuses = statuses or (Status.BAD_FRAME,)
     classes = tuple({type(error_for(status, "")) for status in statuses})
     return pytest.raises(

@@ -161,10 +161,10 @@ def test_silence_is_filled_with_heartbeats_and_ends_a_link(new_world: Callable[.
     for _ in range(10):
         world.step(26_000)
         container.read()
-        if container.heard[-1] == Kind.HEARTBEAT:
+        if container.kinds_received[-1] == Kind.HEARTBEAT:
             container.send(encode_frame(Kind.HEARTBEAT))
         assert not world.engine.wants_close(container.conn)
-    assert container.heard.count(Kind.HEARTBEAT) == 10
+    assert container.kinds_received.count(Kind.HEARTBEAT) == 10
     world.step(26_000)
     world.step(26_000)
     assert world.engine.wants_close(container.conn)
@@ -222,7 +222,7 @@ def test_a_draining_replica_finishes_and_sends_goodbye(world: World) -> None:
     container.reply()
     world.step(30_000)
     container.read()
-    assert container.heard[-1] == Kind.GOODBYE
+    assert container.kinds_received[-1] == Kind.GOODBYE
     assert world.engine.wants_close(container.conn)
     assert future.result(0) == 1.0
     assert not later.done()

@@ -89,27 +89,29 @@ def test_a_row_that_cannot_wait_goes_now_whatever_its_length(world: World) -> No
 
 
 def test_a_function_gives_the_cost_once_a_query(world: World) -> None:
-    asked: list[int] = []
+    costed: list[int] = []
 
     def cost(x: Any) -> float:
-        asked.append(int(x[0]))
+        costed.append(int(x[0]))
         return 0.5 * float(x[0])
 
     model = world.model("f64", (2,), cost=cost, cached=False)
     container = world.container(model, mode=STATIC, cost_max=3000)
     model.predict(np.array([4.0, 0]), SLO_MS)
     model.predict_many(np.array([[2.0, 0], [2.0, 1], [6.0, 0]]), SLO_MS)
-    assert asked == [4, 2, 2, 6]
+    assert costed == [4, 2, 2, 6]
     found = [[float(x[0]) for x in rows] for rows in batches(world, container)]
     assert found == [[4.0, 2.0], [2.0], [6.0]]
 
 
 @pytest.mark.parametrize(
-    ("says", "why"),
+    ("cost_value", "why"),
     [(-1, "returned -1"), (float("nan"), "returned nan"), (1e9, "returned 1"), ("x", "raised")],
 )
-def test_a_function_that_fails_is_that_querys_error(world: World, says: Any, why: str) -> None:
-    model = world.model("str", cost=lambda x: says if x == "bad" else 1.0, cached=False)
+def test_a_function_that_fails_is_that_querys_error(
+    world: World, cost_value: Any, why: str
+) -> None:
+    model = world.model("str", cost=lambda x: cost_value if x == "bad" else 1.0, cached=False)
     container = world.container(model, mode=STATIC, cost_max=10_000)
     good = model.predict("good", SLO_MS)
     with pytest.raises(StatusError, match=why) as error:
@@ -192,13 +194,13 @@ def test_each_row_is_in_exactly_one_batch_and_in_time_where_it_can_be(
 
     join()
     join()
-    asked: list[tuple[int, Any]] = []
+    costed: list[tuple[int, Any]] = []
     lost = 0
     for turn in range(600):
         if turn < 400 and rng.random() < 0.5:
             x = row(min(1000, max(1, int(rng.lognormvariate(3, 1)))))
-            x[0] = len(asked)
-            asked.append((len(asked), model.predict(x, rng.choice([60.0, 200.0, 2000.0]))))
+            x[0] = len(costed)
+            costed.append((len(costed), model.predict(x, rng.choice([60.0, 200.0, 2000.0]))))
         if turn == 200:
             gone = made.pop(0)
             lost = len(gone.container.inbox)
@@ -211,13 +213,13 @@ def test_each_row_is_in_exactly_one_batch_and_in_time_where_it_can_be(
         world.step(1000)
         for one in made:
             one.turn(world.now_us)
-    ended = [future.status() for _, future in asked]
+    ended = [future.status() for _, future in costed]
     assert all(
         future.result() == number
-        for (number, future), status in zip(asked, ended, strict=True)
+        for (number, future), status in zip(costed, ended, strict=True)
         if status == Status.OK
     )
-    assert sum(status == Status.OK for status in ended) >= 0.95 * len(asked)
+    assert sum(status == Status.OK for status in ended) >= 0.95 * len(costed)
     if lost == 0:
         seen = sorted(number for one in made for number in one.seen)
         assert len(seen) == len(set(seen)), "no row is evaluated twice"

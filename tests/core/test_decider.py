@@ -66,9 +66,9 @@ class Twin:
     def step(
         self, step: Step, votes: Sequence[Vote], slo: float, last: bool, may_submit: bool
     ) -> Any:
-        looked = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
-        arrived = [i for i in looked if votes[i].state == ARRIVED]
-        coming = [i for i in looked if comes(votes[i], slo)]
+        considered = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
+        arrived = [i for i in considered if votes[i].state == ARRIVED]
+        coming = [i for i in considered if comes(votes[i], slo)]
         sure = [
             i
             for i in arrived
@@ -77,7 +77,7 @@ class Twin:
         if step.rule == Rule.ALL:
             return ("answer", arrived, None) if arrived and not coming else None
         if step.rule in VOTING:
-            return self.vote(step, votes, looked, arrived, coming, last)
+            return self.vote(step, votes, considered, arrived, coming, last)
         if step.rule == Rule.BEST:
             return (
                 ("answer", sure[:1], sure[0])
@@ -100,9 +100,9 @@ class Twin:
         if sure:
             first = sure[0] if step.rule == Rule.ROW else min(sure, key=lambda i: votes[i].order)
             return ("answer", [first], first)
-        asked = any(votes[i].state == OUTSTANDING for i in looked)
-        left = [i for i in looked if votes[i].state == UNSUBMITTED]
-        if step.rule in (Rule.CASCADE, Rule.HEDGED) and may_submit and not asked and left:
+        waiting = any(votes[i].state == OUTSTANDING for i in considered)
+        left = [i for i in considered if votes[i].state == UNSUBMITTED]
+        if step.rule in (Rule.CASCADE, Rule.HEDGED) and may_submit and not waiting and left:
             return ("submit", left[:1], None)
         return None
 
@@ -110,13 +110,13 @@ class Twin:
         self,
         step: Step,
         votes: Sequence[Vote],
-        looked: list[int],
+        considered: list[int],
         arrived: list[int],
         coming: list[int],
         last: bool,
     ) -> Any:
         weight = (lambda i: votes[i].weight) if step.rule == Rule.WEIGHTED else (lambda i: 1.0)
-        total = sum(weight(i) for i in looked if votes[i].state != UNSUBMITTED or i in coming)
+        total = sum(weight(i) for i in considered if votes[i].state != UNSUBMITTED or i in coming)
         if not arrived:
             return None
         winner, heavy = plurality(votes, arrived, weight)
@@ -157,8 +157,8 @@ class Twin:
     def leftover(
         self, step: Step, votes: Sequence[Vote], slo: float
     ) -> tuple[list[int], int | None]:
-        looked = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
-        arrived = [i for i in looked if votes[i].state == ARRIVED]
+        considered = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
+        arrived = [i for i in considered if votes[i].state == ARRIVED]
         sure = [
             i
             for i in arrived
@@ -297,7 +297,7 @@ def test_it_rules_as_a_slow_twin_does(seed: int) -> None:
 
 
 def outcome(ruling: Ruling, votes: Sequence[Vote], step: Step) -> Any:
-    """What an answer is worth, whatever it was made of."""
+    """Return the value that an answer stands for: a key, a combined value, or the models used."""
     assert ruling.kind == "answer"
     used = [i for i in range(len(votes)) if ruling.mask >> i & 1]
     if step.rule in VOTING:
@@ -308,15 +308,17 @@ def outcome(ruling: Ruling, votes: Sequence[Vote], step: Step) -> Any:
 
 
 def ends_of(n: int, alphabet: Sequence[Any]) -> Iterator[list[Any]]:
-    """All that n tasks can end with."""
+    """Return every combination of ends of n tasks."""
     return (list(each) for each in itertools.product(alphabet, repeat=n))
 
 
-def heard(
+def votes_after(
     what: Sequence[Any], order: Sequence[int], upto: int, weights: Sequence[float]
 ) -> list[Vote]:
-    """The first `upto` of `order` have ended, the others are on their way. What: None for a
-    failure, or (value, confidence)."""
+    """Return the votes when the first `upto` models of `order` have ended and the others have not.
+
+    what: None for a failure, or (value, confidence), by model.
+    """
     votes = []
     for i, end in enumerate(what):
         at = order.index(i)
@@ -373,10 +375,10 @@ def test_an_early_answer_is_that_of_waiting_for_all(
     early = 0
     for what in ends_of(n, alphabet):
         for order in rng.sample(orders, sized(5, len(orders))):
-            votes = heard(what, order, n, weights)
+            votes = votes_after(what, order, n, weights)
             want = outcome(decider.decide(votes, 1, SLO_US), votes, step)
             for upto in range(n):
-                ruling = decider.decide(heard(what, order, upto, weights), 1, SLO_US)
+                ruling = decider.decide(votes_after(what, order, upto, weights), 1, SLO_US)
                 if ruling.kind == "answer":
                     early += 1
                     got = outcome(ruling, votes, step)
@@ -403,10 +405,10 @@ def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_
     kinds = set()
     for what in ends_of(n, [None, ("a", 0.3), ("b", None)]):
         for order in rng.sample(orders, sized(6, 16)):
-            votes = heard(what, order, n, weights)
+            votes = votes_after(what, order, n, weights)
             late = decider.decide(votes, 1, SLO_US)
             for upto in range(n):
-                early = decider.decide(heard(what, order, upto, weights), 1, SLO_US)
+                early = decider.decide(votes_after(what, order, upto, weights), 1, SLO_US)
                 if early.kind == "answer":
                     assert early.step == late.step == 0, (what, order, upto)
                     assert key_of(votes[early.winner or 0]) == key_of(votes[late.winner or 0]), (

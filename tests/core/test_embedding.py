@@ -18,7 +18,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Twin:
-    """Rows in a dict, one update after the other; the arithmetic is test_optimizer's to check."""
+    """A reference model of Embedding: rows in a dict, updated one by one; test_optimizer checks the
+    arithmetic."""
 
     def __init__(self, table: Table) -> None:
         self.table, self.rows = table, {}  # type: ignore[var-annotated]
@@ -151,11 +152,11 @@ KEYS = [4494661601655233416, 6492130589628174431, 8264418478552050710]
 
 
 def test_duplicates_are_summed_before_the_step() -> None:
-    summed, told_apart = Table("t", 3), Table("t", 3)
+    summed, separate = Table("t", 3), Table("t", 3)
     ids, g = np.array([9, 4, 9, 9]), np.float32([[1, 2, 3], [7, 7, 7], [0.5, 0, -1], [0.25, 0, 0]])
-    told_apart.push(ids, g)
+    separate.push(ids, g)
     summed.push([9, 4], np.float32([[1.75, 2, 2], [7, 7, 7]]))
-    assert (summed.pull(ids) == told_apart.pull(ids)).all()
+    assert (summed.pull(ids) == separate.pull(ids)).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -176,7 +177,7 @@ def test_a_push_that_is_no_number_changes_nothing(bad: float) -> None:
 
 def test_what_is_wrong_with_a_call_is_reported() -> None:
     table = Table("t", 4)
-    for call, said in [
+    for call, message in [
         (
             lambda: table.push([1, 2], np.ones((1, 4))),
             r"expected contiguous f32\[2, 4\], got float32\[1, 4\]",
@@ -196,7 +197,7 @@ def test_what_is_wrong_with_a_call_is_reported() -> None:
         (lambda: Table("t", 1, rows_max=0), "rows_max is 1 to 2"),
         (lambda: Table("t", 1, admit_after=256), "admit_after 1 to 255"),
     ]:
-        with pytest.raises(StatusError, match=said):
+        with pytest.raises(StatusError, match=message):
             call()
     assert len(table) == 0
 

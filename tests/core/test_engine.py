@@ -1,5 +1,5 @@
-"""The engine's Python doors: connections come, are attached, refused and closed; what is told about
-them; how it ends."""
+"""The engine's Python methods: connections come, are attached, refused and closed, and are reported
+as events; the engine ends."""
 
 import random
 from collections.abc import Callable
@@ -29,14 +29,14 @@ def test_a_connection_from_hello_to_gone(world: World) -> None:
     assert engine.snapshot()["models"][0]["replicas"] == 1
     engine.lost(conn, world.now_us)
     assert engine.replica(conn) is None
-    told = engine.events()
-    assert [(kind, c) for kind, c, *_ in told] == [
+    events = engine.events()
+    assert [(kind, c) for kind, c, *_ in events] == [
         (EngineEvent.HELLO_RECEIVED, conn),
         (EngineEvent.ATTACHED, conn),
         (EngineEvent.DISCONNECTED, conn),
     ]
-    assert told[0][4] == b"who I am"
-    assert told[2][3] == Status.REPLICA_LOST
+    assert events[0][4] == b"who I am"
+    assert events[2][3] == Status.REPLICA_LOST
     assert engine.events() == []
     assert engine.snapshot()["models"][0]["replicas"] == 0
 

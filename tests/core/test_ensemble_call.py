@@ -349,7 +349,7 @@ def test_votes_are_delivered_until_the_verdict_and_python_may_decide(world: Worl
     models[0].put(1.0, 7.0)
     seen: list[list[str]] = []
     future = predict_ensemble(models, ALL, 1.0, 50_000)
-    future.on_vote(lambda heard: seen.append(statuses_of(heard)))
+    future.on_vote(lambda votes: seen.append(statuses_of(votes)))
 
     def call_back() -> None:
         for view, fn in mailbox.drain():
@@ -368,7 +368,7 @@ def test_votes_are_delivered_until_the_verdict_and_python_may_decide(world: Worl
     assert future.latency_us == 40_000
     assert future.result(0) == [8.0]
     call_back()
-    assert len(seen) == 2, "told until the verdict"
+    assert len(seen) == 2, "reported until the verdict"
     del future
     assert mailbox.drain() == []
     with pytest.raises(StatusError, match="only a query with a decider"):

@@ -92,7 +92,7 @@ def test_time_that_is_over_before_the_loop_sees_the_task(world: World) -> None:
 
 
 class Query:
-    """What the twin knows of a future: how each task must have ended."""
+    """What the reference model knows of a future: how each task must have ended."""
 
     def __init__(self, future: Future, inputs: list[float]) -> None:
         self.future, self.inputs = future, inputs
@@ -126,8 +126,8 @@ class Query:
 
 
 class Game:
-    """Random queries of one to many tasks, random ends for each; blocks of every size come and
-    go."""
+    """Random queries of one to many tasks with random ends; blocks of every size are allocated and
+    freed."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
@@ -340,13 +340,13 @@ def test_a_future_outlives_its_engine(end: str) -> None:
 
 def test_a_waiter_is_notified_that_the_engine_is_dead(world: World) -> None:
     future = world.model().predict(1.0)
-    heard: list[BaseException | None] = []
-    waiting = threading.Thread(target=lambda: heard.append(future_error(future)))
+    raised: list[BaseException | None] = []
+    waiting = threading.Thread(target=lambda: raised.append(future_error(future)))
     waiting.start()
     world.engine.kill(Status.FORKED)
     waiting.join()
-    assert isinstance(heard[0], StatusError)
-    assert heard[0].status == Status.FORKED
+    assert isinstance(raised[0], StatusError)
+    assert raised[0].status == Status.FORKED
     assert world.engine.models == []
     assert world.model().predict(2.0).status() == Status.FORKED
 
@@ -388,7 +388,7 @@ def test_a_signal_interrupts_a_waiter() -> None:
 
 @pytest.fixture
 def answered(world: World) -> Callable[[Any], Future]:
-    """A future that is done: its model gives back what it was asked."""
+    """Return a done future, whose model returns its input."""
     model = world.model(cached=False)
     container = world.container(model)
 
@@ -422,11 +422,11 @@ def test_await_of_a_finished_one_never_suspends(
 ) -> None:
     future = answered(2.5)
     assert [run_to_the_end(how(future)) for _ in range(3)] == [2.5] * 3
-    lost = world.model().predict(1.0, slo_ms=1)
+    unanswered = world.model().predict(1.0, slo_ms=1)
     world.pass_deadline(2000)
     for _ in range(2):
         with pytest.raises(StatusError, match="no container of the model"):
-            how(lost).send(None)
+            how(unanswered).send(None)
 
 
 @pytest.mark.parametrize("value", [(1, 2), None, StopIteration(3)])
@@ -452,7 +452,7 @@ def test_await_under_a_tracer(answered: Callable[[Any], Future]) -> None:
 
 
 class Suspended:
-    """What the asyncio interface gives to await: here nobody but the test looks at it."""
+    """A fake of what the asyncio interface returns to await, which only the test reads."""
 
     _asyncio_future_blocking = False
 
@@ -462,13 +462,13 @@ def test_a_suspended_await(world: World) -> None:
     does."""
     model = world.model(cached=False)
     world.container(model)
-    asked: list[Any] = []
-    world.engine.completion.on_await = lambda future: asked.append(len(future)) or Suspended()
+    lengths: list[Any] = []
+    world.engine.completion.on_await = lambda future: lengths.append(len(future)) or Suspended()
     coroutine = awaits(model.predict(2.5))
     gc.collect()
     for n in (1, 2):  # resumed too early, it waits again
         assert coroutine.send(None)._asyncio_future_blocking is True
-        assert asked == [1] * n
+        assert lengths == [1] * n
     world.serve()
     gc.collect()
     assert run_to_the_end(coroutine) == 2.5

@@ -81,12 +81,12 @@ def test_constants() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    for name, wrong, said in [
+    for name, wrong, message in [
         ("ones", {}, "no initializer 'ones'"),
         ("zeros", {"value": 1.0}, "no setting 'value': none at all"),
         ("uniform", {"low": 1.0, "high": 0.0}, "low is at most high"),
         ("normal", {"std": -1.0}, "at least 0"),
         ("normal", {"std": float("inf")}, "no finite number"),
     ]:
-        with pytest.raises(StatusError, match=said):
+        with pytest.raises(StatusError, match=message):
             Initializer(name, **wrong)

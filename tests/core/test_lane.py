@@ -244,12 +244,13 @@ def test_first_come_first_served_within_a_lane_and_first_due_across(world: World
         assert container.inbox[0][1].tolist() == [wanted]
         container.reply()
         world.step()
-        if container.heard.count(Kind.PREDICT) > 298:
+        if container.kinds_received.count(Kind.PREDICT) > 298:
             break
 
 
 class Twin:
-    """What must hold of each query, whatever the scheduler does in between."""
+    """A reference model of a lane: what must hold of each query, whatever the scheduler does in
+    between."""
 
     def __init__(self, world: World, seed: int, cached: bool) -> None:
         self.world, self.rng, self.cached = world, random.Random(seed), cached

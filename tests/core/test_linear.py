@@ -93,7 +93,7 @@ def test_models_are_learned_by_their_features():
 
 
 def slow_weights(p, y, ridge):
-    """By the normal equations, drawn to the mean."""
+    """Return the weights by the normal equations, drawn to the mean."""
     k = p.shape[1]
     a, b = (p - p.mean(0)).T @ (p - p.mean(0)), (p - p.mean(0)).T @ (y - y.mean())
     even = np.full(k, 1 / k)

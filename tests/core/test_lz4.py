@@ -14,7 +14,7 @@ from clipper_core.wire.lz4 import Search, bound_lz4, decode_lz4, encode_lz4
 
 
 def refused(*statuses: Status) -> Any:
-    """Expects an error of one of these statuses, BAD_FRAME unless told."""
+    """Expect an error of one of these statuses, by default BAD_FRAME."""
     statuses = statuses or (Status.BAD_FRAME,)
     classes = tuple({type(error_for(status, "")) for status in statuses})
     return pytest.raises(

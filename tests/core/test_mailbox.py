@@ -169,18 +169,18 @@ def test_several_readers_and_random_ends_as_the_twin(world: World, seed: int) ->
 
 
 def check(which: int, mailboxes: list[MailboxReader], waiting: list[dict[int, Future]]) -> None:
-    """A drained mailbox has told of exactly those that are done, each once."""
+    """Check that a drained mailbox has returned exactly the done futures, each once."""
     mailbox, mine = mailboxes[which], waiting[which]
     done = {item for item, future in mine.items() if future.done()}
     drained = mailbox.drain()
-    told = [item for _, item in drained]
+    drained_items = [item for _, item in drained]
     assert all(mine[item] is future for future, item in drained)
-    assert set(told) == done or set(told) <= done, (
+    assert set(drained_items) == done or set(drained_items) <= done, (
         "news that is not flushed yet comes with the next step"
     )
-    assert len(told) == len(set(told))
-    for item in told:
+    assert len(drained_items) == len(set(drained_items))
+    for item in drained_items:
         del mine[item]
     assert sum(1 for future in mine.values() if not future.done()) >= (
-        1 if len(mailbox) and not done - set(told) else 0
+        1 if len(mailbox) and not done - set(drained_items) else 0
     )

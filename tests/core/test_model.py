@@ -262,7 +262,7 @@ def test_a_model_without_a_cache_evaluates_each(world: World) -> None:
     for _ in range(3):
         model.predict(1.0)
     world.serve()
-    assert container.heard.count(4) == 1
+    assert container.kinds_received.count(4) == 1
     assert world.engine.snapshot()["models"][0]["evaluated"] == 3
 
 
@@ -451,7 +451,7 @@ def test_a_watched_row_is_another_with_another_number(world: World, how: str) ->
     model.watch = watcher
 
     def ask() -> int:
-        """-> rows that the container was sent, so far."""
+        """Send a query; return the rows that the container was sent so far."""
         ASKERS[how](model, [1, 2])
         world.serve()
         return int(world.engine.snapshot()["models"][0]["evaluated"])

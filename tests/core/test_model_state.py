@@ -20,8 +20,8 @@ FAR_US = 1 << 50
 
 
 class World:
-    """An engine on a clock of its own, models that no list shows, and their containers: each
-    answers row + its model's uid."""
+    """An engine on its own clock, models that no list shows, and their containers: each answers row
+    + its model's uid."""
 
     def __init__(self, **limits: Any) -> None:
         self.engine = Engine(
@@ -50,7 +50,7 @@ class World:
         return conn
 
     def answer(self, conn: int, plus: float) -> int:
-        """What was sent to it; -> batches."""
+        """Answer what was sent to the container; return the number of batches."""
         batches, sent = 0, self.engine.outgoing(conn, self.now_us)
         while sent:
             header = decode_header(sent)
@@ -67,7 +67,7 @@ class World:
         return batches
 
     def chores(self) -> None:
-        """What is dropped is heard of at the first, and given back at the second."""
+        """Run housekeeping twice: the first run sees what was dropped, the second frees it."""
         for _ in range(2):
             self.step(CHORES_US)
 
@@ -239,7 +239,7 @@ def test_models_come_and_go_and_each_query_has_its_own_answer(world: World, seed
     left."""
     rng = random.Random(seed)
     models: list[tuple[Model, list[int]]] = []
-    asked: list[tuple[Future, int, float]] = []
+    requests: list[tuple[Future, int, float]] = []
     orphans: list[int] = []
     for _ in range(1500):
         match rng.randrange(8):
@@ -251,7 +251,7 @@ def test_models_come_and_go_and_each_query_has_its_own_answer(world: World, seed
                 if rng.random() < 0.1:
                     model.predict_many(np.full((rng.randrange(1, 80), 2), x), slo_ms)
                 else:
-                    asked.append((model.predict(row(x), slo_ms), int(model.name[2:]), x))
+                    requests.append((model.predict(row(x), slo_ms), int(model.name[2:]), x))
             case 4 if models:
                 model, conns = rng.choice(models)
                 conns.append(world.attach(model))
@@ -280,6 +280,6 @@ def test_models_come_and_go_and_each_query_has_its_own_answer(world: World, seed
     for _ in range(100):
         world.step(CHORES_US)
     assert world.counts() == (0, 0)
-    ok = [(future.result(), uid + x) for future, uid, x in asked if future.status() is Status.OK]
+    ok = [(future.result(), uid + x) for future, uid, x in requests if future.status() is Status.OK]
     assert len(ok) > 20
     assert all(got == wanted for got, wanted in ok)

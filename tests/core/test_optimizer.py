@@ -17,7 +17,7 @@ NAMES = list(Optimizer.SETTINGS)
 
 
 class Twin:
-    """One weight after the other, in doubles."""
+    """A reference model of an optimizer: one weight after the other, in doubles."""
 
     def __init__(self, optimizer: Optimizer, weights: np.ndarray[Any, Any]) -> None:
         self.o, self.s = optimizer, optimizer.settings
@@ -197,7 +197,7 @@ def test_a_gradient_that_is_no_number_changes_nothing(bad: float) -> None:
 
 
 def test_arguments_are_checked() -> None:
-    for name, wrong, said in [
+    for name, wrong, message in [
         ("sdg", {}, "no optimizer 'sdg'"),
         ("sgd", {"momentum": 0.9}, "no setting 'momentum'"),
         ("adam", {"beta1": 1.0}, "out of its range"),
@@ -206,7 +206,7 @@ def test_arguments_are_checked() -> None:
         ("adagrad", {"start": -1.0}, "out of its range"),
         ("sgd", {"clip_norm": 0.0}, "out of its range"),
     ]:
-        with pytest.raises(StatusError, match=said):
+        with pytest.raises(StatusError, match=message):
             Optimizer(name, **wrong)
     optimizer = Optimizer("momentum")
     w, state, g = np.zeros(4, np.float32), optimizer.state(4), np.zeros(4, np.float32)

@@ -15,7 +15,7 @@ ROW = np.arange(2.0)
 
 
 class World:
-    """Engines stepped by hand, a model in each, and its container: this test."""
+    """Engines stepped by hand, a model in each, and its container, played by the test."""
 
     def __init__(self, count: int = 2) -> None:
         self.engines = [
@@ -39,7 +39,7 @@ class World:
         return conn
 
     def answer(self, which: int) -> None:
-        """All batches that one engine has sent: each row times its number, plus one."""
+        """Answer all batches that an engine has sent: each row times its number, plus one."""
         engine, conn = self.engines[which], self.conns[which]
         engine.step(engine.now_us())
         while sent := engine.outgoing(conn, engine.now_us()):
@@ -190,9 +190,9 @@ def test_whichever_is_freed_first(order: tuple[int, int]) -> None:
 
 
 def test_strangers_are_refused(world: World) -> None:
-    stranger = World().models[1]
+    other_model = World().models[1]
     alone = Model(Engine(manual_clock=True, cache_bytes_max=1 << 20), "alone", 1, "f64", (2,))
-    for other in (stranger, alone):
+    for other in (other_model, alone):
         with pytest.raises(StatusError, match="know nothing of each other"):
             predict_all((world.models[0], other), ROW)
     world.check()

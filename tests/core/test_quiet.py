@@ -29,7 +29,7 @@ def test_a_quiet_link_receives_no_heartbeat_and_may_be_silent_for_ever(
         quiet.read()
     assert world.engine.wants_close(loud.conn)
     assert not world.engine.wants_close(quiet.conn)
-    assert Kind.HEARTBEAT not in quiet.heard
+    assert Kind.HEARTBEAT not in quiet.kinds_received
     loud.lose()
     future = model.predict(2.0, 1000)
     world.serve()
@@ -190,7 +190,7 @@ def test_a_connection_may_have_a_heartbeat_of_its_own(new_world: Callable[..., W
         usual.read()
     assert world.engine.wants_close(usual.conn)
     assert not world.engine.wants_close(sparse.conn)
-    assert 1 <= sparse.heard.count(Kind.HEARTBEAT) <= 3
+    assert 1 <= sparse.kinds_received.count(Kind.HEARTBEAT) <= 3
     for _ in range(10):
         world.step(26_000)
         sparse.read()

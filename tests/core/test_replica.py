@@ -221,7 +221,7 @@ ROADS = [  # compression, remote, what a batch of many like strings becomes
 
 
 def sent(new_world: Any, texts: list[str], compression: str, remote: bool, **attach: Any) -> bytes:
-    """What goes to a container when these strings are asked about at once; all end in the end."""
+    """Return what a container is sent for these strings queried at once; all queries end."""
     world = new_world(compression=compression)
     model = world.model("str", cached=False)
     container = world.container(model, size_max=len(texts), remote=remote, **attach)
@@ -301,7 +301,7 @@ def test_no_such_compression() -> None:
 
 # -- qualifiers: opaque bytes beside outputs
 
-SAID = [b"\x81\xa1q\x03", b"", b"x" * 1024]
+QUALIFIERS = [b"\x81\xa1q\x03", b"", b"x" * 1024]
 OUTPUTS = {
     "scalar": np.array([10.0, 20.0, 30.0]),
     "vector": np.arange(6, dtype="f4").reshape(3, 2),
@@ -318,15 +318,17 @@ def test_qualifiers_come_with_their_rows_and_from_the_cache(
     model = world.model()
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
-    assert container.send(reply_of(container, outputs, qualifiers=SAID, confidence=confidence))
+    assert container.send(
+        reply_of(container, outputs, qualifiers=QUALIFIERS, confidence=confidence)
+    )
     again = [model.predict(value, 100) for value in (1.0, 2.0, 3.0)]
     for i, future in enumerate(futures):
         for each in (future, again[i]):
-            heard = each.prediction()
-            np.testing.assert_array_equal(heard[0], outputs[i])
-            assert heard[1] == (None if confidence is None else confidence[i])
-            assert heard[2:] == ((SAID[i],) if SAID[i] else ())
-            assert heard[1] == each.confidence()
+            prediction = each.prediction()
+            np.testing.assert_array_equal(prediction[0], outputs[i])
+            assert prediction[1] == (None if confidence is None else confidence[i])
+            assert prediction[2:] == ((QUALIFIERS[i],) if QUALIFIERS[i] else ())
+            assert prediction[1] == each.confidence()
 
 
 def test_qualifiers_beside_rows_that_failed(world: World) -> None:

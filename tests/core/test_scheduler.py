@@ -188,7 +188,7 @@ def test_heartbeats_are_sent_when_there_is_nothing_else_to_send(world: World) ->
         world.step(25_000)
         container.read()
         container.send(encode_frame(Kind.HEARTBEAT))
-    assert 8 <= container.heard.count(Kind.HEARTBEAT) <= 10
+    assert 8 <= container.kinds_received.count(Kind.HEARTBEAT) <= 10
 
 
 @pytest.mark.parametrize("hello", [False, True])
@@ -220,7 +220,7 @@ def test_draining_answers_what_it_has_and_sends_goodbye(world: World) -> None:
     world.step(30_000)
     assert future.result() == 3.0
     container.read()
-    assert container.heard[-1] == Kind.GOODBYE
+    assert container.kinds_received[-1] == Kind.GOODBYE
     assert world.engine.wants_close(container.conn)
     world.pass_deadline(50_000)
     assert late.status() == Status.DEADLINE

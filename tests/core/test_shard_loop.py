@@ -38,8 +38,8 @@ _LAST = st.integers(SEQUENCE_MAX - 2000, SEQUENCE_MAX)
 
 
 class Shard:
-    """A core with one table, its loop's thread, and somebody who answers calls with what they
-    said."""
+    """A shard core with one table, its loop's thread, and echo(), which answers calls with their
+    payload."""
 
     def __init__(self, folder: Path, table: Table | None = None, **limits: int) -> None:
         self.table = (
@@ -57,15 +57,15 @@ class Shard:
         self.thread = threading.Thread(target=self.core.run)
         self.thread.start()
 
-    def echo(self, *, admit: bool = True, count: int = 1, **as_whom: int) -> list[Any]:
-        """Answers so many calls."""
-        heard: list[Any] = []
-        while len(heard) < count:
+    def echo(self, *, admit: bool = True, count: int = 1, **admission: int) -> list[Any]:
+        """Answer so many calls with their payload; return them."""
+        calls: list[Any] = []
+        while len(calls) < count:
             select.select([self.core.calls_fd], [], [], 10)
-            for whom, head, body in self.core.calls():
-                heard.append((whom, head, body))
-                self.core.answer(whom, body, admit=admit, **as_whom)
-        return heard
+            for caller, head, body in self.core.calls():
+                calls.append((caller, head, body))
+                self.core.answer(caller, body, admit=admit, **admission)
+        return calls
 
     def close(self) -> None:
         self.core.stop()
@@ -82,7 +82,7 @@ class Worker:
         if admitted:
             self.send(CALL, payload=b"let me!!")
             shard.echo()
-            assert self.hear()[1] == b"let me!!"
+            assert self.receive()[1] == b"let me!!"
 
     def send(
         self,
@@ -120,7 +120,7 @@ class Worker:
         )
         self.socket.sendall(head + payload)
 
-    def hear(self) -> tuple[dict[str, Any], bytes]:
+    def receive(self) -> tuple[dict[str, Any], bytes]:
         names = [
             "magic",
             "version",
@@ -150,7 +150,7 @@ class Worker:
 
     def pull(self, ids: Any, dtype: int = 0) -> tuple[dict[str, Any], bytes]:
         self.send(PULL, np.asarray(ids, np.int64).tobytes(), rows=len(ids), dtype=dtype)
-        return self.hear()
+        return self.receive()
 
     def send_push(self, ids: Any, gradients: Any, **fields: Any) -> None:
         self.send(
@@ -162,7 +162,7 @@ class Worker:
 
     def push(self, ids: Any, gradients: Any, **fields: Any) -> dict[str, Any]:
         self.send_push(ids, gradients, **fields)
-        return self.hear()[0]
+        return self.receive()[0]
 
     def is_silent(self) -> bool:
         return not select.select([self.socket], [], [], 0.05)[0]
@@ -256,7 +256,7 @@ def test_what_is_refused_changes_nothing(shard: Shard, worker: Worker) -> None:
     ]
     for send, why, about in refusals:
         send()
-        head, payload = worker.hear()
+        head, payload = worker.receive()
         assert (head["kind"], head["rows"], head["id"]) == (REFUSED, why, worker.id)
         assert int.from_bytes(payload, "little") == about
     shard.core.ready = False
@@ -277,15 +277,15 @@ def test_a_stale_push_has_a_smaller_rate(shard: Shard, worker: Worker) -> None:
 
 
 def test_strangers_are_not_served(shard: Shard) -> None:
-    stranger = Worker(shard, admitted=False)
-    assert stranger.pull([1])[0]["rows"] == NOT_ADMITTED
-    stranger.send(CALL, length=1 << 20)
-    assert stranger.hear()[0]["rows"] == TOO_LARGE
-    assert stranger.socket.recv(1) == b"", "it is closed: what follows cannot be told from a frame"
+    unadmitted = Worker(shard, admitted=False)
+    assert unadmitted.pull([1])[0]["rows"] == NOT_ADMITTED
+    unadmitted.send(CALL, length=1 << 20)
+    assert unadmitted.receive()[0]["rows"] == TOO_LARGE
+    assert unadmitted.socket.recv(1) == b"", "closed: the next frame's start is unknown"
     other = Worker(shard, admitted=False)
     other.socket.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
     assert other.socket.recv(1) == b""
-    for one in (stranger, other):
+    for one in (unadmitted, other):
         one.socket.close()
 
 
@@ -298,7 +298,7 @@ def test_frames_may_come_in_pieces_and_many_at_once(shard: Shard, worker: Worker
     for at in range(0, len(whole), 37):
         worker.socket.sendall(whole[at : at + 37])
     for i in range(100):
-        head, payload = worker.hear()
+        head, payload = worker.receive()
         assert head["id"] == i
         assert payload[: 12 * DIM] == shard.table.pull(ids).tobytes()
 
@@ -318,11 +318,11 @@ def test_an_answer_waits_for_followers_that_are_waited_for(shard: Shard, worker:
     core.acknowledge(1, position)
     assert worker.is_silent(), "the other is not waited for"
     core.acknowledge(0, position)
-    assert [worker.hear()[0]["flags"] for _ in range(2)] == [0, 1]
+    assert [worker.receive()[0]["flags"] for _ in range(2)] == [0, 1]
     worker.send_push([5], ones(1))
     assert worker.is_silent()
     core.unfollow(0)
-    assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
+    assert worker.receive()[0]["kind"] == ANSWER, "nobody is waited for any more"
     assert {
         table: ids.tolist() for table, ids in (core.changed(1) or pytest.fail("lost"))[1].items()
     } == {0: [4, 5, 8]}
@@ -361,8 +361,8 @@ def test_what_python_changed_is_followed_too(shard: Shard) -> None:
     shard.core.acknowledge(2, position)
     assert shard.core.sure() == position
     other = ShardLoop()
-    for who, seen in shard.core.pushes_seen().items():
-        other.saw(who, seen)
+    for worker_id, seen in shard.core.pushes_seen().items():
+        other.saw(worker_id, seen)
     assert other.look(8, 2) == 1
     assert other.look(8, 3) == 0
 
@@ -371,13 +371,13 @@ def test_an_answer_for_one_who_left_reaches_nobody_else(shard: Shard) -> None:
     first = Worker(shard, admitted=False)
     first.send(CALL, payload=b"mine....")
     select.select([shard.core.calls_fd], [], [], 10)
-    ((whom, _, body),) = shard.core.calls()
+    ((caller, _, body),) = shard.core.calls()
     first.socket.close()
     second = Worker(shard)
-    shard.core.answer(whom, body)
+    shard.core.answer(caller, body)
     second.send(CALL, payload=b"theirs..")
     shard.echo()
-    assert second.hear()[1] == b"theirs.."
+    assert second.receive()[1] == b"theirs.."
     second.socket.close()
 
 
@@ -396,7 +396,7 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
     ((_, head, body),) = shard.echo()
     assert head == (PUSH, 1, 1, 0, 6, 9, 3, 1.0)
     assert body[:8] == np.int64(5).tobytes()
-    assert worker.hear()[0]["kind"] == ANSWER
+    assert worker.receive()[0]["kind"] == ANSWER
     assert len(table) == 0
 
 
@@ -405,9 +405,9 @@ def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
         shard.core.follow(12)
     worker.send(CALL, payload=b"x" * 8)
     select.select([shard.core.calls_fd], [], [], 10)
-    ((whom, _, _),) = shard.core.calls()
+    ((caller, _, _),) = shard.core.calls()
     with pytest.raises(StatusError, match="frame_bytes_max"):
-        shard.core.answer(whom, bytes(1 << 17))
+        shard.core.answer(caller, bytes(1 << 17))
     with pytest.raises(StatusError, match="144"):
         shard.core.saw(1, b"short")
 
@@ -435,7 +435,7 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         assert third.recv(1) == b""
         for one in (*(worker.socket for worker in workers), third):
             one.close()
-        while shard.core.stats()["connections"]:  # until it has heard that they are gone
+        while shard.core.stats()["connections"]:  # until it has noticed that they are closed
             os.sched_yield()
         again = Worker(shard)
         assert again.pull([1])[0]["kind"] == ANSWER
@@ -480,19 +480,19 @@ def test_stranger_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> 
         ]
         assert late[0].recv(1) == b"", "of the others, the one that has waited longest goes"
         shard.echo()
-        assert slow.hear()[1] == b"let me!!"
+        assert slow.receive()[1] == b"let me!!"
         assert slow.pull([1])[0]["kind"] == ANSWER
         slow.socket.close()
 
 
 def test_stranger_has_one_call_at_a_time(tmp_path: Path) -> None:
     with contextlib.closing(Shard(tmp_path)) as shard:
-        stranger = Worker(shard, admitted=False)
+        unadmitted = Worker(shard, admitted=False)
         for _ in range(10):
-            stranger.send(CALL, payload=b"hello me")
+            unadmitted.send(CALL, payload=b"hello me")
         assert len(shard.echo(admit=False)) == 1
         assert len(shard.echo(admit=False, count=9)) == 9
-        stranger.socket.close()
+        unadmitted.socket.close()
 
 
 def test_connections_beyond_descriptors_are_refused_at_once(tmp_path: Path) -> None:
@@ -519,21 +519,21 @@ def test_second_live_client_of_a_worker_number_is_refused(shard: Shard) -> None:
         one = Worker(shard, admitted=False)
         one.send(CALL, payload=b"let me!!")
         shard.echo(worker=worker, incarnation=incarnation)
-        return one, one.hear()[0]
+        return one, one.receive()[0]
 
-    first, said = hello(7, 1)
-    assert said["kind"] == ANSWER
-    again, said = hello(7, 1)
-    assert said["kind"] == ANSWER, "another connection of the same client"
-    second, said = hello(7, 2)
-    assert (said["kind"], said["rows"]) == (REFUSED, WORKER_IN_USE)
+    first, head = hello(7, 1)
+    assert head["kind"] == ANSWER
+    again, head = hello(7, 1)
+    assert head["kind"] == ANSWER, "another connection of the same client"
+    second, head = hello(7, 2)
+    assert (head["kind"], head["rows"]) == (REFUSED, WORKER_IN_USE)
     assert second.socket.recv(1) == b""
-    older, said = hello(7, 0)
-    assert said["kind"] == ANSWER, "a client of an older version does not say who it is"
+    older, head = hello(7, 0)
+    assert head["kind"] == ANSWER, "a client of an older version does not send its id"
     for one in (first, again, older):
         one.socket.close()
-    third, said = hello(7, 2)
-    assert said["kind"] == ANSWER, "its number is free again"
+    third, head = hello(7, 2)
+    assert head["kind"] == ANSWER, "its number is free again"
     for one in (second, third):
         one.socket.close()
 
@@ -552,7 +552,7 @@ def test_answer_to_a_push_reports_the_outcome_of_its_ids(tmp_path: Path) -> None
     with contextlib.closing(Shard(tmp_path, table=Table("small", DIM, rows_max=128))) as shard:
         worker = Worker(shard)
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
-        head, counted = worker.hear()
+        head, counted = worker.receive()
         applied, unadmitted, refused, evicted = struct.unpack("<4I", counted)
         assert (head["flags"], applied, unadmitted, refused, evicted) == (
             0,
@@ -563,13 +563,13 @@ def test_answer_to_a_push_reports_the_outcome_of_its_ids(tmp_path: Path) -> None
         )
         assert refused > 0
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
-        head, counted = worker.hear()
+        head, counted = worker.receive()
         assert (head["flags"], counted) == (1, b""), "of a repetition it is not known any more"
         shard.core.follow(0, waited=True)
         worker.send_push([0, 0, 5000], ones(3), worker=7, sequence=2)
         assert worker.is_silent()
         shard.core.acknowledge(0, shard.core.position)
-        assert struct.unpack("<4I", worker.hear()[1]) == (1, 0, 1, 0)
+        assert struct.unpack("<4I", worker.receive()[1]) == (1, 0, 1, 0)
         worker.socket.close()
 
 
@@ -580,12 +580,12 @@ def test_follower_that_starts_anew_is_not_waited_for_until_it_is_synchronized(
     worker.send_push([1], ones(1))
     assert worker.is_silent()
     shard.core.follow(0)
-    assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
+    assert worker.receive()[0]["kind"] == ANSWER, "nobody is waited for any more"
     shard.core.wait_for(0)
     worker.send_push([1], ones(1))
     assert worker.is_silent()
     shard.core.acknowledge(0, shard.core.position)
-    assert worker.hear()[0]["kind"] == ANSWER
+    assert worker.receive()[0]["kind"] == ANSWER
 
 
 @settings(max_examples=200, deadline=None)
@@ -624,9 +624,9 @@ def test_numbers_of_connections_are_used_again(shard: Shard) -> None:
     for _ in range(20):
         one = Worker(shard, admitted=False)
         one.send(CALL)
-        ((whom, _, _),) = shard.echo()
-        assert one.hear()[0]["kind"] == ANSWER
-        assert whom[0] <= 1
+        ((caller, _, _),) = shard.echo()
+        assert one.receive()[0]["kind"] == ANSWER
+        assert caller[0] <= 1
         one.socket.close()
 
 
@@ -636,7 +636,7 @@ def test_pushes_wait_while_it_is_held(shard: Shard, worker: Worker) -> None:
     assert worker.is_silent()
     assert len(shard.table) == 0
     shard.core.resume()
-    assert worker.hear()[0]["kind"] == ANSWER
+    assert worker.receive()[0]["kind"] == ANSWER
     assert len(shard.table) == 2
 
 
@@ -660,11 +660,11 @@ def test_a_worker_with_much_at_once_lets_others_between(tmp_path: Path) -> None:
         busy.socket.sendall(b"".join(pieces))
         other.send(PULL, np.int64(3).tobytes(), rows=1)
         shard.core.resume()
-        assert other.hear()[1] == before
-        heard = [busy.hear() for _ in pieces]
+        assert other.receive()[1] == before
+        calls = [busy.receive() for _ in pieces]
         first = busy.id - len(pieces) + 1
-        assert [head["id"] for head, _ in heard] == list(range(first, busy.id + 1))
-        assert {payload for _, payload in heard[:-1]} == {before}
+        assert [head["id"] for head, _ in calls] == list(range(first, busy.id + 1))
+        assert {payload for _, payload in calls[:-1]} == {before}
         assert other.pull([3])[1] != before
         for one in (blocker, busy, other):
             one.socket.close()
@@ -680,7 +680,7 @@ def test_a_follower_that_begins_has_nothing(shard: Shard, worker: Worker) -> Non
     shard.core.follow(0, waited=True)
     assert shard.core.sure() == 0, "it began anew, and what it had is not counted on"
     shard.core.acknowledge(0, shard.core.position)
-    assert worker.hear()[0]["kind"] == ANSWER
+    assert worker.receive()[0]["kind"] == ANSWER
 
 
 def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None:
@@ -698,8 +698,8 @@ def test_polling_begins_after_a_message_only(tmp_path: Path, spin_us: int) -> No
         with contextlib.closing(worker.socket):
             for _ in range(100):
                 worker.pull([1])
-            heard = 103  # a connection, a call and its answer, and those
-            assert polls <= shard.core.spins <= polls * heard
+            calls = 103  # a connection, a call and its answer, and those
+            assert polls <= shard.core.spins <= polls * calls
 
 
 def test_polling_for_followers_is_learned_apart(tmp_path: Path) -> None:

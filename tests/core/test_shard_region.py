@@ -140,7 +140,7 @@ def share(worker: Worker, *fds: int) -> dict[str, Any]:
     worker.id += 1
     head = HEAD.pack(b"CLPT", 1, SHARE, 0, 0, 0, 0, worker.id, 0, 0, 0, 0, 1.0, 0)
     socket.send_fds(worker.socket, [head], list(fds)) if fds else worker.socket.sendall(head)
-    return worker.hear()[0]
+    return worker.receive()[0]
 
 
 def pull(worker: Worker, ids: Any, offset: int, dtype: int = 0) -> tuple[dict[str, Any], bytes]:
@@ -150,7 +150,7 @@ def pull(worker: Worker, ids: Any, offset: int, dtype: int = 0) -> tuple[dict[st
         b"CLPT", 1, PULL, dtype, IN_REGION, 0, ids.size, worker.id, 0, 0, offset, 0, 1.0, ids.nbytes
     )
     worker.socket.sendall(head + ids.tobytes())
-    return worker.hear()
+    return worker.receive()
 
 
 def mapped(path: str = "memfd:shared-rows") -> int:
@@ -166,7 +166,7 @@ def test_rows_are_written_where_they_are_wanted(shard: Shard, dtype: int) -> Non
         assert share(worker, fd)["kind"] == ANSWER
         assert shard.core.stats()["shared_bytes"] == 8192
         worker.send(PULL, ids.tobytes(), rows=25, dtype=dtype)
-        plain = worker.hear()[1]
+        plain = worker.receive()[1]
         head, payload = pull(worker, ids, 4096, dtype)
         assert (head["kind"], head["flags"], head["rows"], payload) == (ANSWER, IN_REGION, 25, b"")
         assert seen[4096 : 4096 + len(plain)] == plain
@@ -214,7 +214,7 @@ def test_memory_is_the_connections(shard: Shard) -> None:
     assert (head["kind"], head["rows"]) == (REFUSED, TOO_LARGE), "all have had their share"
     first.socket.close()
     second.send(PULL)
-    second.hear()
+    second.receive()
     assert pull(second, [1], 0)[0]["kind"] == ANSWER
     head = share(third, fds[2])
     assert head["kind"] == ANSWER
@@ -233,8 +233,8 @@ def test_memory_is_the_connections(shard: Shard) -> None:
 
 
 def test_descriptors_that_nobody_requested_are_closed(shard: Shard) -> None:
-    worker, stranger = Worker(shard), Worker(shard, admitted=False)
-    assert share(stranger)["rows"] == NOT_ADMITTED, "it has been let in, as far as strangers are"
+    worker, unadmitted = Worker(shard), Worker(shard, admitted=False)
+    assert share(unadmitted)["rows"] == NOT_ADMITTED, "it has been let in, as far as strangers are"
     with opened(memory_file(4096)) as fd:
         files = len(os.listdir("/proc/self/fd"))
         for _ in range(5):
@@ -245,14 +245,14 @@ def test_descriptors_that_nobody_requested_are_closed(shard: Shard) -> None:
                 REFUSED,
             ), "more than it has room for"
         for _ in range(5):
-            head = share(stranger, fd)
+            head = share(unadmitted, fd)
             assert (head["kind"], head["rows"]) == (REFUSED, NOT_ADMITTED)
         assert len(os.listdir("/proc/self/fd")) <= files + 1, "one that a stranger sent may wait"
         assert share(worker)["rows"] == NOT_SHARED
         head, _ = pull(worker, [1], 0)
         assert head["rows"] == NOT_SHARED, "what it shared before is gone with that"
     worker.socket.close()
-    stranger.socket.close()
+    unadmitted.socket.close()
 
 
 def test_nothing_is_shared_over_tcp(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_nothing_is_shared_over_tcp(tmp_path: Path) -> None:
         worker.socket.settimeout(10)
         worker.send(1 + 2, b"let me!!")
         shard.echo()
-        worker.hear()
+        worker.receive()
         head = share(worker)
         assert (head["kind"], head["rows"]) == (REFUSED, NOT_SHARED)
         worker.socket.close()

@@ -93,7 +93,7 @@ class Mapper:
         assert not self.passed
 
     def rows(self, runs: Any) -> Any:
-        """What lies there now, copied."""
+        """Return a copy of the rows that are there now."""
         if not isinstance(runs, list):
             return runs
         found = []
@@ -309,7 +309,7 @@ def test_a_region_is_for_reading_and_keeps_its_size(world: World) -> None:
 
 
 def mine() -> tuple[int, int]:
-    """Mappings and descriptors of shared rows in this process."""
+    """Return the mappings and descriptors of shared rows in this process."""
     maps = Path("/proc/self/maps").read_text().count("memfd:clipper-rows")
     fds = sum(
         "clipper-rows" in os.readlink(link)

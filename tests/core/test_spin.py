@@ -45,11 +45,11 @@ class Twin:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 25)), max_size=300))
-def test_polling_is_done_while_it_pays(spells: list[tuple[int, int]]) -> None:
+def test_polling_is_done_while_it_pays(policy: list[tuple[int, int]]) -> None:
     """Each spell: how many polls find nothing before one pays, if it lasts so long; and how far
     they are apart."""
     ours, twin, now = SpinPolicy(SPIN_US), Twin(), 1_000
-    for polls, apart_us in spells:
+    for polls, apart_us in policy:
         begun = ours.begin(now)
         assert begun == twin.begin(now)
         while begun and polls:
@@ -64,11 +64,11 @@ def test_polling_is_done_while_it_pays(spells: list[tuple[int, int]]) -> None:
 
 
 def test_what_does_not_pay_is_seldom_tried() -> None:
-    spells, begun = SpinPolicy(SPIN_US), 0
+    policy, begun = SpinPolicy(SPIN_US), 0
     for turn in range(100 * TRIAL + 1):
-        if spells.begin(turn * 1_000):
+        if policy.begin(turn * 1_000):
             begun += 1
-            assert not spells.on(turn * 1_000 + SPIN_US)
+            assert not policy.on(turn * 1_000 + SPIN_US)
     assert begun == 101  # the first, and then one in so many
 
 
@@ -141,13 +141,13 @@ def test_its_errors_are_those_of_a_socket(pair: Pair, spin_us: int) -> None:
 @pytest.mark.parametrize("spin_us", [0, SPIN_US])
 def test_a_signal_is_received_while_it_waits(pair: Pair, spin_us: int) -> None:
     ours, theirs = pair
-    heard: list[int] = []
+    signals: list[int] = []
 
-    def hear(number: int, _: object) -> None:
-        heard.append(number)
+    def on_signal(number: int, _: object) -> None:
+        signals.append(number)
         theirs.sendall(b"went on")
 
-    before = signal.signal(signal.SIGUSR1, hear)
+    before = signal.signal(signal.SIGUSR1, on_signal)
     me = threading.get_ident()
     try:
         later = threading.Timer(0.01, signal.pthread_kill, [me, signal.SIGUSR1])
@@ -157,5 +157,5 @@ def test_a_signal_is_received_while_it_waits(pair: Pair, spin_us: int) -> None:
         later.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert heard == [signal.SIGUSR1]
+    assert signals == [signal.SIGUSR1]
     assert into == b"went on"
