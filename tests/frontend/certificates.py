@@ -19,7 +19,7 @@ def _name(name: str) -> x509.Name:
 
 
 class Authority:
-    """Signs certificates into `folder`; its own is `ca`."""
+    """A certificate authority that signs into `folder`; its own certificate is `ca`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder, self._name = folder, name

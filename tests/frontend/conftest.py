@@ -41,19 +41,19 @@ class Reply(NamedTuple):
 def ask(
     address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> Reply:
-    """One request on a connection of its own."""
-    line = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    """Send a request on a new connection and return the reply."""
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     try:
         data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
-        line.request(method, path, data, headers or {})
-        response = line.getresponse()
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
         return Reply(
             response.status,
             {name.lower(): value for name, value in response.getheaders()},
             response.read(),
         )
     finally:
-        line.close()
+        connection.close()
 
 
 Ask = Callable[..., Reply]
@@ -81,7 +81,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 
 def warm_workers(server: clipper.ClipperServer) -> None:
-    """Worker threads start one by one, as they are needed, and stay: none may begin in a test."""
+    """Start all worker threads, so that none starts during a test."""
     frontends: Any = server._endpoints.frontends
     pools = [*frontends._listeners._pools.values()] if frontends._listeners is not None else []
     if frontends._grpc is not None:
@@ -109,7 +109,7 @@ def manage(server: clipper.ClipperServer) -> Ask:
 
 
 class FakeTransport:
-    """Keeps what is written; says what was done to it."""
+    """An asyncio transport that keeps what is written and records the calls."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -149,7 +149,7 @@ class FakeTransport:
         self.paused = False
 
     def replies(self) -> list[tuple[int, bytes, bytes]]:
-        """(status, head, body) of each response; all of it is used up."""
+        """Return and remove (status, head, body) of each response."""
         found, rest = [], self.written
         while rest:
             head, _, rest = rest.partition(b"\r\n\r\n")
@@ -164,7 +164,7 @@ class FakeTransport:
 
 
 class FakeWatcher:
-    """Tells when the test says so."""
+    """A FutureWatcher that runs callbacks when the test calls turn()."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Any]] = []
@@ -187,8 +187,8 @@ class FakeWatcher:
         return True
 
 
-class Line:
-    """A connection over a fake transport. feed(bytes) and look at `transport`."""
+class InMemoryConnection:
+    """An HttpConnection over a fake transport: feed() it bytes, and read `transport`."""
 
     def __init__(
         self,
@@ -210,24 +210,24 @@ class Line:
         self._connect()
 
     def _connect(self) -> None:
-        self.connection = HttpConnection(self.service)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.protocol = HttpConnection(self.service)
+        self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
 
-    def beside(self) -> "Line":
+    def beside(self) -> "InMemoryConnection":
         """Return another connection of the same service."""
         other = copy.copy(self)
         other.transport = FakeTransport()
         other._connect()
         return other
 
-    def feed(self, data: bytes) -> "Line":
+    def feed(self, data: bytes) -> "InMemoryConnection":
         """Receive `data`, and let the loop have as many turns as it needs."""
-        self.connection.data_received(data)
+        self.protocol.data_received(data)
         while self.watcher.turn():
             pass
         return self
 
-    def at(self, now_s: float) -> "Line":
+    def at(self, now_s: float) -> "InMemoryConnection":
         self.service.check(now_s, b"later")
         return self
 

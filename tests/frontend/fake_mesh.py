@@ -116,7 +116,7 @@ class FakeMesh:
         return self._settled(id) if sync else self.status(id)
 
     def _settled(self, id: str) -> ModelStatus:
-        """Once it has loaded or failed."""
+        """Wait until the model has loaded or failed."""
         with self._changed:
             while (found := self.status(id)).status in ("NOT_LOADED", "LOADING"):
                 self._changed.wait()

@@ -55,18 +55,18 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
     server.deploy("late", lambda rows: rows.sum(axis=1) + 100, input="f64[3]")
     server.deploy("late", lambda rows: rows.sum(axis=1) + 200, input="f64[3]", promote=False)
     manage("PUT", "/admin/applications/linked", {"models": ["late"], "slo_ms": 5000})
-    asked = {"input": [1, 2, 3]}
-    assert query("POST", "/api/linked/predict", asked).json["output"] == 106
+    query_body = {"input": [1, 2, 3]}
+    assert query("POST", "/api/linked/predict", query_body).json["output"] == 106
     rehearsed = manage("POST", "/admin/models/late:2/promote?dry_run=true", {}).json
     assert (rehearsed["dry_run"], [one["key"] for one in rehearsed["changed"]]) == (
         True,
         ["promoted/late"],
     )
-    assert query("POST", "/api/linked/predict", asked).json["output"] == 106
+    assert query("POST", "/api/linked/predict", query_body).json["output"] == 106
     assert (
         manage("POST", "/admin/models/late:2/promote", {}, {"Clipper-Actor": "ann"}).status == 200
     )
-    assert manage("POST", "/admin/applications/linked/predict", asked).json["output"] == 206
+    assert manage("POST", "/admin/applications/linked/predict", query_body).json["output"] == 206
     assert [row["latest"] for row in manage("GET", "/admin/models/late").json["models"]] == [
         False,
         True,
@@ -284,9 +284,9 @@ def test_settings_that_cannot_be_leave_the_application_as_it_was(
         if key not in ("coverage", "decider") or isinstance(value, str | float)
     }
     if settings and not any(isinstance(value, list) for value in settings.values()):
-        with pytest.raises(clipper.ClipperError) as said:
+        with pytest.raises(clipper.ClipperError) as raised:
             server.app("total", **settings)
-        assert said.value.message in reply.json["error"] or "`" in reply.json["error"], (
+        assert raised.value.message in reply.json["error"] or "`" in reply.json["error"], (
             "the same words in Python"
         )
 
@@ -344,8 +344,10 @@ def test_queries_feedback_and_reads_do_not_wait_for_changes_by_management(
             }
             answer = query("POST", "/v2/models/total/infer", rows)
             assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, 40_000)
-            told = query("POST", "/api/learns/feedback", {"input": [1.0, 2.0, 3.0], "label": 6.0})
-            assert told.status == 200, told.body
+            accepted = query(
+                "POST", "/api/learns/feedback", {"input": [1.0, 2.0, 3.0], "label": 6.0}
+            )
+            assert accepted.status == 200, accepted.body
             assert manage("GET", "/admin/ps").status == 200
             assert not any(change.done() for change in changes)
         finally:

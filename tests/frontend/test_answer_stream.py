@@ -15,10 +15,10 @@ from tests.frontend.conftest import PATIENCE_S, Ask
 
 
 class Query:
-    """Stands for a future; the test says when it is done."""
+    """A fake future that is done when the test says so."""
 
-    def __init__(self, told: bytes | Exception) -> None:
-        self.told, self.is_done, self.cancelled = told, False, False
+    def __init__(self, outcome: bytes | Exception) -> None:
+        self.outcome, self.is_done, self.cancelled = outcome, False, False
         self.step: Callable[[Any], None] | None = None
 
     def cancel(self) -> bool:
@@ -32,7 +32,7 @@ class Query:
 
 
 class Page:
-    """Stands for a body: keeps what is written."""
+    """A fake response body that keeps what is written."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -70,19 +70,19 @@ def events_in(text: bytes) -> list[tuple[str, Any]]:
     return found
 
 
-def tell(query: Any) -> bytes:
-    if isinstance(query.told, Exception):
-        raise query.told
-    found: bytes = query.told
+def result_of(query: Any) -> bytes:
+    if isinstance(query.outcome, Exception):
+        raise query.outcome
+    found: bytes = query.outcome
     return found
 
 
-def streamed(*told: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list[Query], Page]:
+def streamed(*outcome: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list[Query], Page]:
     """Begun, on the running loop."""
-    queries, page = [Query(one) for one in told], Page()
+    queries, page = [Query(one) for one in outcome], Page()
     for i in done:
         queries[i].is_done = True
-    stream = PredictionStream(queries, tell, b"r-1", 3600.0)  # type: ignore[arg-type]
+    stream = PredictionStream(queries, result_of, b"r-1", 3600.0)  # type: ignore[arg-type]
     stream.start(page)  # type: ignore[arg-type]
     return queries, page
 
@@ -175,7 +175,7 @@ def test_silence_is_broken_by_a_sign_of_life() -> None:
     async def wait() -> None:
         query, page, beaten = Query(A), Page(), asyncio.Event()
         page.on_write = lambda data: beaten.set() if data == HEARTBEAT else None
-        PredictionStream([query], tell, b"", 0.01).start(page)  # type: ignore[arg-type, list-item]
+        PredictionStream([query], result_of, b"", 0.01).start(page)  # type: ignore[arg-type, list-item]
         await asyncio.wait_for(beaten.wait(), PATIENCE_S)
         query.finish()
         assert page.events[-1] == ("done", {"answers": 1, "errors": 0})
@@ -231,13 +231,13 @@ def test_hanging_up_leaves_nothing_behind(server: clipper.ClipperServer, query: 
     try:
         body = json.dumps({"inputs": [[i] for i in range(20)]}).encode()
         host, port = server.http_address.rsplit(":", 1)
-        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
             head = (
                 b"POST /api/sleepy/predict/stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
                 % len(body)
             )
-            line.sendall(head + body)
-            assert b"200 OK" in line.recv(4096)
+            connection.sendall(head + body)
+            assert b"200 OK" in connection.recv(4096)
         assert query("POST", "/api/total/predict", {"input": [1, 2, 3]}).status == 200
     finally:
         server.remove_app("sleepy")

@@ -17,7 +17,7 @@ from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.settings.http import HttpSettings, TlsFiles, unauthenticated_listeners
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
 
-ASKED = {"input": [1, 2, 3]}
+QUERY_BODY = {"input": [1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def bearing(key: str) -> dict[str, str]:
 def test_a_client_with_a_key_may_query(guarded: clipper.ClipperServer, key: str) -> None:
     for shown in (bearing(key), {"Authorization": f"bearer  {key}"}, bearing("secret")):
         assert (
-            ask(guarded.http_address, "POST", "/api/total/predict", ASKED, shown).json["output"]
+            ask(guarded.http_address, "POST", "/api/total/predict", QUERY_BODY, shown).json[
+                "output"
+            ]
             == 6
         )
 
@@ -68,7 +70,7 @@ def test_a_client_with_a_key_may_query(guarded: clipper.ClipperServer, key: str)
 def test_a_client_without_a_key_is_rejected_with_the_next_step(
     guarded: clipper.ClipperServer, shown: dict[str, str], path: str
 ) -> None:
-    reply = ask(guarded.http_address, "POST", path, ASKED, shown)
+    reply = ask(guarded.http_address, "POST", path, QUERY_BODY, shown)
     assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
     assert "clipper key NAME" in reply.json["hint"]
 

@@ -25,7 +25,7 @@ from clipper.frontend.http.messages import (
     inflating,
 )
 from clipper_core.http.http_head import read_request
-from tests.frontend.conftest import Line
+from tests.frontend.conftest import InMemoryConnection
 
 
 def echo(request: HttpRequest) -> HandlerResult:
@@ -47,7 +47,7 @@ class Pending:
 
 
 class Waiting:
-    """Handles requests by futures that it keeps."""
+    """A handler that answers requests by futures and keeps them."""
 
     def __init__(self) -> None:
         self.futures: list[Pending] = []
@@ -59,14 +59,16 @@ class Waiting:
         self.futures.append(future)
         return DeferredResponse((future,), lambda: HttpResponse(200, request.path))  # type: ignore[arg-type]
 
-    def finish(self, line: Line, which: int) -> None:
+    def finish(self, connection: InMemoryConnection, which: int) -> None:
         future = self.futures[which]
         future.is_done = True
-        waiting = [pair for pair in line.watcher.waiting if pair[0] is future]
-        line.watcher.waiting = [pair for pair in line.watcher.waiting if pair[0] is not future]
-        for _, told in waiting:
-            told(future)
-        while line.watcher.turn():
+        waiting = [pair for pair in connection.watcher.waiting if pair[0] is future]
+        connection.watcher.waiting = [
+            pair for pair in connection.watcher.waiting if pair[0] is not future
+        ]
+        for _, callback in waiting:
+            callback(future)
+        while connection.watcher.turn():
             pass
 
 
@@ -96,31 +98,31 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 def test_a_request_is_read_however_its_bytes_are_cut() -> None:
     whole = post("/a?b=c", b"12345")
     for cut in range(1, len(whole)):
-        line = Line(echo).feed(whole[:cut]).feed(whole[cut:])
-        assert line.transport.replies()[0][2] == b"/a|12345"
-    line = Line(echo)
+        connection = InMemoryConnection(echo).feed(whole[:cut]).feed(whole[cut:])
+        assert connection.transport.replies()[0][2] == b"/a|12345"
+    connection = InMemoryConnection(echo)
     for i in range(len(whole)):
-        line.feed(whole[i : i + 1])
-    assert line.statuses == [200]
+        connection.feed(whole[i : i + 1])
+    assert connection.statuses == [200]
 
 
 def test_a_chunked_body_is_one_body() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
-    line = Line(echo).feed(
+    connection = InMemoryConnection(echo).feed(
         head + b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"1\r\nf\r\n0\r\nTrailer: x\r\n\r\n"
     )
-    assert line.transport.replies()[0][2] == b"/a|abcdef"
+    assert connection.transport.replies()[0][2] == b"/a|abcdef"
 
 
 def test_pipelined_requests_are_answered_in_order() -> None:
     handle = Waiting()
-    line = Line(handle).feed(get("/1") + get("/now") + get("/2"))
-    assert line.transport.written == b""
-    handle.finish(line, 1)
-    assert line.transport.written == b""
-    handle.finish(line, 0)
-    assert [body for _, _, body in line.transport.replies()] == [b"/1", b"now", b"/2"]
-    assert not line.transport.closed
+    connection = InMemoryConnection(handle).feed(get("/1") + get("/now") + get("/2"))
+    assert connection.transport.written == b""
+    handle.finish(connection, 1)
+    assert connection.transport.written == b""
+    handle.finish(connection, 0)
+    assert [body for _, _, body in connection.transport.replies()] == [b"/1", b"now", b"/2"]
+    assert not connection.transport.closed
 
 
 def test_a_response_of_several_futures_waits_for_the_last() -> None:
@@ -129,49 +131,51 @@ def test_a_response_of_several_futures_waits_for_the_last() -> None:
     def handle(request: HttpRequest) -> HandlerResult:
         return DeferredResponse(futures, lambda: HttpResponse(200, b"all"))  # type: ignore[arg-type]
 
-    line = Line(handle).feed(get("/"))
+    connection = InMemoryConnection(handle).feed(get("/"))
     for future in (futures[2], futures[0], futures[1]):
-        assert line.transport.written == b""
+        assert connection.transport.written == b""
         future.is_done = True
-        due = [told for waited, told in line.watcher.waiting if waited.done()]
-        line.watcher.waiting = [pair for pair in line.watcher.waiting if not pair[0].done()]
-        for told in due:
-            told(None)
-    assert line.statuses == [200]
+        due = [callback for waited, callback in connection.watcher.waiting if waited.done()]
+        connection.watcher.waiting = [
+            pair for pair in connection.watcher.waiting if not pair[0].done()
+        ]
+        for callback in due:
+            callback(None)
+    assert connection.statuses == [200]
 
 
 def test_a_client_that_hangs_up_cancels_its_queries() -> None:
     handle = Waiting()
-    line = Line(handle).feed(get("/1") + get("/2"))
-    line.connection.connection_lost(None)
+    connection = InMemoryConnection(handle).feed(get("/1") + get("/2"))
+    connection.protocol.connection_lost(None)
     assert [future.is_cancelled for future in handle.futures] == [True, True]
-    handle.finish(line, 0)
-    assert line.transport.written == b""
-    assert not line.service.connections
+    handle.finish(connection, 0)
+    assert connection.transport.written == b""
+    assert not connection.service.connections
 
 
 def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
-    line = Line(
+    connection = InMemoryConnection(
         lambda request: (
             WorkerTask(lambda: HttpResponse(200, b"done"))
             if request.path == b"/w"
             else echo(request)
         )
     )
-    line.feed(get("/w"))
-    ((work, exchange),) = line.work
+    connection.feed(get("/w"))
+    ((work, exchange),) = connection.work
     exchange.settle(work.run())
-    assert line.statuses == [200]
-    line.feed(post("/large", bytes(1 << 20)))
-    assert len(line.work) == 2
-    assert line.work[1][0].run().status == 200
+    assert connection.statuses == [200]
+    connection.feed(post("/large", bytes(1 << 20)))
+    assert len(connection.work) == 2
+    assert connection.work[1][0].run().status == 200
 
 
 def test_an_error_is_a_response_and_foreign_errors_are_not_disclosed() -> None:
     def handle(request: HttpRequest) -> HandlerResult:
         raise ValueError("secret: /etc/path")
 
-    ((status, head, body),) = Line(handle).feed(get("/")).transport.replies()
+    ((status, head, body),) = InMemoryConnection(handle).feed(get("/")).transport.replies()
     assert status == 500
     assert b"secret" not in body
     assert b"application/problem+json" in head
@@ -179,18 +183,18 @@ def test_an_error_is_a_response_and_foreign_errors_are_not_disclosed() -> None:
 
 
 def test_keep_alive_and_its_end() -> None:
-    line = Line(echo).feed(get("/a")).feed(get("/b", "Connection: close"))
-    assert line.statuses == [200, 200]
-    assert b"connection: close" in line.transport.replies()[1][1]
-    assert line.transport.closed
-    old = Line(echo).feed(b"GET /a HTTP/1.0\r\n\r\n")
+    connection = InMemoryConnection(echo).feed(get("/a")).feed(get("/b", "Connection: close"))
+    assert connection.statuses == [200, 200]
+    assert b"connection: close" in connection.transport.replies()[1][1]
+    assert connection.transport.closed
+    old = InMemoryConnection(echo).feed(b"GET /a HTTP/1.0\r\n\r\n")
     assert old.statuses == [200]
     assert old.transport.closed
 
 
 def test_nothing_is_read_after_the_last_request() -> None:
-    line = Line(echo).feed(get("/a", "Connection: close") + get("/b"))
-    assert line.statuses == [200]
+    connection = InMemoryConnection(echo).feed(get("/a", "Connection: close") + get("/b"))
+    assert connection.statuses == [200]
 
 
 @pytest.mark.parametrize(
@@ -198,34 +202,38 @@ def test_nothing_is_read_after_the_last_request() -> None:
 )
 def test_no_request_after_the_last_one_is_handled(last: bytes) -> None:
     handle = Waiting()
-    line = Line(handle).feed(last + get("/2")).feed(get("/3"))
+    connection = InMemoryConnection(handle).feed(last + get("/2")).feed(get("/3"))
     assert len(handle.futures) == 1
-    handle.finish(line, 0)
-    assert [body for _, _, body in line.transport.replies()] == [b"/1"]
-    assert line.transport.closed
+    handle.finish(connection, 0)
+    assert [body for _, _, body in connection.transport.replies()] == [b"/1"]
+    assert connection.transport.closed
 
 
 def test_head_has_the_length_and_no_body() -> None:
-    line = Line(echo).feed(b"HEAD /abc HTTP/1.1\r\nHost: here\r\n\r\n")
-    assert b"content-length: 5\r\n" in line.transport.written
-    assert line.transport.written.endswith(b"\r\n\r\n")
+    connection = InMemoryConnection(echo).feed(b"HEAD /abc HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert b"content-length: 5\r\n" in connection.transport.written
+    assert connection.transport.written.endswith(b"\r\n\r\n")
 
 
 def test_an_offer_of_another_protocol_is_declined() -> None:
     offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
-    assert Line(echo).feed(get("/a", *offer)).feed(get("/b")).statuses == [200, 200]
+    assert InMemoryConnection(echo).feed(get("/a", *offer)).feed(get("/b")).statuses == [200, 200]
     whole = post("/a", b"12345", *offer) + get("/b") + get("/c", *offer)
     for cut in range(1, len(whole)):
-        line = Line(echo).feed(whole[:cut]).feed(whole[cut:])
-        assert [body for _, _, body in line.transport.replies()] == [b"/a|12345", b"/b|", b"/c|"]
-    assert Line(echo).feed(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")).statuses == [
-        405
-    ]
+        connection = InMemoryConnection(echo).feed(whole[:cut]).feed(whole[cut:])
+        assert [body for _, _, body in connection.transport.replies()] == [
+            b"/a|12345",
+            b"/b|",
+            b"/c|",
+        ]
+    assert InMemoryConnection(echo).feed(
+        b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")
+    ).statuses == [405]
     smuggled = (
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade:"
         b" x\r\n\r\n0\r\n\r\n"
     )
-    assert Line(echo).feed(smuggled).statuses == [400]
+    assert InMemoryConnection(echo).feed(smuggled).statuses == [400]
 
 
 OFFER = ("Connection: upgrade", "Upgrade: websocket")
@@ -247,23 +255,27 @@ REFUSED_WITH_OFFER = {
 def test_what_is_refused_without_an_offer_of_another_protocol_is_refused_with_one(
     head: bytes,
 ) -> None:
-    (alone,) = Line(echo).feed(head + b"\r\n" + b"1\r\na\r\n0\r\n\r\n").statuses
+    (alone,) = InMemoryConnection(echo).feed(head + b"\r\n" + b"1\r\na\r\n0\r\n\r\n").statuses
     offered = head + "\r\n".join([*OFFER, "", ""]).encode() + b"1\r\na\r\n0\r\n\r\n"
     assert alone >= 400
-    assert Line(echo).feed(offered).statuses == [alone]
+    assert InMemoryConnection(echo).feed(offered).statuses == [alone]
 
 
 def test_an_offer_of_another_protocol_keeps_the_other_connection_options() -> None:
-    line = Line(echo).feed(get("/a", "Connection: upgrade, close", "Upgrade: h2c") + get("/b"))
-    assert line.statuses == [200]
-    assert b"connection: close" in line.transport.written
-    line = Line(echo).feed(b"GET /a HTTP/1.0\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
-    assert b"connection: close" in line.transport.written
+    connection = InMemoryConnection(echo).feed(
+        get("/a", "Connection: upgrade, close", "Upgrade: h2c") + get("/b")
+    )
+    assert connection.statuses == [200]
+    assert b"connection: close" in connection.transport.written
+    connection = InMemoryConnection(echo).feed(
+        b"GET /a HTTP/1.0\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    )
+    assert b"connection: close" in connection.transport.written
 
 
 def test_many_offers_of_another_protocol_are_answered_without_recursion() -> None:
-    line = Line(echo).feed(get("/a", *OFFER) * 3000 + get("/b"))
-    replies = line.transport.replies()
+    connection = InMemoryConnection(echo).feed(get("/a", *OFFER) * 3000 + get("/b"))
+    replies = connection.transport.replies()
     assert [status for status, _, _ in replies] == [200] * 3001
     assert replies[-1][2] == b"/b|"
 
@@ -272,40 +284,40 @@ def test_a_request_that_finds_no_memory_is_answered_503() -> None:
     def handle(request: HttpRequest) -> HandlerResult:
         raise MemoryError
 
-    line = Line(handle).feed(get("/") * 2)
-    assert line.statuses == [503, 503]
-    assert b"retry-after" in line.transport.written
-    line = Line(echo)
-    line.service.is_plain = handle  # type: ignore[assignment]
-    assert line.feed(get("/")).statuses == [503]
+    connection = InMemoryConnection(handle).feed(get("/") * 2)
+    assert connection.statuses == [503, 503]
+    assert b"retry-after" in connection.transport.written
+    connection = InMemoryConnection(echo)
+    connection.service.is_plain = handle  # type: ignore[assignment]
+    assert connection.feed(get("/")).statuses == [503]
 
 
 # -- what one client may cost the others
 
 
 def test_a_client_is_not_sent_more_than_it_takes() -> None:
-    asked: list[int] = []
+    received: list[int] = []
 
     def handle(request: HttpRequest) -> HandlerResult:
-        asked.append(1)
+        received.append(1)
         return HttpResponse(200, bytes(30_000))
 
-    line = Line(handle, unsent_bytes_max=100_000)
+    connection = InMemoryConnection(handle, unsent_bytes_max=100_000)
     whole = get("/a") * 60
-    line.connection.data_received(whole)
-    assert len(asked) == 4, "of one turn of the loop"
-    assert line.transport.paused
-    line.watcher.turn()
-    assert len(asked) == 8
-    line.connection.pause_writing()
-    while line.watcher.turn():
+    connection.protocol.data_received(whole)
+    assert len(received) == 4, "of one turn of the loop"
+    assert connection.transport.paused
+    connection.watcher.turn()
+    assert len(received) == 8
+    connection.protocol.pause_writing()
+    while connection.watcher.turn():
         pass
-    assert len(asked) == 8, "while the client does not read"
-    line.connection.resume_writing()
-    while line.watcher.turn():
+    assert len(received) == 8, "while the client does not read"
+    connection.protocol.resume_writing()
+    while connection.watcher.turn():
         pass
-    assert len(asked) == 60
-    assert not line.transport.paused
+    assert len(received) == 60
+    assert not connection.transport.paused
 
 
 def test_responses_are_made_when_the_client_takes_them() -> None:
@@ -321,26 +333,26 @@ def test_responses_are_made_when_the_client_takes_them() -> None:
     def handle(request: HttpRequest) -> HandlerResult:
         return DeferredResponse((next(given),), lambda: make(request.path))  # type: ignore[arg-type]
 
-    line = Line(handle)
-    line.connection.data_received(b"".join(get(f"/{i}") for i in range(20)))
+    connection = InMemoryConnection(handle)
+    connection.protocol.data_received(b"".join(get(f"/{i}") for i in range(20)))
     for future in futures:
         future.is_done = True
-    waiting, line.watcher.waiting = line.watcher.waiting, []
+    waiting, connection.watcher.waiting = connection.watcher.waiting, []
     assert len(waiting) == 20
-    for future, told in reversed(waiting):
-        told(future)
+    for future, callback in reversed(waiting):
+        callback(future)
     assert made == [b"/0"], "a large one in a turn of the loop, in order"
-    line.watcher.turn()
+    connection.watcher.turn()
     assert made == [b"/0", b"/1"]
-    line.connection.pause_writing()
-    while line.watcher.turn():
+    connection.protocol.pause_writing()
+    while connection.watcher.turn():
         pass
     assert len(made) == 2, "while the client does not read"
-    line.connection.resume_writing()
-    while line.watcher.turn():
+    connection.protocol.resume_writing()
+    while connection.watcher.turn():
         pass
     assert made == [b"/%d" % i for i in range(20)]
-    assert line.statuses == [200] * 20
+    assert connection.statuses == [200] * 20
 
 
 def test_a_response_that_cannot_be_made_is_an_error_in_its_place() -> None:
@@ -349,21 +361,21 @@ def test_a_response_that_cannot_be_made_is_an_error_in_its_place() -> None:
     def make() -> HttpResponse:
         raise ValueError("it cannot be made")
 
-    line = Line(
+    connection = InMemoryConnection(
         lambda request: (
             waiting(request)
             if request.path != b"/bad"
             else DeferredResponse((waiting.futures[0],), make)  # type: ignore[arg-type]
         )
     )
-    line.feed(get("/a") + get("/bad") + get("/now"))
+    connection.feed(get("/a") + get("/bad") + get("/now"))
     first = waiting.futures[0]
     first.is_done = True
     for _ in range(2):  # the two that wait for it
-        pending, line.watcher.waiting = line.watcher.waiting, []
-        for future, told in pending:
-            told(future)
-    assert line.statuses == [200, 500, 200]
+        pending, connection.watcher.waiting = connection.watcher.waiting, []
+        for future, callback in pending:
+            callback(future)
+    assert connection.statuses == [200, 500, 200]
 
 
 def test_connections_share_the_large_responses_of_a_turn() -> None:
@@ -373,40 +385,40 @@ def test_connections_share_the_large_responses_of_a_turn() -> None:
         made.append(request.path)
         return HttpResponse(200, bytes(100_000 if request.path.startswith(b"/large") else 10))
 
-    first = Line(handle)
-    lines = [first.beside() for _ in range(3)]
+    first = InMemoryConnection(handle)
+    connections = [first.beside() for _ in range(3)]
     small = first.beside()
-    small.connection.data_received(get("/small"))
+    small.protocol.data_received(get("/small"))
     made.clear()
-    for i, line in enumerate(lines):
-        line.connection.data_received(get(f"/large{i}") * 4)
+    for i, connection in enumerate(connections):
+        connection.protocol.data_received(get(f"/large{i}") * 4)
     assert made == [b"/large0"], "one, whoever asks"
-    small.connection.data_received(get("/small"))
+    small.protocol.data_received(get("/small"))
     assert made == [b"/large0", b"/small"], "small ones go on"
     for _ in range(5):
         first.watcher.turn()
     assert made[2:] == [b"/large0", b"/large1", b"/large2", b"/large0", b"/large1"]
     while first.watcher.turn():
         pass
-    assert [line.statuses for line in lines] == [[200] * 4] * 3
+    assert [connection.statuses for connection in connections] == [[200] * 4] * 3
 
 
 def test_a_turn_that_has_taken_its_time_ends() -> None:
-    asked: list[bytes] = []
+    received: list[bytes] = []
 
     def handle(request: HttpRequest) -> HandlerResult:
-        asked.append(request.path)
+        received.append(request.path)
         return HttpResponse(200, b"")
 
-    first = Line(handle, turn_s=0.0)
+    first = InMemoryConnection(handle, turn_s=0.0)
     second = first.beside()
-    first.connection.data_received(get("/1") * 3)
-    second.connection.data_received(get("/2") * 3)
-    assert asked == [b"/1", b"/2"], "one request of a connection"
+    first.protocol.data_received(get("/1") * 3)
+    second.protocol.data_received(get("/2") * 3)
+    assert received == [b"/1", b"/2"], "one request of a connection"
     turns = 0
     while first.watcher.turn():
         turns += 1
-    assert asked == [b"/1", b"/2"] * 3
+    assert received == [b"/1", b"/2"] * 3
     assert 4 <= turns < 9, "a connection in a turn"
     assert first.statuses == second.statuses == [200] * 3
 
@@ -424,31 +436,31 @@ def test_a_large_response_is_made_piece_by_piece_and_the_next_one_after_it() -> 
             return HttpResponse(200, b"small")
         return json_body.answer_texts(texts(request.path))
 
-    line = Line(handle)
-    other = line.beside().feed(get("/s"))
+    connection = InMemoryConnection(handle)
+    other = connection.beside().feed(get("/s"))
     other.transport.written = b""
-    line.connection.data_received(get("/a") + get("/b") + get("/s"))
+    connection.protocol.data_received(get("/a") + get("/b") + get("/s"))
     assert taken == [b"/a"], "a piece"
-    other.connection.data_received(get("/s"))
+    other.protocol.data_received(get("/s"))
     assert other.transport.written.endswith(b"small"), "small ones go on"
-    line.watcher.turn()
+    connection.watcher.turn()
     assert taken == [b"/a"] * 2
-    line.connection.pause_writing()
-    while line.watcher.turn():
+    connection.protocol.pause_writing()
+    while connection.watcher.turn():
         pass
     assert taken == [b"/a"] * 2, "while the client does not read"
-    line.connection.resume_writing()
-    while line.watcher.turn():
+    connection.protocol.resume_writing()
+    while connection.watcher.turn():
         pass
     assert taken == [b"/a"] * 10 + [b"/b"] * 10
-    a, b, small = line.transport.written.split(b"HTTP/1.1 200 OK")[1:]
+    a, b, small = connection.transport.written.split(b"HTTP/1.1 200 OK")[1:]
     assert b"transfer-encoding: chunked" in a
     size = 10 * json_body.PIECE_BYTES // 2
     assert (a.count(b"/a"), b.count(b"/b")) == (size, size)
     assert a.endswith(b"0\r\n\r\n")
     assert b.endswith(b"0\r\n\r\n")
     assert small.endswith(b"small")
-    assert not line.connection.is_busy
+    assert not connection.protocol.is_busy
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_large_response_ends_it() -> None:
@@ -461,68 +473,73 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_response_ends_it() -> Non
         finally:
             ended.append(True)
 
-    line = Line(lambda _: json_body.answer_texts(texts()))
-    line.connection.data_received(get("/a") * 3)
-    line.watcher.turn()
+    connection = InMemoryConnection(lambda _: json_body.answer_texts(texts()))
+    connection.protocol.data_received(get("/a") * 3)
+    connection.watcher.turn()
     assert not ended
-    line.connection.connection_lost(None)
-    while line.watcher.turn():
+    connection.protocol.connection_lost(None)
+    while connection.watcher.turn():
         pass
     gc.collect()
     assert ended == [True], "and the others have not begun"
 
 
 def test_the_requests_of_one_turn_are_bounded_whatever_they_cost() -> None:
-    line = Line(echo, pipeline_max=8)
-    line.connection.data_received(get("/a") * 1000)
-    seen = line.transport.written.count(b"HTTP/1.1 200")
+    connection = InMemoryConnection(echo, pipeline_max=8)
+    connection.protocol.data_received(get("/a") * 1000)
+    seen = connection.transport.written.count(b"HTTP/1.1 200")
     assert seen == 8
-    while line.watcher.turn():
-        now = line.transport.written.count(b"HTTP/1.1 200")
+    while connection.watcher.turn():
+        now = connection.transport.written.count(b"HTTP/1.1 200")
         assert now - seen <= 8
         seen = now
     assert seen == 1000
 
 
 def test_a_refusal_comes_after_the_requests_before_it() -> None:
-    line = Line(echo, pipeline_max=2).feed(get("/a") * 5 + b"nonsense\r\n\r\n")
-    assert line.statuses == [200] * 5 + [400]
+    connection = InMemoryConnection(echo, pipeline_max=2).feed(get("/a") * 5 + b"nonsense\r\n\r\n")
+    assert connection.statuses == [200] * 5 + [400]
 
 
 def test_a_trailer_without_end_is_refused() -> None:
-    line = Line(echo, header_bytes_max=1000, body_bytes_max=1 << 20)
-    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: ")
+    connection = InMemoryConnection(echo, header_bytes_max=1000, body_bytes_max=1 << 20)
+    connection.feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: "
+    )
     for _ in range(20):
-        line.feed(b"a" * 100)
-    assert line.statuses == [431]
-    line = Line(echo, header_bytes_max=1000)
-    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;")
+        connection.feed(b"a" * 100)
+    assert connection.statuses == [431]
+    connection = InMemoryConnection(echo, header_bytes_max=1000)
+    connection.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;")
     for _ in range(20):
-        line.feed(b"a" * 100)
-    assert line.statuses == [431]
+        connection.feed(b"a" * 100)
+    assert connection.statuses == [431]
 
 
 def test_a_chunked_body_of_many_pieces_is_read_whole() -> None:
     chunks = b"".join(b"%x\r\n%s\r\n" % (n, b"x" * n) for n in (1, 5, 3 * PIECE_BYTES, 2))
-    line = Line(echo, header_bytes_max=512)
-    line.feed(
+    connection = InMemoryConnection(echo, header_bytes_max=512)
+    connection.feed(
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         + chunks
         + b"0\r\n\r\n"
         + get("/b")
     )
-    assert [len(body) for _, _, body in line.transport.replies()] == [2 + 8 + 3 * PIECE_BYTES, 3]
+    assert [len(body) for _, _, body in connection.transport.replies()] == [
+        2 + 8 + 3 * PIECE_BYTES,
+        3,
+    ]
 
 
 def test_continue_is_sent_when_it_is_expected() -> None:
-    line = Line(echo).feed(
+    connection = InMemoryConnection(echo).feed(
         b"POST / HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     )
-    assert line.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert line.feed(b"ab").statuses == [100, 200]
-    assert Line(echo).feed(get("/", "Expect: more")).statuses == [417]
+    assert connection.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert connection.feed(b"ab").statuses == [100, 200]
+    assert InMemoryConnection(echo).feed(get("/", "Expect: more")).statuses == [417]
     old = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
-    assert Line(echo).feed(old + b"ab").statuses == [200], "RFC 9110, section 10.1.1"
+    assert InMemoryConnection(echo).feed(old + b"ab").statuses == [200], "RFC 9110, section 10.1.1"
 
 
 IDS = [("abc-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)]
@@ -531,13 +548,16 @@ IDS = [("abc-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), (
 @pytest.mark.parametrize(("given", "echoed"), IDS)
 def test_a_request_id_comes_back_or_is_made_up(given: str, echoed: bool) -> None:
     request = f"GET /a HTTP/1.1\r\nHost: here\r\nX-Request-Id: {given}\r\n\r\n".encode()
-    ((_, head, _),) = Line(echo).feed(request).transport.replies()
+    ((_, head, _),) = InMemoryConnection(echo).feed(request).transport.replies()
     assert (f"x-request-id: {given}\r\n".encode() in head + b"\r\n") is echoed
     assert head.count(b"x-request-id: ") == 1
 
 
 def test_absolute_targets_are_read() -> None:
-    assert Line(echo).feed(get("http://here/a/b?c")).transport.replies()[0][2] == b"/a/b|"
+    assert (
+        InMemoryConnection(echo).feed(get("http://here/a/b?c")).transport.replies()[0][2]
+        == b"/a/b|"
+    )
 
 
 # -- what is refused
@@ -608,62 +628,64 @@ SMUGGLED = {
 
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_what_two_readers_could_read_differently_is_refused(name: str) -> None:
-    asked: list[HttpRequest] = []
+    received: list[HttpRequest] = []
 
     def handle(request: HttpRequest) -> HandlerResult:
-        asked.append(request)
+        received.append(request)
         return echo(request)
 
-    line = Line(handle).feed(SMUGGLED[name] + get("/smuggled"))
-    assert line.statuses == [400]
-    assert not asked
-    assert line.connection.gone
-    line.feed(get("/later"))
-    assert line.statuses == [400]
+    connection = InMemoryConnection(handle).feed(SMUGGLED[name] + get("/smuggled"))
+    assert connection.statuses == [400]
+    assert not received
+    assert connection.protocol.gone
+    connection.feed(get("/later"))
+    assert connection.statuses == [400]
 
 
 def test_a_refusal_waits_for_the_responses_before_it() -> None:
     handle = Waiting()
-    line = Line(handle).feed(get("/1") + b"nonsense\r\n\r\n")
-    assert line.transport.written == b""
-    handle.finish(line, 0)
-    assert line.statuses == [200, 400]
+    connection = InMemoryConnection(handle).feed(get("/1") + b"nonsense\r\n\r\n")
+    assert connection.transport.written == b""
+    handle.finish(connection, 0)
+    assert connection.statuses == [200, 400]
 
 
 def test_a_client_is_read_on_for_a_moment_after_its_refusal() -> None:
-    line = Line(echo, body_bytes_max=1024).feed(
+    connection = InMemoryConnection(echo, body_bytes_max=1024).feed(
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
     )
-    assert line.statuses == [413]
-    assert line.transport.eof
-    assert not line.transport.closed
-    line.feed(bytes(5000)).at(1.0)
-    assert not line.transport.closed
-    line.at(60.0)
-    assert line.transport.aborted
+    assert connection.statuses == [413]
+    assert connection.transport.eof
+    assert not connection.transport.closed
+    connection.feed(bytes(5000)).at(1.0)
+    assert not connection.transport.closed
+    connection.at(60.0)
+    assert connection.transport.aborted
 
 
 def test_a_body_has_a_bound_however_it_comes() -> None:
-    told = Line(echo, body_bytes_max=1024).feed(
+    connection = InMemoryConnection(echo, body_bytes_max=1024).feed(
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1025\r\n\r\n"
     )
-    assert told.statuses == [413]
-    chunked = Line(echo, body_bytes_max=1024)
+    assert connection.statuses == [413]
+    chunked = InMemoryConnection(echo, body_bytes_max=1024)
     chunked.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(1024):
         chunked.feed(b"1\r\nx\r\n")
     assert chunked.statuses == []
     assert chunked.feed(b"1\r\nx\r\n").statuses == [413]
-    assert Line(echo, body_bytes_max=1024).feed(post("/", bytes(1024))).statuses == [200]
+    assert InMemoryConnection(echo, body_bytes_max=1024).feed(post("/", bytes(1024))).statuses == [
+        200
+    ]
 
 
 @pytest.mark.parametrize("cut", [1 << 20, 100])
 def test_a_head_has_a_bound_however_it_comes(cut: int) -> None:
     def fed(data: bytes) -> list[int]:
-        line = Line(echo, header_bytes_max=1000)
+        connection = InMemoryConnection(echo, header_bytes_max=1000)
         for at in range(0, len(data), cut):
-            line.feed(data[at : at + cut])
-        return line.statuses
+            connection.feed(data[at : at + cut])
+        return connection.statuses
 
     assert fed(get("/" + "a" * 800)) == [200]
     assert fed(get("/" + "a" * 1100)) == [431]
@@ -680,50 +702,56 @@ def test_a_head_in_single_bytes_is_parsed_a_few_times(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("clipper.frontend.http.connection.read_request", counted)
     request = get("/a", *["Accept: x"] * 1000)
-    line = Line(echo)
+    connection = InMemoryConnection(echo)
     for i in range(len(request)):
-        line.feed(request[i : i + 1])
-    assert line.statuses == [200]
+        connection.feed(request[i : i + 1])
+    assert connection.statuses == [200]
     assert sum(parsed) < 4 * len(request)
 
 
 def test_a_head_without_end_is_not_kept() -> None:
-    line = Line(echo, header_bytes_max=1000).feed(b"GET / HTTP/1.1\r\nX: ")
+    connection = InMemoryConnection(echo, header_bytes_max=1000).feed(b"GET / HTTP/1.1\r\nX: ")
     for _ in range(20):
-        line.feed(b"a" * 100)
-    assert line.statuses == [431]
+        connection.feed(b"a" * 100)
+    assert connection.statuses == [431]
 
 
 def test_many_small_requests_at_once_are_no_long_head() -> None:
-    line = Line(echo, header_bytes_max=512, pipeline_max=1000)
-    line.feed(get("/a") * 100 + get("/b")[:-2]).feed(b"\r\n")
-    assert line.statuses == [200] * 101
+    connection = InMemoryConnection(echo, header_bytes_max=512, pipeline_max=1000)
+    connection.feed(get("/a") * 100 + get("/b")[:-2]).feed(b"\r\n")
+    assert connection.statuses == [200] * 101
 
 
 def test_trailers_change_nothing_and_have_a_bound() -> None:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
-    ((_, said, _),) = Line(echo).feed(head + b"X-Request-Id: late\r\n\r\n").transport.replies()
+    ((_, said, _),) = (
+        InMemoryConnection(echo).feed(head + b"X-Request-Id: late\r\n\r\n").transport.replies()
+    )
     assert b"late" not in said
     for framing in (b"Content-Length: 1", b"content-length: 9", b"Transfer-Encoding: chunked"):
         for cut in (len(head), len(head) + 5):
             text = head + framing + b"\r\n\r\n"
-            assert Line(echo).feed(text[:cut]).feed(text[cut:]).statuses == [400], framing
+            assert InMemoryConnection(echo).feed(text[:cut]).feed(text[cut:]).statuses == [400], (
+                framing
+            )
     many = b"".join(b"X%d: y\r\n" % i for i in range(300))
-    assert Line(echo, header_bytes_max=1000).feed(head + many + b"\r\n").statuses == [431]
+    assert InMemoryConnection(echo, header_bytes_max=1000).feed(head + many + b"\r\n").statuses == [
+        431
+    ]
 
 
 # -- times
 
 
 def test_slow_heads_and_bodies_end() -> None:
-    line = Line(echo, header_s=5.0).feed(b"GET / HT").at(4.9)
-    assert line.statuses == []
-    assert line.feed(b"TP/1.1\r\n").at(5.1).statuses == [408]
-    body = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(
+    connection = InMemoryConnection(echo, header_s=5.0).feed(b"GET / HT").at(4.9)
+    assert connection.statuses == []
+    assert connection.feed(b"TP/1.1\r\n").at(5.1).statuses == [408]
+    body = InMemoryConnection(echo, header_s=5.0, body_bytes_s_min=100).feed(
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
     )
     assert body.at(5.5).statuses == [408]
-    steady = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(
+    steady = InMemoryConnection(echo, header_s=5.0, body_bytes_s_min=100).feed(
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
     )
     for second in range(1, 26):
@@ -732,7 +760,7 @@ def test_slow_heads_and_bodies_end() -> None:
 
 
 def test_times_count_from_the_request_and_not_from_the_start_of_the_server() -> None:
-    first = Line(echo, header_s=5.0, idle_s=60.0, body_bytes_s_min=100).at(1000.0)
+    first = InMemoryConnection(echo, header_s=5.0, idle_s=60.0, body_bytes_s_min=100).at(1000.0)
     head = first.beside().feed(b"GET / HT").at(1004.9)
     assert head.statuses == []
     assert head.at(1005.1).statuses == [408]
@@ -746,33 +774,33 @@ def test_times_count_from_the_request_and_not_from_the_start_of_the_server() -> 
 
 def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not() -> None:
     handle = Waiting()
-    line = Line(handle, idle_s=60.0).feed(get("/1")).at(1000.0)
-    assert not line.transport.closed
-    handle.finish(line, 0)
-    assert not line.at(1059.0).transport.closed
-    assert line.at(1061.0).transport.closed
-    assert line.statuses == [200]
+    connection = InMemoryConnection(handle, idle_s=60.0).feed(get("/1")).at(1000.0)
+    assert not connection.transport.closed
+    handle.finish(connection, 0)
+    assert not connection.at(1059.0).transport.closed
+    assert connection.at(1061.0).transport.closed
+    assert connection.statuses == [200]
 
 
 def test_a_client_that_reads_nothing_is_not_read_and_then_dropped() -> None:
-    line = Line(echo, idle_s=60.0)
-    line.connection.pause_writing()
-    assert line.transport.paused
-    line.connection.resume_writing()
-    assert not line.transport.paused
-    line.connection.pause_writing()
-    assert line.at(61.0).transport.aborted
+    connection = InMemoryConnection(echo, idle_s=60.0)
+    connection.protocol.pause_writing()
+    assert connection.transport.paused
+    connection.protocol.resume_writing()
+    assert not connection.transport.paused
+    connection.protocol.pause_writing()
+    assert connection.at(61.0).transport.aborted
 
 
 def test_the_last_response_has_the_time_that_its_client_needs() -> None:
-    line = Line(echo, idle_s=60.0)
-    line.transport.unread = 4000
-    line.feed(get("/a", "Connection: close"))
+    connection = InMemoryConnection(echo, idle_s=60.0)
+    connection.transport.unread = 4000
+    connection.feed(get("/a", "Connection: close"))
     for second in range(1, 200, 50):
-        line.transport.unread -= 1000
-        assert not line.at(second).transport.aborted
-    assert line.at(154.0).transport.aborted, "all has left, and it does not close"
-    stuck = Line(echo, idle_s=60.0)
+        connection.transport.unread -= 1000
+        assert not connection.at(second).transport.aborted
+    assert connection.at(154.0).transport.aborted, "all has left, and it does not close"
+    stuck = InMemoryConnection(echo, idle_s=60.0)
     stuck.transport.unread = 1000
     stuck.feed(get("/a", "Connection: close"))
     assert not stuck.at(59.0).transport.aborted
@@ -780,10 +808,10 @@ def test_the_last_response_has_the_time_that_its_client_needs() -> None:
 
 
 def test_an_idle_connection_that_does_not_read_its_last_bytes_is_aborted() -> None:
-    line = Line(echo, idle_s=60.0).feed(get("/a"))
-    line.transport.unread = 1
-    assert line.at(61.0).transport.aborted
-    slow = Line(echo, idle_s=60.0).feed(get("/a")).at(61.0)
+    connection = InMemoryConnection(echo, idle_s=60.0).feed(get("/a"))
+    connection.transport.unread = 1
+    assert connection.at(61.0).transport.aborted
+    slow = InMemoryConnection(echo, idle_s=60.0).feed(get("/a")).at(61.0)
     assert (slow.transport.closed, slow.transport.aborted) == (True, False)
     assert slow.at(64.0).transport.aborted, "it does not answer a close_notify"
 
@@ -794,11 +822,11 @@ def test_a_connection_that_fails_does_not_end_the_turns_of_the_others(
     def fail() -> None:
         raise MemoryError
 
-    first = Line(echo, turn_s=0.0)
+    first = InMemoryConnection(echo, turn_s=0.0)
     second = first.beside()
-    monkeypatch.setattr(first.connection, "advance", fail)
-    first.connection.data_received(get("/1") * 3)
-    second.connection.data_received(get("/2") * 3)
+    monkeypatch.setattr(first.protocol, "advance", fail)
+    first.protocol.data_received(get("/1") * 3)
+    second.protocol.data_received(get("/2") * 3)
     while first.watcher.turn():
         pass
     assert first.transport.aborted
@@ -807,42 +835,44 @@ def test_a_connection_that_fails_does_not_end_the_turns_of_the_others(
 
 
 def test_empty_lines_between_requests_are_no_request() -> None:
-    line = Line(echo, header_s=5.0, idle_s=60.0).feed(post("/a", b"1") + b"\r\n").at(6.0)
-    assert line.statuses == [200]
-    assert not line.connection.is_busy
-    assert line.feed(b"\r\n\r\n" + get("/b")).statuses == [200, 200]
-    assert line.feed(b"\n").at(12.0).statuses == [200, 200, 400]
+    connection = (
+        InMemoryConnection(echo, header_s=5.0, idle_s=60.0).feed(post("/a", b"1") + b"\r\n").at(6.0)
+    )
+    assert connection.statuses == [200]
+    assert not connection.protocol.is_busy
+    assert connection.feed(b"\r\n\r\n" + get("/b")).statuses == [200, 200]
+    assert connection.feed(b"\n").at(12.0).statuses == [200, 200, 400]
 
 
 def test_a_client_that_sends_without_end_is_not_read_until_it_is_answered() -> None:
     handle = Waiting()
-    line = Line(handle, pipeline_max=4).feed(get("/") * 6)
-    assert line.transport.paused
+    connection = InMemoryConnection(handle, pipeline_max=4).feed(get("/") * 6)
+    assert connection.transport.paused
     for i in range(2):
-        handle.finish(line, i)
-    assert line.transport.paused
-    handle.finish(line, 2)
-    assert not line.transport.paused
+        handle.finish(connection, i)
+    assert connection.transport.paused
+    handle.finish(connection, 2)
+    assert not connection.transport.paused
 
 
 def test_too_many_connections_are_rejected_with_a_message() -> None:
-    line = Line(echo, connections_max=1)
-    other = Line(echo)
-    other.service = line.service
-    second = type(line.connection)(line.service)
+    connection = InMemoryConnection(echo, connections_max=1)
+    other = InMemoryConnection(echo)
+    other.service = connection.service
+    second = type(connection.protocol)(connection.service)
     second.connection_made(other.transport)  # type: ignore[arg-type]
     ((status, head, _),) = other.transport.replies()
     assert status == 503
     assert b"retry-after: " in head
     second.connection_lost(None)
-    assert line.feed(get("/")).statuses == [200]
+    assert connection.feed(get("/")).statuses == [200]
 
 
 def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
-    idle, handle = Line(echo), Waiting()
+    idle, handle = InMemoryConnection(echo), Waiting()
     idle.service.drain()
     assert idle.transport.closed
-    busy = Line(handle).feed(get("/1"))
+    busy = InMemoryConnection(handle).feed(get("/1"))
     busy.service.drain()
     assert not busy.transport.closed
     handle.finish(busy, 0)
@@ -855,14 +885,16 @@ def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
 
 
 def test_a_compressed_body_is_read_up_to_its_bound() -> None:
-    def fed(data: bytes, coding: str) -> Line:
-        line = Line(inflating(echo, 1 << 20)).feed(post("/", data, f"Content-Encoding: {coding}"))
-        for work, exchange in line.work:
+    def fed(data: bytes, coding: str) -> InMemoryConnection:
+        connection = InMemoryConnection(inflating(echo, 1 << 20)).feed(
+            post("/", data, f"Content-Encoding: {coding}")
+        )
+        for work, exchange in connection.work:
             try:
                 exchange.settle(work.run())
             except ClipperError as error:
                 exchange.fail(error)
-        return line
+        return connection
 
     for coding, data in (
         ("gzip", gzip.compress(b"plain")),
@@ -885,23 +917,23 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_with_permission(
     tmp_path: Path,
 ) -> None:
     body = gzip.compress(bytes(1 << 20))
-    asked: list[int] = []
+    received: list[int] = []
 
     def handle(request: HttpRequest) -> HandlerResult:
-        asked.append(len(request.body))
+        received.append(len(request.body))
         return HttpResponse(200, b"")
 
     access = CredentialFiles()
     (tmp_path / "keys").write_text(f"ann sha256:{hashlib.sha256(b'secret').hexdigest()}\n")
     access.add_keys(str(tmp_path / "keys"), "")
-    line = Line(access.require_key(inflating(handle, 2 << 20)))
-    line.feed(post("/", body, "Content-Encoding: gzip"))
-    assert (line.statuses, line.work) == ([401], [])
-    line.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
-    assert asked == []
-    ((work, exchange),) = line.work
+    connection = InMemoryConnection(access.require_key(inflating(handle, 2 << 20)))
+    connection.feed(post("/", body, "Content-Encoding: gzip"))
+    assert (connection.statuses, connection.work) == ([401], [])
+    connection.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
+    assert received == []
+    ((work, exchange),) = connection.work
     exchange.settle(work.run())
-    assert (line.statuses, asked) == ([401, 200], [1 << 20])
+    assert (connection.statuses, received) == ([401, 200], [1 << 20])
 
 
 @pytest.mark.parametrize("value", [b"b\nc", b"b\r\nX: c", b"b\0"])

@@ -27,7 +27,7 @@ from clipper_container.model import Scored
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
 
 SEEDS = range(4)
-STRANGE = "Origin: http://elsewhere\r\n"
+OTHER_ORIGIN = "Origin: http://elsewhere\r\n"
 
 
 def outputs(rows: Any) -> Any:
@@ -127,27 +127,27 @@ def server() -> Iterator[clipper.ClipperServer]:
         yield started
 
 
-def held(server: clipper.ClipperServer) -> int:
-    """Connections of the door."""
+def open_connections(server: clipper.ClipperServer) -> int:
+    """Return the number of connections that the core's HTTP server holds."""
     frontends: Any = server._endpoints.frontends
     return int(frontends._listeners._hot.core_server.connections)
 
 
-def held_are(server: clipper.ClipperServer, count: int) -> bool:
-    """Soon: the door hears of those that were closed before."""
+def reach_connections(server: clipper.ClipperServer, count: int) -> bool:
+    """Wait until the core's HTTP server holds `count` connections; return whether it does."""
     until = time.monotonic() + PATIENCE_S
-    while held(server) != count and time.monotonic() < until:
+    while open_connections(server) != count and time.monotonic() < until:
         time.sleep(0.002)
-    return held(server) == count
+    return open_connections(server) == count
 
 
 def request(
-    path: str, body: str, strange: bool = False, more: str = "", method: str = "POST"
+    path: str, body: str, by_python: bool = False, more: str = "", method: str = "POST"
 ) -> bytes:
-    headers = (
-        f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(body.encode())}\r\n"
-    )
-    return f"{method} {path} HTTP/1.1\r\n{headers}\r\n{body}".encode()
+    """Return a request. by_python: with a header that the core leaves to the Python server."""
+    headers = f"Host: a\r\n{OTHER_ORIGIN if by_python else ''}{more}"
+    length = len(body.encode())
+    return f"{method} {path} HTTP/1.1\r\n{headers}Content-Length: {length}\r\n\r\n{body}".encode()
 
 
 def connect(server: clipper.ClipperServer) -> socket.socket:
@@ -156,8 +156,10 @@ def connect(server: clipper.ClipperServer) -> socket.socket:
 
 
 def whole(text: bytes) -> tuple[bytes, bytes] | None:
-    """The first response and what follows it; None if it is not there in full. One in chunks is
-    returned as if its length had been known."""
+    """Split `text` after its first response; return None if that is incomplete.
+
+    A chunked response is returned with its length in the head instead.
+    """
     head, found, rest = text.partition(b"\r\n\r\n")
     if not found:
         return None
@@ -175,30 +177,32 @@ def whole(text: bytes) -> tuple[bytes, bytes] | None:
         assert rest[at - 2 : at] == b"\r\n"
         if not size:
             body = b"".join(chunks)
-            known = b"content-length: %d" % len(body)
-            return head.replace(b"transfer-encoding: chunked", known) + found + body, rest[at:]
+            length_header = b"content-length: %d" % len(body)
+            return head.replace(b"transfer-encoding: chunked", length_header) + found + body, rest[
+                at:
+            ]
     return None
 
 
 def responses(
-    line: socket.socket, count: int, receive: Callable[[], bytes] | None = None
+    connection: socket.socket, count: int, receive: Callable[[], bytes] | None = None
 ) -> list[bytes]:
-    """So many, or fewer if the server closes. receive: reads some bytes of the line."""
+    """Read `count` responses, or fewer if the server closes. receive: reads some bytes."""
     found, rest = [], b""
     while len(found) < count:
         if one := whole(rest):
             found.append(one[0])
             rest = one[1]
             continue
-        piece = receive() if receive else line.recv(1 << 16)
-        if not piece:
+        chunk = receive() if receive else connection.recv(1 << 16)
+        if not chunk:
             break
-        rest += piece
+        rest += chunk
     assert len(found) < count or not rest
     return found
 
 
-MASKS = (
+VARIABLE_PARTS = (
     (rb"date: [^\r]*", b"date: D"),
     (rb'"id":"[0-9a-f]{8}-[0-9a-f]+"', b'"id":"I"'),
     (rb'"latency_us":\d+', b'"latency_us":L'),
@@ -211,8 +215,9 @@ MASKS = (
 )
 
 
-def masked(response: bytes) -> bytes:
-    for pattern, word in MASKS:
+def normalized(response: bytes) -> bytes:
+    """Return a response with the parts that differ from call to call replaced."""
+    for pattern, word in VARIABLE_PARTS:
         response = re.sub(pattern, word, response)
     return response
 
@@ -220,16 +225,16 @@ def masked(response: bytes) -> bytes:
 def exchanged(
     server: clipper.ClipperServer, *requests: bytes, cuts: Callable[[int], list[int]] | None = None
 ) -> list[bytes]:
-    """The responses to requests on one connection, written at once or in pieces."""
+    """Send requests on one connection, at once or cut in pieces; return their responses."""
     text = b"".join(requests)
-    with connect(server) as line:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         at = 0
         for cut in [*(cuts(len(text)) if cuts else []), len(text)]:
             with contextlib.suppress(ConnectionError):
-                line.sendall(text[at:cut])
+                connection.sendall(text[at:cut])
             at = cut
-        return responses(line, len(requests))
+        return responses(connection, len(requests))
 
 
 def some_number(rng: random.Random) -> str:
@@ -304,7 +309,7 @@ def some_request(rng: random.Random) -> Callable[[bool], bytes]:
         ]
     )
     method = rng.choice(["POST"] * 12 + ["GET", "PUT"])
-    return lambda strange: request(path, body, strange, more, method)
+    return lambda by_python: request(path, body, by_python, more, method)
 
 
 def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Callable[[bool], bytes]:
@@ -332,11 +337,14 @@ def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Calla
     more = f"Inference-Header-Content-Length: {len(head)}\r\n" if data else ""
     more += rng.choice(["", "", "X-Request-Id: mine-7\r\n", 'X-Request-Id: a"b\r\n'])
 
-    def make(strange: bool) -> bytes:
-        lines = (
-            f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(head + data)}\r\n"
+    def make(by_python: bool) -> bytes:
+        lines = f"Host: a\r\n{OTHER_ORIGIN if by_python else ''}{more}"
+        length = len(head + data)
+        return (
+            f"POST {path} HTTP/1.1\r\n{lines}Content-Length: {length}\r\n\r\n".encode()
+            + head
+            + data
         )
-        return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + head + data
 
     return make
 
@@ -376,8 +384,8 @@ def test_infer_alike(server: clipper.ClipperServer, seed: int) -> None:
     rng = random.Random(200 + seed)
     for _ in range(200):
         make = some_infer(rng)
-        (plain,), (strange,) = exchanged(server, make(False)), exchanged(server, make(True))
-        assert masked(plain) == masked(strange), make(False)
+        (plain,), (by_python,) = exchanged(server, make(False)), exchanged(server, make(True))
+        assert normalized(plain) == normalized(by_python), make(False)
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -387,33 +395,33 @@ def test_infer_of_every_kind_of_output(
 ) -> None:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [kind]}
     body = json.dumps({"id": "a", "inputs": [tensor], "parameters": {"binary_data_output": wanted}})
-    asked = [
-        exchanged(server, request("/v2/models/any/infer", body, strange))[0]
-        for strange in (False, True, False)
+    requests = [
+        exchanged(server, request("/v2/models/any/infer", body, by_python))[0]
+        for by_python in (False, True, False)
     ]
-    assert len({masked(one) for one in asked}) == 1
+    assert len({normalized(one) for one in requests}) == 1
 
 
 def test_infer_is_served_by_the_core(server: clipper.ClipperServer) -> None:
-    assert held_are(server, 0)
-    with connect(server) as line:
+    assert reach_connections(server, 0)
+    with connect(server) as connection:
         for path in ("total", "sum", "sum/versions/1"):
-            line.sendall(request(f"/v2/models/{path}/infer", INFER))
-            assert b'"data":[6.0]' in responses(line, 1)[0]
-        assert held(server) == 1
+            connection.sendall(request(f"/v2/models/{path}/infer", INFER))
+            assert b'"data":[6.0]' in responses(connection, 1)[0]
+        assert open_connections(server) == 1
 
 
 INFER = '{"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}]}'
 
 
 def test_the_core_serves_http(server: clipper.ClipperServer) -> None:
-    with connect(server) as line:
-        line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}'))
-        assert b'"output":6.0' in responses(line, 1)[0]
-        assert held_are(server, 1)
-        line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', strange=True))
-        assert b'"output":6.0' in responses(line, 1)[0]
-        assert held_are(server, 0)
+    with connect(server) as connection:
+        connection.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}'))
+        assert b'"output":6.0' in responses(connection, 1)[0]
+        assert reach_connections(server, 1)
+        connection.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', by_python=True))
+        assert b'"output":6.0' in responses(connection, 1)[0]
+        assert reach_connections(server, 0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -421,21 +429,21 @@ def test_both_answer_alike(server: clipper.ClipperServer, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(150):
         make = some_request(rng)
-        (plain,), (strange,) = exchanged(server, make(False)), exchanged(server, make(True))
-        assert masked(plain) == masked(strange), make(False)
+        (plain,), (by_python,) = exchanged(server, make(False)), exchanged(server, make(True))
+        assert normalized(plain) == normalized(by_python), make(False)
 
 
 def test_cold_and_hot_alike(server: clipper.ClipperServer) -> None:
-    """The first of each is a miss of one, then a hit of the other; then the other way round."""
+    """The first request is a cache miss of one reader, the next a hit of the other, by turns."""
     for i in range(40):
         order = [bool(i % 2), not i % 2, bool(i % 2)]
         for path in ("/api/any/predict", "/api/sure/predict", "/any/predict"):
             numbers = [i + 100] * (2 if "sure" in path else 1)
             found = [
-                exchanged(server, request(path, json.dumps({"input": numbers}), strange))[0]
-                for strange in order
+                exchanged(server, request(path, json.dumps({"input": numbers}), by_python))[0]
+                for by_python in order
             ]
-            assert len({masked(one) for one in found}) == 1, found
+            assert len({normalized(one) for one in found}) == 1, found
 
 
 @pytest.mark.parametrize(
@@ -445,72 +453,72 @@ def test_cut_at_every_byte(server: clipper.ClipperServer, path: str) -> None:
     body = '{"input": [1, 2, 3]}' if "total" in path else '{"input": [2]}'
     whole, wanted = (
         request(path, body),
-        masked(exchanged(server, request(path, body, strange=True))[0]),
+        normalized(exchanged(server, request(path, body, by_python=True))[0]),
     )
     for cut in range(1, len(whole)):
         (found,) = exchanged(server, whole, cuts=lambda n, cut=cut: [cut])  # type: ignore[misc]  # a default that binds
-        assert masked(found) == wanted, cut
+        assert normalized(found) == wanted, cut
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pipelined_and_cut_anywhere(server: clipper.ClipperServer, seed: int) -> None:
-    """In their order, beyond what may be open at once; the first that nobody can read is the last
-    that is answered."""
+    """Pipelined requests are answered in order, more of them than may be open at once. The first
+    malformed one is answered last."""
     rng = random.Random(100 + seed)
     for _ in range(25):
-        asked = [some_request(rng) for _ in range(rng.randrange(1, 20))]
+        requests = [some_request(rng) for _ in range(rng.randrange(1, 20))]
         if rng.random() < 0.3:
-            asked.insert(rng.randrange(len(asked) + 1), lambda strange: b"NONSENSE\r\n\r\n")
+            requests.insert(rng.randrange(len(requests) + 1), lambda by_python: b"NONSENSE\r\n\r\n")
         cuts = lambda n: sorted(rng.sample(range(1, n), min(n - 1, rng.randrange(5))))  # noqa: E731
-        plain = exchanged(server, *[make(False) for make in asked], cuts=cuts)
-        strange = exchanged(server, *[make(True) for make in asked])
-        assert [masked(one) for one in plain] == [masked(one) for one in strange]
+        plain = exchanged(server, *[make(False) for make in requests], cuts=cuts)
+        by_python = exchanged(server, *[make(True) for make in requests])
+        assert [normalized(one) for one in plain] == [normalized(one) for one in by_python]
 
 
 def test_a_connection_goes_and_comes_back(server: clipper.ClipperServer) -> None:
     plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
-    with connect(server) as line:
+    with connect(server) as connection:
         for returns in range(3):
-            line.sendall(request("/api/total", "", method="GET"))
-            assert b'"sum:1"' in responses(line, 1)[0]
-            assert held_are(server, 0)
+            connection.sendall(request("/api/total", "", method="GET"))
+            assert b'"sum:1"' in responses(connection, 1)[0]
+            assert reach_connections(server, 0)
             for _ in range(2 << returns):
-                line.sendall(plain)
-                assert b'"output":6.0' in responses(line, 1)[0]
-            assert held_are(server, 1)
-            line.sendall(plain)
-            assert b'"output":6.0' in responses(line, 1)[0]
-            assert held_are(server, 1)
+                connection.sendall(plain)
+                assert b'"output":6.0' in responses(connection, 1)[0]
+            assert reach_connections(server, 1)
+            connection.sendall(plain)
+            assert b'"output":6.0' in responses(connection, 1)[0]
+            assert reach_connections(server, 1)
 
 
 def test_a_connection_that_went_before_comes_back_after_more_requests(
     server: clipper.ClipperServer,
 ) -> None:
     plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
-    with connect(server) as line:
+    with connect(server) as connection:
         for returns in range(3):
-            line.sendall(request("/api/total", "", method="GET"))
-            assert b'"sum:1"' in responses(line, 1)[0]
+            connection.sendall(request("/api/total", "", method="GET"))
+            assert b'"sum:1"' in responses(connection, 1)[0]
             for _ in range((2 << returns) - 1):
-                line.sendall(plain)
-                assert b'"output":6.0' in responses(line, 1)[0]
-                assert held_are(server, 0)
-            line.sendall(plain)
-            assert b'"output":6.0' in responses(line, 1)[0]
-            assert held_are(server, 1)
+                connection.sendall(plain)
+                assert b'"output":6.0' in responses(connection, 1)[0]
+                assert reach_connections(server, 0)
+            connection.sendall(plain)
+            assert b'"output":6.0' in responses(connection, 1)[0]
+            assert reach_connections(server, 1)
 
 
 def test_what_is_counted_is_the_same(server: clipper.ClipperServer) -> None:
     server.app("counted", models=["sum"], slo_ms=10_000)
     rng = random.Random(7)
     counts = []
-    for strange in (False, True):
+    for by_python in (False, True):
         before = server.stats()["applications"]["counted"]
         for i in range(20):
             body = json.dumps({"input": [rng.random(), i, 2]})
-            assert exchanged(server, request("/api/counted/predict", body, strange))[0].startswith(
-                b"HTTP/1.1 200"
-            )
+            assert exchanged(server, request("/api/counted/predict", body, by_python))[
+                0
+            ].startswith(b"HTTP/1.1 200")
         after = server.stats()["applications"]["counted"]
         of, was = after["models"]["sum:1"], before["models"].get("sum:1", {"used": 0, "wins": 0})
         counts.append(
@@ -543,29 +551,29 @@ def test_feedback_and_ids(server: clipper.ClipperServer) -> None:
 
 
 def test_a_change_is_seen_by_the_next_request(server: clipper.ClipperServer) -> None:
-    with connect(server) as line:
+    with connect(server) as connection:
         for i in range(30):
             server.app("changing", models=["sum"] if i % 2 else ["twice"], slo_ms=10_000, default=i)
-            line.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
-            (found,) = responses(line, 1)
+            connection.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
+            (found,) = responses(connection, 1)
             assert (b'"output":8.0' if i % 2 else b'"output":16.0') in found
-        assert held_are(server, 1)
+        assert reach_connections(server, 1)
         server.remove_app("changing")
-        line.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
-        assert responses(line, 1)[0].startswith(b"HTTP/1.1 404")
+        connection.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
+        assert responses(connection, 1)[0].startswith(b"HTTP/1.1 404")
 
 
 def test_too_many_connections_are_refused_wherever_they_are() -> None:
     with clipper.start(http={"address": "127.0.0.1:0", "connections_max": 4}, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=10_000)
-        with contextlib.ExitStack() as lines:
-            for strange in (False, True, False, True):
-                line = lines.enter_context(connect(server))
-                line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', strange))
-                assert responses(line, 1)[0].startswith(b"HTTP/1.1 200")
-            line = lines.enter_context(connect(server))
-            assert responses(line, 1)[0].startswith(b"HTTP/1.1 503")
+        with contextlib.ExitStack() as connections:
+            for by_python in (False, True, False, True):
+                connection = connections.enter_context(connect(server))
+                connection.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', by_python))
+                assert responses(connection, 1)[0].startswith(b"HTTP/1.1 200")
+            connection = connections.enter_context(connect(server))
+            assert responses(connection, 1)[0].startswith(b"HTTP/1.1 503")
 
 
 def test_timeouts_hold_in_the_core() -> None:
@@ -575,16 +583,16 @@ def test_timeouts_hold_in_the_core() -> None:
         server.app("total", models=["sum"], slo_ms=10_000)
         plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
         idle, head, body = connect(server), connect(server), connect(server)
-        for line in (idle, head, body):
-            line.sendall(plain)
-            assert responses(line, 1)[0].startswith(b"HTTP/1.1 200")
+        for connection in (idle, head, body):
+            connection.sendall(plain)
+            assert responses(connection, 1)[0].startswith(b"HTTP/1.1 200")
         head.sendall(plain[:30])
         body.sendall(plain[:-3])
         assert responses(idle, 1) == []
-        for line in (head, body):
-            assert responses(line, 1)[0].startswith(b"HTTP/1.1 408")
-        for line in (idle, head, body):
-            line.close()
+        for connection in (head, body):
+            assert responses(connection, 1)[0].startswith(b"HTTP/1.1 408")
+        for connection in (idle, head, body):
+            connection.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -592,24 +600,26 @@ def test_workers_share_the_connections(workers: int) -> None:
     with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=10_000)
-        lines = [
+        connections = [
             http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S) for _ in range(9)
         ]
 
-        def talk(line: http.client.HTTPConnection, seed: int) -> None:
+        def talk(connection: http.client.HTTPConnection, seed: int) -> None:
             rng = random.Random(seed)
             for _ in range(30):
                 row = [rng.randrange(5) for _ in range(3)]
-                line.request("POST", "/api/total/predict", json.dumps({"input": row}))
-                assert json.loads(line.getresponse().read())["output"] == sum(row)
+                connection.request("POST", "/api/total/predict", json.dumps({"input": row}))
+                assert json.loads(connection.getresponse().read())["output"] == sum(row)
 
         with concurrent.futures.ThreadPoolExecutor(9) as pool:
-            for done in [pool.submit(talk, line, i) for i, line in enumerate(lines)]:
+            for done in [
+                pool.submit(talk, connection, i) for i, connection in enumerate(connections)
+            ]:
                 done.result(PATIENCE_S)
         if workers:
-            assert held_are(server, 9)
-        for line in lines:
-            line.close()
+            assert reach_connections(server, 9)
+        for connection in connections:
+            connection.close()
         assert ask(server.http_address, "GET", "/api/total").status == 200
 
 
@@ -618,22 +628,22 @@ def answered_by(server: clipper.ClipperServer, pattern: str) -> int:
     return int(frontends._counts["address"].row("POST", pattern).codes().get(200, 0))
 
 
-@pytest.mark.parametrize("strange", [False, True])
+@pytest.mark.parametrize("by_python", [False, True])
 def test_a_client_that_does_not_read_is_not_answered_on(
-    server: clipper.ClipperServer, strange: bool
+    server: clipper.ClipperServer, by_python: bool
 ) -> None:
     """64 KiB of requests for a cached answer of 500 kB: few of them are answered, and others are
     served meanwhile."""
-    one = request("/api/big/predict", '{"input":[1]}', strange)
+    one = request("/api/big/predict", '{"input":[1]}', by_python)
     exchanged(server, one)
     before = answered_by(server, "/api/{}/predict")
     count = (64 << 10) // len(one)
-    with connect(server) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        line.sendall(one * count)
+    with connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        connection.sendall(one * count)
         for _ in range(20):
             (reply,) = exchanged(
-                server, request("/api/total/predict", '{"input":[1,2,3]}', strange)
+                server, request("/api/total/predict", '{"input":[1,2,3]}', by_python)
             )
             assert b'"output":6.0' in reply
         assert answered_by(server, "/api/{}/predict") - before <= 20 + 4 < count, (
@@ -641,23 +651,23 @@ def test_a_client_that_does_not_read_is_not_answered_on(
         )
         received = 0
         while received < 64 * 500_000:
-            piece = line.recv(1 << 20)
-            assert piece
-            received += len(piece)
+            chunk = connection.recv(1 << 20)
+            assert chunk
+            received += len(chunk)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_large_answers_in_pieces_among_small_ones(server: clipper.ClipperServer, seed: int) -> None:
-    """Of every kind, over one connection, to a client that reads now a little and now much: the
-    same as from Python, in order."""
+    """A client that reads varying amounts gets responses of every kind in order over one
+    connection, equal to those of the path through Python."""
     rng = random.Random(seed)
-    asked = []
+    requests = []
     for _ in range(12):
         body = f'{{"input": [{rng.randrange(8)}]}}'
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [rng.randrange(8)]}
         binary = {"binary_data_output": rng.random() < 0.5}
         infer = json.dumps({"inputs": [tensor], "parameters": binary})
-        asked.append(
+        requests.append(
             rng.choice(
                 [
                     ("/api/kinds/predict", body),
@@ -667,15 +677,17 @@ def test_large_answers_in_pieces_among_small_ones(server: clipper.ClipperServer,
                 ]
             )
         )
-    with connect(server) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        line.sendall(b"".join(request(*one) for one in asked))
+    with connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        connection.sendall(b"".join(request(*one) for one in requests))
         plain = responses(
-            line, len(asked), lambda: line.recv(rng.choice([100, 5000, 1 << 14, 1 << 18]))
+            connection,
+            len(requests),
+            lambda: connection.recv(rng.choice([100, 5000, 1 << 14, 1 << 18])),
         )
-    for one, found in zip(asked, plain, strict=True):
-        (strange,) = exchanged(server, request(*one, True))
-        assert masked(found) == masked(strange)
+    for one, found in zip(requests, plain, strict=True):
+        (by_python,) = exchanged(server, request(*one, True))
+        assert normalized(found) == normalized(by_python)
 
 
 def test_clients_that_close_in_the_middle_of_a_large_answer_leave_nothing(
@@ -684,10 +696,10 @@ def test_clients_that_close_in_the_middle_of_a_large_answer_leave_nothing(
     one, small = (request(f"/api/{name}/predict", '{"input":[1]}') for name in ("huge", "any"))
     exchanged(server, one)
     for _ in range(8):
-        with connect(server) as line:
-            line.sendall(one * 2 + small)
-            assert line.recv(20_000).startswith(b"HTTP/1.1 200 OK")
-    assert held_are(server, 0)
+        with connect(server) as connection:
+            connection.sendall(one * 2 + small)
+            assert connection.recv(20_000).startswith(b"HTTP/1.1 200 OK")
+    assert reach_connections(server, 0)
     frontends: Any = server._endpoints.frontends
     table = frontends._listeners._hot._table
     assert table.users == 1, "the thread's own"
@@ -700,37 +712,37 @@ def test_the_output_of_an_answer_that_nobody_takes_is_freed(server: clipper.Clip
         ctypes.CDLL(None).malloc_trim(0)
         before = memory_kib("VmRSS")
         for _ in range(8):
-            with connect(server) as line:
-                line.sendall(one)
-                assert line.recv(20_000).startswith(b"HTTP/1.1 200 OK")
-        assert held_are(server, 0)
+            with connect(server) as connection:
+                connection.sendall(one)
+                assert connection.recv(20_000).startswith(b"HTTP/1.1 200 OK")
+        assert reach_connections(server, 0)
     ctypes.CDLL(None).malloc_trim(0)
     assert memory_kib("VmRSS") - before < 8 << 10
 
 
-def memory_kib(line: str) -> int:
+def memory_kib(connection: str) -> int:
     text = Path("/proc/self/status").read_text()
-    return int(text.partition(f"{line}:")[2].split()[0])
+    return int(text.partition(f"{connection}:")[2].split()[0])
 
 
-@pytest.mark.parametrize("strange", [False, True])
+@pytest.mark.parametrize("by_python", [False, True])
 def test_the_text_of_an_unread_answer_is_not_kept(
-    server: clipper.ClipperServer, strange: bool
+    server: clipper.ClipperServer, by_python: bool
 ) -> None:
     """Clients that read nothing of an answer of 2 MB; its text is made as they take it."""
-    one = request("/api/huge/predict", '{"input":[1]}', strange)
+    one = request("/api/huge/predict", '{"input":[1]}', by_python)
     exchanged(server, one)
     with contextlib.ExitStack() as stack:
-        lines = [stack.enter_context(connect(server)) for _ in range(6)]
+        connections = [stack.enter_context(connect(server)) for _ in range(6)]
         ctypes.CDLL(None).malloc_trim(0)  # or what is free already would be used
         Path("/proc/self/clear_refs").write_text("5")
         before = memory_kib("VmRSS")
-        for line in lines:
-            line.sendall(one * 2)
-        for line in lines:
-            assert line.recv(20, socket.MSG_WAITALL).startswith(b"HTTP/1.1 200 OK")
+        for connection in connections:
+            connection.sendall(one * 2)
+        for connection in connections:
+            assert connection.recv(20, socket.MSG_WAITALL).startswith(b"HTTP/1.1 200 OK")
         assert memory_kib("VmHWM") - before < 4 << 10
-        (answer,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', strange))
+        (answer,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', by_python))
         assert b'"output":6.0' in answer
 
 
@@ -738,19 +750,19 @@ def test_large_answers_of_many_new_clients_and_small_ones_beside_them(
     server: clipper.ClipperServer,
 ) -> None:
     """The large answers are made in pieces. All are whole, and those who wait are served."""
-    asked = request("/api/big/predict", '{"input": [1.0]}')
+    requests = request("/api/big/predict", '{"input": [1.0]}')
     small = request("/api/total/predict", '{"input": [1, 2, 3]}')
     with contextlib.ExitStack() as stack:
-        lines = [stack.enter_context(connect(server)) for _ in range(12)]
-        for line in lines:
-            line.sendall(asked * 2)
+        connections = [stack.enter_context(connect(server)) for _ in range(12)]
+        for connection in connections:
+            connection.sendall(requests * 2)
         beside = stack.enter_context(connect(server))
         for _ in range(5):
             beside.sendall(small)
             (answer,) = responses(beside, 1)
             assert answer.startswith(b"HTTP/1.1 200")
             assert b'"output":6' in answer
-        for line in lines:
-            found = responses(line, 2)
+        for connection in connections:
+            found = responses(connection, 2)
             assert len(found) == 2
             assert all(one.count(b"0.25") == 100_000 for one in found)

@@ -13,7 +13,7 @@ from tests.frontend.conftest import QUICK, ask
 SECRET = "/srv/models/secret-7f3a"
 
 
-def lost(rows: Any) -> Any:
+def failing_model(rows: Any) -> Any:
     raise FileNotFoundError(2, f"\x1b]0;owned\x07 {object()!r} is not in", f"{SECRET}/weights.bin")
 
 
@@ -36,7 +36,7 @@ FAILING: dict[str, tuple[str, Any]] = {
 @pytest.fixture(scope="module")
 def losing() -> Iterator[clipper.ClipperServer]:
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
-        server.deploy("bare", lost, input="f64[1]", cache=False)
+        server.deploy("bare", failing_model, input="f64[1]", cache=False)
         server.app("lost", models=["bare"], slo_ms=10_000)
         server.app("careful", models=["bare"], slo_ms=10_000, default=-1.0)
         yield server
@@ -48,7 +48,7 @@ def test_no_error_discloses_a_path_an_address_or_a_stack(
 ) -> None:
     path, body = FAILING[what]
     reply = ask(losing.http_address, "POST", path, body)
-    told = reply.body.decode() + str(reply.headers)
+    shown = reply.body.decode() + str(reply.headers)
     given = path if what == "a path" else ""
     package = str(Path(clipper.__file__).parent)
     for secret in (
@@ -61,4 +61,4 @@ def test_no_error_discloses_a_path_an_address_or_a_stack(
         "\x1b",
         losing.address,
     ):
-        assert secret in given or secret not in told, told
+        assert secret in given or secret not in shown, shown

@@ -70,7 +70,7 @@ class Client:
         return self(INFERENCE, "ModelInfer", tensor_of(model, rows, **more), timeout=timeout)
 
     def refused(self, *words: Any, **more: Any) -> Any:
-        """The error of a call."""
+        """Return the error of a call."""
         with pytest.raises(grpc.RpcError) as caught:
             self(*words, **more)
         return caught.value
@@ -278,8 +278,8 @@ def test_qualifiers_and_the_callers_id(client: Client) -> None:
         APPLICATIONS, "Predict", application="beside", input=numbers(1, 2, 3), request_id="mine-1"
     )
     assert answer.request_id == "mine-1"
-    said = answer.qualifiers["beside:1"].values
-    assert (said["quality"].whole, said["note"].text) == (3, "fine")
+    qualifiers = answer.qualifiers["beside:1"].values
+    assert (qualifiers["quality"].whole, qualifiers["note"].text) == (3, "fine")
     parameters = client.infer("beside", [[1, 2, 3]], id="mine-2").parameters
     assert parameters["request_id"].string_param == "mine-2"
     assert json.loads(parameters["qualifiers"].string_param) == {
@@ -354,9 +354,11 @@ def test_too_many_calls_are_given_a_time_to_retry() -> None:
     with start(grpc={"address": "127.0.0.1:0", "calls_max": 2}) as server:
         server.deploy("stuck", slow, input="f64[1]", cache=False)
         client = Client(server.grpc_address)
-        ask_one = client.method(INFERENCE, "ModelInfer").future
-        asked = [ask_one(tensor_of("stuck", [[i]], timeout=20_000_000)) for i in range(10)]
-        errors = [error for future in asked if (error := future.exception(PATIENCE_S)) is not None]
+        infer_async = client.method(INFERENCE, "ModelInfer").future
+        futures = [infer_async(tensor_of("stuck", [[i]], timeout=20_000_000)) for i in range(10)]
+        errors = [
+            error for future in futures if (error := future.exception(PATIENCE_S)) is not None
+        ]
         assert len(errors) == 8
         info, retry = details_of(errors[0])
         assert (errors[0].code(), info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded")
@@ -448,14 +450,14 @@ def test_overload_names_a_time_to_retry() -> None:
         )
         server.app("patient", models=["stuck"], slo_ms=60_000)
         client = Client(server.grpc_address)
-        ask_one = client.method(INFERENCE, "ModelInfer").future
-        asked = [ask_one(tensor_of("patient", [[i]]), timeout=30) for i in range(100)]
+        infer_async = client.method(INFERENCE, "ModelInfer").future
+        futures = [infer_async(tensor_of("patient", [[i]]), timeout=30) for i in range(100)]
         refused = []
-        for future in asked:
+        for future in futures:
             if future.exception() is not None:
                 refused.append(future.exception())
                 break
-        for future in asked:
+        for future in futures:
             future.cancel()
         assert refused
         assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -542,9 +544,9 @@ def test_feedback_by_id_and_by_input(client: Client) -> None:
     answer = client(
         APPLICATIONS, "Predict", application="learns", input=numbers(1, 2, 3), user="ann"
     )
-    told = {"application": "learns", "id": answer.id, "label": {"number": 6}}
-    assert client(APPLICATIONS, "Feedback", **told).counted
-    assert not client(APPLICATIONS, "Feedback", **told).counted
+    feedback = {"application": "learns", "id": answer.id, "label": {"number": 6}}
+    assert client(APPLICATIONS, "Feedback", **feedback).counted
+    assert not client(APPLICATIONS, "Feedback", **feedback).counted
     assert client(
         APPLICATIONS, "Feedback", application="learns", input=numbers(1, 2, 3), score=0.5, weight=2
     ).counted
@@ -624,7 +626,7 @@ def test_health_is_watched() -> None:
 
 
 def test_reflection_is_enough_to_call_a_method(client: Client) -> None:
-    """As grpcurl does it: the services, the file of one of them, a call by nothing else."""
+    """List the services, get the file of one, and call it with nothing else, as grpcurl does."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     ask_for = message("grpc.reflection.v1.ServerReflectionRequest")

@@ -58,16 +58,16 @@ def code_of(client: Client) -> Any:
 
 def test_tls_of_its_own_or_of_http(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.sign("shared")
-    own = authority.sign("own")
-    stranger = Authority(tmp_path, "stranger")
+    certificate = authority.sign("own")
+    other_authority = Authority(tmp_path, "stranger")
     for settings in (
         {"grpc": "127.0.0.1:0", "http": {"tls_cert": cert, "tls_key": key}},
-        {"grpc": {"address": "127.0.0.1:0", "tls_cert": own[0], "tls_key": own[1]}},
+        {"grpc": {"address": "127.0.0.1:0", "tls_cert": certificate[0], "tls_key": certificate[1]}},
     ):
         with serving(**settings) as server:
             with calling(server, credentials(authority.ca)) as client:
                 assert answered(client) == 6
-            for wrong in (credentials(stranger.ca), None):
+            for wrong in (credentials(other_authority.ca), None):
                 with calling(server, wrong) as client:
                     assert code_of(client) is grpc.StatusCode.UNAVAILABLE
     off = {

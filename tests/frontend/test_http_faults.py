@@ -23,7 +23,7 @@ from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
 
 
 class Gate:
-    """A model that answers once a file is there."""
+    """A model that answers once a file exists."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "open")
@@ -52,7 +52,7 @@ def gate(tmp_path: Path) -> Gate:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
-    """A server whose application `app` waits for the gate; little fits its queue."""
+    """Yield a server whose application `app` waits for the gate and has a short queue."""
     limits = {"queue_rows_max": 16, "tasks_max": 256}
     with clipper.start(
         http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4}, limits=limits, **QUICK
@@ -72,42 +72,48 @@ def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
 
 
 def send(address: str, x: float, path: str = "/api/app/predict") -> http.client.HTTPConnection:
-    line = http.client.HTTPConnection(address, timeout=PATIENCE_S)
-    line.request("POST", path, json.dumps({"input": [x]}))
-    return line
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection.request("POST", path, json.dumps({"input": [x]}))
+    return connection
 
 
 def test_what_does_not_fit_is_given_a_time_to_retry(
     gated: clipper.ClipperServer, gate: Gate
 ) -> None:
     with contextlib.ExitStack() as stack:
-        lines = [
+        connections = [
             stack.enter_context(contextlib.closing(send(gated.http_address, i))) for i in range(40)
         ]
-        ready = select.select([line.sock for line in lines], [], [], PATIENCE_S)[0]
-        refused = next(line for line in lines if line.sock in ready)
+        ready = select.select([connection.sock for connection in connections], [], [], PATIENCE_S)[
+            0
+        ]
+        refused = next(connection for connection in connections if connection.sock in ready)
         first = refused.getresponse()
         assert first.status == 429
         assert int(first.getheader("Retry-After") or 0) >= 1
         body = json.loads(first.read())
         assert (body["status"], body["type"]) == (429, "urn:clipper:error:overloaded")
         gate.open()
-        statuses = {i: line.getresponse() for i, line in enumerate(lines) if line is not refused}
+        statuses = {
+            i: connection.getresponse()
+            for i, connection in enumerate(connections)
+            if connection is not refused
+        }
         answered = {i: json.loads(reply.read()) for i, reply in statuses.items()}
         assert {reply.status for reply in statuses.values()} == {200, 429}
         assert all(body["output"] == i for i, body in answered.items() if statuses[i].status == 200)
 
 
 def test_a_container_that_dies_with_a_query(gated: clipper.ClipperServer, gate: Gate) -> None:
-    line = send(gated.http_address, 7)
+    connection = send(gated.http_address, 7)
     gate.wait_until_seen()
     pid = gated.stats()["models"]["gate:1"]["replicas"][0]["pid"]
     gate.open()  # for the one that comes in its place
     os.kill(pid, signal.SIGKILL)
-    reply = line.getresponse()
+    reply = connection.getresponse()
     body = json.loads(reply.read())
     assert (reply.status, body.get("output")) == (200, 7) or reply.status == 503
-    line.close()
+    connection.close()
 
 
 def test_who_leaves_takes_the_query_along(gated: clipper.ClipperServer, gate: Gate) -> None:
@@ -133,8 +139,8 @@ def test_slow_clients_end_and_others_do_not_notice(
     gate.open()
     host, _, port = gated.http_address.rpartition(":")
     slow = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(100)]
-    for i, line in enumerate(slow):
-        line.sendall(
+    for i, connection in enumerate(slow):
+        connection.sendall(
             [
                 b"GET /v2",
                 b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
@@ -142,12 +148,12 @@ def test_slow_clients_end_and_others_do_not_notice(
             ][i % 3]
         )
     assert ask(gated.http_address, "POST", "/api/app/predict", {"input": [5]}).json["output"] == 5
-    for i, line in enumerate(slow):
-        said = b""
-        while chunk := line.recv(4096):
-            said += chunk
-        assert (b" 408 " in said) is (i % 3 != 2), said
-        line.close()
+    for i, connection in enumerate(slow):
+        received = b""
+        while chunk := connection.recv(4096):
+            received += chunk
+        assert (b" 408 " in received) is (i % 3 != 2), received
+        connection.close()
 
 
 def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> None:
@@ -158,18 +164,18 @@ def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> No
         idle = http.client.HTTPConnection(address, timeout=PATIENCE_S)
         idle.request("GET", "/v2/health/live")
         assert idle.getresponse().read()
-        line = send(address, 3)
+        connection = send(address, 3)
         gate.wait_until_seen()
         closing = threading.Thread(target=server.close)
         closing.start()
         assert idle.sock.recv(1) == b""  # an idle connection is closed at once
         idle.close()
         gate.open()
-        reply = line.getresponse()
+        reply = connection.getresponse()
         assert (reply.status, json.loads(reply.read())["output"]) == (200, 3)
         assert reply.getheader("Connection") == "close"
         closing.join()
-        line.close()
+        connection.close()
     with pytest.raises(ConnectionRefusedError):
         ask(address, "GET", "/v2/health/live")
 
@@ -179,16 +185,16 @@ def test_a_request_that_has_partly_arrived_is_answered_when_the_server_closes() 
         server.deploy("sum", total, input="f64[1]", cache=False)
         server.app("app", models=["sum"], slo_ms=30_000)
         host, _, port = server.http_address.rpartition(":")
-        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
             body = b'{"input": [3]}'
             head = b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-            line.sendall(head % len(body) + body[:5])
+            connection.sendall(head % len(body) + body[:5])
             assert ask(server.http_address, "GET", "/v2/health/live").status == 200  # it was read
             closing = threading.Thread(target=server.close)
             closing.start()
             closing.join(0.2)
-            line.sendall(body[5:])
-            assert b" 200 OK" in line.recv(4096)
+            connection.sendall(body[5:])
+            assert b" 200 OK" in connection.recv(4096)
             closing.join()
 
 
@@ -196,23 +202,23 @@ def test_waiting_calls_are_answered_at_the_end(gate: Gate) -> None:
     with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": 0.0}) as server:
         server.deploy("gate", gate.predict, input="f64[1]", cache=False)
         server.app("app", models=["gate"], slo_ms=30_000)
-        line = send(server.http_address, 3)
+        connection = send(server.http_address, 3)
         gate.wait_until_seen()
-    reply = line.getresponse()
+    reply = connection.getresponse()
     assert reply.status == 503
     assert reply.getheader("Retry-After")
     assert "shutting down" in json.loads(reply.read())["error"]
-    line.close()
+    connection.close()
 
 
 def test_an_address_in_use_is_named_and_nothing_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = (
+        message = (
             r"cannot listen on http.address = '127.0.0.1:\d+': it is taken by process"
             rf" {os.getpid()} \(.*python"
         )
-        with pytest.raises(AddressInUse, match=said):
+        with pytest.raises(AddressInUse, match=message):
             clipper.start(http=address)
         with pytest.raises(AddressInUse, match=r"http.admin"):
             clipper.start(http="127.0.0.1:0", admin=address)

@@ -53,10 +53,10 @@ def test_rows_that_are_not_accepted_are_reported_once_and_dropped(
     with pushing(sink, tries_max=1) as server:
         sink.await_that(lambda: counted(server, "exported"))
         assert (counted(server, "refused"), counted(server, "dropped")) == (2, 1)
-    told = [
+    warnings = [
         record.message for record in caplog.records if record.name == "clipper.frontend.http_post"
     ]
-    assert [message.partition("http")[0] for message in told] == ["metrics do not reach "]
+    assert [message.partition("http")[0] for message in warnings] == ["metrics do not reach "]
     assert "bucket" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""`limits.input_bytes_max` holds at every door: `TooLarge` in Python, 413 over HTTP."""
+"""`limits.input_bytes_max` holds for every interface: `TooLarge` in Python, 413 over HTTP."""
 
 import json
 import struct

@@ -41,8 +41,8 @@ def served() -> Iterator[tuple[FakeMesh, Client]]:
         client.channel.close()
 
 
-def state_of(told: Any) -> str:
-    return STATES[told.status]
+def state_of(response: Any) -> str:
+    return STATES[response.status]
 
 
 def test_the_service_has_the_calls_of_the_document() -> None:
@@ -61,17 +61,17 @@ def test_a_model_is_registered_loaded_and_forgotten(served: tuple[FakeMesh, Clie
     mesh, client = served
     assert state_of(client(MESH, "getModelStatus", modelId="one")) == "NOT_FOUND"
     for _ in range(2):  # the same once more changes nothing
-        told = client(MESH, "registerModel", modelId="one", modelInfo=ONNX, lastUsedTime=77)
-        assert (state_of(told), list(told.errors), list(told.modelCopyInfos)) == (
+        response = client(MESH, "registerModel", modelId="one", modelInfo=ONNX, lastUsedTime=77)
+        assert (state_of(response), list(response.errors), list(response.modelCopyInfos)) == (
             "NOT_LOADED",
             [],
             [],
         )
     assert mesh.calls[-1] == ("register", {"load_now": False, "sync": False, "used_ms": 77})
-    told = client(MESH, "ensureLoaded", modelId="one", lastUsedTime=78)
+    response = client(MESH, "ensureLoaded", modelId="one", lastUsedTime=78)
     assert mesh.calls[-1] == ("ensure_loaded", {"sync": False, "used_ms": 78})
-    (copy,) = told.modelCopyInfos
-    assert (state_of(told), copy.location, STATES[copy.copyStatus], copy.time) == (
+    (copy,) = response.modelCopyInfos
+    assert (state_of(response), copy.location, STATES[copy.copyStatus], copy.time) == (
         "LOADED",
         "a",
         "LOADED",
@@ -133,15 +133,15 @@ def test_errors_have_the_codes_of_the_document(
 def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(
     served: tuple[FakeMesh, Client],
 ) -> None:
-    """More wait than there are worker threads, and a call beside them is answered."""
+    """More calls wait than there are worker threads; another call is answered meanwhile."""
     mesh, client = served
     mesh.loads_at_once = False
     try:
         fields = {"modelInfo": ONNX, "loadNow": True, "sync": True}
-        told: list[Any] = []
+        response: list[Any] = []
         waiting = [
             threading.Thread(
-                target=lambda i=i: told.append(
+                target=lambda i=i: response.append(
                     client(MESH, "registerModel", modelId=f"slow{i}", **fields)
                 )
             )
@@ -154,12 +154,12 @@ def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(
             assert time.monotonic() < until
             time.sleep(0.001)
         assert state_of(client(MESH, "getModelStatus", modelId="slow0")) == "LOADING"
-        assert not told
+        assert not response
         for i in range(6):
             mesh.settle(f"slow{i}")
         for thread in waiting:
             thread.join(PATIENCE_S)
-        assert [state_of(one) for one in told] == ["LOADED"] * 6
+        assert [state_of(one) for one in response] == ["LOADED"] * 6
     finally:
         mesh.loads_at_once = True
 
@@ -169,9 +169,11 @@ def test_a_load_that_fails_ends_the_wait_and_gives_the_reason(
 ) -> None:
     mesh, client = served
     mesh.fails["broken"] = "no such file"
-    told = client(MESH, "registerModel", modelId="broken", modelInfo=ONNX, loadNow=True, sync=True)
-    assert (state_of(told), list(told.errors)) == ("LOADING_FAILED", ["no such file"])
-    assert STATES[told.modelCopyInfos[0].copyStatus] == "LOADING_FAILED"
+    response = client(
+        MESH, "registerModel", modelId="broken", modelInfo=ONNX, loadNow=True, sync=True
+    )
+    assert (state_of(response), list(response.errors)) == ("LOADING_FAILED", ["no such file"])
+    assert STATES[response.modelCopyInfos[0].copyStatus] == "LOADING_FAILED"
 
 
 def test_a_caller_does_not_wait_beyond_its_deadline(served: tuple[FakeMesh, Client]) -> None:
@@ -209,28 +211,32 @@ def test_a_vmodel_is_set_switched_and_deleted(served: tuple[FakeMesh, Client]) -
         client(MESH, "registerModel", modelId=id, modelInfo=ONNX)
     none = client(MESH, "getVModelStatus", vModelId="x")
     assert (none.status, none.activeModelId, none.activeModelStatus.status) == (0, "", 0)
-    told = client(
+    response = client(
         MESH, "setVModel", vModelId="x", targetModelId="x1", owner="ann", loadNow=True, sync=True
     )
-    assert (told.status, told.activeModelId, told.targetModelId, told.owner) == (
+    assert (response.status, response.activeModelId, response.targetModelId, response.owner) == (
         1,
         "x1",
         "x1",
         "ann",
     )
-    assert state_of(told.activeModelStatus) == "LOADED"
-    assert not told.HasField("targetModelStatus")
+    assert state_of(response.activeModelStatus) == "LOADED"
+    assert not response.HasField("targetModelStatus")
     mesh.loads_at_once = False
     try:
-        told = client(MESH, "setVModel", vModelId="x", targetModelId="x2", owner="ann")
-        assert (told.status, told.activeModelId, told.targetModelId) == (2, "x1", "x2")
-        assert (state_of(told.activeModelStatus), state_of(told.targetModelStatus)) == (
+        response = client(MESH, "setVModel", vModelId="x", targetModelId="x2", owner="ann")
+        assert (response.status, response.activeModelId, response.targetModelId) == (2, "x1", "x2")
+        assert (state_of(response.activeModelStatus), state_of(response.targetModelStatus)) == (
             "LOADED",
             "LOADING",
         )
         mesh.settle("x2")
-        told = client(MESH, "getVModelStatus", vModelId="x")
-        assert (told.status, told.activeModelId, told.previousModelId) == (1, "x2", "x1")
+        response = client(MESH, "getVModelStatus", vModelId="x")
+        assert (response.status, response.activeModelId, response.previousModelId) == (
+            1,
+            "x2",
+            "x1",
+        )
     finally:
         mesh.loads_at_once = True
     assert client(MESH, "getVModelStatus", vModelId="x", owner="bob").status == 0
@@ -251,9 +257,9 @@ def test_a_switch_that_cannot_be_ends_the_wait_and_gives_the_reason(
         client(MESH, "registerModel", modelId=id, modelInfo=ONNX)
     client(MESH, "setVModel", vModelId="y", targetModelId="y1")
     mesh.fails["y2"] = "it is no model"
-    told = client(MESH, "setVModel", vModelId="y", targetModelId="y2", sync=True)
-    assert (told.status, told.activeModelId, told.why) == (3, "y1", "it is no model")
-    assert list(told.targetModelStatus.errors) == ["it is no model"]
+    response = client(MESH, "setVModel", vModelId="y", targetModelId="y2", sync=True)
+    assert (response.status, response.activeModelId, response.why) == (3, "y1", "it is no model")
+    assert list(response.targetModelStatus.errors) == ["it is no model"]
 
 
 def test_reflection_and_health_know_it(served: tuple[FakeMesh, Client]) -> None:
@@ -264,12 +270,12 @@ def test_reflection_and_health_know_it(served: tuple[FakeMesh, Client]) -> None:
 def test_with_a_token_anyone_reads_and_its_holder_manages() -> None:
     mesh = FakeMesh()
     with start(mesh, http={"token": "secret"}) as server:
-        asks, manages = (
+        reader, manager = (
             Client(server.grpc_address),
             Client(server.grpc_address, metadata=[("authorization", "Bearer secret")]),
         )
         wrong = Client(server.grpc_address, metadata=[("authorization", "Bearer secre")])
-        for client in (asks, wrong):
+        for client in (reader, wrong):
             for method, fields in (
                 ("registerModel", {"modelId": "m", "modelInfo": ONNX}),
                 ("unregisterModel", {"modelId": "m"}),
@@ -280,11 +286,11 @@ def test_with_a_token_anyone_reads_and_its_holder_manages() -> None:
                     client.refused(MESH, method, **fields).code() is grpc.StatusCode.UNAUTHENTICATED
                 )
         assert not mesh.registered
-        assert state_of(manages(MESH, "registerModel", modelId="m", modelInfo=ONNX)) == "NOT_LOADED"
-        assert state_of(asks(MESH, "ensureLoaded", modelId="m")) == "LOADED"
-        assert state_of(asks(MESH, "getModelStatus", modelId="m")) == "LOADED"
-        assert asks(MESH, "getVModelStatus", vModelId="v").status == 0
-        for client in (asks, manages, wrong):
+        assert state_of(manager(MESH, "registerModel", modelId="m", modelInfo=ONNX)) == "NOT_LOADED"
+        assert state_of(reader(MESH, "ensureLoaded", modelId="m")) == "LOADED"
+        assert state_of(reader(MESH, "getModelStatus", modelId="m")) == "LOADED"
+        assert reader(MESH, "getVModelStatus", vModelId="v").status == 0
+        for client in (reader, manager, wrong):
             client.channel.close()
 
 

@@ -50,7 +50,7 @@ def server(fake: FakeMesh) -> Iterator[clipper.ClipperServer]:
 
 
 @pytest.fixture
-def door(server: clipper.ClipperServer) -> MeshClient:
+def mesh_client(server: clipper.ClipperServer) -> MeshClient:
     return Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh
 
 
@@ -62,10 +62,10 @@ def test_the_client_has_the_face_of_the_mesh() -> None:
     assert verbs <= set(dir(MeshClient)) & set(dir(MeshNode))
 
 
-def test_models(door: MeshClient, fake: FakeMesh) -> None:
-    assert (door.instance, door.stats()) == ("a", {"instance": "a"})
-    assert door.status("m").status == "NOT_FOUND"
-    made = door.register(
+def test_models(mesh_client: MeshClient, fake: FakeMesh) -> None:
+    assert (mesh_client.instance, mesh_client.stats()) == ("a", {"instance": "a"})
+    assert mesh_client.status("m").status == "NOT_FOUND"
+    made = mesh_client.register(
         "m", "/models/m.onnx", policy=Policy(pinned=True, requires=("gpu",)), owner="ann", used_ms=5
     )
     assert made == fake.status("m")
@@ -76,62 +76,70 @@ def test_models(door: MeshClient, fake: FakeMesh) -> None:
         "ann",
     )
     assert fake.calls[-1] == ("register", {"load_now": False, "sync": False, "used_ms": 5})
-    assert door.ensure_loaded("m", sync=True, used_ms=9).status == "LOADED"
+    assert mesh_client.ensure_loaded("m", sync=True, used_ms=9).status == "LOADED"
     assert fake.calls[-1] == ("ensure_loaded", {"sync": True, "used_ms": 9})
-    assert door.status("m") == fake.status("m")
-    assert door.explain("m") == fake.explain("m")
-    assert door.instances() == list(NODES)
-    door.unregister("m")
-    door.unregister("m")
-    assert door.status("m").status == "NOT_FOUND"
+    assert mesh_client.status("m") == fake.status("m")
+    assert mesh_client.explain("m") == fake.explain("m")
+    assert mesh_client.instances() == list(NODES)
+    mesh_client.unregister("m")
+    mesh_client.unregister("m")
+    assert mesh_client.status("m").status == "NOT_FOUND"
 
 
 def test_lists_come_page_by_page(
-    door: MeshClient, fake: FakeMesh, server: clipper.ClipperServer
+    mesh_client: MeshClient, fake: FakeMesh, server: clipper.ClipperServer
 ) -> None:
     for i in range(5):
-        door.register(f"page{i}", "/m.onnx")
-    assert [one.id for one in door.models("page", limit=2)] == ["page0", "page1"]
-    assert [one.id for one in door.models("page", after="page1", limit=2)] == ["page2", "page3"]
+        mesh_client.register(f"page{i}", "/m.onnx")
+    assert [one.id for one in mesh_client.models("page", limit=2)] == ["page0", "page1"]
+    assert [one.id for one in mesh_client.models("page", after="page1", limit=2)] == [
+        "page2",
+        "page3",
+    ]
     page = ask(server.admin_address, "GET", "/v1/mesh/models?prefix=page&limit=5").json
     assert (len(page["models"]), page["next"]) == (5, "page4")
     page = ask(server.admin_address, "GET", "/v1/mesh/models?prefix=page&after=page4").json
     assert page == {"models": [], "next": ""}
 
 
-def test_vmodels(door: MeshClient, fake: FakeMesh) -> None:
-    assert door.vmodel_status("best").status == "NOT_FOUND"
-    made = door.set_vmodel(
+def test_vmodels(mesh_client: MeshClient, fake: FakeMesh) -> None:
+    assert mesh_client.vmodel_status("best").status == "NOT_FOUND"
+    made = mesh_client.set_vmodel(
         "best", "b1", model=Info("/b1.onnx", "onnx"), owner="ann", auto_delete=True, load_now=True
     )
     assert made == fake.vmodel_status("best")
     assert (made.active, made.active_status, made.owner) == ("b1", "LOADED", "ann")
-    door.register("b2", "/b2.onnx")
-    assert door.set_vmodel("best", "b2", owner="ann", expected="b1", share=0.25).share == 0.25
-    assert door.vmodel_status("best", "bob").status == "NOT_FOUND"
-    assert (door.rollback_vmodel("best").active, door.vmodel_status("best").active) == ("b1", "b1")
-    assert [one.id for one in door.vmodels("be")] == ["best"]
+    mesh_client.register("b2", "/b2.onnx")
+    assert (
+        mesh_client.set_vmodel("best", "b2", owner="ann", expected="b1", share=0.25).share == 0.25
+    )
+    assert mesh_client.vmodel_status("best", "bob").status == "NOT_FOUND"
+    assert (
+        mesh_client.rollback_vmodel("best").active,
+        mesh_client.vmodel_status("best").active,
+    ) == ("b1", "b1")
+    assert [one.id for one in mesh_client.vmodels("be")] == ["best"]
     with pytest.raises(Forbidden, match="another owner"):
-        door.delete_vmodel("best", "bob")
-    door.delete_vmodel("best", "ann")
-    door.delete_vmodel("best")
+        mesh_client.delete_vmodel("best", "bob")
+    mesh_client.delete_vmodel("best", "ann")
+    mesh_client.delete_vmodel("best")
 
 
-def test_errors_are_those_of_the_mesh(door: MeshClient) -> None:
-    door.register("known", "/k.onnx")
-    door.set_vmodel("names-it", "known", owner="ann")
+def test_errors_are_those_of_the_mesh(mesh_client: MeshClient) -> None:
+    mesh_client.register("known", "/k.onnx")
+    mesh_client.set_vmodel("names-it", "known", owner="ann")
     for error, call in (
-        (AlreadyExists, lambda: door.register("known", "/other.onnx")),
-        (InvalidInput, lambda: door.register("No Name", "/m.onnx")),
-        (InvalidInput, lambda: door.register("new", "/m.onnx", sync=True)),
-        (InvalidInput, lambda: door.status("")),
-        (UnknownModel, lambda: door.ensure_loaded("nobody")),
-        (UnknownModel, lambda: door.explain("nobody")),
-        (UnknownModel, lambda: door.set_vmodel("new", "nobody")),
-        (UnknownVModel, lambda: door.set_vmodel("new", "known", update_only=True)),
-        (StillLinked, lambda: door.unregister("known")),
-        (Forbidden, lambda: door.set_vmodel("names-it", "known", owner="bob")),
-        (StoreConflict, lambda: door.set_vmodel("names-it", "known", expected="other")),
+        (AlreadyExists, lambda: mesh_client.register("known", "/other.onnx")),
+        (InvalidInput, lambda: mesh_client.register("No Name", "/m.onnx")),
+        (InvalidInput, lambda: mesh_client.register("new", "/m.onnx", sync=True)),
+        (InvalidInput, lambda: mesh_client.status("")),
+        (UnknownModel, lambda: mesh_client.ensure_loaded("nobody")),
+        (UnknownModel, lambda: mesh_client.explain("nobody")),
+        (UnknownModel, lambda: mesh_client.set_vmodel("new", "nobody")),
+        (UnknownVModel, lambda: mesh_client.set_vmodel("new", "known", update_only=True)),
+        (StillLinked, lambda: mesh_client.unregister("known")),
+        (Forbidden, lambda: mesh_client.set_vmodel("names-it", "known", owner="bob")),
+        (StoreConflict, lambda: mesh_client.set_vmodel("names-it", "known", expected="other")),
     ):
         with pytest.raises(error):
             call()  # type: ignore[no-untyped-call]
@@ -160,7 +168,7 @@ def test_what_is_wrong_is_reported(
 
 
 def test_two_may_wait_for_loads_and_others_are_given_a_time_to_retry(
-    door: MeshClient, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+    mesh_client: MeshClient, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
@@ -169,23 +177,24 @@ def test_two_may_wait_for_loads_and_others_are_given_a_time_to_retry(
         assert go_on.wait(PATIENCE_S)
         return fake.status(id)
 
-    door.register("slow", "/slow.onnx")
+    mesh_client.register("slow", "/slow.onnx")
     monkeypatch.setattr(fake, "ensure_loaded", ensure_loaded)
     waiting = [
-        threading.Thread(target=lambda: door.ensure_loaded("slow", sync=True)) for _ in range(2)
+        threading.Thread(target=lambda: mesh_client.ensure_loaded("slow", sync=True))
+        for _ in range(2)
     ]
     try:
         for thread in waiting:
             thread.start()
             assert begun.acquire(timeout=PATIENCE_S)
         with pytest.raises(Overloaded):
-            door.ensure_loaded("slow", sync=True)
-        assert door.status("slow").id == "slow", "others are answered meanwhile"
+            mesh_client.ensure_loaded("slow", sync=True)
+        assert mesh_client.status("slow").id == "slow", "others are answered meanwhile"
     finally:
         go_on.set()
         for thread in waiting:
             thread.join(PATIENCE_S)
-    assert door.ensure_loaded("slow", sync=True).id == "slow"
+    assert mesh_client.ensure_loaded("slow", sync=True).id == "slow"
 
 
 def test_it_is_described(server: clipper.ClipperServer) -> None:
@@ -203,10 +212,12 @@ def test_it_is_described(server: clipper.ClipperServer) -> None:
 # -- watching
 
 
-def test_a_watcher_gets_a_snapshot_and_then_changes(door: MeshClient, fake: FakeMesh) -> None:
-    door.register("seen1", "/1.onnx")
-    door.register("other", "/1.onnx")
-    events = door.watch("seen")
+def test_a_watcher_gets_a_snapshot_and_then_changes(
+    mesh_client: MeshClient, fake: FakeMesh
+) -> None:
+    mesh_client.register("seen1", "/1.onnx")
+    mesh_client.register("other", "/1.onnx")
+    events = mesh_client.watch("seen")
     first = next(events)
     assert (first.kind, first.of, first.id, first.record) == (
         "PUT",
@@ -215,17 +226,19 @@ def test_a_watcher_gets_a_snapshot_and_then_changes(door: MeshClient, fake: Fake
         fake.registered["seen1"],
     )
     assert next(events).kind == "SYNC"
-    door.register("seen2", "/2.onnx")
+    mesh_client.register("seen2", "/2.onnx")
     new = next(events)
     assert (new.id, new.revision) == ("seen2", fake.revision)
     assert isinstance(new.record, MeshModel)
-    door.unregister("seen2")
+    mesh_client.unregister("seen2")
     gone = next(events)
     assert (gone.kind, gone.id, gone.record) == ("DELETE", "seen2", None)
     events.close()
 
 
-def test_a_snapshot_larger_than_any_buffer_arrives_whole(door: MeshClient, fake: FakeMesh) -> None:
+def test_a_snapshot_larger_than_any_buffer_arrives_whole(
+    mesh_client: MeshClient, fake: FakeMesh
+) -> None:
     """Some 8 MB, to a reader who begins late: what is written waits for room."""
     many = {
         f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
@@ -233,7 +246,7 @@ def test_a_snapshot_larger_than_any_buffer_arrives_whole(door: MeshClient, fake:
     }
     fake.registered |= many
     try:
-        events = door.watch("many")
+        events = mesh_client.watch("many")
         ids = []
         for event in events:
             if event.kind == "SYNC":
@@ -247,16 +260,16 @@ def test_a_snapshot_larger_than_any_buffer_arrives_whole(door: MeshClient, fake:
 
 
 def test_a_watcher_who_hangs_up_leaves_nothing(
-    server: clipper.ClipperServer, door: MeshClient
+    server: clipper.ClipperServer, mesh_client: MeshClient
 ) -> None:
-    line = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
-    line.request("GET", "/v1/mesh/watch?prefix=none")
-    response = line.getresponse()
+    connection = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
+    connection.request("GET", "/v1/mesh/watch?prefix=none")
+    response = connection.getresponse()
     assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
     assert response.readline() == b"event: sync\n"
     assert any(thread.name == "clipper-mesh-watch" for thread in threading.enumerate())
     response.close()
-    line.close()  # what is left running, the fixture of all tests sees
+    connection.close()  # what is left running, the fixture of all tests sees
 
 
 def test_a_server_that_closes_ends_its_watchers() -> None:
@@ -286,19 +299,19 @@ def run(server: clipper.ClipperServer, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
-    said = run("register", "shell1", "m.onnx", "--copies-min", "2", "--requires", "gpu")
-    assert (said.exit_code, said.output.splitlines()[0]) == (0, "shell1: NOT_LOADED")
+    result = run("register", "shell1", "m.onnx", "--copies-min", "2", "--requires", "gpu")
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "shell1: NOT_LOADED")
     made = fake.registered["shell1"]
     assert (made.path, made.policy.copies_min, made.policy.requires) == (
         str(tmp_path / "m.onnx"),
         2,
         ("gpu",),
     )
-    said = run("ensure", "shell1", "--sync")
-    assert said.exit_code == 0
-    assert said.output.splitlines()[0] == "shell1: LOADED"
-    assert "  a: LOADED" in said.output
-    assert "3 MiB" in said.output
+    result = run("ensure", "shell1", "--sync")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == "shell1: LOADED"
+    assert "  a: LOADED" in result.output
+    assert "3 MiB" in result.output
     (row,) = [line.split() for line in run("ls", "shell").output.splitlines() if "shell1" in line]
     assert row[:5] == ["shell1", "onnx", "LOADED", "a", "3"]
     assert json.loads(run("status", "shell1", "-o", "json").output) == json.loads(
@@ -313,22 +326,22 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
 
 def test_a_load_that_fails_is_an_exit_code(run: Any, fake: FakeMesh) -> None:
     fake.fails["shell-broken"] = "it is no ONNX"
-    said = run("register", "shell-broken", "/nowhere.onnx", "--sync")
-    assert said.exit_code == 1
-    assert "error: it is no ONNX" in said.output
+    result = run("register", "shell-broken", "/nowhere.onnx", "--sync")
+    assert result.exit_code == 1
+    assert "error: it is no ONNX" in result.output
 
 
 def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
-    said = run(
+    result = run(
         "vmodel", "set", "shell-best", "sv1", "--path", "/sv1.onnx", "--type", "onnx", "--load"
     )
-    assert said.output == "shell-best: DEFINED, refers to sv1 (LOADED)\n"
+    assert result.output == "shell-best: DEFINED, refers to sv1 (LOADED)\n"
     fake.loads_at_once = False
     try:
-        said = run("vmodel", "set", "shell-best", "sv2", "--path", "/sv2.onnx", "--type", "onnx")
+        result = run("vmodel", "set", "shell-best", "sv2", "--path", "/sv2.onnx", "--type", "onnx")
     finally:
         fake.loads_at_once = True
-    assert "on its way to sv2 (LOADING)" in said.output
+    assert "on its way to sv2 (LOADING)" in result.output
     fake.settle("sv2")
     assert (
         "previous model sv1: clipper mesh vmodel rollback shell-best"
@@ -352,9 +365,11 @@ def test_who_holds_how_much(run: Any) -> None:
     assert [row["id"] for row in json.loads(run("ps", "-o", "json").output)] == ["a", "b"]
 
 
-def test_longer_lists_print_the_command_for_the_next_page(run: Any, door: MeshClient) -> None:
+def test_longer_lists_print_the_command_for_the_next_page(
+    run: Any, mesh_client: MeshClient
+) -> None:
     for i in range(3):
-        door.register(f"long{i}", "/m.onnx")
+        mesh_client.register(f"long{i}", "/m.onnx")
     assert (
         run("ls", "long", "-n", "2").output.splitlines()[-1]
         == "more: clipper mesh ls long --after long1"
@@ -366,9 +381,9 @@ def test_longer_lists_print_the_command_for_the_next_page(run: Any, door: MeshCl
 
 
 def test_watching_in_a_shell(
-    run: Any, fake: FakeMesh, door: MeshClient, monkeypatch: pytest.MonkeyPatch
+    run: Any, fake: FakeMesh, mesh_client: MeshClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door.register("watched", "/m.onnx")
+    mesh_client.register("watched", "/m.onnx")
     whole = MeshClient.watch
 
     def until_synced(self: MeshClient, prefix: str = "") -> Iterator[Any]:
@@ -378,9 +393,9 @@ def test_watching_in_a_shell(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(MeshClient, "watch", until_synced)
-    said = run("watch", "watched")
-    assert said.exit_code == 130
-    now, then = said.output.splitlines()
+    result = run("watch", "watched")
+    assert result.exit_code == 130
+    now, then = result.output.splitlines()
     assert (now, then[:16]) == (f"{fake.revision}  model watched NOT_LOADED", "-- that was all;")
     lines = [json.loads(line) for line in run("watch", "watched", "-o", "json").output.splitlines()]
     assert [line["kind"] for line in lines] == ["PUT", "SYNC"]
@@ -388,11 +403,11 @@ def test_watching_in_a_shell(
 
 def test_a_server_without_a_mesh_reports_it() -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
-        door = Client(f"http://{server.admin_address}").mesh
+        mesh_client = Client(f"http://{server.admin_address}").mesh
         for call in (
-            lambda: door.instances(),
-            lambda: door.register("m", "/m.onnx"),
-            lambda: next(door.watch()),
+            lambda: mesh_client.instances(),
+            lambda: mesh_client.register("m", "/m.onnx"),
+            lambda: next(mesh_client.watch()),
         ):
             with pytest.raises(clipper.errors.NoServer, match="not a node of a mesh"):
                 call()

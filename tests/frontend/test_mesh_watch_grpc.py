@@ -74,7 +74,7 @@ RECORDS: dict[str, Any] = {
 
 
 def watching(client: Client, **more: Any) -> tuple[Any, Iterator[Any]]:
-    """The call, and its events one by one."""
+    """Return the call and an iterator over its events."""
     call = client(WATCH, "Watch", **more)
     return call, (event for reply in call for event in reply.events)
 
@@ -84,7 +84,7 @@ def watchers() -> int:
 
 
 def ended(stream: Any) -> Any:
-    """The error that ends it; what comes before is passed over."""
+    """Read the events to the end of the call; return its error."""
     with pytest.raises(grpc.RpcError) as caught:
         for _ in stream:
             pass
@@ -162,7 +162,7 @@ def test_a_snapshot_larger_than_any_buffer_arrives_whole(
 
 
 def much(mesh: FakeMesh) -> dict[str, MeshModel]:
-    """Some 8 MB to tell."""
+    """Add records of about 8 MB together to the mesh and return them."""
     many = {
         f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
         for i in range(9_000)

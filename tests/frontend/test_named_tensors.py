@@ -81,7 +81,7 @@ def datatype(array: Any) -> str:
 def by_tritonclient(
     module: Any, address: str, model: str, feed: Named, outputs: Any = None, **more: Any
 ) -> Named:
-    """The outputs of a model as tritonclient gives them."""
+    """Return the outputs of a model as tritonclient gives them."""
     with module.InferenceServerClient(address) as client:
         inputs = []
         for name, values in feed.items():
@@ -383,11 +383,13 @@ def test_a_schema_from_a_shell(server: clipper.ClipperServer, tmp_path: Path) ->
 def test_feedback_is_about_a_record(server: clipper.ClipperServer) -> None:
     server.app("taught", models=["prices"], slo_ms=10_000, policy="stacking")
 
-    def tell(body: Named) -> Any:
+    def send_feedback(body: Named) -> Any:
         return ask(server.http_address, "POST", "/api/taught/feedback", body)
 
-    assert tell({"input": {"city": "Ulm", "age": 30}, "label": 33}).json == {"counted": True}
-    reply = tell({"input": {"age": 30}, "label": 33})
+    assert send_feedback({"input": {"city": "Ulm", "age": 30}, "label": 33}).json == {
+        "counted": True
+    }
+    reply = send_feedback({"input": {"age": 30}, "label": 33})
     assert (reply.status, "tensor 'city' is missing" in reply.json["error"]) == (400, True)
 
 

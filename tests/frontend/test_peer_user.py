@@ -94,7 +94,7 @@ def test_another_user_manages_no_mesh_over_grpc_without_a_token(token: str) -> N
     pytest.importorskip("grpc")
     options = {"mesh": True, "grpc": "127.0.0.1:0", "http": {"token": token}} | QUICK
 
-    def said(user: int, authorization: str = "") -> str:
+    def whoami_text(user: int, authorization: str = "") -> str:
         words = [sys.executable, "-c", REGISTER, server.grpc_address, str(user), authorization]
         return subprocess.run(
             words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True
@@ -102,11 +102,13 @@ def test_another_user_manages_no_mesh_over_grpc_without_a_token(token: str) -> N
 
     with clipper.start(**options) as server:
         if token:
-            assert said(OTHER_USER).startswith("UNAUTHENTICATED")
-            assert said(OTHER_USER, f"Bearer {token}").startswith("INVALID_ARGUMENT")
+            assert whoami_text(OTHER_USER).startswith("UNAUTHENTICATED")
+            assert whoami_text(OTHER_USER, f"Bearer {token}").startswith("INVALID_ARGUMENT")
         else:
-            assert "only the server's own user may manage" in said(OTHER_USER)
-            assert said(os.geteuid()).startswith("INVALID_ARGUMENT"), "that it names no model"
+            assert "only the server's own user may manage" in whoami_text(OTHER_USER)
+            assert whoami_text(os.geteuid()).startswith("INVALID_ARGUMENT"), (
+                "that it names no model"
+            )
 
 
 @pytest.mark.parametrize(

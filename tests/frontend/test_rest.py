@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named(query: Ask, name: str) -> None:
 def test_of_members_with_the_same_name_the_last_holds(
     query: Ask, headers: dict[str, str], body: bytes, output: float | None
 ) -> None:
-    """None: it is refused."""
+    """output: None if the request is rejected."""
     reply = query("POST", PREDICT, body, headers)
     if output is None:
         is_problem(reply, 400)
@@ -285,12 +285,12 @@ def test_feedback_on_a_default_application_counts_once(
     before = server.stats()["applications"]["total"]["answers"]["feedback"]["n"]
     body = {"input": [1.5, 2, 3], **({"user": "ann"} if form == "python" else {})}
     answer = query("POST", "/api/total/predict", body).json
-    told = {"id": answer["id"], "label": 6.5}
-    assert query("POST", "/api/total/feedback", told).json == {"counted": True}
-    assert query("POST", "/api/total/feedback", told).json == {"counted": False}
+    feedback = {"id": answer["id"], "label": 6.5}
+    assert query("POST", "/api/total/feedback", feedback).json == {"counted": True}
+    assert query("POST", "/api/total/feedback", feedback).json == {"counted": False}
     assert (
         "one of application"
-        in is_problem(query("POST", "/api/learns/feedback", told), 404)["error"]
+        in is_problem(query("POST", "/api/learns/feedback", feedback), 404)["error"]
     )
     assert server.stats()["applications"]["total"]["answers"]["feedback"] == {
         "n": before + 1,
@@ -317,8 +317,10 @@ def test_clients_of_the_original_clipper(query: Ask) -> None:
         ]
     )
     for application in ("learns", "total"):
-        told = query("POST", f"/{application}/update", {"uid": 3, "input": [1, 2, 3], "label": 6.0})
-        assert (told.status, told.body) == (200, b"Feedback received? 1")
+        feedback = query(
+            "POST", f"/{application}/update", {"uid": 3, "input": [1, 2, 3], "label": 6.0}
+        )
+        assert (feedback.status, feedback.body) == (200, b"Feedback received? 1")
     is_problem(query("POST", "/learns/update", {"uid": 3, "input": [1, 2, 3]}), 400)
 
 
@@ -360,22 +362,22 @@ def test_many_clients_get_their_own_answers(server: clipper.ClipperServer) -> No
     wrong: list[Any] = []
 
     def client(number: int) -> None:
-        line = http.client.HTTPConnection(server.http_address, timeout=10)
+        connection = http.client.HTTPConnection(server.http_address, timeout=10)
         for i in range(50):
-            line.request(
+            connection.request(
                 "POST",
                 PREDICT,
                 json.dumps({"input": [number, i, 0.25]}),
                 {"X-Request-Id": f"{number}-{i}"},
             )
-            response = line.getresponse()
+            response = connection.getresponse()
             body = json.loads(response.read())
             if (
                 body.get("output") != number + i + 0.25
                 or response.getheader("x-request-id") != f"{number}-{i}"
             ):
                 wrong.append(body)
-        line.close()
+        connection.close()
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
     for thread in threads:

@@ -255,23 +255,23 @@ def test_over_http_ids_stand_in_headers_too_and_go_first(server: clipper.Clipper
     body = {
         "inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]
     }
-    line = http.client.HTTPConnection(server.http_address, timeout=10)
+    connection = http.client.HTTPConnection(server.http_address, timeout=10)
     try:
         for path in ("sum", "nobody"):
-            line.putrequest("POST", f"/v2/models/{path}/infer")
+            connection.putrequest("POST", f"/v2/models/{path}/infer")
             text = json.dumps(body).encode()
             for name, value in (
                 ("Mm-Model-Id", "twice"),
                 ("mm-model-id", "nobody, sum"),
                 ("Content-Length", str(len(text))),
             ):
-                line.putheader(name, value)
-            line.endheaders(text)
-            outputs = json.loads(line.getresponse().read())["outputs"]
+                connection.putheader(name, value)
+            connection.endheaders(text)
+            outputs = json.loads(connection.getresponse().read())["outputs"]
             assert [one["parameters"]["model_name"] for one in outputs] == ["twice", "sum"]
             assert [one["data"] for one in outputs] == [[12.0], [6.0]]
     finally:
-        line.close()
+        connection.close()
     both = {"mm-model-id": "sum", "mm-vmodel-id": "twice"}
     assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, both).status == 400
     required = {"mm-vmodel-id": "sum,nobody", "mm-required": "true"}

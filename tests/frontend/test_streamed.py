@@ -22,7 +22,7 @@ from clipper.frontend.http.server_sent_events import (
     last_event_id,
 )
 from clipper.frontend.http.streamed_body import UNREAD_BYTES_MAX, StreamedBody
-from tests.frontend.conftest import PATIENCE_S, QUICK, Line
+from tests.frontend.conftest import PATIENCE_S, QUICK, InMemoryConnection
 
 
 class Feed:
@@ -50,17 +50,17 @@ def get(path: str, *headers: str, version: str = "1.1") -> bytes:
     return "\r\n".join([f"GET {path} HTTP/{version}", "Host: here", *headers, "", ""]).encode()
 
 
-def written(line: Line) -> tuple[bytes, bytes]:
-    """(head, the rest) of what was written, taken away."""
-    head, _, rest = line.transport.written.partition(b"\r\n\r\n")
-    line.transport.written = b""
+def written(connection: InMemoryConnection) -> tuple[bytes, bytes]:
+    """Return and remove (head, rest) of what was written."""
+    head, _, rest = connection.transport.written.partition(b"\r\n\r\n")
+    connection.transport.written = b""
     return head, rest
 
 
 def test_what_is_written_leaves_at_once_in_chunks() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/some"))
-    head, rest = written(line)
+    connection = InMemoryConnection(feed).feed(get("/some"))
+    head, rest = written(connection)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-type: text/event-stream" in head
     assert b"transfer-encoding: chunked" in head
@@ -71,26 +71,28 @@ def test_what_is_written_leaves_at_once_in_chunks() -> None:
     assert body.write(b"hello")
     assert body.write(b"")
     assert body.write(b"x" * 300)
-    assert line.transport.written == b"5\r\nhello\r\n" + b"12c\r\n" + b"x" * 300 + b"\r\n"
+    assert connection.transport.written == b"5\r\nhello\r\n" + b"12c\r\n" + b"x" * 300 + b"\r\n"
     body.end()
     body.end()
-    assert line.transport.written.endswith(b"\r\n0\r\n\r\n")
-    assert not line.transport.closed
+    assert connection.transport.written.endswith(b"\r\n0\r\n\r\n")
+    assert not connection.transport.closed
     assert not body.write(b"after the end")
-    line.transport.written = b""
-    assert line.feed(get("/now")).statuses == [200]  # the connection goes on
+    connection.transport.written = b""
+    assert connection.feed(get("/now")).statuses == [200]  # the connection goes on
 
 
 def test_it_waits_for_its_turn_and_others_for_its_end() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/some") + get("/now") + get("/some"))
+    connection = InMemoryConnection(feed).feed(get("/some") + get("/now") + get("/some"))
     assert len(feed.bodies) == 1
-    assert line.transport.written.count(b"HTTP/1.1") == 1
+    assert connection.transport.written.count(b"HTTP/1.1") == 1
     feed.bodies[0].write(b"a")
     feed.bodies[0].end()
-    assert line.transport.written.count(b"HTTP/1.1") == 3
+    assert connection.transport.written.count(b"HTTP/1.1") == 3
     assert len(feed.bodies) == 2
-    assert line.transport.written.index(b"0\r\n\r\n") < line.transport.written.index(b"now")
+    assert connection.transport.written.index(b"0\r\n\r\n") < connection.transport.written.index(
+        b"now"
+    )
 
 
 def test_a_body_may_be_written_and_ended_before_start_returns() -> None:
@@ -98,105 +100,114 @@ def test_a_body_may_be_written_and_ended_before_start_returns() -> None:
         body.write(b"all")
         body.end()
 
-    line = Line(lambda _: StreamedResponse(begin, b"text/plain")).feed(get("/a") + get("/b"))
-    assert line.transport.written.count(b"3\r\nall\r\n0\r\n\r\n") == 2
-    assert not line.connection.is_busy
+    connection = InMemoryConnection(lambda _: StreamedResponse(begin, b"text/plain")).feed(
+        get("/a") + get("/b")
+    )
+    assert connection.transport.written.count(b"3\r\nall\r\n0\r\n\r\n") == 2
+    assert not connection.protocol.is_busy
 
 
 def test_http_1_0_gets_no_chunks_and_a_close() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/some", "Connection: keep-alive", version="1.0"))
+    connection = InMemoryConnection(feed).feed(
+        get("/some", "Connection: keep-alive", version="1.0")
+    )
     feed.bodies[0].write(b"plain")
     feed.bodies[0].end()
-    head, rest = written(line)
+    head, rest = written(connection)
     assert b"chunked" not in head
     assert b"connection: close" in head
     assert rest == b"plain"
-    assert line.transport.closed
+    assert connection.transport.closed
 
 
 def test_head_gets_the_head() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/some").replace(b"GET", b"HEAD"))
-    assert b"chunked" in line.transport.written
+    connection = InMemoryConnection(feed).feed(get("/some").replace(b"GET", b"HEAD"))
+    assert b"chunked" in connection.transport.written
     assert not feed.bodies
-    assert not line.connection.is_busy
+    assert not connection.protocol.is_busy
 
 
 def test_a_worker_may_decide_to_stream() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/work"))
-    work, exchange = line.work.pop()
+    connection = InMemoryConnection(feed).feed(get("/work"))
+    work, exchange = connection.work.pop()
     exchange.settle(work.run())
     assert len(feed.bodies) == 1
-    assert b"chunked" in line.transport.written
+    assert b"chunked" in connection.transport.written
 
 
 def test_a_disconnect_is_reported_once_and_nothing_more_is_written() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/feed"))
+    connection = InMemoryConnection(feed).feed(get("/feed"))
     feed.bodies[0].write(b"x")
-    before = line.transport.written
-    line.connection.connection_lost(None)  # type: ignore[arg-type]
+    before = connection.transport.written
+    connection.protocol.connection_lost(None)  # type: ignore[arg-type]
     assert feed.seen == ["gone"]
     assert feed.bodies[0].gone
     assert not feed.bodies[0].write(b"y")
     feed.bodies[0].end()
-    assert line.transport.written == before
+    assert connection.transport.written == before
     assert feed.seen == ["gone"]
 
 
 def test_there_is_no_room_until_the_client_reads() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/feed"))
-    line.connection.pause_writing()
+    connection = InMemoryConnection(feed).feed(get("/feed"))
+    connection.protocol.pause_writing()
     assert not feed.bodies[0].write(b"x")
-    assert not line.transport.aborted
-    line.connection.resume_writing()
+    assert not connection.transport.aborted
+    connection.protocol.resume_writing()
     assert feed.seen == ["room"]
     assert feed.bodies[0].write(b"x")
 
 
 def test_who_reads_nothing_for_long_is_cut_off() -> None:
     feed = Feed()
-    line = Line(feed, idle_s=1.0).feed(get("/feed"))
-    line.at(5.0)
-    assert not line.transport.aborted  # nothing is written, and it is waited for
-    line.connection.pause_writing()
-    line.at(5.9)
-    assert not line.transport.aborted
-    line.at(6.1)
-    assert line.transport.aborted
+    connection = InMemoryConnection(feed, idle_s=1.0).feed(get("/feed"))
+    connection.at(5.0)
+    assert not connection.transport.aborted  # nothing is written, and it is waited for
+    connection.protocol.pause_writing()
+    connection.at(5.9)
+    assert not connection.transport.aborted
+    connection.at(6.1)
+    assert connection.transport.aborted
 
 
 def test_writing_on_without_room_loses_the_client_not_the_memory() -> None:
     feed = Feed()
-    line = Line(feed).feed(get("/feed"))
-    line.transport.unread = UNREAD_BYTES_MAX + 1
+    connection = InMemoryConnection(feed).feed(get("/feed"))
+    connection.transport.unread = UNREAD_BYTES_MAX + 1
     assert not feed.bodies[0].write(b"x")
-    assert line.transport.aborted
+    assert connection.transport.aborted
 
 
 def test_a_start_that_fails_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     def begin(body: StreamedBody) -> None:
         raise RuntimeError("at the beginning")
 
-    line = Line(lambda _: StreamedResponse(begin, b"text/plain")).feed(get("/a"))
-    assert line.transport.aborted
+    connection = InMemoryConnection(lambda _: StreamedResponse(begin, b"text/plain")).feed(
+        get("/a")
+    )
+    assert connection.transport.aborted
     assert "at the beginning" in caplog.text
 
 
 def test_a_drain_ends_what_has_no_end_and_waits_for_the_rest() -> None:
     feed = Feed()
-    endless, some = Line(feed).feed(get("/feed")), Line(feed).feed(get("/some"))
-    for line in (endless, some):
-        line.service.drain()
+    endless, some = (
+        InMemoryConnection(feed).feed(get("/feed")),
+        InMemoryConnection(feed).feed(get("/some")),
+    )
+    for connection in (endless, some):
+        connection.service.drain()
     assert endless.transport.closed
     assert endless.transport.written.endswith(b"0\r\n\r\n")
     assert not some.transport.closed
     feed.bodies[1].end()
     assert some.transport.closed
-    late = Line(feed)
+    late = InMemoryConnection(feed)
     late.service.draining = True
     late.feed(get("/feed"))
     assert late.transport.closed
@@ -207,7 +218,7 @@ def test_a_drain_ends_what_has_no_end_and_waits_for_the_rest() -> None:
 
 
 def parse(stream: bytes) -> list[dict[str, str]]:
-    """As the HTML standard reads them (of the line ends, LF)."""
+    """Parse server-sent events as the HTML standard does, with LF as the only line end."""
     found: list[dict[str, str]] = []
     event: dict[str, str] = {}
     for line in stream.decode().split("\n"):
@@ -268,11 +279,15 @@ def test_http_client_reads_a_stream_to_its_end_and_an_endless_one_until_the_serv
         frontends.routes.add(
             "GET", "/feed", lambda _: StreamedResponse(bodies.append, CONTENT_TYPE, endless=True)
         )
-        line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
         for _ in range(2):  # on one connection
-            line.request("GET", "/ticks")
-            assert [event["id"] for event in parse(line.getresponse().read())] == ["1", "2", "3"]
-        line.close()
+            connection.request("GET", "/ticks")
+            assert [event["id"] for event in parse(connection.getresponse().read())] == [
+                "1",
+                "2",
+                "3",
+            ]
+        connection.close()
         host, _, port = server.http_address.rpartition(":")
         with socket.create_connection((host, int(port)), PATIENCE_S) as feed:
             feed.sendall(get("/feed"))

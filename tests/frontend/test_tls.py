@@ -26,9 +26,9 @@ from clipper.metrics import TlsCounts
 from clipper.settings.http import TlsFiles
 from clipper.tls import Certificate
 from tests.frontend.certificates import Authority
-from tests.frontend.conftest import PATIENCE_S, QUICK, Line, total, warm_workers
+from tests.frontend.conftest import PATIENCE_S, QUICK, InMemoryConnection, total, warm_workers
 
-ASKED = b'{"input": [1, 2, 3]}'
+QUERY_BODY = b'{"input": [1, 2, 3]}'
 
 
 class World(NamedTuple):
@@ -80,34 +80,34 @@ def connected(
 ) -> Iterator[ssl.SSLSocket]:
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), PATIENCE_S) as line,
-        context.wrap_socket(line, server_hostname=name) as tls,
+        socket.create_connection((host, int(port)), PATIENCE_S) as connection,
+        context.wrap_socket(connection, server_hostname=name) as tls,
     ):
         yield tls
 
 
-def asked(
-    line: Any, path: str = "/api/total/predict", body: bytes = ASKED, **headers: str
+def exchange(
+    connection: Any, path: str = "/api/total/predict", body: bytes = QUERY_BODY, **headers: str
 ) -> tuple[int, Any]:
-    """One request on an open connection."""
+    """Send a request on an open connection and return the response."""
     extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    line.sendall(
+    connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
-    return response_of(line)
+    return response_of(connection)
 
 
-def response_of(line: Any) -> tuple[int, Any]:
-    response = http.client.HTTPResponse(line)
+def response_of(connection: Any) -> tuple[int, Any]:
+    response = http.client.HTTPResponse(connection)
     response.begin()
     return response.status, json.loads(response.read())
 
 
-def ended(line: Any) -> bool:
+def ended(connection: Any) -> bool:
     """Return whether the server closes, or has closed."""
     with contextlib.suppress(OSError):
-        while line.recv(65536):
+        while connection.recv(65536):
             pass
     return True
 
@@ -129,27 +129,29 @@ def await_that(holds: Any) -> None:
 
 
 def test_queries_over_tls(world: World) -> None:
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        assert line.version() == "TLSv1.3"
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        assert connection.version() == "TLSv1.3"
         for _ in range(3):
-            assert asked(line)[1]["output"] == 6
-        status, reply = asked(line, body=b'{"inputs": [' + b",".join([b"[1, 2, 3]"] * 1000) + b"]}")
+            assert exchange(connection)[1]["output"] == 6
+        status, reply = exchange(
+            connection, body=b'{"inputs": [' + b",".join([b"[1, 2, 3]"] * 1000) + b"]}"
+        )
         assert (status, len(reply["predictions"])) == (200, 1000)
 
 
 def test_requests_in_a_row_and_in_pieces(world: World) -> None:
     request = b"POST /api/total/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(ASKED),
-        ASKED,
+        len(QUERY_BODY),
+        QUERY_BODY,
     )
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        line.sendall(request * 20)
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        connection.sendall(request * 20)
         data = b""
         while data.count(b'"output":6') < 20:
-            data += line.recv(65536)
+            data += connection.recv(65536)
         for i in range(len(request)):
-            line.send(request[i : i + 1])
-        assert response_of(line)[1]["output"] == 6
+            connection.send(request[i : i + 1])
+        assert response_of(connection)[1]["output"] == 6
 
 
 def test_a_large_body_both_ways(world: World) -> None:
@@ -160,8 +162,8 @@ def test_a_large_body_both_ways(world: World) -> None:
             ]
         }
     ).encode()
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        status, reply = asked(line, "/v2/models/total/infer", rows)
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        status, reply = exchange(connection, "/v2/models/total/infer", rows)
         assert (status, reply["outputs"][0]["data"][:2], len(reply["outputs"][0]["data"])) == (
             200,
             [3, 3],
@@ -177,37 +179,40 @@ def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
 
     frontends: Any = world.server._endpoints.frontends
     frontends.routes.add("GET", "/bits", lambda request: StreamedResponse(begin, b"text/plain"))
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        line.sendall(b"GET /bits HTTP/1.1\r\nHost: x\r\n\r\n")
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        connection.sendall(b"GET /bits HTTP/1.1\r\nHost: x\r\n\r\n")
         data = b""
         while not data.endswith(b"\r\n0\r\n\r\n"):
-            more = line.recv(65536)
+            more = connection.recv(65536)
             assert more, data[:1000]
             data += more
         assert data.count(b"x") >= 300_000
-        assert asked(line)[0] == 200
+        assert exchange(connection)[0] == 200
 
 
 def test_alpn_and_versions(world: World) -> None:
     offering = trusting(world.authority.ca)
     offering.set_alpn_protocols(["h2", "http/1.1"])
     offering.maximum_version = ssl.TLSVersion.TLSv1_2
-    with connected(world.server.http_address, offering) as line:
-        assert (line.selected_alpn_protocol(), line.version()) == ("http/1.1", "TLSv1.2")
-        assert asked(line)[0] == 200
+    with connected(world.server.http_address, offering) as connection:
+        assert (connection.selected_alpn_protocol(), connection.version()) == (
+            "http/1.1",
+            "TLSv1.2",
+        )
+        assert exchange(connection)[0] == 200
     service: Any = world.server._endpoints.frontends
     context = service._access.certificates["address"][0].context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 def test_close_is_noticed(world: World) -> None:
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        assert asked(line, Connection="close")[0] == 200
-        assert line.recv(1) == b"", "no farewell"
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        line.sendall(b"nonsense\r\n\r\n")
-        assert response_of(line)[0] == 400
-        assert line.recv(1) == b""
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        assert exchange(connection, Connection="close")[0] == 200
+        assert connection.recv(1) == b"", "no farewell"
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert response_of(connection)[0] == 400
+        assert connection.recv(1) == b""
 
 
 # -- strangers
@@ -216,38 +221,38 @@ def test_close_is_noticed(world: World) -> None:
 def test_plain_http_is_answered_with_the_expected_protocol(world: World) -> None:
     before = metric(world.server, "handshakes", "query", "plain")
     host, _, port = world.server.http_address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as line:
-        status, reply = asked(line)
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        status, reply = exchange(connection)
         assert (status, reply["detail"]) == (
             400,
             "this address speaks TLS, and the request came without.",
         )
         assert "https://" in reply["hint"]
-        assert ended(line)
+        assert ended(connection)
     assert metric(world.server, "handshakes", "query", "plain") == before + 1
 
 
 def test_who_does_not_trust_it_sends_nothing(world: World, tmp_path: Path) -> None:
-    stranger = Authority(tmp_path, "stranger")
+    other_authority = Authority(tmp_path, "stranger")
     with (
         pytest.raises(ssl.SSLCertVerificationError),
-        connected(world.server.http_address, trusting(stranger.ca)),
+        connected(world.server.http_address, trusting(other_authority.ca)),
     ):
         pass
     other_name = connected(world.server.http_address, trusting(world.authority.ca), "example.org")
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"), other_name:
         pass
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        assert asked(line)[0] == 200
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        assert exchange(connection)[0] == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"\x00"])
 def test_a_handshake_has_a_time(world: World, sent: bytes) -> None:
     host, _, port = world.server.http_address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as line:
-        line.sendall(sent)
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(sent)
         began = time.monotonic()
-        assert ended(line)
+        assert ended(connection)
         assert time.monotonic() - began < PATIENCE_S
 
 
@@ -263,19 +268,19 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
         service: Any = server._endpoints.frontends
-        door = service._listeners._tls_listeners[0]
-        lines = [
+        tls_listener = service._listeners._tls_listeners[0]
+        connections = [
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             for _ in range(50)
         ]
         await_that(lambda: metric(server, "handshakes", "query", "full") == 46)
-        await_that(lambda: len(door.waiting) <= 4)
-        lines[0].close()
-        for line in lines:
-            line.close()
-        await_that(lambda: not door.waiting)
-        with connected(server.http_address, trusting(authority.ca)) as line:
-            assert asked(line)[0] == 200
+        await_that(lambda: len(tls_listener.waiting) <= 4)
+        connections[0].close()
+        for connection in connections:
+            connection.close()
+        await_that(lambda: not tls_listener.waiting)
+        with connected(server.http_address, trusting(authority.ca)) as connection:
+            assert exchange(connection)[0] == 200
 
 
 def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
@@ -283,21 +288,21 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
     listeners = service._listeners
     host, _, port = world.server.http_address.rpartition(":")
     for size in (0, 1, 5, 100, 300):
-        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
-            line.sendall((b"\x16\x03\x01\x01\x00" + b"\x01" * 400)[:size])
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        line.sendall(b"POST /api/total")
-        line.unwrap()
-    await_that(lambda: not any(door.waiting for door in listeners._tls_listeners))
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall((b"\x16\x03\x01\x01\x00" + b"\x01" * 400)[:size])
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        connection.sendall(b"POST /api/total")
+        connection.unwrap()
+    await_that(lambda: not any(tls_listener.waiting for tls_listener in listeners._tls_listeners))
     await_that(lambda: not any(each.connections for each in listeners._services))
 
 
 def test_a_broken_record_ends_its_connection_only(world: World) -> None:
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        os.write(line.fileno(), b"\x17\x03\x03\x00\x20" + b"x" * 32)
-        assert ended(line)
-    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
-        assert asked(line)[0] == 200
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        os.write(connection.fileno(), b"\x17\x03\x03\x00\x20" + b"x" * 32)
+        assert ended(connection)
+    with connected(world.server.http_address, trusting(world.authority.ca)) as connection:
+        assert exchange(connection)[0] == 200
 
 
 # -- clients with certificates
@@ -311,14 +316,16 @@ def test_clients_show_certificates(authority: Authority, tmp_path: Path) -> None
         "tls_key": key,
         "tls_client_ca": authority.ca,
     }
-    stranger = Authority(tmp_path, "stranger")
+    other_authority = Authority(tmp_path, "stranger")
     with started(http) as server:
-        with connected(server.http_address, trusting(authority.ca, authority.sign("ann"))) as line:
-            assert asked(line)[0] == 200
-        for shown in (None, stranger.sign("eve"), authority.sign("late", days=-1)):
-            line = connected(server.http_address, trusting(authority.ca, shown))
-            with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)), line as tls:
-                asked(tls)
+        with connected(
+            server.http_address, trusting(authority.ca, authority.sign("ann"))
+        ) as connection:
+            assert exchange(connection)[0] == 200
+        for shown in (None, other_authority.sign("eve"), authority.sign("late", days=-1)):
+            connection = connected(server.http_address, trusting(authority.ca, shown))
+            with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)), connection as tls:
+                exchange(tls)
         until_s = time.monotonic() + PATIENCE_S  # a client may know before the server counts
         while metric(server, "handshakes", "query", "failed") < 3 and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -347,8 +354,8 @@ def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.Monke
     from clipper.manage import client as module
     from clipper.manage.running import running
 
-    asked_for = world.server.admin_address
-    found = [one for one in running() if one.url == f"https://{asked_for}"]
+    admin_address = world.server.admin_address
+    found = [one for one in running() if one.url == f"https://{admin_address}"]
     monkeypatch.setattr(module, "the_one", lambda state: found[0])
     monkeypatch.delenv("CLIPPER_URL", raising=False)
     assert clipper.connect().models()
@@ -381,12 +388,12 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         shutil.copy(second[0], cert)
         await_that(lambda: subject_of(server.http_address, authority) == "second")
         await_that(lambda: metric(server, "ends", "query") > ends)
-        assert asked(old)[0] == 200, "a connection that is open stays"
+        assert exchange(old)[0] == 200, "a connection that is open stays"
 
 
 def subject_of(address: str, authority: Authority) -> str:
-    with connected(address, trusting(authority.ca)) as line:
-        found: Any = line.getpeercert()
+    with connected(address, trusting(authority.ca)) as connection:
+        found: Any = connection.getpeercert()
         return str(found["subject"][0][0][1])
 
 
@@ -431,11 +438,11 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
         {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "header_s": 60}
     ) as server:
         host, _, port = server.http_address.rpartition(":")
-        line = socket.create_connection((host, int(port)), PATIENCE_S)
+        connection = socket.create_connection((host, int(port)), PATIENCE_S)
         service: Any = server._endpoints.frontends
         await_that(lambda: len(service._listeners._tls_listeners[0].waiting) == 1)
-    assert ended(line)
-    line.close()
+    assert ended(connection)
+    connection.close()
 
 
 def test_a_connection_that_cannot_be_accepted_is_tried_again(
@@ -460,7 +467,7 @@ def test_a_connection_that_cannot_be_accepted_is_tried_again(
         with socket.create_server(("127.0.0.1", 0)) as bound:
             bound.setblocking(False)
             certificate = Certificate(TlsFiles(*authority.sign("busy"), ""))
-            service = Line(lambda request: HttpResponse(200, b"")).service
+            service = InMemoryConnection(lambda request: HttpResponse(200, b"")).service
             listener = tls.TlsListener(loop, bound, service, certificate, TlsCounts("query"))
             await asyncio.wait_for(accepted.wait(), PATIENCE_S)
             await listener.close()

@@ -20,7 +20,7 @@ from tests.frontend.conftest import QUICK, Reply, ask, total, warm_workers
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CALLER = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "one=1, two@vendor=b c"}
-ASKED = {"input": [1, 2, 3]}
+QUERY_BODY = {"input": [1, 2, 3]}
 PREDICT = "POST /api/{}/predict"
 
 
@@ -44,7 +44,7 @@ def tracing(collector: Collector, **more: Any) -> Iterator[clipper.ClipperServer
 
 
 def predict(
-    server: clipper.ClipperServer, headers: dict[str, str] | None = None, body: Any = ASKED
+    server: clipper.ClipperServer, headers: dict[str, str] | None = None, body: Any = QUERY_BODY
 ) -> Reply:
     return ask(server.http_address, "POST", "/api/total/predict", body, headers)
 
@@ -195,7 +195,7 @@ def test_many_inputs_arrays_and_failures(collector: Collector) -> None:
         assert (
             attributes_of(collector.named("POST /v2/models/{}/infer")[0])["clipper.model"] == "sum"
         )
-        assert ask(server.http_address, "POST", "/api/totl/predict", ASKED).status == 404
+        assert ask(server.http_address, "POST", "/api/totl/predict", QUERY_BODY).status == 404
         assert ask(server.http_address, "GET", "/nothing").status == 404
         refused = [
             span
@@ -432,9 +432,11 @@ def test_a_tracestate_is_kept_if_it_is_one(given: bytes, kept: bytes) -> None:
 
 
 def test_tracestate_comes_back_without_a_collector_too(server: clipper.ClipperServer) -> None:
-    reply = ask(server.http_address, "POST", "/api/total/predict", ASKED, CALLER)
+    reply = ask(server.http_address, "POST", "/api/total/predict", QUERY_BODY, CALLER)
     assert reply.headers["tracestate"] == "one=1,two@vendor=b c"
-    reply = ask(server.http_address, "POST", "/api/total/predict", ASKED, {"tracestate": "one=1"})
+    reply = ask(
+        server.http_address, "POST", "/api/total/predict", QUERY_BODY, {"tracestate": "one=1"}
+    )
     assert not {"traceparent", "tracestate"} & set(reply.headers)
 
 
@@ -451,12 +453,12 @@ def test_traces_over_grpc(collector: Collector, caplog: pytest.LogCaptureFixture
     with tracing(collector, grpc="127.0.0.1:0") as server:
         client = Client(server.grpc_address, metadata=list(CALLER.items()))
         call = client.method("inference.GRPCInferenceService", "ModelInfer")
-        _, told = call.with_call(
+        _, call_result = call.with_call(
             tensor_of("total", [[1, 2, 3]]), timeout=10, metadata=client.metadata
         )
         (root,) = collector.named("inference.GRPCInferenceService/ModelInfer")
         assert (root.trace_id.hex(), root.parent_span_id.hex(), root.kind) == (TRACE, SPAN, 2)
-        trailing = dict(told.trailing_metadata())
+        trailing = dict(call_result.trailing_metadata())
         assert trailing["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
         assert trailing["tracestate"] == "one=1,two@vendor=b c"
         assert attributes_of(root)["rpc.grpc.status"] == "OK"

@@ -16,7 +16,7 @@ F64 = InputType.parse("f64[3]")
 
 
 def request(*tensors: dict[str, Any], data: bytes = b"", **more: Any) -> tuple[bytes, bytes]:
-    """The body, and the header that says how long its JSON is."""
+    """Return a body, and the value of the header with the length of its JSON."""
     head = json.dumps({"inputs": list(tensors), **more}).encode()
     return head + data, b"%d" % len(head) if data else b""
 
@@ -45,8 +45,8 @@ def test_binary_tensors_of_every_type_are_read_where_they_lie(datatype: str) -> 
     body, size = request(
         tensor(datatype=datatype, binary_data_size=values.nbytes), data=values.tobytes()
     )
-    asked = codec.decode(body, size)
-    found = asked.inputs[0].values
+    decoded = codec.decode(body, size)
+    found = decoded.inputs[0].values
     np.testing.assert_array_equal(found, values)
     if datatype != "BOOL":  # any byte but 0 is true: that takes a look
         assert np.shares_memory(found, np.frombuffer(body, np.uint8))
@@ -64,15 +64,15 @@ def test_json_tensors_of_every_type(datatype: str) -> None:
 def test_strings_come_as_json_and_as_bytes() -> None:
     texts = ["", "a", "été"]
     packed = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
-    for asked in (
+    for decoded in (
         codec.decode(*request(tensor(texts, (3,), "BYTES"))),
         codec.decode(*request(tensor([[text] for text in texts], (3, 1), "BYTES"))),
         codec.decode(
             *request(tensor(None, (3, 1), "BYTES", binary_data_size=len(packed)), data=packed)
         ),
     ):
-        assert codec.rows_of(asked, InputType.parse("str")) == texts
-        assert codec.rows_of(asked, InputType.parse("bytes")) == [text.encode() for text in texts]
+        assert codec.rows_of(decoded, InputType.parse("str")) == texts
+        assert codec.rows_of(decoded, InputType.parse("bytes")) == [text.encode() for text in texts]
 
 
 def test_rows_take_the_shape_of_the_model() -> None:
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "type_", "part"),
+    ("tensor_json", "type_", "part"),
     [
         (tensor([1] * 6), "f64[4]", "[-1, 4] is taken"),
         (tensor([1] * 6), "str", "BYTES is taken"),
@@ -170,10 +170,10 @@ def test_what_is_wrong_is_named(name: str) -> None:
     ],
 )
 def test_a_tensor_that_does_not_fit_is_rejected_with_the_expected_shape(
-    asked: dict[str, Any], type_: str, part: str
+    tensor_json: dict[str, Any], type_: str, part: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
-        codec.rows_of(codec.decode(*request(asked)), InputType.parse(type_))
+        codec.rows_of(codec.decode(*request(tensor_json)), InputType.parse(type_))
     assert part in str(raised.value)
 
 
@@ -183,10 +183,10 @@ def test_two_inputs_are_one_too_many() -> None:
 
 
 def test_what_is_not_known_is_let_be() -> None:
-    asked = codec.decode(
+    decoded = codec.decode(
         *request(tensor([1] * 6), model_name="m", extra={"a": 1}, id="7", parameters={"x": 1})
     )
-    assert (asked.id, asked.parameters, asked.binary) == ("7", {"x": 1}, False)
+    assert (decoded.id, decoded.parameters, decoded.binary) == ("7", {"x": 1}, False)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_what_is_not_known_is_let_be() -> None:
     ],
 )
 def test_an_output_can_be_requested_in_binary(how: dict[str, Any]) -> None:
-    asked = codec.decode(*request(tensor([1] * 6), **how))
+    decoded = codec.decode(*request(tensor([1] * 6), **how))
     outputs = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    texts, size = codec.encode("m", "2", "id", outputs, asked.binary, {}, asked.outputs)
+    texts, size = codec.encode("m", "2", "id", outputs, decoded.binary, {}, decoded.outputs)
     body = b"".join(texts)
     head = json.loads(body[:size])
     assert head["outputs"] == [

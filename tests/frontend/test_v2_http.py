@@ -131,8 +131,8 @@ def test_infer(query: Ask, path: str) -> None:
 
 def test_one_row_has_a_confidence(query: Ask) -> None:
     body = query("POST", "/v2/models/learns/infer", infer([1, 2, 3], (3,))).json
-    told = {"id": body["parameters"]["prediction_id"], "label": 6}
-    assert query("POST", "/api/learns/feedback", told).json == {"counted": True}
+    feedback = {"id": body["parameters"]["prediction_id"], "label": 6}
+    assert query("POST", "/api/learns/feedback", feedback).json == {"counted": True}
     assert 0 <= body["parameters"]["confidence"] <= 1
 
 
@@ -324,23 +324,23 @@ def test_a_model_queried_by_name_may_return_nan(count: int) -> None:
 
 
 def test_a_server_is_ready_once_its_models_are_and_until_none_is() -> None:
-    with clipper.start(http="127.0.0.1:0", drain_s=0.1) as own:
+    with clipper.start(http="127.0.0.1:0", drain_s=0.1) as other_server:
 
         def ready() -> tuple[int, list[str]]:
-            reply = ask(own.http_address, "GET", "/v2/health/ready")
+            reply = ask(other_server.http_address, "GET", "/v2/health/ready")
             return reply.status, reply.json.get("waiting_for", [])
 
         for name in ("one", "two"):
-            own.deploy(name, lambda rows: rows, input="f64[1]", replicas=0)
-            own.app(name, models=[name])
+            other_server.deploy(name, lambda rows: rows, input="f64[1]", replicas=0)
+            other_server.app(name, models=[name])
         assert ready() == (503, ["one", "two"])
-        own.scale("one", 1)
-        own.wait_ready(models=["one"])
+        other_server.scale("one", 1)
+        other_server.wait_ready(models=["one"])
         assert ready() == (503, ["two"]), "no query comes before all are warm"
-        own.scale("two", 1)
-        own.wait_ready()
+        other_server.scale("two", 1)
+        other_server.wait_ready()
         assert ready() == (200, [])
-        own.scale("two", 0)
+        other_server.scale("two", 0)
         assert ready() == (200, []), "a broken model leaves the others in service"
-        own.scale("one", 0)
+        other_server.scale("one", 0)
         assert ready() == (503, ["one", "two"])

@@ -27,7 +27,7 @@ RECORD = Tensors.parse({"age": "f64", "city": "str"})
 
 
 def as_json(columns: Named, tensors: Tensors) -> codec.InferRequest:
-    """The request with its tensors in the JSON."""
+    """Return a request with its tensors in the JSON."""
     inputs = [
         {
             "name": name,
@@ -49,7 +49,7 @@ def binary_of(column: Any) -> bytes:
 
 
 def as_binary(columns: Named, tensors: Tensors) -> codec.InferRequest:
-    """The request with its tensors behind the JSON."""
+    """Return a request with its tensors behind the JSON."""
     data = [binary_of(column) for column in columns.values()]
     inputs = [
         {
@@ -65,7 +65,7 @@ def as_binary(columns: Named, tensors: Tensors) -> codec.InferRequest:
 
 
 def as_protobuf(columns: Named, tensors: Tensors, raw: bool = True) -> codec.InferRequest:
-    """The request as gRPC carries it, raw or typed."""
+    """Return a request as gRPC carries it, raw or typed."""
     request = message("inference.ModelInferRequest")()
     for name, column in columns.items():
         datatype = codec.datatype_of(tensors.by_name[name])
@@ -81,7 +81,7 @@ def as_protobuf(columns: Named, tensors: Tensors, raw: bool = True) -> codec.Inf
 
 @st.composite
 def requests(draw: Any) -> tuple[Tensors, Named, int]:
-    """A schema, and columns of 1 to 5 rows that fit it."""
+    """Draw a schema, and columns of 1 to 5 rows that fit it."""
     n = draw(st.integers(1, 5))
     specs, columns = [], {}
     names = draw(
@@ -109,8 +109,8 @@ def requests(draw: Any) -> tuple[Tensors, Named, int]:
 @given(requests())
 def test_every_encoding_gives_the_same_rows(drawn: tuple[Tensors, Named, int]) -> None:
     tensors, columns, n = drawn
-    asked = [as_json, as_binary, as_protobuf, lambda c, t: as_protobuf(c, t, raw=False)]
-    for encode in asked:
+    encoders = [as_json, as_binary, as_protobuf, lambda c, t: as_protobuf(c, t, raw=False)]
+    for encode in encoders:
         if encode is as_json and any(spec.dtype == "bytes" for spec in tensors.specs):
             continue  # bytes that are no text have no JSON
         rows, found = codec.columns_of(encode(columns, tensors), tensors)
@@ -178,18 +178,18 @@ def test_what_is_wrong_in_json_names_the_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("data", ["[1, null, 2.5, 3]", "[[1, null], [2.5, 3]]"])
 def test_a_null_is_nan_in_floats_of_named_tensors(data: str) -> None:
-    def asked(datatype: str) -> codec.InferRequest:
+    def request_of(datatype: str) -> codec.InferRequest:
         tensor = f'{{"name": "x", "shape": [2, 2], "datatype": "{datatype}", "data": {data}}}'
         return codec.decode(f'{{"inputs": [{tensor}]}}'.encode())
 
     for datatype, type_ in (("FP16", "f16"), ("FP32", "f32"), ("FP64", "f64")):
-        columns = codec.columns_of(asked(datatype), Tensors.parse({"x": f"{type_}[2]"}))[1]
+        columns = codec.columns_of(request_of(datatype), Tensors.parse({"x": f"{type_}[2]"}))[1]
         np.testing.assert_array_equal(columns["x"], [[1, np.nan], [2.5, 3]])
         with pytest.raises(InvalidInput, match=r"\$\.inputs\[0\]\.data"):
-            codec.rows_of(asked(datatype), InputType.parse(f"{type_}[2]"))
+            codec.rows_of(request_of(datatype), InputType.parse(f"{type_}[2]"))
     for datatype in ("INT64", "UINT8", "BOOL", "BYTES"):
         with pytest.raises(InvalidInput, match=r"\$\.inputs\[0\]\.data"):
-            asked(datatype)
+            request_of(datatype)
 
 
 def test_whole_floats_are_integers_where_the_tensor_has_these() -> None:
@@ -283,9 +283,9 @@ def test_another_type_or_name_is_refused(encode: Any) -> None:
 
 def test_a_tensor_given_twice_is_refused() -> None:
     one = {"name": "ids", "datatype": "INT64", "shape": [1], "data": [1]}
-    asked = codec.decode(json.dumps({"inputs": [one, one]}).encode())
+    encoders = codec.decode(json.dumps({"inputs": [one, one]}).encode())
     with pytest.raises(InvalidInput, match="tensor 'ids' is given twice"):
-        codec.columns_of(asked, ENCODER)
+        codec.columns_of(encoders, ENCODER)
 
 
 def test_rows_of_different_outputs_are_no_tensors() -> None:
