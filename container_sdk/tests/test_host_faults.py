@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 
 from clipper_container.host.model_cache import CachedModel, ModelCache, RequestFailed
+from clipper_container.host.server_connection import Gate
 from clipper_container.host.server_connections import ServerConnections
 from clipper_container.host.timers import Timers
 from clipper_container.host.work_record import WorkRecord
 from clipper_container.model import as_model
 from clipper_container.runtime import Artifact, Loaded, Runtime
+from clipper_container.wire.transport import Disconnected
+from clipper_container.worker.evaluation import Evaluator
+from clipper_container.worker.handshake import ContainerOptions
 from container_sdk.tests import fake_server as fake
 from container_sdk.tests.fake_node import Refused
 from container_sdk.tests.test_host import answer, hosting, listening, load, serve
@@ -317,6 +321,20 @@ def test_of_two_loads_of_one_name_after_an_unload_the_other_file_is_refused() ->
             second.result(5)
     finally:
         cache.close()
+        connections.close()
+        timers.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "a..b"], ids=["long", "empty"])
+def test_a_server_whose_name_is_invalid_is_given_up(name: str) -> None:
+    timers = Timers()
+    connections = ServerConnections(timers, lambda *_: None)
+    try:
+        evaluator, options = Evaluator(as_model(len), "m"), ContainerOptions("m")
+        serving = connections.serve(evaluator, Gate(1), f"tcp:{name}:80", options, 0.05)
+        assert isinstance(serving.exception(10), Disconnected)
+        assert connections.count() == 0
+    finally:
         connections.close()
         timers.close()
 

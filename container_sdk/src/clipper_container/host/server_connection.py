@@ -266,7 +266,7 @@ def needs_resolver(address: str) -> bool:
 
 def start_connecting(address: str) -> tuple[socket.socket, int]:
     """Return a socket that is connecting, and the errno of connect(). Raises: OSError when the
-    name does not resolve.
+    name does not resolve; ValueError for an invalid address, or name.
     """
     kind, host, port = parse_address(address)
     if kind == "unix":

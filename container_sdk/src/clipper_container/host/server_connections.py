@@ -204,7 +204,7 @@ class ServerConnections:
             connection.state = ConnectionState.CONNECTING
         try:
             sock, error = start_connecting(connection.address)
-        except OSError as trouble:
+        except (OSError, ValueError) as trouble:
             self._retry(connection, str(trouble))
             return
         if error not in (0, errno.EINPROGRESS):
