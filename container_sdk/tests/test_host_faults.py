@@ -287,6 +287,7 @@ def test_a_model_that_was_unloaded_is_in_no_cycle() -> None:
     finally:
         gc.enable()
         cache.close()
+        connections.close()
         timers.close()
     assert kinds.count(CachedModel) <= 2  # the last, and one in the loader's hands
     assert kinds.count(Future) < 20
