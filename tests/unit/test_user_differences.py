@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
-from clipper.selection.batch_learning import ObservationRows, count_user
+from clipper.selection.batch_learning import ObservationRows, count_user, observe_rows
 from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.user_differences import (
     EACH_MAX,
@@ -75,6 +75,26 @@ def test_without_users_the_shared_state_counts_as_thirty() -> None:
         state = policy.init(models)
         other = Observation(Plan(models), {MODELS[4]: Prediction(1)}, Truth(1))
         assert count_user(policy, state, "u", other) is state
+
+
+class Unread(ObservationRows):
+    """Rows that are learned as columns only."""
+
+    def observation(self, i: int) -> Observation:
+        """Fail."""
+        raise AssertionError(f"row {i} was made an object")
+
+
+def test_rows_of_many_models_are_not_read_one_by_one() -> None:
+    policy, k, n = create_policy("thompson"), MODELS_MAX + 1, 3
+    models = tuple(VersionedModel(f"m{i:03}", 1) for i in range(k))
+    column = np.zeros(n, np.int64)
+    each = np.zeros(n, np.int32)
+    rows = Unread(models, (column,) * k, (None,) * k, (None,) * k, column, each, np.ones(1))
+    state = observe_rows(policy, policy.init(models), rows)
+    assert state.seen == n
+    assert not state.wants("u")
+    assert count_user(policy, state, "u", rows) is state
 
 
 @pytest.mark.parametrize("k", [MODELS_MAX, MODELS_MAX + 1])

@@ -136,7 +136,7 @@ def count_user(
     differences between users that the feedback shows."""
     if isinstance(policy, LearningPolicy):
         for i in range(len(seen) if isinstance(seen, ObservationRows) else 1):
-            if not state.differences.wants(user):
+            if not state.wants(user):
                 break
             one = seen.observation(i) if isinstance(seen, ObservationRows) else seen
             state = policy.with_user(state, user, one)

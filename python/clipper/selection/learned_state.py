@@ -25,7 +25,7 @@ from clipper.selection.policy import (
     is_number,
 )
 from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
-from clipper.selection.user_differences import UserDifferences
+from clipper.selection.user_differences import MODELS_MAX, UserDifferences
 from clipper.types import UserValue, VersionedModel
 from clipper_core.learning.bandit import Rule
 
@@ -64,6 +64,10 @@ class LearnedState(msgspec.Struct, frozen=True, eq=False):
         """
         free = LABEL_BITS - self.labels.bit_count()
         return max(2.0, round(LABEL_BITS * math.log(LABEL_BITS / max(free, 1))))
+
+    def wants(self, user: str) -> bool:
+        """Return whether the next observation of this user is to be added to `differences`."""
+        return len(self.models) <= MODELS_MAX and self.differences.wants(user)
 
 
 def label_bit(label: object) -> int:

@@ -38,7 +38,7 @@ from clipper.selection.policy import (
     losses,
 )
 from clipper.selection.prediction_sets import INITIAL, SetThresholds
-from clipper.selection.user_differences import MODELS_MAX, UserDifferences
+from clipper.selection.user_differences import UserDifferences
 from clipper.selection.votes import label_key, sorted_models
 from clipper.types import InputType, VersionedModel
 from clipper_core.learning.bandit import Rule
@@ -225,7 +225,7 @@ class LearningPolicy(Policy):
         """Return the shared state, with an observation of this user in its differences."""
         by_model = losses(observation)
         lost = [by_model.get(model) for model in state.models]
-        if lost.count(None) == len(lost) or len(lost) > MODELS_MAX:
+        if lost.count(None) == len(lost):
             return state
         return _replace(state, differences=state.differences.with_losses(user, lost))
 

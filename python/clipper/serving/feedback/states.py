@@ -44,9 +44,9 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
+from clipper.selection.learned_state import LearnedState
 from clipper.selection.policy import Predictions, State
 from clipper.selection.stateless_policy import learns
-from clipper.selection.user_differences import UserDifferences
 from clipper.serving.feedback.ended_servers import EndedServers
 from clipper.serving.feedback.journal_records import head_of
 from clipper.serving.feedback.state_sync import StateSync
@@ -261,8 +261,8 @@ class Learner:
 
     def wants(self, user: str) -> bool:
         """Return whether `count_user` is to be called for this user's next observation."""
-        differences: UserDifferences = self.shared.state.differences
-        return differences.wants(user)
+        state: LearnedState = self.shared.state
+        return state.wants(user)
 
     def count_user(self, user: str, seen: Seen) -> None:
         """Count what the shared state has learned for how much users differ. Under the lock of the
