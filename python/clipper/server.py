@@ -465,7 +465,6 @@ class ClipperServer:
                 name,
                 {
                     "row_by_row": row_by_row,
-                    "retry_singly": retry_singly,
                     "requirements": packages.requirements,
                     "python": packages.python,
                     "code": packages.code,

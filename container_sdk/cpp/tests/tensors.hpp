@@ -1,4 +1,5 @@
-// Named tensors: the sum of the ids, and each name twice. The schemas are those of the server.
+// Named tensors: the sum of the ids, which is not negative, and each name twice. The schemas are those
+// of the server.
 
 #pragma once
 
@@ -16,8 +17,10 @@ class Tensors : public clipper::Model {
     for (std::size_t i = 0; i < batch.size(); i++) {
       const clipper::Record row = clipper::record_of(inputs_, batch, i);
       const auto ids = row.values<std::int64_t>("ids");
+      const auto sum = std::accumulate(ids.begin(), ids.end(), std::int64_t{0});
+      if (sum < 0) throw std::range_error("a negative sum");
       clipper::RecordWriter writer(outputs_);
-      *writer.values<std::int64_t>("sum") = std::accumulate(ids.begin(), ids.end(), std::int64_t{0});
+      *writer.values<std::int64_t>("sum") = sum;
       if (outputs_.specs().size() > 1) {
         const std::string_view name = row.texts("name")[0];
         writer.texts("names", {name, name});

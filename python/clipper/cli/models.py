@@ -116,6 +116,9 @@ _PROGRESS_S = 0.5
     help=("Change of these rows, relative to their norm, that keeps predictions cached.  [0]"),
 )
 @click.option(
+    "--retry-singly", is_flag=True, help="Evaluate the rows of a batch that fails one by one."
+)
+@click.option(
     "--trust",
     metavar="TYPE",
     multiple=True,
@@ -150,6 +153,7 @@ def deploy(
     gpus: str | None,
     reads: tuple[str, ...],
     tolerance: float | None,
+    retry_singly: bool,
     trust: tuple[str, ...],
     behind: bool,
     no_wait: bool,
@@ -182,6 +186,7 @@ def deploy(
     settings |= _sides(schema, input) if schema else {}
     settings |= {"warmup": _rows(warmup)} if warmup else {"warmup": False} if no_warmup else {}
     settings |= {"batching": _batching(batching)} if batching else {}
+    settings |= {"retry_singly": True} if retry_singly else {}
     settings |= {"trusted": trust} if trust else {}
     settings |= {"reads": dict(map(_columns, reads))} if reads else {}
     settings |= {"tolerance": tolerance} if tolerance is not None else {}

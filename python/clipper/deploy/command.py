@@ -128,6 +128,7 @@ def variables(spec: ContainerSpec, replica: int) -> dict[str, str]:
         "CLIPPER_VERSION": str(spec.version),
         "CLIPPER_REPLICA": str(replica),
         "CLIPPER_PROTOCOL": str(spec.protocol),
+        "CLIPPER_RETRY_SINGLY": str(int(spec.retry_singly)),
         **{f"CLIPPER_{key}": text for key, text in texts.items()},
         **dict.fromkeys(THREAD_LIMITS, str(spec.threads)),
     }

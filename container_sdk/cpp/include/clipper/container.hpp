@@ -98,7 +98,8 @@ struct Stopping {};
 // How a model is served. input, output: types such as "f64[64]", "f32[*]", "str", "any".
 //
 // batch_max: most rows of a batch; 0 for no limit. corrects: the model learns from feedback.
-// sessions: its rows have sessions. protocol: 1 or 2, the format of the batches. warmup: "off", a
+// sessions: its rows have sessions. retry_singly: the rows of a batch that throws are evaluated one
+// by one, and only those fail that throw again. protocol: 1 or 2, the format of the batches. warmup: "off", a
 // PREDICT frame in base64 whose rows are run, or empty for generated rows. address: unix:/path or
 // tcp:host:port; several with commas between them. all_servers: connect to every address that a
 // host stands for. alive_file: touched with each heartbeat while a server is connected; empty for
@@ -106,7 +107,7 @@ struct Stopping {};
 struct Options {
   std::string input = "any", output = "any";
   std::uint32_t batch_max = 0;
-  bool corrects = false, sessions = false;
+  bool corrects = false, sessions = false, retry_singly = false;
   int protocol = 2;
   std::string name, address, token, warmup, alive_file;
   std::uint64_t version = 1, replica = 0;
@@ -117,8 +118,9 @@ struct Options {
 
   // Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN (which is
   // removed) or CLIPPER_TOKEN_FILE, CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT,
-  // CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_PROTOCOL, CLIPPER_WARMUP, CLIPPER_ALL_SERVERS,
-  // CLIPPER_ALIVE_FILE. Throws: std::invalid_argument if the file of the token cannot be read.
+  // CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_RETRY_SINGLY, CLIPPER_PROTOCOL, CLIPPER_WARMUP,
+  // CLIPPER_ALL_SERVERS, CLIPPER_ALIVE_FILE. Throws: std::invalid_argument if the file of the token
+  // cannot be read.
   Options& from_environment() {
     const auto text = [](const char* key, std::string& to) {
       if (const char* value = std::getenv(key); value && *value) to = value;
@@ -136,6 +138,7 @@ struct Options {
     number("CLIPPER_VERSION", version);
     number("CLIPPER_REPLICA", replica);
     number("CLIPPER_BATCH_MAX", batch_max);
+    number("CLIPPER_RETRY_SINGLY", retry_singly);
     number("CLIPPER_PROTOCOL", protocol);
     number("CLIPPER_ALL_SERVERS", all_servers);
     text("CLIPPER_ALIVE_FILE", alive_file);
@@ -608,9 +611,9 @@ class WarmUpRun {
       if (options_.warmup.empty()) generate();
       else given();
       if (given_.n) measure();
-    } catch (const std::exception& error) {
+    } catch (...) {
       std::fprintf(stderr, "model '%s': it failed in its warm-up, and serves without: %s\n",
-                   options_.name.c_str(), error.what());
+                   options_.name.c_str(), detail::text_of_error().c_str());
       return {};
     }
     return found_;
@@ -678,9 +681,8 @@ class WarmUpRun {
     const AlignedBytes aligned(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     rows.data = aligned.data();
     rows.data_bytes = bytes.size();
-    outputs_.reset(n);
     const double started_s = detail::now_s();
-    model_.predict(Batch(rows), outputs_);
+    evaluate(model_, rows, options_.retry_singly, outputs_);
     outputs_.encode(0, 0, false, true, PAYLOAD_BYTES_MAX, scratch_);
     return static_cast<std::uint64_t>((detail::now_s() - started_s) * 1e6);
   }
@@ -1002,10 +1004,9 @@ class Container {
 
   // Run the model. Returns the microseconds that it took, without the wait for its turn.
   std::uint64_t predict() {
-    outputs_.reset(rows_.n);
     const auto turn = my_turn();
     const double started_s = detail::now_s();
-    model_.predict(Batch(rows_), outputs_);
+    evaluate(model_, rows_, options_.retry_singly, outputs_);
     return static_cast<std::uint64_t>((detail::now_s() - started_s) * 1e6);
   }
 
@@ -1019,10 +1020,8 @@ class Container {
       return;
     } catch (const Disconnected&) {
       throw;
-    } catch (const std::exception& error) {
-      why = error.what();
     } catch (...) {
-      why = "the model threw something that is no std::exception";
+      why = detail::text_of_error();
     }
     why = "model '" + options_.name + "': " + why.substr(0, 16 << 10);
     if (why != complaint_ || detail::now_s() > complaint_s_ + COMPLAIN_S) {
@@ -1043,9 +1042,9 @@ class Container {
     try {
       predict();
       numbers = outputs_.numbers();
-    } catch (const std::exception& error) {
-      throw Disconnected(std::string("the model failed, which version 1 cannot report: ") +
-                         error.what());
+    } catch (...) {
+      throw Disconnected("the model failed, which version 1 cannot report: " +
+                         detail::text_of_error());
     }
     connection.send(numbers.data(), numbers.size() * sizeof(double));
   }
@@ -1057,9 +1056,10 @@ class Container {
     try {
       model_.correct(Batch(feedback.inputs), Batch(feedback.labels));
       progress_.learned += feedback.inputs.n;
-    } catch (const std::exception& error) {
+    } catch (...) {
       progress_.failed += feedback.inputs.n;
-      std::fprintf(stderr, "model '%s': correct() failed: %s\n", options_.name.c_str(), error.what());
+      std::fprintf(stderr, "model '%s': correct() failed: %s\n", options_.name.c_str(),
+                   detail::text_of_error().c_str());
     }
     if (!feedback_.empty()) return;
     const double accuracy = model_.accuracy();

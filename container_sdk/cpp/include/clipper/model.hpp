@@ -1,9 +1,11 @@
-// What a model receives and returns: Batch, Outputs, and the interface Model.
+// What a model receives and returns: Batch, Outputs, and the interface Model. evaluate() runs a batch.
 
 #ifndef CLIPPER_MODEL_HPP
 #define CLIPPER_MODEL_HPP
 
+#include <algorithm>
 #include <cmath>
+#include <exception>
 #include <initializer_list>
 #include <limits>
 #include <stdexcept>
@@ -164,6 +166,57 @@ class Outputs {
     qualifiers_[row] = std::move(map);
   }
 
+  // Have the outputs of batches of one row each, in order. A row that failed alone fails here, and its
+  // output is empty or zeros. Throws: InvalidOutput if their types or shapes differ (one dimension
+  // may have any length); std::runtime_error if all failed.
+  void join(const std::vector<Outputs>& rows) {
+    const Outputs* first = nullptr;
+    bool varies = false;
+    for (const Outputs& one : rows) {
+      if (one.has_failed()) continue;
+      if (!first) first = &one;
+      varies = varies || !one.lengths_.empty() || one.dims_ != first->dims_;
+    }
+    if (!first) throw std::runtime_error(rows.front().text_);
+    reset(static_cast<std::uint32_t>(rows.size()));
+    for (std::uint32_t i = 0; i < n_; i++) {
+      const Outputs& one = rows[i];
+      if (one.has_failed()) {
+        fail(i, one.text_.substr(std::string_view("row 0: ").size()));
+        if (varies) append(first->dtype_, nullptr, 0, 0);
+        continue;
+      }
+      if (one.dtype_ != first->dtype_ || one.rank_ != first->rank_ || (varies && one.rank_ != 1))
+        throw InvalidOutput("the outputs of the rows of a batch differ in type or shape: " +
+                            first->type() + " and " + one.type());
+      if (varies) {
+        append(one.dtype_, one.data_.data(), one.data_bytes_, one.data_bytes_ / item_bytes(one.dtype_));
+      } else {
+        if (data_.empty()) {
+          dtype_ = one.dtype_;
+          rank_ = one.rank_;
+          dims_ = one.dims_;
+          data_bytes_ = n_ * one.data_bytes_;
+          data_.assign((data_bytes_ + 7) / 8, 0);
+        }
+        std::copy_n(reinterpret_cast<const char*>(one.data_.data()), one.data_bytes_,
+                    reinterpret_cast<char*>(data_.data()) + i * one.data_bytes_);
+      }
+      if (!one.confidence_.empty()) confidence()[i] = one.confidence_[0];
+      if (!one.qualifiers_.empty()) qualify(i, one.qualifiers_[0]);
+    }
+  }
+
+  // True if a row is marked as failed.
+  bool has_failed() const { return !status_.empty(); }
+
+  // Throws: InvalidOutput unless there is an output for each row.
+  void check_count() const {
+    if (dtype_ == DType::ANY || (!lengths_.empty() && lengths_.size() != n_))
+      throw InvalidOutput("the model returned " + std::to_string(lengths_.size()) + " outputs for " +
+                          std::to_string(n_) + " rows");
+  }
+
   // The type of one output, as HELLO names it: "f64[10]", "str".
   std::string type() const {
     std::string name = name_of(dtype_);
@@ -176,9 +229,7 @@ class Outputs {
   // Return a REPLY as one run of bytes behind `room` bytes. Throws: InvalidOutput.
   void encode(std::uint64_t id, std::uint64_t time_us, bool checked, bool qualifiers,
               std::uint64_t payload_bytes_max, std::vector<std::uint8_t>& to) const {
-    if (dtype_ == DType::ANY || (!lengths_.empty() && lengths_.size() != n_))
-      throw InvalidOutput("the model returned " + std::to_string(lengths_.size()) + " outputs for " +
-                          std::to_string(n_) + " rows");
+    check_count();
     Header header;
     header.kind = Kind::REPLY;
     header.dtype = dtype_;
@@ -300,7 +351,8 @@ class Outputs {
   std::string text_;
 };
 
-// A model. One thread calls all methods. An exception of predict() fails its batch with its text.
+// A model. One thread calls all methods. An exception of predict() fails its batch with its text, or
+// with Options::retry_singly those rows that throw alone.
 class Model {
  public:
   virtual ~Model() = default;
@@ -316,6 +368,69 @@ class Model {
   // The model's own accuracy from 0 to 1, reported to the server; NaN if unknown.
   virtual double accuracy() { return std::numeric_limits<double>::quiet_NaN(); }
 };
+
+namespace detail {
+
+// The text of the exception that is being handled.
+inline std::string text_of_error() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "the model threw something that is no std::exception";
+  }
+}
+
+// Row `i` of a batch, as a batch of one row.
+inline Rows row_of(const Rows& rows, std::uint32_t i) {
+  Rows one;
+  one.dtype = rows.dtype;
+  one.n = 1;
+  one.rank = rows.rank;
+  one.dims = rows.dims;
+  one.variable = rows.variable;
+  const std::uint64_t start = rows.variable ? rows.offsets[i] : i * rows.row_items();
+  const std::uint64_t items = rows.variable ? rows.offsets[i + 1] - start : rows.row_items();
+  if (rows.variable) one.offsets = {0, items};
+  one.data = rows.data + start * item_bytes(rows.dtype);
+  one.data_bytes = items * item_bytes(rows.dtype);
+  if (rows.sessions) one.sessions = rows.sessions + i;
+  return one;
+}
+
+inline void evaluate_singly(Model& model, const Rows& rows, Outputs& outputs) {
+  std::vector<Outputs> singles(rows.n);
+  for (std::uint32_t i = 0; i < rows.n; i++) {
+    singles[i].reset(1);
+    try {
+      model.predict(Batch(row_of(rows, i)), singles[i]);
+      if (!singles[i].has_failed()) singles[i].check_count();
+    } catch (...) {
+      singles[i].reset(1);
+      singles[i].fail(0, text_of_error());
+    }
+  }
+  outputs.join(singles);
+}
+
+}  // namespace detail
+
+// Evaluate a batch. retry_singly: if the model throws, evaluate the rows one by one, and fail only
+// those that throw again. Throws: what the model throws; InvalidOutput, for which nothing is tried
+// again; std::runtime_error if each row failed.
+inline void evaluate(Model& model, const Rows& rows, bool retry_singly, Outputs& outputs) {
+  outputs.reset(rows.n);
+  try {
+    model.predict(Batch(rows), outputs);
+    return;
+  } catch (const InvalidOutput&) {
+    throw;
+  } catch (...) {
+    if (!retry_singly || rows.n == 1) throw;
+  }
+  detail::evaluate_singly(model, rows, outputs);
+}
 
 }  // namespace clipper
 

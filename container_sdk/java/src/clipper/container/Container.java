@@ -1,8 +1,6 @@
 package clipper.container;
 
 import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
@@ -37,7 +35,6 @@ public final class Container implements Serving {
   private static final int FEEDBACK_FRAMES_MAX = 256;
   private static final long COMPLAIN_NS = 5_000_000_000L;
   private static final long STOP_S = 60; // for the batch that runs when a stop is requested
-  private static final int TEXT_CHARS_MAX = 8 << 10;
 
   private final Model model;
   private final Options options;
@@ -93,7 +90,7 @@ public final class Container implements Serving {
     try {
       model.load();
     } catch (Throwable error) {
-      System.err.println("model '" + options.name + "' failed to load:\n" + trace(error));
+      System.err.println("model '" + options.name + "' failed to load:\n" + Evaluation.trace(error));
       System.exit(EXIT_LOAD_FAILED);
     }
     CountDownLatch ended = new CountDownLatch(1);
@@ -307,11 +304,10 @@ public final class Container implements Serving {
 
   /** Run the model. Return the microseconds that it took, without the wait for its turn. */
   private long predict() throws Exception {
-    outputs.reset(rows.n);
     turn.lock();
     try {
       long started = System.nanoTime();
-      model.predict(new Batch(rows), outputs);
+      Evaluation.run(model, rows, options.retrySingly, outputs);
       return (System.nanoTime() - started) / 1000;
     } finally {
       turn.unlock();
@@ -326,7 +322,7 @@ public final class Container implements Serving {
           outputs.encode(
               id, tookUs, welcome.crc(), welcome.qualifiers(), welcome.payloadBytesMax());
     } catch (Exception | StackOverflowError | OutOfMemoryError error) {
-      String why = "model '" + options.name + "': " + trace(error);
+      String why = "model '" + options.name + "': " + Evaluation.trace(error);
       complain(why);
       reply = Wire.textFrame(Kind.FAILURE, why, id, welcome.crc());
     }
@@ -342,13 +338,6 @@ public final class Container implements Serving {
     }
   }
 
-  private static String trace(Throwable error) {
-    StringWriter text = new StringWriter();
-    error.printStackTrace(new PrintWriter(text, true));
-    String whole = text.toString().strip();
-    return whole.length() <= TEXT_CHARS_MAX ? whole : whole.substring(0, TEXT_CHARS_MAX);
-  }
-
   private void answerV1(Welcome welcome) throws IOException, Connection.Stopping {
     connection.nextMessage(Header.BYTES - Wire.V1_HEAD_BYTES); // the content is aligned
     int at = connection.take(Wire.V1_HEAD_BYTES);
@@ -359,7 +348,7 @@ public final class Container implements Serving {
     try {
       predict();
       numbers = outputs.numbers();
-    } catch (Exception error) {
+    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
       throw new Disconnected("the model failed, which version 1 cannot report: " + error);
     }
     connection.send(numbers);
@@ -382,9 +371,9 @@ public final class Container implements Serving {
     try {
       model.correct(new Batch(both[0]), new Batch(both[1]));
       learned += both[0].n;
-    } catch (Exception error) {
+    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
       failed += both[0].n;
-      complain("model '" + options.name + "': correct() failed:\n" + trace(error));
+      complain("model '" + options.name + "': correct() failed:\n" + Evaluation.trace(error));
     }
   }
 }

@@ -1,6 +1,9 @@
 package clipper.container;
 
-/** A model. One thread calls all methods. An exception of predict() fails its batch. */
+/**
+ * A model. One thread calls all methods. An exception of predict() fails its batch, or with
+ * Options.retrySingly those rows that throw alone.
+ */
 public interface Model {
   /** Prepare the model, once, before the container connects. An exception ends the process. */
   default void load() throws Exception {}

@@ -16,6 +16,7 @@ public final class Options {
   int batchMax;
   boolean corrects;
   boolean sessions;
+  boolean retrySingly;
   int protocol = 2;
   String name = "";
   String address = "";
@@ -50,6 +51,12 @@ public final class Options {
     return this;
   }
 
+  /** Evaluate the rows of a batch that throws one by one, and fail only those that throw again. */
+  public Options retrySingly() {
+    retrySingly = true;
+    return this;
+  }
+
   /** Set the format of the batches, 1 or 2. */
   public Options protocol(int version) {
     protocol = version;
@@ -59,9 +66,9 @@ public final class Options {
   /**
    * Overwrite the fields that the environment names: CLIPPER_ADDRESS, CLIPPER_TOKEN or
    * CLIPPER_TOKEN_FILE, CLIPPER_MODEL, CLIPPER_VERSION, CLIPPER_REPLICA, CLIPPER_INPUT,
-   * CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_PROTOCOL, CLIPPER_WARMUP, CLIPPER_ALL_SERVERS,
-   * CLIPPER_ALIVE_FILE. Throws: IllegalArgumentException for what is no number, and if the file of
-   * the token cannot be read.
+   * CLIPPER_OUTPUT, CLIPPER_BATCH_MAX, CLIPPER_RETRY_SINGLY, CLIPPER_PROTOCOL, CLIPPER_WARMUP,
+   * CLIPPER_ALL_SERVERS, CLIPPER_ALIVE_FILE. Throws: IllegalArgumentException for what is no number,
+   * and if the file of the token cannot be read.
    */
   public Options fromEnvironment(Map<String, String> environment) {
     address = text(environment, "ADDRESS", address);
@@ -73,6 +80,7 @@ public final class Options {
     version = Long.parseLong(text(environment, "VERSION", "" + version));
     replica = Long.parseLong(text(environment, "REPLICA", "" + replica));
     batchMax = Integer.parseInt(text(environment, "BATCH_MAX", "" + batchMax));
+    retrySingly = text(environment, "RETRY_SINGLY", retrySingly ? "1" : "0").equals("1");
     protocol = Integer.parseInt(text(environment, "PROTOCOL", "" + protocol));
     allServers = text(environment, "ALL_SERVERS", "").equals("1");
     aliveFile = text(environment, "ALIVE_FILE", aliveFile);

@@ -7,6 +7,7 @@ import java.nio.IntBuffer;
 import java.nio.LongBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
+import java.util.List;
 
 /**
  * The outputs of a batch: one of doubles(), floats(), ints(), longs(), values(), or add() for each
@@ -14,6 +15,20 @@ import java.util.Arrays;
  */
 public final class Outputs {
   private static final int TEXT_BYTES_MAX = 16 << 10;
+
+  /** What a model returned for one row alone. failure: why it failed; then the rest is null. */
+  record Single(
+      DType dtype,
+      int[] shape,
+      boolean variable,
+      byte[] data,
+      float[] confidence,
+      byte[][] qualifiers,
+      String failure) {
+    static Single failed(String why) {
+      return new Single(null, null, false, null, null, null, why);
+    }
+  }
 
   private final Header header = new Header();
   private int n;
@@ -162,6 +177,67 @@ public final class Outputs {
     qualifiers[row] = map;
   }
 
+  /** Return a copy of the outputs of a batch of one row. Throws: InvalidOutput. */
+  Single single() {
+    if (status != null) {
+      return Single.failed(text.substring("row 0: ".length()));
+    }
+    checkCount();
+    byte[] copy = new byte[dataBytes];
+    data.get(0, copy);
+    return new Single(dtype, shape, variable, copy, confidence, qualifiers, null);
+  }
+
+  /**
+   * Have the outputs of single rows, in order; those that failed are empty or zeros. Throws:
+   * InvalidOutput if their types or shapes differ (one dimension may have any length);
+   * AllRowsFailed.
+   */
+  void join(List<Single> rows) {
+    Single first = null;
+    boolean varies = false;
+    for (Single one : rows) {
+      if (one.failure == null) {
+        first = first == null ? one : first;
+        varies |= one.variable || !Arrays.equals(one.shape, first.shape);
+      }
+    }
+    if (first == null) {
+      throw new AllRowsFailed("row 0: " + rows.get(0).failure);
+    }
+    reset(rows.size());
+    if (!varies) {
+      values(first.dtype, first.shape);
+    }
+    for (int i = 0; i < n; i++) {
+      Single one = rows.get(i);
+      boolean good = one.failure == null;
+      if (good && (one.dtype != first.dtype || varies && !one.variable && one.shape.length != 1)) {
+        throw new InvalidOutput("the outputs of the rows of a batch differ in type or shape");
+      }
+      if (varies) {
+        ByteBuffer bytes = ByteBuffer.wrap(good ? one.data : new byte[0]);
+        append(first.dtype, bytes, first.dtype.itemBytes);
+      } else if (good) {
+        data.put(i * one.data.length, one.data);
+      }
+      if (!good) {
+        fail(i, one.failure);
+      } else if (one.confidence != null) {
+        confidence()[i] = one.confidence[0];
+      }
+      if (good && one.qualifiers != null) {
+        qualify(i, one.qualifiers[0]);
+      }
+    }
+  }
+
+  private void checkCount() {
+    if (dtype == DType.ANY || variable && added != n) {
+      throw new InvalidOutput("the model returned " + added + " outputs for " + n + " rows");
+    }
+  }
+
   /** Return the type of one output, as HELLO names it. */
   String type() {
     if (dtype.isText() || shape.length == 0 && !variable) {
@@ -199,9 +275,7 @@ public final class Outputs {
 
   /** Return a REPLY; valid until the next batch. Throws: InvalidOutput. */
   ByteBuffer encode(long id, long timeUs, boolean checked, boolean qualified, long payloadBytesMax) {
-    if (dtype == DType.ANY || variable && added != n) {
-      throw new InvalidOutput("the model returned " + added + " outputs for " + n + " rows");
-    }
+    checkCount();
     byte[] why = text == null ? new byte[0] : text.toString().getBytes(StandardCharsets.UTF_8);
     boolean qualifying = qualified && qualifiers != null;
     int qualifierBytes = qualifying ? sizeOf(qualifiers) : 0;

@@ -39,6 +39,23 @@ final class Rows {
     text = null;
   }
 
+  /** Return row `i` of a batch as a batch of one row, without a copy. */
+  Rows row(int i) {
+    Rows one = new Rows();
+    one.dtype = dtype;
+    one.n = 1;
+    one.rank = rank;
+    System.arraycopy(dims, 0, one.dims, 0, dims.length);
+    one.variable = variable;
+    int fixed = data.limit() / n;
+    int start = variable ? offsets[i] * dtype.itemBytes : i * fixed;
+    int size = variable ? offsets[i + 1] * dtype.itemBytes - start : fixed;
+    one.data = Wire.slice(data, start, size);
+    one.offsets = variable ? new int[] {0, size / dtype.itemBytes} : null;
+    one.sessions = sessions == null ? null : Wire.slice(sessions, 8 * i, 8);
+    return one;
+  }
+
   /** Return bytes as a little-endian buffer. */
   static ByteBuffer littleEndian(ByteBuffer bytes) {
     return bytes.order(ByteOrder.LITTLE_ENDIAN);

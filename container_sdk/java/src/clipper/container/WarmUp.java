@@ -43,7 +43,7 @@ final class WarmUp {
       if (given != null) {
         measure();
       }
-    } catch (Exception error) {
+    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
       System.err.println(
           "model '" + options.name + "': it failed in its warm-up, and serves without: " + error);
       timings.clear();
@@ -147,10 +147,9 @@ final class WarmUp {
   }
 
   private long runOne(int n) throws Exception {
-    Batch batch = new Batch(repeated(n));
-    outputs.reset(n);
+    Rows rows = repeated(n);
     long started = System.nanoTime();
-    model.predict(batch, outputs);
+    Evaluation.run(model, rows, options.retrySingly, outputs);
     outputs.encode(0, 0, false, true, Wire.PAYLOAD_BYTES_MAX);
     return (System.nanoTime() - started) / 1000;
   }

@@ -3,7 +3,10 @@ package clipper.container;
 import java.nio.LongBuffer;
 import java.util.List;
 
-/** Named tensors: the sum of the ids, and each name twice. The schemas are those of the server. */
+/**
+ * Named tensors: the sum of the ids, which is not negative, and each name twice. The schemas are
+ * those of the server.
+ */
 final class Tensors implements Model {
   private final Schema inputs;
   private final Schema outputs;
@@ -26,6 +29,9 @@ final class Tensors implements Model {
       long sum = 0;
       while (ids.hasRemaining()) {
         sum += ids.get();
+      }
+      if (sum < 0) {
+        throw new IllegalStateException("a negative sum");
       }
       RecordWriter writer = new RecordWriter(outputs);
       writer.values("sum", DType.I64).putLong(0, sum);

@@ -1,0 +1,58 @@
+package clipper.container;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.util.ArrayList;
+import java.util.List;
+
+/** Runs a batch on a model: whole, or row by row if it fails. */
+final class Evaluation {
+  private static final int TEXT_CHARS_MAX = 8 << 10;
+
+  private Evaluation() {}
+
+  /**
+   * Evaluate a batch.
+   *
+   * <p>retrySingly: if the model throws, evaluate the rows one by one, and fail only those that
+   * throw again. Throws: what the model throws; InvalidOutput, for which nothing is tried again;
+   * AllRowsFailed.
+   */
+  static void run(Model model, Rows rows, boolean retrySingly, Outputs outputs) throws Exception {
+    outputs.reset(rows.n);
+    try {
+      model.predict(new Batch(rows), outputs);
+      return;
+    } catch (InvalidOutput error) {
+      throw error;
+    } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+      if (!retrySingly || rows.n == 1) {
+        throw error;
+      }
+    }
+    outputs.join(singly(model, rows));
+  }
+
+  private static List<Outputs.Single> singly(Model model, Rows rows) {
+    List<Outputs.Single> singles = new ArrayList<>(rows.n);
+    Outputs outputs = new Outputs();
+    for (int i = 0; i < rows.n; i++) {
+      outputs.reset(1);
+      try {
+        model.predict(new Batch(rows.row(i)), outputs);
+        singles.add(outputs.single());
+      } catch (Exception | StackOverflowError | OutOfMemoryError error) {
+        singles.add(Outputs.Single.failed(trace(error)));
+      }
+    }
+    return singles;
+  }
+
+  /** Return the stack trace of an error, at most TEXT_CHARS_MAX characters of it. */
+  static String trace(Throwable error) {
+    StringWriter text = new StringWriter();
+    error.printStackTrace(new PrintWriter(text, true));
+    String whole = text.toString().strip();
+    return whole.length() <= TEXT_CHARS_MAX ? whole : whole.substring(0, TEXT_CHARS_MAX);
+  }
+}
