@@ -126,22 +126,22 @@ def main() -> int:
         help="write the sound inputs that targets begin with, and end",
     )
     parser.add_argument("--page", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if unknown := set(asked.targets) - TARGETS.keys():
+    arguments = parser.parse_args()
+    if unknown := set(arguments.targets) - TARGETS.keys():
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     targets, seconds = (
-        asked.targets or list(TARGETS),
-        asked.seconds if asked.minutes is None else asked.minutes * 60,
+        arguments.targets or list(TARGETS),
+        arguments.seconds if arguments.minutes is None else arguments.minutes * 60,
     )
-    if asked.write_corpus:
+    if arguments.write_corpus:
         for target in targets:
             write_corpus(target)
         return 0
-    if asked.page:
-        with open(asked.page, "r+b") as file, mmap.mmap(file.fileno(), _PAGE_BYTES) as page:
-            return fuzz(targets[0], seconds, asked.seed, page)
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        sound = list(pool.map(lambda target: watch(target, seconds, asked.seed), targets))
+    if arguments.page:
+        with open(arguments.page, "r+b") as file, mmap.mmap(file.fileno(), _PAGE_BYTES) as page:
+            return fuzz(targets[0], seconds, arguments.seed, page)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        sound = list(pool.map(lambda target: watch(target, seconds, arguments.seed), targets))
     return 0 if all(sound) else 1
 
 

@@ -195,19 +195,19 @@ def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
     request."""
     import h11
 
-    found, line = [], h11.Connection(h11.SERVER)
-    line.receive_data(data)
+    found, connection = [], h11.Connection(h11.SERVER)
+    connection.receive_data(data)
     try:
-        while isinstance(request := line.next_event(), h11.Request):
+        while isinstance(request := connection.next_event(), h11.Request):
             body = b""
-            while isinstance(event := line.next_event(), h11.Data):
+            while isinstance(event := connection.next_event(), h11.Data):
                 body += bytes(event.data)
             if not isinstance(event, h11.EndOfMessage):
                 break
             found.append((request.method, request.target, body))
-            line.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-            line.send(h11.EndOfMessage())
-            line.start_next_cycle()
+            connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            connection.send(h11.EndOfMessage())
+            connection.start_next_cycle()
     except (h11.RemoteProtocolError, h11.LocalProtocolError):
         pass
     return found
@@ -216,7 +216,7 @@ def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
 def _run_http(data: bytes) -> None:
     from clipper.frontend.http.messages import HttpResponse
     from clipper_core.http.http_head import read_head
-    from tests.frontend.conftest import Line
+    from tests.frontend.conftest import InMemoryConnection
 
     seen: list[tuple[bytes, bytes, bytes]] = []
 
@@ -224,7 +224,7 @@ def _run_http(data: bytes) -> None:
         seen.append((request.method.encode(), request.path, bytes(request.body)))
         return HttpResponse(200, b"")
 
-    Line(handle).feed(data[: len(data) // 2]).feed(data[len(data) // 2 :])
+    InMemoryConnection(handle).feed(data[: len(data) // 2]).feed(data[len(data) // 2 :])
     theirs = _h11_requests(data)
     assert len(seen) <= len(theirs) or _is_looser(data), f"read as {seen}, by h11 as {theirs}"
     for mine, other in zip(seen, theirs, strict=False):
@@ -359,10 +359,10 @@ class _Shard:
         from clipper_container.params.frames import unpacked
 
         while not self._stopping.wait(0.0005):
-            for whom, _, body in self._core.calls():
+            for caller, _, body in self._core.calls():
                 with contextlib.suppress(ClipperError):
                     unpacked(body)
-                self._core.answer(whom, b"answered", admit=True)
+                self._core.answer(caller, b"answered", admit=True)
 
 
 def _hello() -> bytes:
@@ -415,15 +415,15 @@ def _run_shard(data: bytes) -> None:
             read_head(data[:HEAD_BYTES])
         with contextlib.suppress(ClipperError):
             unpacked(data[HEAD_BYTES:])
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(PATIENCE_S)
-        line.connect(_Shard.get().path)
-        line.sendall(_hello())  # what is not admitted is not read any further
-        line.recv(1 << 16)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.connect(_Shard.get().path)
+        connection.sendall(_hello())  # what is not admitted is not read any further
+        connection.recv(1 << 16)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            line.sendall(data)
-            line.shutdown(socket.SHUT_WR)
-            while line.recv(1 << 16):  # until it is closed: a shard that hangs is a fault
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):  # until it is closed: a shard that hangs is a fault
                 pass
 
 
@@ -544,7 +544,7 @@ def _run_snapshot(data: bytes) -> None:
             snapshots.sets_in(Path(place))
             return
         (folder / snapshots.FILE).write_bytes(content)
-        said: dict[str, Any] = {
+        manifest: dict[str, Any] = {
             "format": snapshots.FORMAT,
             "number": 1,
             "shard": 0,
@@ -557,7 +557,7 @@ def _run_snapshot(data: bytes) -> None:
             "crc": 0,
             "created_us": 1,
         }
-        text = json.dumps({**said, "checksum": snapshots._checksum(said)})
+        text = json.dumps({**manifest, "checksum": snapshots._checksum(manifest)})
         (folder / snapshots.MANIFEST).write_text(text)
         part = snapshots.part_of(folder)
         assert part is not None
@@ -628,7 +628,7 @@ TARGETS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What targets share, ended afterwards; warnings of numpy about strange numbers are no
+    """Yield what targets share and end it afterwards; warnings of numpy about odd numbers are no
     faults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
