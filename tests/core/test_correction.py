@@ -66,9 +66,9 @@ def test_golden_feedback(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", golden("ACCURACY"))
 def test_golden_accuracy(vector: dict[str, Any]) -> None:
     frame, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
-    said = meaning["learned"], meaning["failed"], meaning["accuracy"]
-    assert decode_accuracy(frame[HEADER_BYTES:]) == said
-    assert accuracy_frame(*said, checked="CHECKED" in meaning["flags"]) == frame
+    values = meaning["learned"], meaning["failed"], meaning["accuracy"]
+    assert decode_accuracy(frame[HEADER_BYTES:]) == values
+    assert accuracy_frame(*values, checked="CHECKED" in meaning["flags"]) == frame
 
 
 def test_feedback_of_unequal_lengths_is_refused() -> None:
@@ -87,8 +87,8 @@ def one_feedback(number: int, rows: int = 1) -> bytes:
     )
 
 
-class Taught:
-    """A container that learns, read frame by frame."""
+class FeedbackReceiver:
+    """A container that learns, and the frames that the engine sends to it."""
 
     def __init__(self, world: World, model: Any, **attach: Any) -> None:
         self.container = world.container(model, **attach)
@@ -104,7 +104,7 @@ class Taught:
         return found
 
     def all_frames(self) -> list[tuple[int, bytes, Any]]:
-        """Until the engine has no more to send."""
+        """Return all frames until the engine has no more to send."""
         found: list[tuple[int, bytes, Any]] = []
         while more := self.frames():
             found += more
@@ -115,23 +115,23 @@ class Taught:
 
 
 def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) -> None:
-    """The link is busy with one frame of feedback: a batch cut after nine more were told overtakes
-    all nine."""
+    """While one frame of feedback is being sent, nine more wait; a batch that is cut then
+    overtakes all nine."""
     model = world.model("f64", (1,), cached=False)
-    taught = Taught(world, model)
+    receiver = FeedbackReceiver(world, model)
     for number in range(10):
-        world.engine.send_feedback(taught.container.conn, one_feedback(number), 1)
+        world.engine.send_feedback(receiver.container.conn, one_feedback(number), 1)
     world.step()
     future = model.predict([7.0])
     world.step()
-    frames = taught.all_frames()
+    frames = receiver.all_frames()
     assert [kind for kind, *_ in frames] == [Kind.FEEDBACK, Kind.PREDICT, *[Kind.FEEDBACK] * 9]
     order = [
         decode_feedback(payload)[1].data[0] for kind, payload, _ in frames if kind == Kind.FEEDBACK
     ]
     assert order == list(range(10))
-    assert (taught.figures()["taught"], taught.figures()["untaught"]) == (10, 0)
-    assert taught.container.send(encode_rows(Kind.REPLY, np.ones(1), id=1))
+    assert (receiver.figures()["feedback_sent"], receiver.figures()["feedback_dropped"]) == (10, 0)
+    assert receiver.container.send(encode_rows(Kind.REPLY, np.ones(1), id=1))
     assert future.result(0) == 1.0
 
 
@@ -141,13 +141,13 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
     every batch is answered."""
     rng = random.Random(seed)
     model = world.model("f64", (1,), cached=False)
-    taught = Taught(world, model)
-    told, order, futures = 0, [], []
+    receiver = FeedbackReceiver(world, model)
+    feedback_count, order, futures = 0, [], []
 
     def read(frames: list[tuple[int, bytes, Any]]) -> None:
         for kind, payload, header in frames:
             if kind == Kind.PREDICT:
-                assert taught.container.send(
+                assert receiver.container.send(
                     encode_rows(Kind.REPLY, np.ones(header.rows), id=header.id)
                 )
             elif kind == Kind.FEEDBACK:
@@ -156,59 +156,63 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
     for _ in range(400):
         what = rng.random()
         if what < 0.6:
-            world.engine.send_feedback(taught.container.conn, one_feedback(told), 1)
-            told += 1
+            world.engine.send_feedback(receiver.container.conn, one_feedback(feedback_count), 1)
+            feedback_count += 1
         elif what < 0.7:
             futures.append(model.predict([1.0]))
         else:
-            read(taught.frames())
+            read(receiver.frames())
         world.step(1)
-    while frames := taught.frames():
+    while frames := receiver.frames():
         read(frames)
         world.step(1)
     assert order == sorted(order)
-    assert len(order) == taught.figures()["taught"] == told - taught.figures()["untaught"]
+    assert (
+        len(order)
+        == receiver.figures()["feedback_sent"]
+        == feedback_count - receiver.figures()["feedback_dropped"]
+    )
     assert [future.result(0) for future in futures] == [1.0] * len(futures)
 
 
 def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> None:
-    taught = Taught(world, world.model("f64", (1,)))
+    receiver = FeedbackReceiver(world, world.model("f64", (1,)))
     for number in range(LATER_MAX + 30):
-        world.engine.send_feedback(taught.container.conn, one_feedback(number, rows=3), 3)
+        world.engine.send_feedback(receiver.container.conn, one_feedback(number, rows=3), 3)
     world.step()
-    assert taught.figures()["taught"] == 3 * (LATER_MAX + 1), "one was on its way at once"
-    assert taught.figures()["untaught"] == 3 * 29
-    assert len(taught.all_frames()) == LATER_MAX + 1
+    assert receiver.figures()["feedback_sent"] == 3 * (LATER_MAX + 1), "one was on its way at once"
+    assert receiver.figures()["feedback_dropped"] == 3 * 29
+    assert len(receiver.all_frames()) == LATER_MAX + 1
 
 
 def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> None:
-    taught = Taught(world, world.model("f64", (1,)))
+    receiver = FeedbackReceiver(world, world.model("f64", (1,)))
     for number in range(5):
-        world.engine.send_feedback(taught.container.conn, one_feedback(number), 1)
+        world.engine.send_feedback(receiver.container.conn, one_feedback(number), 1)
     world.step()
-    taught.container.lose()
-    world.engine.send_feedback(taught.container.conn, one_feedback(9), 1)
+    receiver.container.lose()
+    world.engine.send_feedback(receiver.container.conn, one_feedback(9), 1)
     world.step()
-    assert taught.figures() is None
+    assert receiver.figures() is None
 
 
 def test_a_container_reports_its_statistics(world: World) -> None:
-    taught = Taught(world, world.model())
-    assert taught.figures()["accuracy"] is None
-    assert taught.container.send(accuracy_frame(64, 3, 0.875))
-    figures = taught.figures()
+    receiver = FeedbackReceiver(world, world.model())
+    assert receiver.figures()["accuracy"] is None
+    assert receiver.container.send(accuracy_frame(64, 3, 0.875))
+    figures = receiver.figures()
     assert (figures["learned"], figures["failed"], figures["accuracy"]) == (64, 3, 0.875)
     for value in (0.0, 1.0):
-        assert taught.container.send(accuracy_frame(65, 3, value))
-        assert taught.figures()["accuracy"] == value
-    assert taught.container.send(accuracy_frame(66, 3))
-    assert taught.figures()["accuracy"] is None
+        assert receiver.container.send(accuracy_frame(65, 3, value))
+        assert receiver.figures()["accuracy"] == value
+    assert receiver.container.send(accuracy_frame(66, 3))
+    assert receiver.figures()["accuracy"] is None
 
 
 @pytest.mark.parametrize("value", [-1e-9, 1.0000001, float("nan"), float("inf"), -float("inf")])
 def test_an_accuracy_that_is_none_closes(world: World, value: float) -> None:
-    taught = Taught(world, world.model())
-    assert not taught.container.send(accuracy_frame(1, 0, value))
+    receiver = FeedbackReceiver(world, world.model())
+    assert not receiver.container.send(accuracy_frame(1, 0, value))
 
 
 def test_an_unknown_peer_reports_no_accuracy_and_a_container_sends_no_feedback(
@@ -216,7 +220,9 @@ def test_an_unknown_peer_reports_no_accuracy_and_a_container_sends_no_feedback(
 ) -> None:
     conn = world.engine.open(world.now_us)
     assert not world.engine.receive(conn, accuracy_frame(1, 0, 0.5), world.now_us)
-    assert not Taught(world, world.model()).container.send(feedback_frame(one_feedback(1)))
+    assert not FeedbackReceiver(world, world.model()).container.send(
+        feedback_frame(one_feedback(1))
+    )
 
 
 # -- sessions
@@ -232,14 +238,14 @@ def test_sessions_travel_with_their_rows(
     """Rows of several sessions in one batch, each with its own; equal rows of two sessions are
     two."""
     model = world.model(dtype, shape)
-    taught = Taught(world, model, sessions=True, checked=checked)
+    receiver = FeedbackReceiver(world, model, sessions=True, checked=checked)
     row: Any = (
         "snow" if model.dtype is None else np.ones(4 if shape == (-1,) else shape, model.dtype)
     )
     salts = [7, 0, 2**64 - 1, 7]
     futures = [model.predict(row, salt=salt) for salt in salts]
     world.step()
-    [(kind, payload, header)] = taught.frames()
+    [(kind, payload, header)] = receiver.frames()
     rows = open_rows(header, payload)
     assert kind == Kind.PREDICT
     assert rows.sessions is not None
@@ -248,7 +254,7 @@ def test_sessions_travel_with_their_rows(
         0,
         2**64 - 1,
     ], "the second row of session 7 joined the first"
-    assert taught.container.send(
+    assert receiver.container.send(
         encode_rows(Kind.REPLY, np.array([70, 1, 2]), id=header.id, checked=checked)
     )
     world.step()
@@ -259,23 +265,23 @@ def test_sessions_travel_with_their_rows(
 
 def test_an_array_is_of_one_session(world: World) -> None:
     model = world.model("f64", (2,), cached=False)
-    taught = Taught(world, model, sessions=True, size_max=64)
+    receiver = FeedbackReceiver(world, model, sessions=True, size_max=64)
     future = model.predict_many(np.arange(128.0).reshape(64, 2), salt=5)
     world.step()
-    [(_, payload, header)] = taught.frames()
+    [(_, payload, header)] = receiver.frames()
     rows = open_rows(header, payload)
     assert rows.sessions is not None
     assert rows.sessions.tolist() == [5] * 64
     assert rows.data.tolist() == np.arange(128.0).reshape(64, 2).tolist()
-    assert taught.container.send(encode_rows(Kind.REPLY, rows.data[:, 0], id=header.id))
+    assert receiver.container.send(encode_rows(Kind.REPLY, rows.data[:, 0], id=header.id))
     world.step()
     assert future.result(0).tolist() == list(range(0, 128, 2))
 
 
 def test_a_container_that_did_not_request_sessions_receives_none(world: World) -> None:
     model = world.model("f64", (2,))
-    taught = Taught(world, model)
+    receiver = FeedbackReceiver(world, model)
     model.predict([1.0, 2.0], salt=9)
     world.step()
-    [(_, payload, header)] = taught.frames()
+    [(_, payload, header)] = receiver.frames()
     assert open_rows(header, payload).sessions is None

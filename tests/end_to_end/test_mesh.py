@@ -30,6 +30,7 @@ from clipper.errors import (
 )
 from clipper.mesh.decisions.maintenance import MeshView
 from clipper.mesh.reports import MigrationProgress
+from clipper.metrics.stats import MeshLeaderStats, MeshStats
 from tests.end_to_end.test_hosts import onnx_file
 from tests.memory_container import wait_until
 
@@ -86,7 +87,8 @@ def counter() -> Iterator[int]:
 def register(
     server: clipper.ClipperServer, folder: Path, counter: Iterator[int]
 ) -> Iterator[Callable[..., str]]:
-    """Registers a function of models.py under a new id, and takes it away after the test."""
+    """Yield a function that registers a function of models.py under a new id; unregister it after
+    the test."""
     made: list[str] = []
 
     def do(function: str = "double", **settings: Any) -> str:
@@ -132,6 +134,18 @@ def test_queries_are_counted_as_hits_and_misses(
     for _ in range(3):
         ask(server, id)
     wait_until(lambda: server.mesh.stats()["queries_hit"] >= before["queries_hit"] + 3)
+
+
+def test_stats_of_a_joined_node_have_the_declared_members(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
+    """MeshStats lists the members; those of the leader come with its first round."""
+    id = register()
+    ask(server, id)
+    stats = server.mesh.stats()
+    members, of_leader = MeshStats.__annotations__.keys(), MeshLeaderStats.__annotations__.keys()
+    assert stats.keys() | of_leader == members
+    assert stats["models_queried"] >= 1
 
 
 def test_constraints_that_cannot_be_read_are_reported_once(

@@ -14,24 +14,24 @@ ROW = np.array([3.0, 4.0])
 
 
 class Recorder(Model):
-    """Says 3, and to QUESTION all that it was taught."""
+    """A model that answers 3, and to QUESTION all feedback that it got."""
 
     input = "f64[2]"
 
     def load(self):
-        self.taught = []
+        self.feedback = []
 
     def predict_batch(self, inputs):
-        return [json.dumps(self.taught) if row[0] == -1 else "3" for row in inputs]
+        return [json.dumps(self.feedback) if row[0] == -1 else "3" for row in inputs]
 
     def correct(self, inputs, labels, sessions):
-        self.taught += [
+        self.feedback += [
             [row.tolist(), label, str(session)]
             for row, label, session in zip(inputs, labels, sessions, strict=True)
         ]
 
     def accuracy(self):
-        return min(1.0, len(self.taught) / 100)
+        return min(1.0, len(self.feedback) / 100)
 
 
 class Failing(Recorder):
@@ -60,7 +60,7 @@ def wait_until(condition, patience_s=30.0):
         time.sleep(0.005)
 
 
-def taught(model):
+def feedback_of(model):
     return json.loads(model.predict(QUESTION, slo_ms=30_000).result(30))
 
 
@@ -82,8 +82,8 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
         handle.predict(ROW).result(30), correct=False
     )  # says of no output that it is right
     handle.feedback(input=np.array([9.0, 9.0]), label="9")
-    wait_until(lambda: len(taught(recorder)) == 5)
-    assert taught(recorder) == [
+    wait_until(lambda: len(feedback_of(recorder)) == 5)
+    assert feedback_of(recorder) == [
         [[3.0, 4.0], "7", "0"],
         [[4.0, 5.0], "5", "0"],
         [[5.0, 6.0], "6", "0"],
@@ -92,7 +92,11 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
     ]
     wait_until(lambda: server.stats()["models"][recorder.name]["accuracy"] == 0.05)
     row = server.stats()["models"][recorder.name]
-    assert (row["replicas"][0]["taught"], row["replicas"][0]["learned"], row["untaught"]) == (
+    assert (
+        row["replicas"][0]["feedback_sent"],
+        row["replicas"][0]["learned"],
+        row["feedback_dropped"],
+    ) == (
         5,
         5,
         0,
@@ -104,8 +108,8 @@ def test_a_model_receives_feedback_under_the_default_policy(recorder, app):
     answer = handle.predict(ROW).result(30)
     assert handle.feedback(answer, label="7")
     assert handle.feedback(input=ROW + 1, label="8")
-    wait_until(lambda: len(taught(recorder)) == 2)
-    assert taught(recorder) == [[[3.0, 4.0], "7", "0"], [[4.0, 5.0], "8", "0"]]
+    wait_until(lambda: len(feedback_of(recorder)) == 2)
+    assert feedback_of(recorder) == [[[3.0, 4.0], "7", "0"], [[4.0, 5.0], "8", "0"]]
 
 
 def test_feedback_has_the_input_as_it_was_at_the_query(recorder, app):
@@ -114,8 +118,8 @@ def test_feedback_has_the_input_as_it_was_at_the_query(recorder, app):
     answer = handle.predict(x).result(30)
     x[:] = 0
     handle.feedback(answer, label="1")
-    wait_until(lambda: taught(recorder))
-    assert taught(recorder) == [[[3.0, 4.0], "1", "0"]]
+    wait_until(lambda: feedback_of(recorder))
+    assert feedback_of(recorder) == [[[3.0, 4.0], "1", "0"]]
 
 
 def test_every_replica_receives_feedback(server, deploy, app):
@@ -134,9 +138,9 @@ def test_correct_that_raises_harms_no_prediction(server, deploy, app):
         handle.feedback(handle.predict(ROW).result(30), label="1")
     wait_until(lambda: server.stats()["models"][model.name]["replicas"][0]["failed"] == 5)
     assert handle.predict(ROW).result(30).output == "3"
-    said = "\n".join(server.logs(model.name))
-    assert "RuntimeError: I will not learn" in said
-    assert "accuracy() returned nan; return a number from 0 to 1, or None" in said
+    logs = "\n".join(server.logs(model.name))
+    assert "RuntimeError: I will not learn" in logs
+    assert "accuracy() returned nan; return a number from 0 to 1, or None" in logs
     assert server.stats()["models"][model.name]["accuracy"] is None
 
 

@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,6 +35,7 @@ from clipper.metrics import (
     prometheus,
 )
 from clipper.metrics.grafana import dashboard
+from clipper.metrics.stats import MeshStats
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 from tests.memory_container import wait_until
 
@@ -208,7 +209,7 @@ def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixt
 
 
 def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
-    """Scrapes while queries are asked; each of them a moment of one truth."""
+    """Scrape while queries run: each scrape is consistent."""
     stop, failed = threading.Event(), []
 
     def load(seed: int) -> None:
@@ -368,12 +369,13 @@ def of_mesh() -> Samples:
     }
     there = {"models_registered": 9, "vmodels": 1, "instances": 2, "leader": True, "stale_s": 0.5}
     there |= {"loaded_somewhere": 4, "failing": 1}
-    MeshMetrics(lambda: {**counts.stats(), **here, **there}).collect(samples)
+    stats = cast(MeshStats, {**counts.stats(), **here, **there})
+    MeshMetrics(lambda: stats).collect(samples)
     return samples
 
 
 def of_params() -> Samples:
-    """tests/params/test_stats.py has what real shards say."""
+    """Return metrics of made-up shards; tests/params/test_stats.py has those of real ones."""
     came, went = (
         ("rows", "nbytes", "pulled", "missed", "applied", "made"),
         ("unadmitted", "refused", "evicted", "expired"),
@@ -427,8 +429,9 @@ def test_the_mesh_has_its_metrics_also_under_the_names_of_model_mesh() -> None:
         family.name for family, _ in of_mesh()
     }
     only_here = Samples()
-    MeshMetrics(lambda: {"models_registered": 9, "leader": False, "lru_ms": 0}).collect(only_here)
-    assert only_here.get("modelmesh_models_managed_total") is None, "the leader alone says it"
+    stats = cast(MeshStats, {"models_registered": 9, "leader": False, "lru_ms": 0})
+    MeshMetrics(lambda: stats).collect(only_here)
+    assert only_here.get("modelmesh_models_managed_total") is None, "only the leader reports it"
     assert only_here.get("clipper_mesh_lru_age_seconds") == 0.0
 
 
@@ -496,7 +499,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A real one that scrapes addresses twice a second, with the label that an operator adds."""
+    """A real Prometheus that scrapes twice a second and adds a label as an operator does."""
 
     def __init__(self, folder: Path, *addresses: str) -> None:
         (folder / "alerts.yml").write_text(ALERTS.read_text())
@@ -610,14 +613,14 @@ def adapted(namespace: str, model: str) -> Iterator[str]:
 def test_each_expression_has_data_of_a_real_prometheus(
     server: clipper.ClipperServer, tmp_path: Path
 ) -> None:
-    """Those of the dashboard, the alerts, and what scales models and nodes."""
+    """Expressions of the dashboard, of the alerts, and of what scales models and nodes."""
     wait = [trigger["metadata"]["query"] for trigger in scaler_triggers("sum", "prod")]
-    asked = [*expressions(), *wait, *adapted("prod", "sum"), pressure_query(600)]
+    every_expression = [*expressions(), *wait, *adapted("prod", "sum"), pressure_query(600)]
     app = server.app("learns")
     with page_of(of_grpc(), of_mesh(), of_params()) as others:
         found = Prometheus(tmp_path, str(server.admin_address), others)
         try:
-            missing = [*map(without_bounds, asked)]
+            missing = [*map(without_bounds, every_expression)]
             until = time.monotonic() + 60
             while missing and time.monotonic() < until:
                 for i in range(20):
@@ -627,8 +630,8 @@ def test_each_expression_has_data_of_a_real_prometheus(
                 missing = [one for one in missing if found.value(one) is None]
             assert not missing
             wanted = summed(ended(server), "clipper_queries_total", application="total")
-            asked_for = 'clipper_queries_total{application="total"}'
-            wait_until(lambda: found.value(asked_for) == wanted, "it scrapes again", 60)
+            expression = 'clipper_queries_total{application="total"}'
+            wait_until(lambda: found.value(expression) == wanted, "it scrapes again", 60)
             assert found.health() == ("up", "")
         finally:
             found.stop()
@@ -643,6 +646,10 @@ def test_a_server_logs_json_when_it_is_set(capfd: pytest.CaptureFixture[str]) ->
     lines = [
         json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")
     ]
-    (told,) = [line for line in lines if line["logger"] == "clipper.requests"]
-    assert (told["trace_id"], told["application"], told["status"]) == ("ab" * 16, "total", 200)
+    (request_log,) = [line for line in lines if line["logger"] == "clipper.requests"]
+    assert (request_log["trace_id"], request_log["application"], request_log["status"]) == (
+        "ab" * 16,
+        "total",
+        200,
+    )
     assert {line["model"] for line in lines if "container" in line["message"]} == {"sum:1"}

@@ -143,7 +143,9 @@ def test_feedback_is_what_the_next_query_reads(
         [0],
     ], "whoever asks the shards sees the same"
     replicas: Any = server.stats()["models"]["scores:1"]["replicas"]
-    assert sorted(replica["taught"] for replica in replicas) == [0, 1], "both read what one learned"
+    assert sorted(replica["feedback_sent"] for replica in replicas) == [0, 1], (
+        "both read what one learned"
+    )
     assert all(call_once(app, 7).output == 3 for _ in range(20))
 
 

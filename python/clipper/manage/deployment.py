@@ -60,7 +60,6 @@ from clipper.manage.building import (
 )
 from clipper.manage.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
-from clipper.metrics.samples import Stats
 from clipper.metrics.stats import ModelStats, ReplicaStats
 from clipper.serving.feedback.online_learning import OnlineLearning
 from clipper.serving.models.batch_cost import shown_costs
@@ -346,7 +345,8 @@ class Deployment:
         """Return statistics by `name:version`.
 
         Each has counters, replicas (how many are `wanted`, how many it `has`), the model's own
-        `accuracy`, dropped rows of feedback (`untaught`), the start of counting, and durations.
+        `accuracy`, rows of feedback that were dropped (`feedback_dropped`), the start of counting,
+        and durations.
         """
         by_place = {
             (row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]
@@ -374,8 +374,8 @@ class Deployment:
                 "output": self._output_of(running.model),
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
-                "untaught": self.online_learning.pending(running.model.id)
-                + sum(cast(Stats, replica).get("untaught", 0) for replica in replicas),
+                "feedback_dropped": self.online_learning.pending(running.model.id)
+                + sum(replica.get("feedback_dropped", 0) for replica in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
                 **(
                     {"followed": running.core.watch.stats()}

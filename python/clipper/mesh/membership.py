@@ -12,7 +12,7 @@ from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.routing.router import MeshModelHandle
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import MeshStats
 from clipper.serving.models.containers import Containers, Replica, Seat
 from clipper.serving.models.engines import Engines
 from clipper.serving.models.running_models import RunningModels
@@ -104,7 +104,7 @@ class MeshMembership:
         if self._node is not None:
             self._node.enter()
 
-    def stats(self) -> Stats | None:
+    def stats(self) -> MeshStats | None:
         """Return the node's statistics; None without a node."""
         return None if self._node is None else self._node.stats()
 

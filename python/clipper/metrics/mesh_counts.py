@@ -5,6 +5,7 @@ from typing import Final
 
 from clipper.clock import wall_time_us
 from clipper.metrics.samples import Samples, Stats
+from clipper.metrics.stats import MeshCountStats, MeshStats
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
@@ -50,7 +51,7 @@ class MeshCounts:
         self.unloads.add()
         self.ages.record(max(0, round(1000 * age_ms)))
 
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> MeshCountStats:
         """Return all counts; hit_ratio is None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {
@@ -109,31 +110,32 @@ class MeshMetrics:
     stats: returns the node's statistics; missing keys are omitted.
     """
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(self, stats: Callable[[], MeshStats]) -> None:
         self._stats = stats
 
     def collect(self, into: Samples) -> None:
         """Add the current values to `into`."""
         stats = self._stats()
+        by_key: Stats = stats
         for key, *names in (*_GAUGES, *_HISTOGRAMS):
-            value = stats.get(key)
+            value = by_key.get(key)
             for name in names:
                 if name and value is not None:
                     into.add(name, value if isinstance(value, Snapshot) else float(value))
         for key, outcome in (("queries_hit", "hit"), ("queries_missed", "miss")):
-            if key in stats:
-                into.add("clipper_mesh_queries_total", stats[key], outcome)
+            if key in by_key:
+                into.add("clipper_mesh_queries_total", by_key[key], outcome)
         for outcome, count in stats.get("load_outcomes", {}).items():
             into.add("clipper_mesh_loads_total", count, outcome)
         for key, name in (
             ("load_failures", "modelmesh_loadmodel_failure"),
             ("evictions", "clipper_mesh_unloads_total"),
         ):
-            if key in stats:
-                into.add(name, stats[key])
+            if key in by_key:
+                into.add(name, by_key[key])
         self._collect_node(stats, into)
 
-    def _collect_node(self, stats: Stats, into: Samples) -> None:
+    def _collect_node(self, stats: MeshStats, into: Samples) -> None:
         if stats.get("leader") and "models_registered" in stats:
             into.add("modelmesh_models_managed_total", stats["models_registered"])
         if stats.get("capacity_bytes"):

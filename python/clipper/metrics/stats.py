@@ -5,7 +5,7 @@ observers and feedback.
 """
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict, final
+from typing import NotRequired, Required, TypedDict, final
 
 from clipper.metrics.samples import Stats
 from clipper_core.runtime.histogram import Snapshot
@@ -75,7 +75,8 @@ class FollowedStats(TypedDict):
 
 
 class ReplicaStats(TypedDict, total=False):
-    """Statistics of a replica; those of feedback are not listed here.
+    """Statistics of a replica. feedback_sent, feedback_dropped: rows of feedback; learned, failed:
+    by its container, of those sent.
 
     Those of its batches are absent until it is connected, those of its process if it was started
     elsewhere. detail: why it is in its state. start: "forked", or "plain: " and why.
@@ -98,6 +99,8 @@ class ReplicaStats(TypedDict, total=False):
     ejections: int
     failures: int
     accuracy: float | None
+    feedback_sent: int
+    feedback_dropped: int
     learned: int
     failed: int
     profile: list[list[int]]
@@ -123,6 +126,7 @@ class ModelStats(TypedDict, total=False):
     cost_padded: float | None
     ended: dict[str, int]
     accuracy: float | None
+    feedback_dropped: int
     since_us: int
     latency_us: Snapshot
     batch_rows: Snapshot
@@ -264,6 +268,62 @@ class AbsentShard(TypedDict):
 ShardReading = ShardStats | AbsentShard
 
 
+class MeshCountStats(TypedDict, total=False):
+    """Counts of a mesh node since it joined. hit_ratio: None before the first query. loads:
+    successful ones; load_failures: for the model or its host; refusals: without
+    room, or too late."""
+
+    queries_hit: int
+    queries_missed: int
+    hit_ratio: float | None
+    loads: int
+    load_failures: int
+    refusals: int
+    evictions: int
+    load_outcomes: dict[str, int]
+    load_wait_us: Snapshot
+    load_queue_us: Snapshot
+    load_us: Snapshot
+    eviction_age_us: Snapshot
+    model_bytes: Snapshot
+
+
+class MeshLeaderStats(TypedDict, total=False):
+    """Counts of the models of a mesh, of its leader only."""
+
+    loaded_somewhere: int
+    failing: int
+
+
+class MeshStats(MeshCountStats, MeshLeaderStats, total=False):
+    """A mesh node; only instance and awaits before it has joined. awaits: what it waits for, or "".
+
+    models_registered, vmodels, instances: of the mesh. models_loaded, loading, queued, lru_ms: as
+    the node's record has them. models_queried: models that this node routes queries to. misses:
+    searches for a copy. stale_s: since the store last answered. fenced: the node has no live lease.
+    other_history: why the content of the store is not used; "" if it is.
+    """
+
+    instance: Required[str]
+    awaits: Required[str]
+    instances: int
+    models_registered: int
+    vmodels: int
+    models_loaded: int
+    models_queried: int
+    capacity_bytes: int
+    used_bytes: int
+    lru_ms: int
+    loading: int
+    queued: int
+    misses: int
+    leader: bool
+    stale_s: float
+    fenced: bool
+    stopping: bool
+    other_history: str
+
+
 class ServerStats(TypedDict):
     """All statistics of a server. issued, answered: tasks. mesh, params, store: of servers that
     have one. shards: only for the dashboard."""
@@ -276,7 +336,7 @@ class ServerStats(TypedDict):
     issued: int
     answered: int
     queue_bytes: int
-    mesh: NotRequired[Stats]
+    mesh: NotRequired[MeshStats]
     params: NotRequired[Stats]
     store: NotRequired[StoreStats]
     shards: NotRequired[Sequence[ShardReading]]

@@ -520,8 +520,8 @@ cdef class Engine:
 
         `failures` are batches that its model failed, `ejected` is whether it is ejected for them,
         and `ejections` how often it was. `accuracy` is what its model reports (None:
-        nothing). Rows of feedback were sent (`taught`), dropped (`untaught`), and `learned` or
-        `failed` by the container. None when it is not attached.
+        nothing). `feedback_sent` and `feedback_dropped` count rows of feedback; of those sent, the
+        container `learned` some and `failed` at others. None when it is not attached.
         """
         cdef Gauge seen
         cdef u32 number
@@ -542,8 +542,8 @@ cdef class Engine:
             "ejections": seen.ejections.load(relaxed),
             "failures": seen.failures.load(relaxed),
             "accuracy": (accuracy - 1) / 1e9 if accuracy else None,
-            "taught": seen.taught.load(relaxed),
-            "untaught": seen.untaught.load(relaxed),
+            "feedback_sent": seen.taught.load(relaxed),
+            "feedback_dropped": seen.untaught.load(relaxed),
             "learned": seen.progress.learned.load(relaxed),
             "failed": seen.progress.failed.load(relaxed),
             "fit_us": (seen.fit_a_ns.load(relaxed) / 1000, seen.fit_b_ns.load(relaxed) / 1000),

@@ -38,6 +38,7 @@ from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.tasks.state_view import StateView
 from clipper.mesh.tasks.vmodel_switcher import VModelSwitcher
 from clipper.mesh.transport.peers import Peers
+from clipper.metrics.stats import MeshStats
 from clipper.settings.mesh import MeshSettings
 
 _log = logging.getLogger(__name__)
@@ -290,15 +291,17 @@ class JoinedNode:
 
     # -- statistics
 
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> MeshStats:
         """Return counters and gauges."""
         loader, registry, record = self.loader, self.registry, self.registration.record()
         return {
+            "instance": record.id,
+            "awaits": "",
             "instances": len(registry.instances),
             "models_registered": len(registry.models),
             "vmodels": len(registry.vmodels),
             "models_loaded": record.models,
-            "models_asked": len(self._router),
+            "models_queried": len(self._router),
             "capacity_bytes": record.capacity_bytes,
             "used_bytes": record.used_bytes,
             "lru_ms": record.lru_ms,

@@ -34,7 +34,7 @@ from clipper.mesh.reports import (
 )
 from clipper.mesh.routing.lookups import Lookups
 from clipper.mesh.routing.router import ModelRouter, Route, core_record
-from clipper.metrics.samples import Stats
+from clipper.metrics.stats import MeshStats
 from clipper.serving.models.containers import Seat
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.settings.mesh import MeshSettings
@@ -435,11 +435,11 @@ class MeshNode:
         """
         yield from self._open().events.watch(prefix, stop)
 
-    def stats(self) -> Stats:
+    def stats(self) -> MeshStats:
         """Return counters and gauges of this node, never one for each model.
 
         Before the node has joined there are only `instance` and `awaits`.
         """
         if self._joined is None:
             return {"instance": self._id, "awaits": self.awaits}
-        return {"instance": self._id, **self._joined.stats(), "awaits": ""}
+        return self._joined.stats()

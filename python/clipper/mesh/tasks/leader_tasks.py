@@ -1,7 +1,5 @@
 """The task of the elected leader: clean up after dead nodes and keep the policies of models."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from clipper.mesh.decisions import maintenance
@@ -9,6 +7,7 @@ from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.tasks.actions import ActionExecutor
 from clipper.mesh.tasks.election import Election
 from clipper.mesh.tasks.state_view import StateView
+from clipper.metrics.stats import MeshLeaderStats
 from clipper.settings.mesh import MeshSettings
 
 WAKING_MAX: Final = 1000  # unloaded models that one round considers for proactive loading
@@ -30,10 +29,10 @@ class LeaderTasks:
     ) -> None:
         self._settings, self._registry, self._election = settings, registry, election
         self._view, self._actions = view, actions
-        self._counts: Mapping[str, int] = MappingProxyType({})
+        self._counts: MeshLeaderStats = {}
 
     @property
-    def counts(self) -> Mapping[str, int]:
+    def counts(self) -> MeshLeaderStats:
         """Counts of all models as of the last round; empty when this node is not the leader."""
         return self._counts if self._election.is_leader else {}
 
