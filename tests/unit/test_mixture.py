@@ -14,6 +14,7 @@ from clipper.selection.batch_learning import ObservationRows, native_update_of, 
 from clipper.selection.class_probabilities import evidence_of
 from clipper.selection.learning_policy import state_in_context
 from clipper.selection.mixture import cell_of
+from clipper.selection.votes import label_key
 from clipper.types import VersionedModel
 from clipper_core.learning import mixture
 from clipper_core.runtime.status import StatusError
@@ -281,6 +282,77 @@ def test_evidence_is_the_scaled_logarithm_of_the_probability() -> None:
     assert evidence == pytest.approx(np.array([[0.5, 1, 0], [0, 0, 0], [1, 0, 0]]))
     assert numbers == {2: 1, 1: 2, 3: 3}
     assert evidence_of(MODELS, predictions({0: 1}), {1: 1}) is None
+
+
+NAMES = [
+    *("p:1", "p:01", "p:-0", "p:-77", "p:--1", "p:", "p:-", "p:x", "p:é", "p:\u0663", "p:1\u0663"),
+    *("p:\u00b2", "p:True", "p:False", "p", "speed", "q:1"),
+    *(f"p:{sign}{digit * n}" for sign in ("", "-") for digit in "19" for n in (17, 18, 19, 20)),
+]
+NUMBERS = [0.5, 0.25, 0.001, 1.0, 2.0, -1.0, 0, 1, True, math.nan, math.inf, None, "x", 10**18]
+
+
+def labels_named(qualifiers: dict[str, Any], kind: type) -> dict[object, float]:
+    """The definition: the evidence of one model, by label key."""
+    found: dict[object, float] = {}
+    for name, p in qualifiers.items():
+        if not name.startswith("p:") or not isinstance(p, int | float) or p != p:
+            continue
+        text = name[2:]
+        key: object = text.encode() if kind is bytes else text
+        if kind is bool:
+            key = {"True": ("bool", True), "False": ("bool", False)}.get(text)
+        elif kind is int:
+            is_int = text.removeprefix("-").isdecimal() and len(text) < 20
+            key = int(text) if is_int else None
+        if key is not None:
+            found[key] = 1.0 + math.log(min(max(p, 0.01), 1.0)) / -math.log(0.01)
+    return found
+
+
+@pytest.mark.parametrize("kind", [int, bool, str, bytes])
+def test_evidence_of_any_names_and_numbers_is_as_defined(kind: Any) -> None:
+    rng = np.random.default_rng(11)
+    votes_by_kind: Any = {int: [0, 1, -77], bool: [True, False], str: ["x", "é"], bytes: [b"1"]}
+    for t in range(1000):
+        votes = {
+            model: Prediction(
+                votes_by_kind[kind][rng.integers(len(votes_by_kind[kind]))],
+                None,
+                {
+                    NAMES[rng.integers(len(NAMES))]: NUMBERS[rng.integers(len(NUMBERS))]
+                    for _ in range(rng.integers(8))
+                },
+            )
+            for model in MODELS
+            if rng.random() < 0.9
+        }
+        numbers: dict[object, int] = {}
+        for one in votes.values():
+            numbers.setdefault(label_key(one.output), len(numbers) + 1)
+        for i in range(254 if t % 10 == 0 else 0):
+            numbers.setdefault(f"of others {i}", len(numbers) + 1)
+        expected = dict(numbers)
+        any_named = any(labels_named(one.qualifiers, str) for one in votes.values())
+        is_expected = any_named and len(numbers) <= 256
+        matrix = np.zeros((K, 256))
+        for i, model in enumerate(MODELS):
+            row: dict[object, float] = {}
+            said = labels_named(votes[model].qualifiers, kind) if model in votes else {}
+            for key, x in said.items():
+                if key in expected or len(expected) < 256:
+                    expected.setdefault(key, len(expected) + 1)
+                    row[key] = x
+            if model in votes and not row:
+                row[label_key(votes[model].output)] = 1.0
+            for key, x in row.items():
+                matrix[i, expected[key] - 1] = x
+        evidence = evidence_of(MODELS, votes, numbers)
+        assert (evidence is not None) == is_expected
+        if evidence is not None:
+            assert numbers == expected
+            assert [type(key) for key in numbers] == [type(key) for key in expected]
+            assert np.array_equal(evidence, matrix[:, : len(numbers)])
 
 
 def probable(rng: np.random.Generator, label: int) -> dict[VersionedModel, Any]:

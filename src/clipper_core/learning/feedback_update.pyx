@@ -2,7 +2,7 @@
 rule."""
 cimport cython
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.math cimport NAN, exp, isfinite, log, rint
 
@@ -37,6 +37,8 @@ LABELS.name, TRACKED.name, DIFFERENCES.name = b"labels", b"tracked", b"differenc
 THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
 COUNT.name, KNOWN.name = b"count", b"known"
 cdef double[65] CLASSES         # by how many bits of `labels` are set
+cdef double P_MIN = 0.01        # a smaller class probability counts as this one
+cdef double P_SCALE = -log(P_MIN)
 
 
 cdef extern from *:
@@ -109,6 +111,100 @@ cdef bint weighs_probabilities(u32 kind, object prediction) except -1:
             if (<str?> <object> name).startswith("p:"):
                 return True
     return False
+
+
+# -- class probabilities, for the policies that weigh them in Python
+
+def reports_probabilities(dict votes not None):
+    """Return whether a prediction of a dict of them has a class probability."""
+    cdef PyObject* model
+    cdef PyObject* prediction
+    cdef PyObject* name
+    cdef PyObject* p
+    cdef Py_ssize_t at = 0, place
+    cdef object qualifiers
+    while PyDict_Next(votes, &at, &model, &prediction):
+        qualifiers, place = read_member(&QUALIFIERS, <object> prediction), 0
+        while type(qualifiers) is dict and PyDict_Next(qualifiers, &place, &name, &p):
+            if (<str?> <object> name).startswith("p:") and _is_sound(<object> p):
+                return True
+    return False
+
+
+def class_evidence(models, dict votes not None, dict numbers not None, kind, label_key,
+                   Py_ssize_t labels_max):
+    """Return f64[models, labels]: 1 + ln(p) / ln(100) for each class probability p, of 0.01 to 1; 1
+    for the vote of a model that reports none.
+
+    votes: by model, objects with `output` and `qualifiers`.  numbers: codes of the labels from 1,
+    by label key, the key of each vote among them; labels that are only named are added, up to
+    labels_max in all.  kind: int, bool, bytes or str, the type of the labels.  label_key: returns
+    the key of an output.
+    """
+    cdef list rows = [votes.get(model) for model in models]
+    cdef Py_ssize_t width = len(numbers), i = 0, at, code
+    cdef PyObject* name
+    cdef PyObject* found
+    cdef PyObject* p
+    cdef object qualifiers, key
+    cdef double* row
+    cdef bint empty
+    for one in rows:
+        width += len(one.qualifiers) if one is not None else 0
+    cdef cnp.ndarray evidence = np.zeros((len(rows), min(width, labels_max)))
+    for one in rows:
+        row = <double*> cnp.PyArray_DATA(evidence) + i * evidence.shape[1]
+        i += 1
+        if one is None:
+            continue
+        at, empty, qualifiers = 0, True, one.qualifiers
+        while PyDict_Next(<dict?> qualifiers, &at, &name, &p):
+            if not (<str?> <object> name).startswith("p:") or not _is_sound(<object> p):
+                continue
+            key = _label_of(<str> <object> name, kind)
+            if key is None:
+                continue
+            found = PyDict_GetItemWithError(numbers, key)
+            if found != NULL:
+                code = <object> found
+            elif len(numbers) < labels_max:
+                code = len(numbers) + 1
+                numbers[key] = code
+            else:
+                continue
+            row[code - 1] = 1.0 + log(min(max(<double> <object> p, P_MIN), 1.0)) / P_SCALE
+            empty = False
+        if empty:
+            row[<Py_ssize_t> numbers[label_key(one.output)] - 1] = 1.0
+    return np.ascontiguousarray(evidence[:, :len(numbers)])
+
+
+cdef bint _is_sound(object p) except -1:
+    return (isinstance(p, float) and <double> p == <double> p) or isinstance(p, int)
+
+
+cdef object _label_of(str name, object kind):
+    """Return the label key that the name of a class probability stands for; None if it stands for
+    no label of this kind."""
+    cdef Py_ssize_t n = len(name), i, begin
+    cdef i64 number = 0
+    cdef Py_UCS4 digit
+    if kind is bool:
+        return {"p:True": ("bool", True), "p:False": ("bool", False)}.get(name)
+    if kind is not int:
+        return name[2:].encode() if kind is bytes else name[2:]
+    begin = 3 if n > 2 and name[2] == u"-" else 2
+    if begin == n or n > 21:
+        return None
+    for i in range(begin, n):
+        digit = name[i]
+        if not 48 <= digit <= 57:
+            return int(name[2:]) if name[begin:].isdecimal() else None
+        if i < 20:
+            number = 10 * number + <i64> digit - 48
+    if n > 20:
+        return int(name[2:])
+    return -number if begin == 3 else number
 
 
 cdef inline bint _votes(const Learner* learner, const Observation* observation,
