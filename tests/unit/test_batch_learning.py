@@ -59,7 +59,7 @@ LABELS: dict[str, list[Any]] = {
 MANY = {"many": [*range(90), "x" * 65]}  # more than sets remember, and one that is too long
 
 
-def said(draw: random.Random, kind: str) -> Any:
+def output(draw: random.Random, kind: str) -> Any:
     if kind == "numbers" and draw.random() < 0.1:
         return draw.choice([np.nan, np.inf])
     return draw.choice((LABELS | MANY)[kind])
@@ -68,10 +68,10 @@ def said(draw: random.Random, kind: str) -> Any:
 def rows_of(
     draw: random.Random, policy: Any, state: LearnedState, kind: str, n: int
 ) -> ObservationRows:
-    """As a policy would have asked: one model, or all; some are not heard, some are sure of
-    themselves."""
+    """Return rows as a policy would have queried: one model, or all; some are missing, some have
+    confidences."""
     k = len(state.models)
-    outputs = tuple(column_of([said(draw, kind) for _ in range(n)]) for _ in range(k))
+    outputs = tuple(column_of([output(draw, kind) for _ in range(n)]) for _ in range(k))
     arrived = tuple(
         None if draw.random() < 0.5 else np.array([draw.random() < 0.8 for _ in range(n)])
         for _ in range(k)
@@ -158,7 +158,8 @@ def test_thresholds_of_sets_move_as_in_python_and_stay_when_no_set_is_requested(
     "text", ["mixture", "linucb", "lints", "stacking", "mixture(coverage=0.8)"]
 )
 def test_contexts_are_learned_in_the_core(text: str) -> None:
-    """Of the first length that comes; of another one, or none, they count as zeros or nothing."""
+    """Contexts of the first length are learned; of another length, or none, they count as zeros or
+    nothing."""
     draw, policy = random.Random(9), create_policy(text)
     native = native_update_of(policy)
     state = expected = policy.init(MODELS[:3])
@@ -191,8 +192,8 @@ def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
         return
     assert found is not None
     for i in range(50):
-        told = losses(rows.observation(i))
-        assert [told.get(model, np.nan) for model in rows.models] == pytest.approx(
+        model_losses = losses(rows.observation(i))
+        assert [model_losses.get(model, np.nan) for model in rows.models] == pytest.approx(
             found[:, i].tolist(), abs=0, nan_ok=True
         )
 
@@ -205,7 +206,7 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
     plan = policy.select(state, Query(None, 0.5), MODELS[:3])
     arrived = {model: Prediction("x") for model in plan.models}
 
-    def taught(models: Any, arrived: Any, label: Any, weight: float = 1.0) -> Any:
+    def learned(models: Any, arrived: Any, label: Any, weight: float = 1.0) -> Any:
         return native.one(
             state.models,
             state.rows,
@@ -220,8 +221,8 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
             weight,
         )
 
-    assert isinstance(taught(plan.models, arrived, "x"), LearnedState)
-    assert taught(plan.models, {}, "x") is False, "nobody was heard"
+    assert isinstance(learned(plan.models, arrived, "x"), LearnedState)
+    assert learned(plan.models, {}, "x") is False, "nobody was heard"
     for models, label, weight in (
         (plan.models, 1, 1.0),
         (plan.models, 1.5, 1.0),
@@ -229,7 +230,7 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
         (plan.models, "x", float("nan")),
         ((VersionedModel("z", 1),), "x", 1.0),
     ):
-        assert taught(models, arrived, label, weight) is None
+        assert learned(models, arrived, label, weight) is None
     assert native_update_of(create_policy("ensemble")) is None
 
 

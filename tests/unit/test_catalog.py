@@ -1,4 +1,4 @@
-"""What the catalog promises: rules that span records, whoever writes, and a view that follows."""
+"""The catalog: constraints across records, concurrent writers, and a view that follows."""
 
 import itertools
 import random
@@ -45,7 +45,7 @@ def links(*names: str) -> tuple[VersionedModel, ...]:
 def register_model(
     catalog: Catalog, name: str, input: str, *, version: int | None = None, **fields: Any
 ) -> Model:
-    """Register a version; None: the next one that is free."""
+    """Register a version; None: the next free one."""
     taken = [model.version for model in catalog.view.versions.get(name, ())]
     for chosen in itertools.count(version or max(taken, default=0) + 1):
         try:
@@ -452,31 +452,31 @@ def test_a_view_never_changes(catalog: Catalog) -> None:
 
 
 def test_listeners_are_notified_of_changes_and_only_of_them(store: Store, catalog: Catalog) -> None:
-    heard: list[View] = []
-    end = catalog.on_change(heard.append)
+    views: list[View] = []
+    end = catalog.on_change(views.append)
     register_model(catalog, "svm", "str")
     catalog.refresh()
     store.put("elsewhere", b"")
     assert catalog.refresh().revision == store.revision
-    assert [sorted(view.versions) for view in heard] == [["svm"]]
+    assert [sorted(view.versions) for view in views] == [["svm"]]
     end()
     end()
     catalog.register_application("a")
-    assert len(heard) == 1
+    assert len(views) == 1
 
 
 def test_a_listener_that_raises_harms_nobody(
     catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[View] = []
+    views: list[View] = []
 
     def broken(view: View) -> None:
         raise ZeroDivisionError(view.revision)
 
     catalog.on_change(broken)
-    catalog.on_change(heard.append)
+    catalog.on_change(views.append)
     assert register_model(catalog, "svm", "str").version == 1
-    assert len(heard) == 1
+    assert len(views) == 1
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -582,7 +582,7 @@ def test_records_of_a_later_minor_version_are_read(store: Store, catalog: Catalo
 
 
 class Overtaken(MemoryStore):
-    """Somebody else writes between a writer's reading and its writing, once."""
+    """A store where another client writes once between a writer's read and its write."""
 
     overtake: Callable[[], object] | None = None
 

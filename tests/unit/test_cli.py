@@ -42,7 +42,7 @@ def every_command(group: click.Group, at: tuple[str, ...] = ()) -> list[tuple[st
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, and no setting in the environment."""
+    """Change to an empty folder, without settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
         monkeypatch.delenv(name)
@@ -83,7 +83,7 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("dmeo",), "no command 'dmeo' - did you mean 'demo'?"),
         (("config", "chek"), "no command 'chek' - did you mean 'check'?"),
@@ -96,14 +96,14 @@ def test_the_version() -> None:
         ),
     ],
 )
-def test_a_slip_of_the_pen(words: tuple[str, ...], said: str) -> None:
+def test_a_slip_of_the_pen(words: tuple[str, ...], message: str) -> None:
     result = run(*words)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
 def test_the_shell_command_is_quick_to_help() -> None:
-    """Not by the clock: by what it imports."""
+    """Measured by what it imports, not by the clock."""
     code = (
         "import sys; from clipper.cli import main; main(['-h'], standalone_mode=False);"
         " print(*sys.modules)"
@@ -207,12 +207,18 @@ def test_doctor_finds_this_machine_in_order(here: Path) -> None:
 def test_doctor_checks_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "certificates")
     authority = Authority(here)
-    said = []
+    findings = []
     for name, days in (("good", 60), ("soon", 3), ("gone", -2)):
         cert, key = authority.sign(name, days=days)
         (here / "clipper.toml").write_text(f"[http]\ntls_cert = {cert!r}\ntls_key = {key!r}\n")
-        said += [(finding.verdict, finding.text.partition(": ")[0]) for finding in doctor.examine()]
-    assert said == [("ok", "http.tls_cert"), ("warn", "http.tls_cert"), ("fail", "http.tls_cert")]
+        findings += [
+            (finding.verdict, finding.text.partition(": ")[0]) for finding in doctor.examine()
+        ]
+    assert findings == [
+        ("ok", "http.tls_cert"),
+        ("warn", "http.tls_cert"),
+        ("fail", "http.tls_cert"),
+    ]
     Path(key).chmod(0o644)
     assert [finding.verdict for finding in doctor.examine()] == ["fail", "warn"]
     (here / "clipper.toml").write_text("[http]\napi_keys_file = 'nothing'\n")
@@ -340,7 +346,7 @@ def test_up_serves_a_file_until_it_is_stopped(here: Path, number: signal.Signals
 
 def test_up_keeps_pauses_short(here: Path) -> None:
     (here / "clipper.toml").write_text("")
-    told = (
+    report_script = (
         "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000,"
         " sys.getswitchinterval()))"
     )
@@ -348,7 +354,7 @@ def test_up_keeps_pauses_short(here: Path) -> None:
         sys.executable,
         "-u",
         "-c",
-        f"import atexit, gc, sys; {told}; import clipper.cli as c; c.main(['up'])",
+        f"import atexit, gc, sys; {report_script}; import clipper.cli as c; c.main(['up'])",
     ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

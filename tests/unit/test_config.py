@@ -285,10 +285,10 @@ def test_a_slip_in_the_file_is_shown_with_its_line(
     old, _, new = text.partition("->")
     assert EXAMPLE.count(old) == 1
     path = write(tmp_path, EXAMPLE.replace(old, new))
-    said = refusal(path)
-    found = re.match(rf"{re.escape(str(path))}:(\d+): ", said)
-    assert found, said
-    assert message in said
+    shown = refusal(path)
+    found = re.match(rf"{re.escape(str(path))}:(\d+): ", shown)
+    assert found, shown
+    assert message in shown
     assert int(found[1]) == line, "a value of several lines is at its first"
 
 

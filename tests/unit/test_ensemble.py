@@ -52,9 +52,9 @@ labels = st.one_of(
 def test_votes(outputs: list[object], missing: int) -> None:
     combined = combine(outputs, missing)
     counts = Counter((type(output), output) for output in outputs)
-    asked = len(outputs) + missing
+    count = len(outputs) + missing
     assert counts[type(combined.output), combined.output] == max(counts.values())
-    assert combined.confidence == (max(counts.values()) / asked if asked > 1 else 1.0)
+    assert combined.confidence == (max(counts.values()) / count if count > 1 else 1.0)
     assert combined.used == tuple(MODELS[: len(outputs)])
 
 

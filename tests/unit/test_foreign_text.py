@@ -1,4 +1,4 @@
-"""What models say of themselves, as a log and a client may have it."""
+"""Texts of models, made safe for a log and a client."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from clipper.foreign_text import LINE_CHARS_MAX, Sampler, last_line
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text", "shown"),
     [
         ("Traceback\n  File x\nValueError: boom\n", "ValueError: boom"),
         ("", "no reason given"),
@@ -20,8 +20,8 @@ from clipper.foreign_text import LINE_CHARS_MAX, Sampler, last_line
         ("OSError: code 0xC0000005", "OSError: code 0xC0000005"),
     ],
 )
-def test_a_models_words_are_made_fit_for_a_terminal_and_a_client(said: str, shown: str) -> None:
-    assert last_line(said) == shown
+def test_a_models_words_are_made_fit_for_a_terminal_and_a_client(text: str, shown: str) -> None:
+    assert last_line(text) == shown
 
 
 def test_a_long_line_is_cut() -> None:

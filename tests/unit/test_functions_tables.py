@@ -1,4 +1,4 @@
-"""What further functions without side effects return, for tables of arguments: see
+"""Results of further functions without side effects, for tables of arguments: see
 test_pure_functions."""
 
 import base64
@@ -79,9 +79,9 @@ def test_labels_of_feedback() -> None:
         (
             ground_truth.fitted_label,
             [
-                (label, said)
+                (label, outputs)
                 for label in (1, 2.0, 2.5, True, "a", "1", b"a", np.ones(2), np.array([1, 2]))
-                for said in (
+                for outputs in (
                     [],
                     [1],
                     [1.5],

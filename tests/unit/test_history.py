@@ -45,8 +45,8 @@ def test_each_change_has_its_author_action_and_former_value() -> None:
             20.0,
             5.0,
         )
-        (gone,) = plain(found[3])["changed"]
-        assert gone["after"] is None
+        (removed,) = plain(found[3])["changed"]
+        assert removed["after"] is None
         assert [entry.number for entry in entries(store, 2)] == [3, 4]
 
 

@@ -32,7 +32,7 @@ def is_finite(state: LearnedState) -> bool:
     return bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
 
 
-def taught(
+def trained(
     policy: Policy,
     state: LearnedState,
     n: int,
@@ -56,9 +56,9 @@ def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
     """The theory of each (docs/selection.md) has it left within a few times the length of its
     memory."""
     policy, draw = create_policy(name), random.Random(1)
-    state, before = taught(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
+    state, before = trained(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
     assert before > 0.8
-    _, after = taught(policy, state, 3_000, {A: 0.0, B: 0.7}, draw)
+    _, after = trained(policy, state, 3_000, {A: 0.0, B: 0.7}, draw)
     assert after < 0.2
 
 
@@ -92,7 +92,7 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
 def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
     policy, draw = create_policy(name), random.Random(2)
     assert isinstance(policy, LearningPolicy)
-    state, _ = taught(policy, policy.init((A, B)), 20, {A: 0.9, B: 0.1}, draw)
+    state, _ = trained(policy, policy.init((A, B)), 20, {A: 0.9, B: 0.1}, draw)
     rows, sure = state.rows.copy(), state.sure.copy()
     rows[0, 0], sure[3, 1] = math.nan, math.inf
     broken = LearnedState(state.models, rows, state.seen, state.labels, sure, state.tracked)
@@ -105,7 +105,7 @@ def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
     if how == "decoded":
         healed = policy.decode(policy.encode(broken))
     else:
-        healed, _ = taught(policy, broken, 1, {A: 1.0, B: 1.0}, draw)
+        healed, _ = trained(policy, broken, 1, {A: 1.0, B: 1.0}, draw)
     assert is_finite(healed)
     if how == "decoded":
         assert np.array_equal(healed.rows[1], state.rows[1]), (

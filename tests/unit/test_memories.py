@@ -32,21 +32,21 @@ class Reference:
         p[best] = 1 - p.sum() + p[best]
         return p
 
-    def learn(self, model: int, lost: float) -> None:
+    def learn(self, model: int, loss: float) -> None:
         expected = self.expected()[model]
-        found = self.weights[model] * (lost * expected + (1 - lost) * (1 - expected))
+        found = self.weights[model] * (loss * expected + (1 - loss) * (1 - expected))
         self.weights[model] = 0.01 / 4 + 0.99 * found / found.sum()
         self.right *= DISCOUNTS
         self.wrong *= DISCOUNTS
-        self.right[model] += 1 - lost
-        self.wrong[model] += lost
+        self.right[model] += 1 - loss
+        self.wrong[model] += loss
 
 
 def served(state: Any, rng: np.random.Generator, errors: tuple[float, ...]) -> tuple[Any, bool]:
     plan = POLICY.select(state, Query(uniform=float(rng.random())), MODELS)
-    lost = bool(rng.random() < errors[MODELS.index(plan.models[0])])
-    said = {plan.models[0]: Prediction(int(lost))}
-    return POLICY.observe(state, Observation(plan, said, Truth(0))), lost
+    loss = bool(rng.random() < errors[MODELS.index(plan.models[0])])
+    predictions = {plan.models[0]: Prediction(int(loss))}
+    return POLICY.observe(state, Observation(plan, predictions, Truth(0))), loss
 
 
 def test_it_chooses_and_learns_as_its_definition_states() -> None:
@@ -56,29 +56,29 @@ def test_it_chooses_and_learns_as_its_definition_states() -> None:
         plan = POLICY.select(state, Query(uniform=uniform), MODELS)
         model = MODELS.index(plan.models[0])
         assert plan.probabilities[0] == pytest.approx(p[model], abs=1e-9)
-        lost = int(rng.random() < (0.5, 0.3, 0.2)[model])
-        said = {plan.models[0]: Prediction(lost)}
-        state = POLICY.observe(state, Observation(plan, said, Truth(0)))
-        reference.learn(model, lost)
+        loss = int(rng.random() < (0.5, 0.3, 0.2)[model])
+        predictions = {plan.models[0]: Prediction(loss)}
+        state = POLICY.observe(state, Observation(plan, predictions, Truth(0)))
+        reference.learn(model, loss)
     assert POLICY.rank_models_desc(state, None)[0] == MODELS[2]
 
 
 def test_it_leaves_a_model_that_fails_and_returns_to_it() -> None:
     rng, state = np.random.default_rng(2), POLICY.init(MODELS)
-    lost: dict[str, int] = {}
+    loss: dict[str, int] = {}
     phases = {"good": (0.4, 0.3, 0.1), "bad": (0.4, 0.3, 0.9), "good again": (0.4, 0.3, 0.1)}
     for phase, errors in phases.items():
-        lost[phase] = 0
+        loss[phase] = 0
         for t in range(2000):
             state, wrong = served(state, rng, errors)
-            lost[phase] += wrong and t >= 1000
-    assert lost["good"] < 150
-    assert lost["bad"] < 400
-    assert lost["good again"] < 180
+            loss[phase] += wrong and t >= 1000
+    assert loss["good"] < 150
+    assert loss["bad"] < 400
+    assert loss["good again"] < 180
 
 
 def test_without_feedback_it_queries_all_alike() -> None:
-    """So feedback that is late cannot make it settle on a model."""
+    """Late feedback cannot make it settle on a model."""
     state = POLICY.init(MODELS)
     queried = [POLICY.select(state, Query(uniform=u / 300), MODELS).models[0] for u in range(300)]
     assert {queried.count(model) for model in MODELS} <= {99, 100, 101}
@@ -88,15 +88,15 @@ def test_a_new_model_is_tried() -> None:
     rng, state = np.random.default_rng(3), POLICY.init(MODELS[:2])
     for _ in range(3000):
         plan = POLICY.select(state, Query(uniform=float(rng.random())), MODELS[:2])
-        said = {plan.models[0]: Prediction(int(rng.random() < 0.3))}
-        state = POLICY.observe(state, Observation(plan, said, Truth(0)))
+        predictions = {plan.models[0]: Prediction(int(rng.random() < 0.3))}
+        state = POLICY.observe(state, Observation(plan, predictions, Truth(0)))
     state, found = POLICY.add_model(state, MODELS[2]), 0
     for _ in range(1000):
         plan = POLICY.select(state, Query(uniform=float(rng.random())), MODELS)
         found += plan.models[0] == MODELS[2]
-        lost = plan.models[0] != MODELS[2] and rng.random() < 0.3
-        said = {plan.models[0]: Prediction(int(lost))}
-        state = POLICY.observe(state, Observation(plan, said, Truth(0)))
+        loss = plan.models[0] != MODELS[2] and rng.random() < 0.3
+        predictions = {plan.models[0]: Prediction(int(loss))}
+        state = POLICY.observe(state, Observation(plan, predictions, Truth(0)))
     assert found > 300
 
 

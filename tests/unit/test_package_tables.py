@@ -1,5 +1,5 @@
-"""What functions of the package return for tables of arguments: files of keys, restarts, copies of
-a store, records of feedback, rollouts, and what dashboard and statistics make of counts."""
+"""Results of functions of the package for tables of arguments: files of keys, restarts, copies of a
+store, records of feedback, rollouts, and sums of counts for dashboard and statistics."""
 
 import hashlib
 import os
@@ -347,10 +347,10 @@ def test_a_process_is_signalled_to_end(
 
 def test_how_often_an_entry_was_delivered() -> None:
     names: Any = Object(source="s", group="g")
-    asked: list[object] = []
+    calls: list[object] = []
     group = object.__new__(ConsumerGroup)
     group.names = names
     for rows, n in (([], 1), ([{"times_delivered": 4}], 4)):
-        group._redis = Object(xpending_range=lambda *words, rows=rows: asked.append(words) or rows)
+        group._redis = Object(xpending_range=lambda *words, rows=rows: calls.append(words) or rows)
         assert group._deliveries("1-0") == n
-    assert asked == [("s", "g", "1-0", "1-0", 1)] * 2
+    assert calls == [("s", "g", "1-0", "1-0", 1)] * 2

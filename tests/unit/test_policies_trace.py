@@ -62,32 +62,34 @@ def text(value: object) -> str:
 
 
 def labels(i: int) -> tuple[list[Any], Any]:
-    """What three models say, of whom `a` is the best, and the right label: numbers or texts."""
+    """Return what three models answer, of which `a` is the best, and the right label: numbers or
+    texts."""
     right: Any = i * 7 % 5 if i % 4 else f"label {i % 3}"
     wrong: Any = (i * 7 + 1) % 5 if i % 4 else "other"
     return [right if i * k % 11 < most else wrong for k, most in ((3, 9), (5, 6), (7, 3))], right
 
 
 def numbers(i: int) -> tuple[list[Any], Any]:
-    """What three models say, and the right number; every fifth is an array of two."""
+    """Return what three models answer, and the right number; every fifth is an array of two."""
     right = math.sin(i) * 3 + 5
-    said = [right + 0.1 * math.cos(i), right * 1.2, 4.0 + i % 3]
+    outputs = [right + 0.1 * math.cos(i), right * 1.2, 4.0 + i % 3]
     if i % 5 == 4:
-        return [np.array([one, -one]) for one in said], np.array([right, -right])
-    return said, right
+        return [np.array([one, -one]) for one in outputs], np.array([right, -right])
+    return outputs, right
 
 
 def observations(policy: Any, state: Any, kind: Any, start: int) -> Iterator[Observation]:
-    """Twenty queries with feedback: some models silent, unsure or broken; some answers scored."""
+    """Yield twenty queries with feedback: some models silent, unsure or broken; some answers
+    scored."""
     for i in range(start, start + 20):
-        said, right = kind(i)
+        outputs, right = kind(i)
         features = (math.sin(i), 0.5) if i % 3 == 2 and i > 5 else ()
         query = Query("u", i * 0.37 % 1, features)
         plan = policy.select(state, query, MODELS)
         sure = [None if i % 3 else 0.3 + (i * k) % 7 / 10 for k in (1, 2, 3)]
         predictions = {
             model: Prediction(output, confidence)
-            for model, output, confidence in zip((A, B, C), said, sure, strict=True)
+            for model, output, confidence in zip((A, B, C), outputs, sure, strict=True)
             if (i + ord(model.name)) % 9
         }
         if i % 13 == 6:
@@ -100,11 +102,11 @@ def observations(policy: Any, state: Any, kind: Any, start: int) -> Iterator[Obs
 
 
 def arrivals(kind: Any) -> Iterator[tuple[dict[VersionedModel, Prediction], list[VersionedModel]]]:
-    said, _ = kind(9)
+    outputs, _ = kind(9)
     other, _ = kind(13)
     each = {
         m: Prediction(one, sure)
-        for m, one, sure in zip((A, B, C), said, (0.9, None, 0.4), strict=True)
+        for m, one, sure in zip((A, B, C), outputs, (0.9, None, 0.4), strict=True)
     }
     yield each, []
     yield {C: each[C], A: Prediction(other[0], 0.6)}, [B]
@@ -137,7 +139,7 @@ def learned(policy: Any, state: Any, kind: Any, start: int) -> Any:
 
 
 def changed(policy: Any, base: Any, mine: Any, theirs: Any) -> Iterator[str]:
-    """What becomes of a state when models, servers and users come and go."""
+    """Return the states after models, servers and users are added and removed."""
     again = policy.decode(policy.encode(mine))
     yield f"stored {policy.encode(again) == policy.encode(mine)} {text(again)}"
     yield f"with d {text(policy.add_model(mine, D))}"
@@ -186,7 +188,8 @@ def test_a_policy_step_by_step(name: str) -> None:
 
 
 def batches() -> Iterator[tuple[str, ObservationRows]]:
-    """Thirty labels at once, of every type, with and without gaps and with one model asked."""
+    """Yield thirty labels at once, of every type, with and without gaps and with one model
+    queried."""
     n = 30
     rng = np.random.default_rng(7)
     right = rng.integers(0, 4, n)
@@ -195,9 +198,11 @@ def batches() -> Iterator[tuple[str, ObservationRows]]:
     sure = np.where(rng.random(n) < 0.5, rng.random(n), math.nan)
     everyone, certain = np.array([-1], np.int32), np.ones(1)
     queried = rng.integers(0, 3, n).astype(np.int32)
-    for says in (int, float, str):
-        columns = [one.astype(float) / 3 if says is float else one for one in (right, *of_models)]
-        if says is str:
+    for kind_of in (int, float, str):
+        columns = [
+            one.astype(float) / 3 if kind_of is float else one for one in (right, *of_models)
+        ]
+        if kind_of is str:
             columns = [np.array([f"l{k}" for k in one], object) for one in columns]
         truth, *outputs = columns
         for some, confidence in ((None, None), (exists, sure)):
@@ -211,17 +216,17 @@ def batches() -> Iterator[tuple[str, ObservationRows]]:
                     places,
                     p,
                 )
-                yield says.__name__, rows
+                yield kind_of.__name__, rows
 
 
 def test_every_policy_learns_batches() -> None:
     shown = []
     for name in LEARNING:
         policy: Any = create_policy(name)
-        for says, rows in batches():
+        for kind_of, rows in batches():
             state = observe_rows(policy, policy.init(MODELS), rows)
             half = observe_rows(policy, policy.init((A, B)), rows.take(np.arange(0, len(rows), 2)))
-            shown += [f"{name} {says} {text(state)}", f"  a, b: {text(half)}"]
+            shown += [f"{name} {kind_of} {text(state)}", f"  a, b: {text(half)}"]
     check_expected("policies/batches.txt", "\n".join(shown) + "\n")
 
 

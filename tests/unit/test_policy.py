@@ -1,4 +1,4 @@
-"""What every policy must do, and what feedback says of each model."""
+"""Properties of every policy, and the losses of each model by feedback."""
 
 import itertools
 import math
@@ -85,8 +85,8 @@ def test_the_probability_of_a_choice() -> None:
 
 def seen(truth: Truth, answer: object = None, **outputs: object) -> dict[str, float]:
     predictions = {VersionedModel(name, 1): Prediction(output) for name, output in outputs.items()}
-    told = losses(Observation(Plan(tuple(predictions)), predictions, truth, answer))
-    return {model.name: lost for model, lost in told.items()}
+    model_losses = losses(Observation(Plan(tuple(predictions)), predictions, truth, answer))
+    return {model.name: loss for model, loss in model_losses.items()}
 
 
 def test_a_label_is_feedback_for_all_models_that_answered() -> None:
@@ -141,15 +141,18 @@ def test_shares_are_kept() -> None:
 
 def test_votes_weigh_as_a_person_set() -> None:
     policy = create_policy("static(weights={'a': 2.5})")
-    state, said = policy.init([A, B, C]), {A: Prediction(1), B: Prediction(2), C: Prediction(2)}
-    combined = policy.combine(state, said, ())
+    state, predictions = (
+        policy.init([A, B, C]),
+        {A: Prediction(1), B: Prediction(2), C: Prediction(2)},
+    )
+    combined = policy.combine(state, predictions, ())
     assert (combined.output, combined.confidence) == (1, 2.5 / 4.5)
-    assert policy.combine(state, {B: said[B], C: said[C]}, [A]).confidence == 2 / 4.5
+    assert policy.combine(state, {B: predictions[B], C: predictions[C]}, [A]).confidence == 2 / 4.5
     assert policy.combine(
         state, {A: Prediction(1.0), B: Prediction(2.0)}, ()
     ).output == pytest.approx(4.5 / 3.5)
     only_a = create_policy("static(weights={'a': 1, 'b': 0})")
-    assert only_a.combine(state, {B: said[B]}, [A]).output == 2, "better than nobody"
+    assert only_a.combine(state, {B: predictions[B]}, [A]).output == 2, "better than nobody"
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def models(k):
     return [VersionedModel(f"m{i}", 1) for i in range(k)]
 
 
-def coverage(held):
-    """Of the worst and the best window of 2000 consecutive queries."""
-    share = np.convolve(held, np.ones(WINDOW) / WINDOW, "valid")
+def coverage(covered):
+    """Return the coverage of the worst and the best window of 2000 consecutive queries."""
+    share = np.convolve(covered, np.ones(WINDOW) / WINDOW, "valid")
     return share.min(), share.max()
 
 
@@ -46,16 +46,16 @@ def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
         stream(World(begins=N // 4, ends=N // 2, queries=N), 1),
     )
     candidates, chance = models(5), np.random.default_rng(2).random(N)
-    state, held, sizes = policy.init(candidates), np.empty(N), np.empty(N)
-    for t, (label, said) in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):
+    state, covered, sizes = policy.init(candidates), np.empty(N), np.empty(N)
+    for t, (label, row) in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):
         plan = policy.select(state, Query(uniform=float(chance[t])), candidates)
-        arrived = {model: Prediction(said[candidates.index(model)]) for model in plan.models}
+        arrived = {model: Prediction(row[candidates.index(model)]) for model in plan.models}
         answer = policy.combine(state, arrived, ())
         assert answer.set[0] == answer.output
         assert len(set(answer.set)) == len(answer.set)
-        held[t], sizes[t] = label in answer.set, len(answer.set)
+        covered[t], sizes[t] = label in answer.set, len(answer.set)
         state = policy.observe(state, Observation(plan, arrived, Truth(label), answer.output))
-    worst, best = coverage(held)
+    worst, best = coverage(covered)
     assert worst >= 0.89
     assert best <= 0.91
     assert sizes.mean() < (3 if name != "squarecb" else 8)
@@ -70,7 +70,7 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
         np.random.default_rng(3),
         models(3),
     )
-    plan, state, held = Plan(tuple(candidates)), policy.init(candidates), np.zeros(N)
+    plan, state, covered = Plan(tuple(candidates)), policy.init(candidates), np.zeros(N)
     for t in range(N):
         scale = 10.0 if N // 3 <= t < 2 * N // 3 else 1.0
         truth = 50 + 5 * rng.standard_normal(max(elements, 1))
@@ -83,9 +83,9 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
         answer = policy.combine(state, arrived, ())
         if answer.set:
             low, high = answer.set
-            held[t] = bool(np.all(low <= label) and np.all(label <= high))
+            covered[t] = bool(np.all(low <= label) and np.all(label <= high))
         state = policy.observe(state, Observation(plan, arrived, Truth(label), answer.output))
-    worst, best = coverage(held)
+    worst, best = coverage(covered)
     assert worst >= 0.89
     assert best <= 0.91
 

@@ -1,4 +1,4 @@
-"""What small functions without side effects return, for tables of arguments."""
+"""Results of small functions without side effects, for tables of arguments."""
 
 import io
 import tarfile
@@ -45,7 +45,7 @@ Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def shown(value: object) -> str:
-    """Arrays with their type; objects by their text."""
+    """Return the text of a value: arrays with their type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, dict):
@@ -400,7 +400,9 @@ def check(name: str, cases: Iterator[Case]) -> None:
         if function.__name__ != last:
             last = function.__name__
             lines.append(f"-- {last}")
-        said = ", ".join(map(shown, words)) if last != "<lambda>" else shown(words[0])
-        said = said if len(said) < 200 else f"{said[:150]}... ({len(said)})"
-        lines.append(f"{said}  ->  {called(function, words)}")
+        arguments = ", ".join(map(shown, words)) if last != "<lambda>" else shown(words[0])
+        arguments = (
+            arguments if len(arguments) < 200 else f"{arguments[:150]}... ({len(arguments)})"
+        )
+        lines.append(f"{arguments}  ->  {called(function, words)}")
     check_expected(f"functions-{name}", "\n".join(lines) + "\n")

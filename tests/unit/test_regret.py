@@ -11,7 +11,7 @@ ROUNDS, SEEDS = 4000, range(4)
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_rule_keeps_its_bound(name):
-    """What a theorem says holds of the mean over chance: of a few seeds, here, with what it leaves
-    as margin."""
+    """A theorem's bound holds for the mean over chance: here of a few seeds, with the margin that
+    it leaves."""
     found = [regret(name, ROUNDS, seed) for seed in SEEDS]
     assert np.mean(found) <= TRIALS[name].bound(ROUNDS)

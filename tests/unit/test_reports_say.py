@@ -1,4 +1,4 @@
-"""What load tests, profiles and the demo show of fixed figures: every number, bar and colour."""
+"""Reports of load tests, profiles and the demo for fixed figures: every number, bar and colour."""
 
 import json
 import math
@@ -22,7 +22,8 @@ from tests.expected import check_expected
 
 
 def measurement(rate: float, lag_s: float = 0.0) -> Measurement:
-    """Fifty queries, some of each outcome, ever slower; the last is not answered."""
+    """Return a measurement of fifty queries, some of each outcome, ever slower; the last is not
+    answered."""
     found = Measurement(rate, 5.0, 20.0, waited=int(lag_s * 100), cpu_s=0.25)
     for i in range(50):
         due_s = i / rate

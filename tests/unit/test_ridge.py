@@ -12,12 +12,12 @@ A, B, C = MODELS = [VersionedModel(name, 1) for name in "abc"]
 RIDGE = create_policy("ridge")
 
 
-def said(values, models=MODELS):
+def predictions(values, models=MODELS):
     return {model: Prediction(value) for model, value in zip(models, values, strict=True)}
 
 
 def observation(values, label, models=MODELS, weight=1.0):
-    return Observation(Plan(tuple(models)), said(values, models), Truth(label), None, weight)
+    return Observation(Plan(tuple(models)), predictions(values, models), Truth(label), None, weight)
 
 
 def world(seed, n):
@@ -29,17 +29,17 @@ def world(seed, n):
     return np.stack([y + 2 + ea, 5 + (y - 5) / 2 + eb, ea + 10 * rng.standard_normal(n)], axis=1), y
 
 
-def taught(policy, seed, n, models=MODELS):
+def trained(policy, seed, n, models=MODELS):
     state, (outputs, labels) = policy.init(models), world(seed, n)
     errors = []
     for row, y in zip(outputs.tolist(), labels.tolist(), strict=True):
-        errors.append(policy.combine(state, said(row), ()).output - y)
+        errors.append(policy.combine(state, predictions(row), ()).output - y)
         state = policy.observe(state, observation(row, y))
     return state, np.array(errors)
 
 
 def test_the_blend_comes_near_the_best_one_there_is():
-    _, errors = taught(RIDGE, 1, 2000)
+    _, errors = trained(RIDGE, 1, 2000)
     outputs, labels = world(1, 2000)
     x = np.column_stack([outputs, np.ones(2000)])
     best = labels - x @ np.linalg.lstsq(x, labels, rcond=None)[0]
@@ -51,7 +51,7 @@ def test_the_blend_comes_near_the_best_one_there_is():
 def test_it_is_never_far_from_the_mean_before_it_knows_better():
     found, plain = [], []
     for seed in range(30):
-        _, errors = taught(RIDGE, seed, 15)
+        _, errors = trained(RIDGE, seed, 15)
         outputs, labels = world(seed, 15)
         found.append(np.mean(errors**2))
         plain.append(np.mean((outputs.mean(axis=1) - labels) ** 2))
@@ -59,11 +59,11 @@ def test_it_is_never_far_from_the_mean_before_it_knows_better():
 
 
 def test_confidence_grows_as_the_errors_shrink():
-    state, _ = taught(RIDGE, 2, 1000)
+    state, _ = trained(RIDGE, 2, 1000)
     row = [12.0, 7.5, 3.0]
     fresh, learned = (
-        RIDGE.combine(RIDGE.init(MODELS), said(row), ()),
-        RIDGE.combine(state, said(row), ()),
+        RIDGE.combine(RIDGE.init(MODELS), predictions(row), ()),
+        RIDGE.combine(state, predictions(row), ()),
     )
     assert learned.confidence > fresh.confidence
     assert learned.confidence > 0.8
@@ -73,11 +73,15 @@ def test_confidence_grows_as_the_errors_shrink():
 
 
 def test_a_model_that_is_late_is_what_the_others_let_expect():
-    state, _ = taught(RIDGE, 3, 2000)
+    state, _ = trained(RIDGE, 3, 2000)
     outputs, labels = world(4, 500)
-    full = [RIDGE.combine(state, said(row), ()).output for row in outputs.tolist()]
-    without = [RIDGE.combine(state, said(row[:2], [A, B]), [C]).output for row in outputs.tolist()]
-    alone = [RIDGE.combine(state, said(row[1:2], [B]), [A, C]).output for row in outputs.tolist()]
+    full = [RIDGE.combine(state, predictions(row), ()).output for row in outputs.tolist()]
+    without = [
+        RIDGE.combine(state, predictions(row[:2], [A, B]), [C]).output for row in outputs.tolist()
+    ]
+    alone = [
+        RIDGE.combine(state, predictions(row[1:2], [B]), [A, C]).output for row in outputs.tolist()
+    ]
     errors = [np.sqrt(np.mean((np.array(one) - labels) ** 2)) for one in (full, without, alone)]
     assert errors[1] < 1.5 * errors[0]
     assert errors[2] < np.sqrt(np.mean((outputs[:, 1] - labels) ** 2)), (
@@ -93,17 +97,17 @@ def test_arrays_share_their_weights():
             state, observation([y + 1, 2 * y, rng.standard_normal((2, 3)).astype(np.float32)], y)
         )
     y = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = RIDGE.combine(state, said([y + 1, 2 * y, np.zeros((2, 3), np.float32)]), ())
+    found = RIDGE.combine(state, predictions([y + 1, 2 * y, np.zeros((2, 3), np.float32)]), ())
     assert found.output.dtype == np.float32
     assert np.allclose(found.output, y, atol=0.1)
     assert RIDGE.observe(state, observation([y, y, y], np.zeros(5))).rows is state.rows, (
         "a label of another shape teaches nothing"
     )
-    assert RIDGE.combine(state, said([np.zeros(0)] * 3), ()).output.shape == (0,)
+    assert RIDGE.combine(state, predictions([np.zeros(0)] * 3), ()).output.shape == (0,)
 
 
 def test_models_come_and_go():
-    state, _ = taught(RIDGE, 6, 1000)
+    state, _ = trained(RIDGE, 6, 1000)
     two = RIDGE.remove_model(state, C)
     alone = RIDGE.init([A, B])
     outputs, labels = world(6, 1000)
@@ -114,8 +118,8 @@ def test_models_come_and_go():
     row = outputs[0].tolist()
     mean = (row[0] + row[1]) / 2
     before, after = (
-        RIDGE.combine(two, said(row[:2], [A, B]), ()),
-        RIDGE.combine(again, said([*row[:2], mean]), ()),
+        RIDGE.combine(two, predictions(row[:2], [A, B]), ()),
+        RIDGE.combine(again, predictions([*row[:2], mean]), ()),
     )
     assert after.output == pytest.approx(before.output, rel=0.02), (
         "one who says the mean changes nothing"
@@ -144,14 +148,14 @@ def test_servers_that_learned_apart_add_up():
 
 
 def test_what_is_no_number_is_voted_on():
-    state, _ = taught(RIDGE, 8, 50)
-    assert RIDGE.combine(state, said(["x", "y", "x"]), ()).output == "x"
-    assert RIDGE.combine(state, said([1, 2, 1]), ()).output == 1
+    state, _ = trained(RIDGE, 8, 50)
+    assert RIDGE.combine(state, predictions(["x", "y", "x"]), ()).output == "x"
+    assert RIDGE.combine(state, predictions([1, 2, 1]), ()).output == 1
     assert RIDGE.observe(state, observation(["x", "y", "x"], "x")).rows is state.rows
     assert RIDGE.observe(state, observation([1.0, 2.0, 3.0], "x")).rows is state.rows
-    assert RIDGE.combine(state, said([math.nan] * 3), ()).used == ()
-    assert RIDGE.combine(state, said([math.inf, 4.0, math.nan]), ()).used == (B,)
-    assert math.isfinite(RIDGE.combine(state, said([1e308, -1e308, 1e308]), ()).output)
+    assert RIDGE.combine(state, predictions([math.nan] * 3), ()).used == ()
+    assert RIDGE.combine(state, predictions([math.inf, 4.0, math.nan]), ()).used == (B,)
+    assert math.isfinite(RIDGE.combine(state, predictions([1e308, -1e308, 1e308]), ()).output)
     assert np.isfinite(RIDGE.observe(state, observation([1e308, -1e308, 1e308], 1.0)).rows).all()
 
 
@@ -160,5 +164,5 @@ def test_of_more_models_than_can_be_blended_the_mean_is_answered():
     state = RIDGE.init(many)
     row = [float(i) for i in range(65)]
     assert RIDGE.combine(
-        RIDGE.observe(state, observation(row, 1.0, many)), said(row, many), ()
+        RIDGE.observe(state, observation(row, 1.0, many)), predictions(row, many), ()
     ).output == pytest.approx(32.0)

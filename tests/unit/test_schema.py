@@ -42,7 +42,7 @@ def test_the_notation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "bad schema"),
         ("f64 ->", "bad schema"),
@@ -60,8 +60,8 @@ def test_the_notation() -> None:
         ('{"a": "f64[4294967295,4294967295]"}', "a row of"),
     ],
 )
-def test_a_bad_schema_is_refused(text: str, says: str) -> None:
-    with pytest.raises(InvalidTensor, match=says.replace("[", r"\[")):
+def test_a_bad_schema_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidTensor, match=message.replace("[", r"\[")):
         Schema.parse(text)
 
 
@@ -71,7 +71,7 @@ FIXED = Tensors.parse({"a": "f32[2]", "b": "i64", "c": "str"})
 
 
 @pytest.mark.parametrize(
-    ("values", "tensor", "says"),
+    ("values", "tensor", "message"),
     [
         ({"a": [1, 2], "b": 1}, "c", "tensor 'c' is missing"),
         ({"a": [1, 2], "b": 1, "c": "x", "d": 1}, "d", "unknown tensor 'd'"),
@@ -85,8 +85,8 @@ FIXED = Tensors.parse({"a": "f32[2]", "b": "i64", "c": "str"})
         ([1, 2], "a", "expected a dict of"),
     ],
 )
-def test_a_row_that_does_not_fit_names_the_tensor(values: Any, tensor: str, says: str) -> None:
-    with pytest.raises(InvalidInput, match=says) as caught:
+def test_a_row_that_does_not_fit_names_the_tensor(values: Any, tensor: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
         FIXED.pack(values)
     assert isinstance(caught.value, InvalidTensor)
     assert caught.value.tensor == tensor
@@ -253,7 +253,7 @@ def test_damaged_records_are_refused_or_read(tensors: Tensors, data: st.DataObje
 
 
 def _unpack_among_others(tensors: Tensors, record: bytes) -> None:
-    """Open a batch with a record, of which the others are right."""
+    """Open a batch of records, of which all but this one are right."""
     right = bytes(tensors.pack({spec.name: _zeros(spec) for spec in tensors.specs}))
     batch = [*[right] * FEW_ROWS, record]
     if tensors.is_fixed and len(record) == len(right):

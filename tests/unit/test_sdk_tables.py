@@ -1,4 +1,4 @@
-"""What functions of the container SDK return, for tables of arguments."""
+"""Results of functions of the container SDK, for tables of arguments."""
 
 import json
 import math
@@ -212,7 +212,7 @@ def test_models_and_their_files(tmp_path: Path) -> None:
             getattr(model, name) for name in ("input", "output", "batch_max", "sessions", "fork")
         ]
 
-    told = {"input": "i64", "output": "str", "batch_max": 7, "sessions": 1, "fork": 0}
+    greeting = {"input": "i64", "output": "str", "batch_max": 7, "sessions": 1, "fork": 0}
     url = "https://h/a/b.onnx"
     table(
         "models",
@@ -229,7 +229,7 @@ def test_models_and_their_files(tmp_path: Path) -> None:
         (by_shape, [{"x": [a, b, a], "k": np.array([1, 2, 3])}, {"x": [a, a]}, {"s": ["x", "y"]}]),
         (by_shape, [{"k": np.array([1, 2])}, {"s": [b"x", b"y"], "x": [a, b]}]),
         (made, [FunctionModel, BorrowedModel]),
-        (lambda kind: made(kind, **told), [FunctionModel, BorrowedModel]),
+        (lambda kind: made(kind, **greeting), [FunctionModel, BorrowedModel]),
         (
             parsed_url,
             [

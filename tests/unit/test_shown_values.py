@@ -21,7 +21,7 @@ from tests.unit.test_pure_functions import check, of_text
 
 
 def beside(*bounds: float) -> list[float]:
-    """Each bound, and what is just below and above."""
+    """Return each bound, and values just below and above it."""
     return [near for bound in bounds for near in (bound - bound / 1000, bound, bound + bound / 500)]
 
 

@@ -1,4 +1,4 @@
-"""What the verbs ask of a server, and every word that they print of its answers."""
+"""Requests that the verbs send to a server, and their printed output."""
 
 import shlex
 import time
@@ -30,18 +30,21 @@ NOW_MS = 1_700_000_000_000
 MIB = 2**20
 
 
-class Told:
+class RecordingServer:
     """A server that notes what it is asked, and answers from a table."""
 
     def __init__(self, answers: dict[str, Any], notes: list[str], path: str = "") -> None:
         self._answers, self._notes, self._path = answers, notes, path
 
-    def __getattr__(self, name: str) -> "Told":
-        return Told(self._answers, self._notes, f"{self._path}.{name}".lstrip("."))
+    def __getattr__(self, name: str) -> "RecordingServer":
+        return RecordingServer(self._answers, self._notes, f"{self._path}.{name}".lstrip("."))
 
     def __call__(self, *words: object, **named: object) -> Any:
-        said = [*map(repr, words), *(f"{key}={value!r}" for key, value in sorted(named.items()))]
-        self._notes.append(f"> {self._path}({', '.join(said)})\n")
+        arguments = [
+            *map(repr, words),
+            *(f"{key}={value!r}" for key, value in sorted(named.items())),
+        ]
+        self._notes.append(f"> {self._path}({', '.join(arguments)})\n")
         answer = self._answers[self._path]
         answer = answer(*words) if callable(answer) else answer
         if isinstance(answer, Exception):
@@ -50,7 +53,7 @@ class Told:
 
 
 def plain(text: str) -> str:
-    """Colours as ^[, and no blanks at the ends of lines."""
+    """Return the text with colours as ^[, and without blanks at the ends of lines."""
     return "".join(f"{line.rstrip()}\n" for line in text.replace("\x1b", "^").splitlines())
 
 
@@ -67,9 +70,9 @@ def transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     def run(line: str, answers: dict[str, Any]) -> str:
         notes: list[str] = []
 
-        def connected(url: str | None, token: str | None, ca: str | None) -> Told:
+        def connected(url: str | None, token: str | None, ca: str | None) -> RecordingServer:
             notes.append(f"> server at {url} {token} {ca}\n" if url else "")
-            return Told(answers, notes)
+            return RecordingServer(answers, notes)
 
         monkeypatch.setattr(server_command, "_connected", connected)
         words = shlex.split(line)
@@ -474,24 +477,26 @@ feedback digits new --wrong -o json"""
 def test_logs_that_are_followed(transcript: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that closes, is gone, comes back, and says that lines are lost; then Ctrl-C."""
 
-    def said(after: str, *replicas: tuple[int, list[str], int]) -> dict[str, Any]:
-        rows = [{"replica": n, "lines": lines, "lost": lost} for n, lines, lost in replicas]
+    def arguments(after: str, *replicas: tuple[int, list[str], int]) -> dict[str, Any]:
+        rows = [
+            {"replica": n, "lines": lines, "lost": lines_lost} for n, lines, lines_lost in replicas
+        ]
         return {"model": "svm:2", "after": after, "replicas": rows}
 
     def answers() -> Iterator[Any]:
-        yield said("x", (0, ["a", "b"], 0), (1, ["c"], 0))
+        yield arguments("x", (0, ["a", "b"], 0), (1, ["c"], 0))
         yield ClipperError("closing.")
         yield NoServer("no server.", hint="clipper up")
         yield UnknownModel("no model.")
-        yield said("", (6, ["d"], 3), (1, [], 0))
-        yield said("y", (0, ["e"], 0))
+        yield arguments("", (6, ["d"], 3), (1, [], 0))
+        yield arguments("y", (0, ["e"], 0))
         raise KeyboardInterrupt
 
     shown = []
     for line in ("logs svm -f", "logs svm -f -o json", "logs svm -f --replica 1"):
-        told = answers()
+        replies = answers()
         monkeypatch.setattr("clipper.cli.status._CHECK_S", 0.0)
-        shown.append(transcript(line, {"follow": lambda *_, told=told: next(told)}))
+        shown.append(transcript(line, {"follow": lambda *_, replies=replies: next(replies)}))
     check_expected("logs.txt", "\n".join(shown))
 
 

@@ -1,4 +1,4 @@
-"""What the demo draws: columns of block characters, what happened when, and the picture."""
+"""Drawings of the demo: columns of block characters, events by time, and the picture."""
 
 import os
 import subprocess
@@ -15,7 +15,8 @@ MODELS = ("forest", "svm")
 
 
 def story(*samples: tuple[float, float], events: tuple[LearningEvent, ...] = ()) -> Story:
-    """samples: (time, share of the forest) each; one answer in ten is wrong."""
+    """Return a story of the demo. samples: (time, share of the forest) each; one answer in ten is
+    wrong."""
     recorded = Story(("exp3", "stacking"), MODELS, events=list(events))
     for number, (at_s, share) in enumerate(samples):
         shares = {

@@ -1,5 +1,5 @@
-"""What is said when an engine cannot be reached, and whose containers are left over; no engine is
-needed for that."""
+"""Messages when a container engine cannot be reached, and which containers are left over; no engine
+is needed."""
 
 import dataclasses
 import io
@@ -24,7 +24,7 @@ from clipper.state_dir import StateDir
 from clipper.version import VERSION
 
 
-def said(kind: str, where: str, tmp_path: Path) -> str:
+def error_text(kind: str, where: str, tmp_path: Path) -> str:
     with pytest.raises(DeployFailed) as raised:
         Daemon(kind, DockerSettings(socket=where), Owner(tmp_path)).api  # noqa: B018
     return str(raised.value)
@@ -37,13 +37,13 @@ def said(kind: str, where: str, tmp_path: Path) -> str:
 def test_an_engine_that_does_not_run(kind: str, command: str, tmp_path: Path) -> None:
     where = f"unix://{tmp_path}/not-there.sock"
     text = f"{kind} does not answer at {where}: there is no such socket. Start it: {command}"
-    assert said(kind, where, tmp_path).startswith(text)
+    assert error_text(kind, where, tmp_path).startswith(text)
 
 
 def test_an_engine_that_has_died(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left.sock"))
-    assert ": nobody listens there. Start it: systemctl start docker." in said(
+    assert ": nobody listens there. Start it: systemctl start docker." in error_text(
         "docker", f"unix://{tmp_path}/left.sock", tmp_path
     )
 
@@ -53,7 +53,7 @@ def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("clipper.deploy.daemon.socket.socket.connect", refuse)
-    text = said("docker", f"unix://{tmp_path}/d.sock", tmp_path)
+    text = error_text("docker", f"unix://{tmp_path}/d.sock", tmp_path)
     assert (
         ": no permission. Join its group: sudo usermod -aG docker $USER, then log in again." in text
     )
@@ -64,7 +64,7 @@ def test_the_package_is_named_when_it_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     assert (
-        said("docker", "", tmp_path)
+        error_text("docker", "", tmp_path)
         == """deployer 'docker' needs the package docker. pip install "clipper-serving[docker]"."""
     )
 
@@ -179,7 +179,7 @@ def test_where_a_model_runs_is_checked(words: tuple[str, int, float, str], text:
 
 
 class Engine:
-    """What an engine says of its security."""
+    """A fake container engine that reports its security options."""
 
     def __init__(self, options: object) -> None:
         self.options = options
@@ -252,8 +252,8 @@ def test_what_a_container_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for host, _, more in (plain, podman):
         assert [host[name] for name in limits] == [None] * 4
         assert more["environment"] == {"HOME": "/tmp", "CLIPPER_VERSION": VERSION}
-    asked = [types.DeviceRequest(capabilities=[["gpu"]], device_ids=["0", "2"])]
-    assert [limited[0][name] for name in limits] == [64 << 20, 64 << 20, 1_500_000_000, asked]
+    devices = [types.DeviceRequest(capabilities=[["gpu"]], device_ids=["0", "2"])]
+    assert [limited[0][name] for name in limits] == [64 << 20, 64 << 20, 1_500_000_000, devices]
     assert limited[2]["environment"]["HOME"] == "/x"
     assert plain[0]["log_config"]["Config"] == {"max-size": "3m", "max-file": "1"}
     assert podman[0]["log_config"] is None

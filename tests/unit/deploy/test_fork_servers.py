@@ -138,7 +138,7 @@ def test_a_replica_that_does_not_load_yet_can_be_ended(deployer, events, spec):
 
 
 def test_only_a_warm_replica_has_the_usual_priority(deployer, events, spec):
-    """What starts leaves the cores to those that serve, from its first instruction on."""
+    """A starting replica leaves the cores to those that serve, from its first instruction on."""
 
     def seen(task):
         return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task)

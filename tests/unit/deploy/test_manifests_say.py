@@ -45,7 +45,7 @@ def shipment(**more: object) -> Shipment:
 
 
 def charts() -> dict[str, dict[str, str]]:
-    """Charts; what a monitor reads is the same in all and compared elsewhere."""
+    """Return charts without the monitor's part, which is the same in all and compared elsewhere."""
     nodes, shards = (
         MeshShipment(STORE, gpus=2),
         ParamsShipment(ParamsSettings(shards=3, replicas=1)),

@@ -1,4 +1,4 @@
-"""What a model needs to run elsewhere, and the SDK as a wheel."""
+"""Requirements of a model to run elsewhere, and the SDK as a wheel."""
 
 import io
 import json
@@ -51,8 +51,8 @@ def test_requirements_come_first_and_lack_only_what_the_adapter_imports(tmp_path
         "numpy==1.26.4",
         "onnxruntime",
     )
-    asked = ("onnxruntime_gpu>=1.18 ; python_version > '3'",)
-    assert needs_of(record(package, requirements=asked)).pip() == asked
+    requirements = ("onnxruntime_gpu>=1.18 ; python_version > '3'",)
+    assert needs_of(record(package, requirements=requirements)).pip() == requirements
 
 
 def test_a_local_version_is_not_requested_from_an_index():
@@ -102,7 +102,7 @@ def test_the_sdk_is_a_wheel_that_installs(tmp_path):
     where = "import clipper_container.__main__ as m; print(m.__file__)"
     words = [sys.executable, "-c", where]
     env = {"PYTHONPATH": str(tmp_path / "there"), "PATH": "/usr/bin"}
-    said = subprocess.run(
+    completed = subprocess.run(
         words, check=True, timeout=60, env=env, capture_output=True, text=True
     ).stdout
-    assert said.startswith(str(tmp_path / "there"))
+    assert completed.startswith(str(tmp_path / "there"))

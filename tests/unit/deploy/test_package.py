@@ -1,4 +1,4 @@
-"""What travels to another process, and what is said of what cannot."""
+"""Packaging of a model for another process, and messages about what cannot be packaged."""
 
 import functools
 import hashlib
@@ -55,7 +55,7 @@ class Estimator:
 
 
 def loaded(package):
-    """What another process would load, here."""
+    """Return what another process would load, in this one."""
     return as_model(load_target(package.target, package.sha256))
 
 

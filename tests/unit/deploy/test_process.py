@@ -87,7 +87,7 @@ def spec(tmp_path):
 
 
 def alive(pid: int) -> bool:
-    """Is there such a process, zombies included?"""
+    """Return whether there is such a process, zombies included."""
     return os.path.exists(f"/proc/{pid}")
 
 
@@ -336,8 +336,8 @@ def test_settings_of_the_server_are_those_of_its_containers():
 
 
 def test_restarts_of_several_replicas_are_spaced(events, spec):
-    """Four containers die at the same time: their restarts are told to be apart, whatever each
-    one's pause is."""
+    """Four containers die at the same time: their restarts are apart, whatever each one's pause
+    is."""
     policy = RestartPolicy(backoff_s_min=0.001, backoff_s_max=0.001, exits_max=3, apart_s=0.2)
     with ProcessDeployer(events, policy) as deployer:
         for number in range(4):

@@ -27,7 +27,7 @@ from tests.expected import check_expected, shown
 
 
 def tried(call: Callable[[], object]) -> str:
-    """What a call returns, or its error; the words of libraries are left out."""
+    """Return the result of a call, or its error without the words of libraries."""
     try:
         return shown(call())
     except ClipperError as error:

@@ -1,4 +1,4 @@
-"""What is a traceparent, and what the answer's says."""
+"""Parsing of a traceparent, and the traceparent of an answer."""
 
 import pytest
 

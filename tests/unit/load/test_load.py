@@ -1,5 +1,5 @@
-"""What a load measures, against a server that is a few lines: times from when a query was due, and
-nothing lost."""
+"""Load tests against a small fake server: latency counts from when a query was due, and no query is
+lost."""
 
 import asyncio
 import contextlib
@@ -54,13 +54,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with self.server.lock:
             number = next(self.server.numbers)
-        said = self.server.reply(number, body)
-        if said is None:
+        reply = self.server.reply(number, body)
+        if reply is None:
             self.close_connection = True
             return
-        text = json.dumps(said[1]).encode()
+        text = json.dumps(reply[1]).encode()
         with contextlib.suppress(ConnectionError):
-            self.send_response(said[0])
+            self.send_response(reply[0])
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -71,7 +71,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(reply: Reply) -> Iterator[str]:
-    """An HTTP server on threads; -> the URL of its application."""
+    """Serve HTTP on threads; yield the URL of its application."""
     with Server(reply) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -414,14 +414,14 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("[]")
     (tmp_path / "one.json").write_text("{}")
     type_ = InputType.parse("f64[3]")
-    for text, said in (
+    for text, reply in (
         (str(tmp_path / "bad.jsonl"), "line 2"),
         (str(tmp_path / "empty.json"), "has no inputs"),
         ("nowhere.npy", "cannot read"),
         (str(tmp_path / "one.json"), "a list of inputs"),
         ("[1, 2", "neither JSON nor a file"),
     ):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=reply):
             rows_of(text, type_)
     with pytest.raises(InvalidInput, match="none can be generated"):
         rows_of("random", InputType.parse("any"))

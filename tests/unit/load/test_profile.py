@@ -1,5 +1,5 @@
-"""What follows from a latency profile: the line, the advice; and one that is measured, of a model
-that sleeps by a formula."""
+"""Latency profiles: the fitted line and the advice; and a measured one, of a model that sleeps by a
+formula."""
 
 import random
 import re
@@ -120,7 +120,8 @@ def test_rows_that_are_no_array(type_: str, text: str) -> None:
 
 
 class CountingServer:
-    """Says what an engine would say: the mean time of the batches that a model was sent so far."""
+    """A fake server that reports the mean time of the batches that a model was sent so far, as an
+    engine does."""
 
     def __init__(self, took_us: list[int], split: int) -> None:
         self._took_us, self._split, self._seen_us = took_us, split, []

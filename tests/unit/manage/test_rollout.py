@@ -1,4 +1,4 @@
-"""What a rollout does next: records and figures in, a step out, with a clock of the test's own."""
+"""Steps of a rollout: records and figures in, a step out, with a clock that the test sets."""
 
 import msgspec
 import pytest
@@ -100,26 +100,26 @@ def test_a_rollout_without_its_model_ends() -> None:
 
 @st.composite
 def looks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
-    """Times and figures as they may come, good and bad."""
+    """Draw times and figures as they may come, good and bad."""
     found, now = [], 0
     for _ in range(draw(st.integers(1, 30))):
         now += draw(st.integers(0, 90)) * S
         n = draw(st.integers(0, 3000))
         defaults = draw(st.integers(0, n))
-        told = draw(st.integers(0, n))
+        feedback_count = draw(st.integers(0, n))
         new = Counts(
             n,
             defaults,
             {20_000: draw(st.integers(0, n))},
-            float(told),
-            float(draw(st.integers(0, told))),
+            float(feedback_count),
+            float(draw(st.integers(0, feedback_count))),
         )
         found.append(
             (
                 now,
                 Figures(
                     new,
-                    Counts(n, feedbacks=float(told), reward=told / 2),
+                    Counts(n, feedbacks=float(feedback_count), reward=feedback_count / 2),
                     n,
                     draw(st.integers(0, n)),
                 ),
