@@ -1,4 +1,4 @@
-"""The door of a lane: what it forecasts, when it opens again, and that it refuses at once."""
+"""Admission to a lane: its forecast, when it admits again, and that it rejects at once."""
 
 import random
 from typing import Any
@@ -254,7 +254,7 @@ def test_a_query_whose_answer_has_just_been_cached_is_not_refused(world: World) 
 
 
 def test_equal_queries_take_no_place_from_others(world: World) -> None:
-    """What joins is no row of its own in the forecast, nor in the rate at which rows come."""
+    """A joined query adds no row to the forecast, nor to the rate of arriving rows."""
     model, container = slow_and_cached(world)
     for _ in range(100):
         model.predict(1.0, 500)

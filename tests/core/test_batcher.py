@@ -572,8 +572,8 @@ def test_modes_have_numbers() -> None:
 
 @pytest.mark.parametrize("mode", ADAPTIVE)
 def test_a_warm_up_seeds_the_limit_and_the_fit(mode: str) -> None:
-    """What a container measured before it was ready counts like answered batches; the first SLO
-    cuts the limit."""
+    """Timings that a container measured before it was ready count like answered batches; the first
+    SLO cuts the limit."""
     sizer = BatchSizer(mode, size_max=512)
     for n in (1, 1, 1, *(1 << k for k in range(1, 9) for _ in range(2))):
         sizer.seed(n, 100 + 40 * n, 0)

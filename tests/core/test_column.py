@@ -1,5 +1,5 @@
-"""Columns: many predictions as one array. The twin asks one by one and lets numpy make of it what
-it will."""
+"""Columns: many predictions as one array, against a reference that reads them one by one and
+converts them by numpy."""
 
 import math
 import random

@@ -1,5 +1,5 @@
-"""Links through the engine's doors: bytes cut anywhere, large frames, checks, a busy way out, what
-must close a connection."""
+"""Connections of containers through the engine: bytes cut anywhere, large frames, checks, a full
+socket, what must close a connection."""
 
 import random
 from collections.abc import Callable

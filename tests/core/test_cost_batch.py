@@ -226,7 +226,7 @@ def test_each_row_is_in_exactly_one_batch_and_in_time_where_it_can_be(
 
 
 def test_nothing_starves_behind_cheaper_rows(world: World) -> None:
-    """One long row among ever more short ones, which are worth more together."""
+    """One long row waits among ever more short ones, which are worth more together."""
     model = world.model("i64", (-1,), cost="length", padded=True, cached=False)
     container = world.container(model, mode=STATIC, cost_max=640)
     model.predict(row(5), 2000.0)

@@ -77,8 +77,8 @@ def test_probes_come_at_growing_intervals_and_a_success_takes_the_replica_back(
 
 
 def test_rows_are_tried_elsewhere_only_once_and_only_in_time(world: World) -> None:
-    """Both replicas fail: a query is tried on each, never a third time, and says what the model
-    said."""
+    """Both replicas fail: a query is tried on each, never a third time, and its error is the
+    model's."""
     model, one, other = pair(world)
     future = model.predict(1.0, 500)
     tries = 0

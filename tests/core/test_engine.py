@@ -146,8 +146,8 @@ def test_refuse_new_lets_those_in_flight_end(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_finish_ends_all_wherever_they_are(world: World, seed: int) -> None:
-    """Not taken in, waiting, joined across lanes, in flight, in flight and given up: CLOSED, each
-    once."""
+    """Tasks that are not taken in, waiting, joined across lanes, in flight, or in flight and
+    cancelled end as CLOSED, each once."""
     rng = random.Random(seed)
     model = world.model(cached=rng.random() < 0.7)
     if rng.random() < 0.7:

@@ -1,5 +1,5 @@
-"""Hearings on an engine whose clock is the test's: who is asked when, what decides, what becomes of
-the rest."""
+"""Ensemble calls on an engine whose clock the test sets: which models are queried and when, what
+decides, and how the other tasks end."""
 
 import gc
 import math
@@ -259,7 +259,7 @@ def test_who_would_start_after_the_deadline_never_does(
 
 
 def test_refused_at_submit(world: World) -> None:
-    """A model without a container that nobody expects in time, and one that is asked in its
+    """A model without a container that cannot be ready in time, and the one that is queried in its
     place."""
     models = models_of(world, 2)
     for _ in range(3):

@@ -92,7 +92,7 @@ def test_time_that_is_over_before_the_loop_sees_the_task(world: World) -> None:
 
 
 class Query:
-    """What the reference model knows of a future: how each task must have ended."""
+    """The reference model of a future: how each task must have ended."""
 
     def __init__(self, future: Future, inputs: list[float]) -> None:
         self.future, self.inputs = future, inputs

@@ -1,5 +1,5 @@
-"""Lanes through the engine: joining, taking over, expiring, retrying; a twin says what may be
-answered and when it must."""
+"""Lanes through the engine: joining, taking over, expiring, retrying; a reference model determines
+what may be answered and when it must be."""
 
 import random
 from collections.abc import Callable

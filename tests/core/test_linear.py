@@ -43,8 +43,8 @@ def test_a_choice_is_the_one_that_numpy_makes(d):
 
 
 def test_draws_of_lints_have_the_posterior_as_their_distribution():
-    """One model that is known well at .5, one that is not known at all: it is asked as often as a
-    draw of N(0, 1) is above."""
+    """One model is known well at .5, one is not known at all: it is queried as often as a draw of
+    N(0, 1) is above."""
     rule = bandit(sampled=True)
     rows = start(rule, 1, 2)
     rows = rule.learn(rows, [1.0], [0.5, math.nan], 0, 1e9)

@@ -184,7 +184,7 @@ def test_lz4_blocks_of_lz4_are_read(runs: list[tuple[bytes, int]]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hostile_lz4_blocks(seed: int) -> None:
-    """Any bytes open to what the twin says, or are refused where it refuses or says another
+    """Any bytes decode as by the reference, or are rejected where it rejects them or gives another
     size."""
     rng = random.Random(seed)
     accepted = 0

@@ -1,5 +1,5 @@
-"""The door for callers: which inputs become which rows (a twin says so in numpy's words), classes
-of SLO, many rows, bounds."""
+"""The methods of a model for callers: conversion of inputs to rows (against a reference by numpy),
+classes of SLO, many rows, bounds."""
 
 import math
 import threading
@@ -423,7 +423,7 @@ def test_an_ensemble_of_any_size(world: World, models: int) -> None:
 
 
 class Numbers:
-    """A watcher: a number for each row, by its key; what it was asked of."""
+    """A watcher that returns a number for each row by its key, and keeps the rows."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[int, int], int] = {}
@@ -499,8 +499,8 @@ def test_each_row_of_an_array_has_a_number_of_its_own(world: World, shape: tuple
 
 
 def test_a_late_prediction_is_not_found_under_a_new_number(world: World) -> None:
-    """Neither joined while it is on its way nor found when it has come: what it was made of is not
-    what is asked for."""
+    """A query of the new number neither joins a prediction in flight nor hits its cache entry: it
+    was made of other rows."""
     model, watcher = world.model("f64", (2,)), Numbers()
     container = world.container(model)
     model.watch = watcher

@@ -1,5 +1,5 @@
-"""Models that nobody can ask any more: their lanes and their numbers are given back, when nothing
-of them is on its way."""
+"""Models that have no user any more: their lanes and indexes are freed when nothing of them is in
+flight."""
 
 import gc
 import random
@@ -235,8 +235,8 @@ def test_more_than_are_kept_for_others_go_in_the_end() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_models_come_and_go_and_each_query_has_its_own_answer(world: World, seed: int) -> None:
-    """By seed: models made, asked, served, cut off and dropped, in any order; at the end nothing is
-    left."""
+    """Random sequences by seed: models are made, queried, served, disconnected and dropped, in any
+    order; at the end nothing is left."""
     rng = random.Random(seed)
     models: list[tuple[Model, list[int]]] = []
     requests: list[tuple[Future, int, float]] = []

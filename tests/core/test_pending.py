@@ -50,8 +50,8 @@ def test_pending_refuses_ticket_zero_and_the_absurd() -> None:
 
 
 def test_other_threads_see_what_is_in_flight_while_entries_move() -> None:
-    """One thread inserts and removes, as the loop does; another asks for a key that is there all
-    the time."""
+    """One thread inserts and removes, as the loop does; another looks up a key that is always
+    there."""
     table, kept = Pending(64), (5, 5)
     table.put(*kept, 1)
     missed: list[int] = []

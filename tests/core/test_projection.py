@@ -1,5 +1,5 @@
-"""Keys that near rows share beside numpy's words for them; what a model with such keys answers, and
-tells of its error."""
+"""Keys that similar rows share, against numpy; answers of a model with such keys, and its measured
+error."""
 
 import math
 from typing import Any

@@ -176,8 +176,8 @@ def test_links_that_rest_keep_no_buffer(world: World) -> None:
 
 
 def test_a_connection_may_have_a_heartbeat_of_its_own(new_world: Callable[..., World]) -> None:
-    """Ten times as long as the others': it is asked a tenth as often, and may be silent for ten
-    times as long."""
+    """Its interval is ten times that of the others: it is pinged a tenth as often, and may be
+    silent for ten times as long."""
     world = new_world(heartbeat_ms=BEAT_US // 1000)
     model = world.model(cached=False)
     sparse, usual = (

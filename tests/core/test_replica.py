@@ -261,7 +261,7 @@ def test_strings_are_encoded_as_their_transport_requires(
 
 @pytest.mark.parametrize(("compression", "remote", "how"), ROADS)
 def test_strings_of_protocol_1(new_world: Any, compression: str, remote: bool, how: str) -> None:
-    """Always one LZ4 block, for the format knows no other."""
+    """Strings are always one LZ4 block: the format has no other form."""
     message = sent(new_world, TEXTS, compression, remote, protocol=1)
     assert message == encode_v1(7, TEXTS, {"plain": 0, "quick": 8, "thorough": 1}[how])
     assert decode_v1(message) == TEXTS

@@ -82,8 +82,7 @@ def test_the_time_left_is_that_of_the_first_deadline(world: World) -> None:
 
 
 def test_holding_ends_when_it_should(world: World) -> None:
-    """Until the delay is over or the batch is full, whichever is first; a step is asked for at that
-    time."""
+    """A batch is held until the delay is over or it is full; the next step is due at that time."""
     model = world.model(cached=False, slo_us=50_000)
     container = world.container(model, mode=STATIC, size_max=4, delay_us=1_500)
     teach(world, container, model, 100)
@@ -115,8 +114,8 @@ def test_a_row_that_cannot_be_in_time_is_dropped_early_and_the_next_is_not(world
 
 
 def test_a_tight_row_in_the_middle_is_not_sent_either(world: World) -> None:
-    """SLOs of one lane differ by up to two: the head being in time says nothing of those behind
-    it."""
+    """SLOs of one lane differ by up to a factor of two: a first row in time does not mean that
+    those behind it are."""
     model = world.model(cached=False)
     container = world.container(model, mode=STATIC, size_max=8)
     teach(world, container, model, 20_000)
@@ -169,8 +168,8 @@ def test_a_silent_replica_gets_nothing_and_is_closed_after_three_heartbeats(worl
 
 
 def test_while_we_do_not_listen_nobody_is_silent(world: World) -> None:
-    """This process was stopped, or had no core: what its containers said meanwhile is read later,
-    or was never sent."""
+    """While this process was stopped or had no core, frames of its containers wait unread: they do
+    not count as silent."""
     container = world.container(world.model(cached=False))
     for _ in range(3):
         world.step(10 * BEAT_US)

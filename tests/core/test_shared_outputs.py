@@ -1,4 +1,4 @@
-"""Outputs that are large arrays: whoever reads them shares the bytes of the prediction."""
+"""Outputs that are large arrays: their readers share the bytes of the prediction."""
 
 import gc
 

@@ -1,5 +1,5 @@
-"""Rows that a container maps: what it is told, what it reads, when rows go over the socket after
-all, what is left behind."""
+"""Rows that a container maps: its messages, its reads, when rows go over the socket instead, and
+what remains afterwards."""
 
 import fcntl
 import mmap
@@ -38,7 +38,8 @@ STATIC = 3
 
 
 class Mapper:
-    """A container that shares: its frames, the regions it was told of, and what it reads there."""
+    """A container that shares memory: its frames, the regions announced to it, and its reads
+    there."""
 
     def __init__(
         self, world: World, model: Any, *, passes: bool = True, shared: bool = True, **attach: Any

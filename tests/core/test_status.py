@@ -1,4 +1,4 @@
-"""The one door from a status to an exception, and the numbers that other languages see."""
+"""Conversion of a status to an exception, and the numbers that other languages see."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A mesh without nodes: what MeshNode says, done to dicts. Loads take until the test says
+"""A fake mesh without nodes: the methods of MeshNode on dicts. Loads last until the test calls
 `settle`."""
 
 import threading
@@ -52,7 +52,8 @@ NODES = (
 
 
 class FakeMesh:
-    """loads_at_once: whether a load is done when asked.  fails: ids whose loads fail, and why."""
+    """A fake MeshNode. loads_at_once: whether a load is done at its request. fails: ids whose loads
+    fail, and why."""
 
     instance = "a"
 

@@ -1,4 +1,4 @@
-"""Keys of who may ask: over HTTP, the file of them, and the shell that makes one."""
+"""API keys of clients: over HTTP, their file, and the command that makes one."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What an error tells a client, however it is asked: neither paths of files nor addresses in memory
+"""Error messages to clients over every interface: neither paths of files nor addresses in memory
 nor stacks."""
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who may call over gRPC: TLS, clients' certificates, keys, and the token of management."""
+"""Access over gRPC: TLS, clients' certificates, keys, and the token of management."""
 
 import contextlib
 import shutil

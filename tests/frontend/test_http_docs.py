@@ -1,5 +1,4 @@
-"""docs/http.md says what happens: every curl on the page is run, and what it prints is what the
-page shows."""
+"""Every curl command of docs/http.md is run, and prints what the page shows."""
 
 import re
 import shutil

@@ -1,5 +1,5 @@
-"""What goes wrong around a server: overload, slow clients, a container that dies, a client that
-leaves, the end."""
+"""Faults around a server: overload, slow clients, a container that dies, a client that leaves,
+closing."""
 
 import contextlib
 import http.client

@@ -1,5 +1,5 @@
-"""`clipper.v1.Mesh/Watch` by grpcio's own channel: what HTTP's watch tells, to readers that leave,
-stall, or are too many."""
+"""`clipper.v1.Mesh/Watch` by grpcio's own channel: the events of HTTP's watch, to readers that
+leave, stall, or are too many."""
 
 import itertools
 import threading
@@ -93,7 +93,7 @@ def ended(stream: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "record"), RECORDS.items(), ids=RECORDS)
 def test_a_record_has_all_its_members(name: str, record: Any) -> None:
-    """Also when a member is new: then the message lacks it."""
+    """The test also fails for a new member that the message lacks."""
     event = event_message(MeshEvent("PUT", name, record.id, 7, record))  # type: ignore[arg-type]
     assert (KINDS[event.kind], event.of, event.id, event.revision) == ("PUT", name, record.id, 7)
     assert event.WhichOneof("record") == name

@@ -600,7 +600,7 @@ def without_bounds(expression: str) -> str:
 
 
 def adapted(namespace: str, model: str) -> Iterator[str]:
-    """Yield what prometheus-adapter asks: which series there are, and for the metrics of an
+    """Yield the queries of prometheus-adapter: which series there are, and the metrics of an
     autoscaler with the label `model`."""
     matchers = f'namespace="{namespace}",model="{model}"'
     for rule in adapter_rules():

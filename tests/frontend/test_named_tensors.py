@@ -1,5 +1,5 @@
 """Models with several named tensors, and records, over every protocol: clients that others wrote
-get the outputs that onnxruntime gives, and what is wrong is told in the same words everywhere."""
+get the outputs that onnxruntime gives, and errors have the same words everywhere."""
 
 import json
 import shutil

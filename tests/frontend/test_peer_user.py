@@ -1,4 +1,5 @@
-"""Who holds the other end of a connection over loopback, and who may manage without a token."""
+"""The user at the other end of a loopback connection, and which users may manage without a
+token."""
 
 import os
 import socket

@@ -26,7 +26,7 @@ from tests.frontend.conftest import PATIENCE_S, QUICK, InMemoryConnection
 
 
 class Feed:
-    """Streams to whoever asks /feed (without an end) or /some (with one); the test has their
+    """A handler that streams /feed (without an end) or /some (with one); the test has the
     bodies."""
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""TLS for queries, management and gRPC: who is let in, what a stranger is told, and certificates
-that change."""
+"""TLS for queries, management and gRPC: which clients are admitted, errors for others, and
+certificates that change."""
 
 import asyncio
 import contextlib
@@ -350,7 +350,7 @@ def test_connecting_by_https(world: World, tmp_path: Path) -> None:
 
 
 def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server says in its private folder which certificate is its own."""
+    """The server writes into its private folder which certificate is its own."""
     from clipper.manage import client as module
     from clipper.manage.running import running
 

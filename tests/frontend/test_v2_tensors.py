@@ -1,5 +1,5 @@
 """Named tensors in the Open Inference Protocol: JSON, binary data and protobuf give the same rows,
-and what is wrong is told in the same words."""
+and errors have the same words."""
 
 import json
 from typing import Any
