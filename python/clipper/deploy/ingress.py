@@ -4,12 +4,12 @@ Bytes are copied as they are, so HTTP, gRPC and TLS pass unchanged, and a connec
 server until either side closes it; a client that only ends what it sends gets its answers. A server
 is ready while `GET /v2/health/ready` is answered with 200. A new connection goes to the next ready
 server in turn, or to the one after it if that one refuses. A server that breaks a connection, or
-closes it without an answer to a query, gets no new ones until its next probe. If no probe hears of
-a server's machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere.
-A server that was taken out or has moved is probed until its connections have ended.
-TCP_USER_TIMEOUT was rejected: it also ends a connection whose server lives and reads nothing for a
-while. A proxy of HTTP was rejected: it would have to answer for a query whose server was killed,
-and cannot know whether it may be repeated; a broken connection says what is known.
+closes it without an answer, gets no new ones until its next probe. If no probe hears of a server's
+machine for `SILENT_S`, its connections are aborted, so that clients try again elsewhere. A server
+that was taken out or has moved is probed until its connections have ended. TCP_USER_TIMEOUT was
+rejected: it also ends a connection whose server lives and reads nothing for a while. A proxy of
+HTTP was rejected: it would have to answer for a query whose server was killed, and cannot know
+whether it may be repeated; a broken connection says what is known.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class _Pipe(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other: _Pipe | None = None
         self.is_paused = False  # more than it can send waits, so the other side is not read
-        self.has_sent = self.has_ended = False  # any bytes, and all
+        self.has_ended = False  # it has sent all
         self.is_ended = False  # by the other side
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -74,7 +74,6 @@ class _Pipe(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self.has_sent = True
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
 
@@ -114,7 +113,7 @@ class _ServerPipe(_Pipe):
     def __init__(self, ingress: "Ingress", name: str, client: _Pipe) -> None:
         super().__init__()
         self._ingress, self._name, self._client = ingress, name, client
-        self.other = client
+        self.other, self._has_answered = client, False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -126,10 +125,14 @@ class _ServerPipe(_Pipe):
         ):
             end.setsockopt(level, option, value)
 
+    def data_received(self, data: bytes) -> None:
+        self._has_answered = True
+        super().data_received(data)
+
     def eof_received(self) -> bool:
         """Send the client the end, and read it on, or its kernel could discard the response."""
         client = self._client.transport
-        if not self.has_sent or client is None or client.is_closing():
+        if not self._has_answered or client is None or client.is_closing():
             return False
         assert self.transport is not None
         self.has_ended = True
@@ -144,13 +147,9 @@ class _ServerPipe(_Pipe):
             return
         if self.has_ended:
             error = None
-        elif not self.is_ended and (error or self._is_awaited()):
+        elif not (self.is_ended or self._client.has_ended) and (error or not self._has_answered):
             self._ingress.suspect(self._name)
         super().connection_lost(error)
-
-    def _is_awaited(self) -> bool:
-        """Return whether the client has sent a query, and waits for a first answer."""
-        return self._client.has_sent and not self._client.has_ended and not self.has_sent
 
 
 class _ClientPipe(_Pipe):

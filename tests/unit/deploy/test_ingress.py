@@ -371,13 +371,16 @@ def test_closing_ends_a_connection_whose_server_takes_no_bytes(servers: list[Fak
                 pass
 
 
-def test_a_server_that_closes_an_idle_connection_stays_ready(servers: list[FakeServer]) -> None:
+def test_a_client_that_leaves_without_a_query_leaves_its_server_ready(
+    servers: list[FakeServer],
+) -> None:
     with plain_server(servers[0]) as (listening, front):
         servers[0].answers = threading.Semaphore(0)
-        wait_until(lambda: servers[0].probes == 1, "a probe waits, so no other begins")
-        with client_of(front) as client:
-            listening.accept()[0].close()
-            assert client.recv(1) == b""
+        wait_until(lambda: servers[0].probes == 1, "a probe waits, so that no other begins")
+        client_of(front).close()
+        with listening.accept()[0] as server:
+            assert server.recv(1) == b""
+        wait_until(lambda: not front._pipes, "it is forgotten")
         assert front.ready == {"plain"}
         servers[0].answers.release(1000)
 
