@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ from clipper.errors import (
     TypeConflict,
     UnknownTable,
 )
-from clipper.params import TableSpec
+from clipper.params import Client, TableSpec
 from clipper_container.params.connection import ShardConnection, ShardRequest, call
 from clipper_container.params.frames import Head
 from clipper_container.params.rows import as_ids
 from clipper_container.tables import SETTINGS, Tables
 from tests.params.conftest import TOKEN, Shards, ones
 
+JOIN_S = 30.0  # for a thread to end
 IDS = np.array([-(1 << 63), -7, -1, 0, 1, 5, 6, 5, 1 << 40, (1 << 63) - 1])
 
 
@@ -166,6 +168,28 @@ def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
         assert connection._socket is not None
         connection._socket.recv(1, socket.MSG_PEEK)  # its answer is there, before the next is asked
         assert mine.pull("users", [1, 2]).tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_shard_0_that_hangs_does_not_delay_those_who_need_another(tmp_path: Path) -> None:
+    """Shard 1 is away, and shard 0 does not answer whether the set has moved."""
+    failed = list[ShardAway]()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "0.sock"))
+        silent.listen()
+        addresses = [f"unix:{tmp_path}/{shard}.sock" for shard in range(2)]
+        client = Client(addresses, patience_s=0.1, answer_s=10 * JOIN_S)
+
+        def work() -> None:
+            try:
+                client.call(1, "tables")
+            except ShardAway as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(JOIN_S)
+        assert [error.message.partition(" at ")[0] for error in failed] == ["shard 1"]
+        client.close()
 
 
 def test_a_push_whose_answer_is_lost_is_applied_once(

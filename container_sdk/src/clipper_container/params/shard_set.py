@@ -53,6 +53,7 @@ from clipper_container.params.rows import (
 from clipper_container.wire.frames import BytesLike
 
 FILE_S = 0.5  # for the supervisor to write the addresses of a new set
+MOVED_S = 1.0  # for shard 0 to answer those who wait for another, since it may hang
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -334,17 +335,17 @@ class ShardSet(Generic[Spec]):
                     return place, self.folder
             queries = not self.folder or time.monotonic() - began > min(FILE_S, self.patience_s / 2)
             for number, own in enumerate(layout.place.addresses if queries else ()):
-                answer = self._place_from(number, own)
+                answer = self._place_from(number, own, self._answer_s)
                 if answer is not None and answer.generation != layout.place.generation:
                     return answer, ""
             if time.monotonic() + pause > until:
                 raise ShardAway("the set has moved, and no shard sends its new addresses.")
             time.sleep(pause)
 
-    def _place_from(self, number: int, own: str) -> SetAddress | None:
+    def _place_from(self, number: int, own: str, answer_s: float) -> SetAddress | None:
         """Return what the shard at an address says of where its rows are: of an old set, or one
         that listens there in its place. None if it does not say."""
-        connection = ShardConnection(number, lambda _: own, self._token, None, self._answer_s)
+        connection = ShardConnection(number, lambda _: own, self._token, None, answer_s)
         try:
             answer = call_once(connection, "whereabouts")[1]
             addresses = [_at_host_of(own, str(one)) for one in answer["addresses"]]
@@ -426,7 +427,7 @@ class ShardSet(Generic[Spec]):
         """Ask shard 0 whether the set has moved: shards that have ended cannot tell it, and a copy
         of the addresses does not. Raises ShardsMoved."""
         place = self.layout.place
-        found = self._place_from(0, place.addresses[0])
+        found = self._place_from(0, place.addresses[0], min(MOVED_S, self._answer_s))
         if found is not None and found.generation != place.generation >= 0:
             raise _moved()
 
