@@ -1,4 +1,4 @@
-"""Messages between nodes and hosts: asked, answered, refused, bounded, lost."""
+"""Messages between nodes and hosts: requests, answers, refusals, bounds, losses."""
 
 import asyncio
 import os
@@ -40,16 +40,16 @@ def with_channel(
         def let_in(channel: PeerChannel) -> None:
             came.append(channel)
 
-        door = await ChannelServer(
+        channel_server = await ChannelServer(
             "", "secret", folder, "door", serve=answer, on_accept=let_in
         ).open()
         try:
-            channel = await dial(door.address, {"token": "secret", "instance": "a"})
+            channel = await dial(channel_server.address, {"token": "secret", "instance": "a"})
             async with asyncio.timeout(20):
                 await test(channel, came)
             channel.close()
         finally:
-            door.close()
+            channel_server.close()
             await asyncio.sleep(0)
 
     asyncio.run(run())
@@ -59,8 +59,8 @@ def test_a_closed_server_leaves_no_descriptor_and_no_file(tmp_path: Path) -> Non
     async def run() -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(5):
-            door = ChannelServer("", "secret", tmp_path, "door", serve=answer)
-            (await door.open()).close()
+            channel_server = ChannelServer("", "secret", tmp_path, "door", serve=answer)
+            (await channel_server.open()).close()
             await asyncio.sleep(0)
         assert len(os.listdir("/proc/self/fd")) < before + 5
         assert not list(tmp_path.iterdir())
@@ -108,7 +108,7 @@ def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"\x00\x00\x00\x00",
         b"\xff\xff\xff\xff",
@@ -117,10 +117,12 @@ def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, said: bytes) -> None:
+def test_what_is_no_message_ends_the_channel_and_nothing_else(
+    tmp_path: Path, message: bytes
+) -> None:
     async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
         await channel.request("add", 5, a=1, b=2)
-        channel._writer.write(said)
+        channel._writer.write(message)
         await came[0].closed.wait()
         await channel.closed.wait()
 
@@ -131,14 +133,16 @@ def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, sa
 def test_without_the_token_nobody_is_let_in(tmp_path: Path, hello: Message) -> None:
     async def run() -> None:
         came: list[PeerChannel] = []
-        door = await ChannelServer("", "secret", tmp_path, "door", on_accept=came.append).open()
+        channel_server = await ChannelServer(
+            "", "secret", tmp_path, "door", on_accept=came.append
+        ).open()
         try:
-            channel = await dial(door.address, hello)
+            channel = await dial(channel_server.address, hello)
             async with asyncio.timeout(20):
                 await channel.closed.wait()
             assert not came
         finally:
-            door.close()
+            channel_server.close()
 
     asyncio.run(run())
 
@@ -189,8 +193,12 @@ def test_a_peer_that_reads_no_answers_is_cut_off(
 
     async def run() -> None:
         async with asyncio.timeout(20):
-            door = await ChannelServer("", "secret", tmp_path, "door", serve=answer).open()
-            _, writer = await asyncio.open_unix_connection(door.address.removeprefix("unix:"))
+            channel_server = await ChannelServer(
+                "", "secret", tmp_path, "door", serve=answer
+            ).open()
+            _, writer = await asyncio.open_unix_connection(
+                channel_server.address.removeprefix("unix:")
+            )
             for message in (
                 {"verb": "hello", "token": "secret"},
                 *({"n": n, "verb": "add", "a": "a" * 9000, "b": ""} for n in range(1000)),
@@ -200,6 +208,6 @@ def test_a_peer_that_reads_no_answers_is_cut_off(
             with pytest.raises(ConnectionError):
                 await write_on(writer)
             writer.close()
-            door.close()
+            channel_server.close()
 
     asyncio.run(run())

@@ -171,10 +171,10 @@ def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer
         model = claims.failed(
             model, "ab"[count % 2], count, why="it crashed", fault="artifact", crashed=True
         )
-        told = failures.verdict(model, count, settings, places=9)
-        assert told is not None
-        assert (told.retry_ms - count, told.why) == (pause_s * 1000, "it crashed")
-        assert failures.verdict(model, told.retry_ms, settings) is None
+        verdict = failures.verdict(model, count, settings, places=9)
+        assert verdict is not None
+        assert (verdict.retry_ms - count, verdict.why) == (pause_s * 1000, "it crashed")
+        assert failures.verdict(model, verdict.retry_ms, settings) is None
         assert failures.has_crashed(model)
 
 

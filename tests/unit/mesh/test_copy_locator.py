@@ -1,4 +1,4 @@
-"""Finding a copy for a model that is asked: how many copies are asked for, and of whom."""
+"""Finding a copy of a queried model: how many copies are requested, and of which nodes."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,15 +22,15 @@ MIB = 1 << 20
 
 
 class FakePeers:
-    """Answers `lend` by what it was told for each instance; keeps what was asked, as (instance,
+    """Fake peers that answer `lend` as set for each instance, and keep the requests as (instance,
     load, copies)."""
 
     def __init__(self, **answers: RequestFailed | None) -> None:
         self.answers = answers
-        self.asked: list[tuple[str, bool, int]] = []
+        self.requests: list[tuple[str, bool, int]] = []
 
     async def request(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
-        self.asked.append((instance, fields["load"], fields["copies"]))
+        self.requests.append((instance, fields["load"], fields["copies"]))
         answer = self.answers[instance]
         if answer is not None:
             raise answer
@@ -38,7 +38,7 @@ class FakePeers:
 
 
 class FakeRoute:
-    """A model that is asked here, served by nobody."""
+    """A fake route of a model that is queried here and served nowhere."""
 
     id, why, used_ms, served = "m", "", 0, False
 
@@ -110,7 +110,7 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
         registry.leave()
         registry.close()
         store.close()
-    assert peers.asked == [("b", False, 1), ("c", True, copies_max)]
+    assert peers.requests == [("b", False, 1), ("c", True, copies_max)]
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

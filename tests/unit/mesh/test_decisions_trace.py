@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 
 def text(value: Any) -> str:
-    """Short: times as seconds ago, defaults left out."""
+    """Return a short text of a record: times as seconds ago, defaults left out."""
     if isinstance(value, bool | str | None):
         return repr(value)
     if isinstance(value, int | float):
@@ -68,7 +68,8 @@ def tried(call: Callable[[], object]) -> str:
 
 
 class World:
-    """Draws records. Sizes are known, and small beside the memory of an instance or not."""
+    """A generator of records. Sizes are known, and small beside the memory of an instance or
+    not."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -290,8 +291,8 @@ def test_steps_of_vmodels() -> None:
             ("back", partial(vmodels.rollback, before, read, NOW_MS)),
             ("switched", partial(vmodels.switched, before, read, NOW_MS)),
         ):
-            told = tried(call)
-            shown.append(f"{name}: {told}")
+            outcome = tried(call)
+            shown.append(f"{name}: {outcome}")
         is_loaded = [active].__contains__ if seed % 2 else [target].__contains__
         draws = [vmodels.resolve(before, draw, is_loaded) for draw in (0.0, 0.299, 0.3)]
         shown.append(f"{text(draws)} {text(vmodels.failed(before, 'w' * 501))[-40:]}")

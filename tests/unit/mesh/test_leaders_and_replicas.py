@@ -1,4 +1,4 @@
-"""Who leads the nodes of a mesh, and what a node makes of replicas that come and go."""
+"""Election of the leader of a mesh, and a node's view of replicas that connect and disconnect."""
 
 from types import SimpleNamespace as Object
 from typing import Any

@@ -1,5 +1,4 @@
-"""The models of a node over hosts that are made up: whose turn it is, who goes, and that the
-registry hears of all of it."""
+"""Loading on a node with fake hosts: the order of loads, evictions, and changes of the registry."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +25,7 @@ SIZE = 100
 
 
 class FakeHost:
-    """Loads when it is let: `gate`. fails: id -> what it raises."""
+    """A fake host that loads when `gate` lets it. fails: id -> the error to raise."""
 
     types = ("onnx",)
     status = HostStatus("READY", 1000, 1, 1000, SIZE)

@@ -1,4 +1,4 @@
-"""What is to be done now: each finding of the janitor and the reaper, and what an instance tells
+"""Maintenance decisions: each finding of the janitor and the reaper, and what an instance publishes
 and moves."""
 
 from typing import Any
@@ -55,7 +55,7 @@ def some(id: str, *holders: str, **fields: Any) -> MeshModel:
     )
 
 
-def look(*models: MeshModel, **fields: Any) -> MeshView:
+def view_of(*models: MeshModel, **fields: Any) -> MeshView:
     return MeshView(
         "a", fields.pop("instances", NODES), [(model.id, model) for model in models], **fields
     )
@@ -66,21 +66,23 @@ def janitor(view: MeshView, now_ms: int = NOW) -> list[maintenance.Action]:
 
 
 def test_what_is_as_it_should_be_is_left_alone() -> None:
-    assert janitor(look(some("m", "a"), resident={"m": (MIB, NOW)})) == []
-    assert janitor(look(MeshModel("m", "onnx", copies={"a": Copy(NOW - 9)}), loading={"m"})) == []
+    assert janitor(view_of(some("m", "a"), resident={"m": (MIB, NOW)})) == []
+    assert (
+        janitor(view_of(MeshModel("m", "onnx", copies={"a": Copy(NOW - 9)}), loading={"m"})) == []
+    )
 
 
 def test_the_registry_and_the_memory_are_made_the_same() -> None:
-    assert janitor(look(some("m", "a"))) == [RemoveClaim("a", "m", "it is not loaded here")]
-    assert janitor(look(some("m", "b"), resident={"m": (1, NOW)})) == [
+    assert janitor(view_of(some("m", "a"))) == [RemoveClaim("a", "m", "it is not loaded here")]
+    assert janitor(view_of(some("m", "b"), resident={"m": (1, NOW)})) == [
         UnloadCopy("m", "the registry does not know it here")
     ]
-    assert janitor(look(resident={"m": (1, NOW)})) == [
+    assert janitor(view_of(resident={"m": (1, NOW)})) == [
         UnloadCopy("m", "the registry does not know it here")
     ]
     begun = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000)})
-    assert janitor(look(begun)) == []
-    assert janitor(look(begun), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
+    assert janitor(view_of(begun)) == []
+    assert janitor(view_of(begun), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
 
 
 def test_one_corrupt_entry_does_not_end_the_round() -> None:
@@ -106,13 +108,13 @@ def test_one_corrupt_entry_does_not_end_the_round() -> None:
 
 def test_failures_are_forgotten_in_ten_minutes() -> None:
     failures = {"a": Failure(NOW - 600_000, "x", "host"), "b": Failure(NOW - 599_999, "x", "host")}
-    assert janitor(look(some("m", failures=failures))) == [ExpireFailure("m", ("a",))]
+    assert janitor(view_of(some("m", failures=failures))) == [ExpireFailure("m", ("a",))]
 
 
 def test_last_uses_are_written_lazily() -> None:
     old = msgspec.structs.replace(some("m", "a"), used_ms=NOW - 6 * HOUR)
-    assert janitor(look(old, resident={"m": (1, NOW)})) == []
-    assert janitor(look(old, resident={"m": (1, NOW + 1)})) == [PublishUse("m", NOW + 1)]
+    assert janitor(view_of(old, resident={"m": (1, NOW)})) == []
+    assert janitor(view_of(old, resident={"m": (1, NOW + 1)})) == [PublishUse("m", NOW + 1)]
 
 
 def test_spare_copies_go_from_one_instance_and_not_too_many_at_once() -> None:
@@ -130,7 +132,7 @@ def test_spare_copies_go_from_one_instance_and_not_too_many_at_once() -> None:
 
 def test_more_copies_of_what_is_used_much() -> None:
     usage = {"hot": Usage(NOW, 5000), "cold": Usage(NOW, 1), "away": Usage(NOW, 9999)}
-    view = look(some("hot", "a"), some("cold", "a"), some("away"), usage=usage)
+    view = view_of(some("hot", "a"), some("cold", "a"), some("away"), usage=usage)
     found = maintenance.rates(view, NOW, SETTINGS)
     assert [(action.model, action.copies) for action in found if isinstance(action, LoadCopy)] == [
         ("hot", 3)
@@ -139,13 +141,13 @@ def test_more_copies_of_what_is_used_much() -> None:
 
 def test_what_the_dead_left_is_forgotten() -> None:
     failed = some("f", failures={"gone": Failure(NOW, "x", "host"), "b": Failure(NOW, "x", "host")})
-    found = maintenance.reaper(look(some("m", "a", "gone"), failed), NOW, SETTINGS)
+    found = maintenance.reaper(view_of(some("m", "a", "gone"), failed), NOW, SETTINGS)
     assert found == [
         RemoveClaim("gone", "m", "its instance is gone", gone=True),
         ExpireFailure("f", ("gone",)),
     ]
     stuck = MeshModel("m", "onnx", copies={"b": Copy(NOW - 121_000)})
-    assert maintenance.reaper(look(stuck), NOW, SETTINGS) == [
+    assert maintenance.reaper(view_of(stuck), NOW, SETTINGS) == [
         RemoveClaim("b", "m", "its load has never ended")
     ]
 
@@ -154,16 +156,16 @@ def test_what_was_to_go_with_its_vmodel_goes() -> None:
     here = msgspec.structs.replace(
         some("m", "a", auto_delete=True, policy=Policy(copies_min=2)), used_ms=NOW - LINGER_MS
     )
-    assert maintenance.reaper(look(here), NOW, SETTINGS) == [UnregisterUnnamed("m")]
+    assert maintenance.reaper(view_of(here), NOW, SETTINGS) == [UnregisterUnnamed("m")]
     for stays in ({"refs": 1}, {"auto_delete": False}, {"used_ms": NOW - LINGER_MS + 1}):
         assert UnregisterUnnamed("m") not in maintenance.reaper(
-            look(msgspec.structs.replace(here, **stays)), NOW, SETTINGS
+            view_of(msgspec.structs.replace(here, **stays)), NOW, SETTINGS
         )
 
 
 def test_copies_that_a_policy_requires() -> None:
     found = maintenance.reaper(
-        look(some("m", "a", policy=Policy(copies_min=3)), some("p", policy=Policy(pinned=True))),
+        view_of(some("m", "a", policy=Policy(copies_min=3)), some("p", policy=Policy(pinned=True))),
         NOW,
         SETTINGS,
     )
@@ -175,7 +177,7 @@ def test_copies_that_a_policy_requires() -> None:
     bad = some(
         "p", policy=Policy(pinned=True), failures={i: Failure(NOW, "x", "artifact") for i in "ab"}
     )
-    assert maintenance.reaper(look(bad), NOW, SETTINGS) == []
+    assert maintenance.reaper(view_of(bad), NOW, SETTINGS) == []
 
 
 def test_names_on_their_way_go_on() -> None:
@@ -200,7 +202,7 @@ def test_free_places_are_filled_as_free_memory_is(
     """A node that may load no further model has no room, however much memory is free."""
     nodes = (node("a", models=loaded, models_max=100, lru_ms=NOW - newer_ms),)
     waking = [MeshModel(f"m{n}", "onnx", size_bytes=1, used_ms=NOW) for n in range(200)]
-    found = maintenance.reaper(look(waking=waking, instances=nodes), NOW, SETTINGS)
+    found = maintenance.reaper(view_of(waking=waking, instances=nodes), NOW, SETTINGS)
     assert len(found) == expected
 
 
@@ -208,7 +210,7 @@ def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
     """3000 MiB, 375 of them in reserve: 1312 are filled."""
     waking = [MeshModel(f"m{n}", "onnx", size_bytes=100 * MIB, used_ms=NOW - n) for n in range(40)]
     waking[3] = msgspec.structs.replace(waking[3], failures={"a": Failure(NOW)})
-    found = maintenance.reaper(look(waking=waking), NOW, SETTINGS)
+    found = maintenance.reaper(view_of(waking=waking), NOW, SETTINGS)
     assert len(found) == 13
     assert [action.model for action in found[:4] if isinstance(action, LoadCopy)] == [
         "m0",
@@ -228,10 +230,11 @@ def test_full_memory_is_replaced_by_little_and_only_by_what_is_newer() -> None:
             MeshModel(f"m{n}", "onnx", size_bytes=50 * MIB, used_ms=used_ms) for n in range(9)
         ]
         assert (
-            len(maintenance.reaper(look(waking=waking, instances=tight), NOW, SETTINGS)) == expected
+            len(maintenance.reaper(view_of(waking=waking, instances=tight), NOW, SETTINGS))
+            == expected
         )
     busy = tuple(msgspec.structs.replace(i, queued=51) for i in NODES)
-    assert maintenance.reaper(look(waking=waking, instances=busy), NOW, SETTINGS) == []
+    assert maintenance.reaper(view_of(waking=waking, instances=busy), NOW, SETTINGS) == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,7 @@ def test_full_memory_is_replaced_by_little_and_only_by_what_is_newer() -> None:
     ],
 )
 def test_changes_that_are_worth_a_write(change: dict[str, Any], enough: bool) -> None:
-    told = Instance(
+    published = Instance(
         "a",
         1,
         "",
@@ -264,22 +267,22 @@ def test_changes_that_are_worth_a_write(change: dict[str, Any], enough: bool) ->
         lru_ms=NOW - HOUR,
         rate=500.0,
     )
-    now = msgspec.structs.replace(told, **change)
-    assert maintenance.worth_publishing(told, now, NOW - 2000, NOW, SETTINGS) is enough
-    assert not maintenance.worth_publishing(told, now, NOW - 1999, NOW, SETTINGS)
-    assert maintenance.worth_publishing(told, now, NOW - 160_000, NOW, SETTINGS)
-    assert not maintenance.worth_publishing(told, told, 0, NOW, SETTINGS)
+    now = msgspec.structs.replace(published, **change)
+    assert maintenance.worth_publishing(published, now, NOW - 2000, NOW, SETTINGS) is enough
+    assert not maintenance.worth_publishing(published, now, NOW - 1999, NOW, SETTINGS)
+    assert maintenance.worth_publishing(published, now, NOW - 160_000, NOW, SETTINGS)
+    assert not maintenance.worth_publishing(published, published, 0, NOW, SETTINGS)
     later = NOW + HOUR  # published by a clock that has been set back since
-    assert maintenance.worth_publishing(told, now, later, NOW, SETTINGS) is enough
+    assert maintenance.worth_publishing(published, now, later, NOW, SETTINGS) is enough
     assert maintenance.worth_publishing(
-        told, msgspec.structs.replace(told, stopping=True), NOW, NOW, SETTINGS
+        published, msgspec.structs.replace(published, stopping=True), NOW, NOW, SETTINGS
     )
 
 
 def test_becoming_full_is_always_worth_a_write() -> None:
-    told = Instance("a", 1, "", "", capacity_bytes=1000, used_bytes=949)
+    published = Instance("a", 1, "", "", capacity_bytes=1000, used_bytes=949)
     assert maintenance.worth_publishing(
-        told, msgspec.structs.replace(told, used_bytes=951), NOW - 2000, NOW, SETTINGS
+        published, msgspec.structs.replace(published, used_bytes=951), NOW - 2000, NOW, SETTINGS
     )
 
 
@@ -301,10 +304,11 @@ def test_an_instance_that_stops_moves_what_it_holds_alone_and_waits_for_what_is_
         Move("old", NOW - HOUR, False, 3),
         Move("pin", NOW - 2 * HOUR, True, 4),
     ]
-    assert maintenance.migration(look(*models, resident=resident), NOW) == expected
+    assert maintenance.migration(view_of(*models, resident=resident), NOW) == expected
     stopping = (NODES[0], msgspec.structs.replace(NODES[1], stopping=True))
     assert (
-        len(maintenance.migration(look(*models, resident=resident, instances=stopping), NOW)) == 4
+        len(maintenance.migration(view_of(*models, resident=resident, instances=stopping), NOW))
+        == 4
     )
 
 

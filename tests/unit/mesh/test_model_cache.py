@@ -1,5 +1,5 @@
-"""What stays in memory: beside a twin that looks at everything, and each thing that a model's worth
-is made of."""
+"""The cache of loaded models, against a reference model that examines every entry, and each part of
+a model's value."""
 
 import math
 from random import Random
@@ -12,88 +12,88 @@ T0 = 1_700_000_000_000
 
 
 def filled(capacity: int, sizes: dict[str, int], **settings: float) -> ModelCache:
-    """Each used once, a second apart."""
-    residents = ModelCache(capacity, **settings)  # type: ignore[arg-type]
+    """Return a cache of models that were each used once, a second apart."""
+    cache = ModelCache(capacity, **settings)  # type: ignore[arg-type]
     for n, (id, size) in enumerate(sizes.items()):
-        residents.add(id, size, T0 + 1000 * n, T0 + 1000 * n)
-    return residents
+        cache.add(id, size, T0 + 1000 * n, T0 + 1000 * n)
+    return cache
 
 
 def evicted(
-    residents: ModelCache, size: int, now_ms: int = T0 + 10**6, **options: bool
+    cache: ModelCache, size: int, now_ms: int = T0 + 10**6, **options: bool
 ) -> tuple[str, ...]:
-    room = residents.room_for(size, now_ms, now_ms, **options)
+    room = cache.room_for(size, now_ms, now_ms, **options)
     assert isinstance(room, Eviction), room
     return room.evict
 
 
 def test_nothing_goes_while_there_is_room() -> None:
-    residents = filled(100, {"a": 40, "b": 40})
-    assert evicted(residents, 20) == ()
-    assert evicted(residents, 21) == ("a",)
-    assert residents.free_bytes == 20
+    cache = filled(100, {"a": 40, "b": 40})
+    assert evicted(cache, 20) == ()
+    assert evicted(cache, 21) == ("a",)
+    assert cache.free_bytes == 20
 
 
 def test_equal_models_used_once_go_as_in_an_lru() -> None:
-    residents = filled(1000, {f"m{n}": 10 for n in range(100)})
-    assert evicted(residents, 50) == tuple(f"m{n}" for n in range(5))
-    residents.touch("m0", T0 + 10**6)
-    assert evicted(residents, 50) == tuple(f"m{n}" for n in range(1, 6))
+    cache = filled(1000, {f"m{n}": 10 for n in range(100)})
+    assert evicted(cache, 50) == tuple(f"m{n}" for n in range(5))
+    cache.touch("m0", T0 + 10**6)
+    assert evicted(cache, 50) == tuple(f"m{n}" for n in range(1, 6))
 
 
 def test_often_used_beats_used_last() -> None:
-    residents = filled(30, {"often": 10, "once": 10, "last": 10})
+    cache = filled(30, {"often": 10, "once": 10, "last": 10})
     for n in range(20):
-        residents.touch("often", T0 + 5000 + n)
-    residents.touch("once", T0 + 10_000)
-    residents.touch("last", T0 + 11_000)
-    assert evicted(residents, 20) == ("once", "last")
+        cache.touch("often", T0 + 5000 + n)
+    cache.touch("once", T0 + 10_000)
+    cache.touch("last", T0 + 11_000)
+    assert evicted(cache, 20) == ("once", "last")
 
 
 def test_demand_is_forgotten_with_use_of_others() -> None:
-    residents = filled(100, {f"m{n}": 10 for n in range(10)})
-    residents.touch("m0", T0 + 20_000, 8)
+    cache = filled(100, {f"m{n}": 10 for n in range(10)})
+    cache.touch("m0", T0 + 20_000, 8)
     for n in range(int(20 * USES * 10)):
-        residents.touch(f"m{1 + n % 9}", T0 + 20_001)
-    assert evicted(residents, 10) == ("m0",)
+        cache.touch(f"m{1 + n % 9}", T0 + 20_001)
+    assert evicted(cache, 10) == ("m0",)
 
 
 def test_and_with_the_clock() -> None:
-    residents = filled(20, {"old": 10, "new": 10})
-    residents.touch("old", T0 + 2000, 1000)
-    residents.touch("new", T0 + 2000 + int(11 * HALF_LIFE_MS))
-    assert evicted(residents, 10, T0 + 10**10) == ("old",)
+    cache = filled(20, {"old": 10, "new": 10})
+    cache.touch("old", T0 + 2000, 1000)
+    cache.touch("new", T0 + 2000 + int(11 * HALF_LIFE_MS))
+    assert evicted(cache, 10, T0 + 10**10) == ("old",)
 
 
 def test_the_large_goes_before_the_small_and_the_cheap_before_the_dear() -> None:
     assert evicted(filled(110, {"small": 10, "large": 100}), 5) == ("large",)
-    residents = ModelCache(20, churn_ms=0)
-    residents.add("dear", 10, T0, T0, cost_ms=5000)
-    residents.add("cheap", 10, T0 + 1, T0 + 1, cost_ms=50)
-    assert evicted(residents, 5) == ("cheap",)
+    cache = ModelCache(20, churn_ms=0)
+    cache.add("dear", 10, T0, T0, cost_ms=5000)
+    cache.add("cheap", 10, T0 + 1, T0 + 1, cost_ms=50)
+    assert evicted(cache, 5) == ("cheap",)
 
 
 def test_what_a_larger_one_made_needless_stays() -> None:
-    residents = filled(120, {"a": 10, "b": 10, "large": 100})
+    cache = filled(120, {"a": 10, "b": 10, "large": 100})
     for id in ("a", "b"):
-        residents.touch(id, T0 + 5000)
-    residents.touch("large", T0 + 5000, 100)
-    assert set(evicted(residents, 90)) == {"large"}
+        cache.touch(id, T0 + 5000)
+    cache.touch("large", T0 + 5000, 100)
+    assert set(evicted(cache, 90)) == {"large"}
 
 
 def test_pinned_and_loading_never_go() -> None:
-    residents = filled(30, {"a": 10, "b": 10})
-    residents.add("c", 10, T0, T0, loading=True)
-    residents.pin("a", True)
-    assert evicted(residents, 10) == ("b",)
-    refused = residents.room_for(15, T0, T0)
+    cache = filled(30, {"a": 10, "b": 10})
+    cache.add("c", 10, T0, T0, loading=True)
+    cache.pin("a", True)
+    assert evicted(cache, 10) == ("b",)
+    refused = cache.room_for(15, T0, T0)
     assert isinstance(refused, NoRoom)
     assert not refused.never
     assert "10 are pinned, 10 loading" in refused.why
-    residents.loaded("c", 12, cost_ms=3)
-    residents.pin("a", False)
-    assert len(evicted(residents, 30)) == 3
-    assert not residents.loaded("gone", 1)
+    cache.loaded("c", 12, cost_ms=3)
+    cache.pin("a", False)
+    assert len(evicted(cache, 30)) == 3
+    assert not cache.loaded("gone", 1)
 
 
 def test_too_large_for_all_memory_is_for_ever() -> None:
@@ -105,69 +105,69 @@ def test_too_large_for_all_memory_is_for_ever() -> None:
 def test_loads_do_not_chase_each_other() -> None:
     """A model that has just come stays for a moment; so a memory that is far too small refuses, and
     does not only load."""
-    residents = filled(20, {"a": 10, "b": 10}, churn_ms=5000)
-    assert evicted(residents, 10, T0 + 5500) == ("a",)
-    assert isinstance(residents.room_for(20, T0 + 5500, T0 + 5500), NoRoom)
-    assert len(evicted(residents, 20, T0 + 6000)) == 2
-    residents.add("c", 10, T0 + 6000, T0 + 6000, loading=True)
-    residents.loaded("c", 10, now_ms=T0 + 20_000)
-    assert "c" not in evicted(residents, 10, T0 + 24_999)
-    assert isinstance(residents.room_for(20, T0 + 24_999, T0 + 24_999), NoRoom)
-    assert "c" in evicted(residents, 20, T0 + 25_000)
+    cache = filled(20, {"a": 10, "b": 10}, churn_ms=5000)
+    assert evicted(cache, 10, T0 + 5500) == ("a",)
+    assert isinstance(cache.room_for(20, T0 + 5500, T0 + 5500), NoRoom)
+    assert len(evicted(cache, 20, T0 + 6000)) == 2
+    cache.add("c", 10, T0 + 6000, T0 + 6000, loading=True)
+    cache.loaded("c", 10, now_ms=T0 + 20_000)
+    assert "c" not in evicted(cache, 10, T0 + 24_999)
+    assert isinstance(cache.room_for(20, T0 + 24_999, T0 + 24_999), NoRoom)
+    assert "c" in evicted(cache, 20, T0 + 25_000)
 
 
 def test_unasked_loads_take_no_room_from_what_was_used_later() -> None:
-    residents = filled(20, {"a": 10, "b": 10})
-    assert isinstance(residents.room_for(10, T0 - 1, T0 + 2000, waiting=False), NoRoom)
-    room = residents.room_for(10, T0 + 500, T0 + 2000, waiting=False)
+    cache = filled(20, {"a": 10, "b": 10})
+    assert isinstance(cache.room_for(10, T0 - 1, T0 + 2000, waiting=False), NoRoom)
+    room = cache.room_for(10, T0 + 500, T0 + 2000, waiting=False)
     assert room == Eviction(("a",))
 
 
 def test_one_that_returns_is_no_stranger() -> None:
-    residents = filled(30, {"a": 10, "b": 10})
-    residents.touch("a", T0 + 3000, 50)
-    residents.remove("a")
-    residents.add("c", 10, T0 + 4000, T0 + 4000)
-    residents.add("a", 10, T0 + 4001, T0 + 4001)
-    residents.touch("c", T0 + 4002, 5)
-    assert evicted(residents, 5) == ("b",)
-    residents.remove("b")
-    assert evicted(residents, 15) == ("c",)
+    cache = filled(30, {"a": 10, "b": 10})
+    cache.touch("a", T0 + 3000, 50)
+    cache.remove("a")
+    cache.add("c", 10, T0 + 4000, T0 + 4000)
+    cache.add("a", 10, T0 + 4001, T0 + 4001)
+    cache.touch("c", T0 + 4002, 5)
+    assert evicted(cache, 5) == ("b",)
+    cache.remove("b")
+    assert evicted(cache, 15) == ("c",)
 
 
 def test_a_use_long_ago_is_worth_less() -> None:
-    residents = ModelCache(20, churn_ms=0)
+    cache = ModelCache(20, churn_ms=0)
     for n in range(20 * FEW * int(USES)):
-        residents.touch("nobody", T0 + n)
-        residents.add("x", 1, T0 + n, T0 + n)
-        residents.remove("x")
+        cache.touch("nobody", T0 + n)
+        cache.add("x", 1, T0 + n, T0 + n)
+        cache.remove("x")
     now = T0 + 20 * FEW * int(USES)
-    residents.add("hint", 10, T0 + 1, now)
-    residents.add("now", 10, now, now)
-    assert evicted(residents, 5) == ("hint",)
-    assert residents.lru_ms(now) == T0 + 1
+    cache.add("hint", 10, T0 + 1, now)
+    cache.add("now", 10, now, now)
+    assert evicted(cache, 5) == ("hint",)
+    assert cache.lru_ms(now) == T0 + 1
 
 
 def test_the_number_of_models_is_bounded_too() -> None:
-    residents = filled(1000, {"a": 1, "b": 1, "c": 1}, models_max=3)
-    assert evicted(residents, 1) == ("a",)
+    cache = filled(1000, {"a": 1, "b": 1, "c": 1}, models_max=3)
+    assert evicted(cache, 1) == ("a",)
 
 
 def test_the_least_recently_used() -> None:
-    residents = filled(100, {"a": 10, "b": 10, "c": 10})
-    assert residents.lru_ms(0) == T0
-    residents.touch("a", T0 + 9000)
-    assert residents.lru_ms(0) == T0 + 1000
-    residents.remove("b")
-    assert residents.lru_ms(0) == T0 + 2000
-    residents.add("d", 10, T0 - 5, T0 + 9001)
-    assert residents.lru_ms(0) == T0 - 5
+    cache = filled(100, {"a": 10, "b": 10, "c": 10})
+    assert cache.lru_ms(0) == T0
+    cache.touch("a", T0 + 9000)
+    assert cache.lru_ms(0) == T0 + 1000
+    cache.remove("b")
+    assert cache.lru_ms(0) == T0 + 2000
+    cache.add("d", 10, T0 - 5, T0 + 9001)
+    assert cache.lru_ms(0) == T0 - 5
     assert ModelCache(1).lru_ms(77) == 77
 
 
 class Twin:
-    """The same rule, said directly: every use of every model that is or was here, and all of them
-    looked at for each eviction."""
+    """A reference model of the cache: every use of every model that is or was here, and all of them
+    examined for each eviction."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -208,7 +208,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(20))
 def test_beside_the_twin(seed: int) -> None:
     rng = Random(seed)
-    residents, twin, now = ModelCache(1000, churn_ms=0), Twin(1000), T0
+    cache, twin, now = ModelCache(1000, churn_ms=0), Twin(1000), T0
     for _ in range(600):
         now += rng.choice([1, 100, 60_000, 3_600_000])
         id = f"m{rng.randrange(40)}"
@@ -216,31 +216,31 @@ def test_beside_the_twin(seed: int) -> None:
             kind = rng.random()
             if kind < 0.7:
                 count = rng.choice([1, 1, 30])
-                residents.touch(id, now, count)
+                cache.touch(id, now, count)
                 twin.use(id, now, count)
             elif kind < 0.8:
                 twin.held[id][0] = rng.randrange(1, 300)
-                residents.resize(id, int(twin.held[id][0]))
+                cache.resize(id, int(twin.held[id][0]))
             elif kind < 0.9:
-                residents.pin(id, id not in twin.kept)
+                cache.pin(id, id not in twin.kept)
                 twin.kept ^= {id}
             else:
-                residents.remove(id)
+                cache.remove(id)
                 del twin.held[id]
                 twin.kept.discard(id)
         else:
             size, cost = rng.randrange(1, 300), rng.choice([0, 40, 900])
-            room, expected = residents.room_for(size, now, now), twin.victims(size)
+            room, expected = cache.room_for(size, now, now), twin.victims(size)
             assert isinstance(room, Eviction) == (expected is not None)
             if not isinstance(room, Eviction) or expected is None:
                 continue
             assert list(room.evict) == expected
             assert not twin.kept & set(room.evict)
             for gone in room.evict:
-                residents.remove(gone)
+                cache.remove(gone)
                 del twin.held[gone]
             twin.use(id, now, 1)
             twin.held[id] = [size, cost]
-            residents.add(id, size, now, now, cost_ms=cost)
-        assert set(residents) == set(twin.held)
-        assert residents.used_bytes == sum(held[0] for held in twin.held.values())
+            cache.add(id, size, now, now, cost_ms=cost)
+        assert set(cache) == set(twin.held)
+        assert cache.used_bytes == sum(held[0] for held in twin.held.values())

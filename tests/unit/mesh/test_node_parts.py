@@ -175,10 +175,10 @@ def test_node_joins_once_its_store_is_back(loop: NodeLoop) -> None:
 
 
 def test_node_keeps_waiting_while_its_store_goes_again(loop: NodeLoop) -> None:
-    async def away() -> None:
+    async def unreachable() -> None:
         raise StoreError("away")
 
-    node, _ = deferred(loop, away)
+    node, _ = deferred(loop, unreachable)
     node.start()
     with pytest.raises(StoreError, match="away"):
         node.store_is_back()

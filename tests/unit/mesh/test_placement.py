@@ -30,8 +30,8 @@ SEEN = LoadTimes()
 
 
 def node(id: str, **fields: Any) -> Instance:
-    """With room, and nothing on it."""
-    told = {
+    """Return an empty node with room."""
+    options = {
         "number": 1,
         "peers": "",
         "containers": "",
@@ -39,7 +39,7 @@ def node(id: str, **fields: Any) -> Instance:
         "lru_ms": NOW,
         **fields,
     }
-    return Instance(id, **told)
+    return Instance(id, **options)
 
 
 def full_node(id: str, idle_s: int = 0, **fields: Any) -> Instance:
@@ -51,9 +51,9 @@ def model(**fields: Any) -> MeshModel:
 
 
 def drawn(wanted: MeshModel, instances: Any, times: int = 60, **options: Any) -> set[str]:
-    """All that chance gives."""
-    rng, told = Random(1), {"constraints": {}, "seen": SEEN, **options}
-    found = [choose(wanted, instances, NOW, rng, **told) for _ in range(times)]
+    """Return all nodes that repeated random choices give."""
+    rng, options = Random(1), {"constraints": {}, "seen": SEEN, **options}
+    found = [choose(wanted, instances, NOW, rng, **options) for _ in range(times)]
     assert all(isinstance(choice, Placement) for choice in found), found
     return {choice.instance for choice in found if isinstance(choice, Placement)}
 
@@ -150,12 +150,12 @@ def test_labels_that_are_preferred_are_a_wish() -> None:
     assert drawn(wish, [node("plain"), node("liked", labels=("ssd",), models=400)]) == {"liked"}
     assert drawn(wish, [node("plain")]) == {"plain"}
     assert drawn(wish, [node("plain"), full_node("liked", 10, labels=("ssd",))]) == {"plain"}
-    told = {"constraints": {"onnx": Constraint(preferred=("ssd",))}}
+    options = {"constraints": {"onnx": Constraint(preferred=("ssd",))}}
     assert drawn(
-        model(), [full_node("plain", 1000), full_node("liked", 800, labels=("ssd",))], **told
+        model(), [full_node("plain", 1000), full_node("liked", 800, labels=("ssd",))], **options
     ) == {"liked"}
     assert drawn(
-        model(), [full_node("plain", 1000), full_node("liked", 600, labels=("ssd",))], **told
+        model(), [full_node("plain", 1000), full_node("liked", 600, labels=("ssd",))], **options
     ) == {"plain"}
 
 
@@ -283,11 +283,11 @@ def test_whatever_the_instances_the_choice_is_one_that_can(seed: int) -> None:
         policy=Policy(requires=rng.choice([(), ("gpu",)]), prefers=rng.choice([(), ("ssd",)])),
     )
     exclude, avoid = {f"i{rng.randrange(40)}"}, {f"i{rng.randrange(40)}"}
-    told: dict[str, Any] = {"constraints": {}, "seen": SEEN, "exclude": exclude, "avoid": avoid}
-    verdicts = {v.instance: v for v in explain(wanted, instances, NOW, **told)}
+    options: dict[str, Any] = {"constraints": {}, "seen": SEEN, "exclude": exclude, "avoid": avoid}
+    verdicts = {v.instance: v for v in explain(wanted, instances, NOW, **options)}
     assert sorted(verdicts) == sorted(i.id for i in instances)
     for n in range(20):
-        choice = choose(wanted, instances, NOW, Random(n), **told)
+        choice = choose(wanted, instances, NOW, Random(n), **options)
         if isinstance(choice, NoPlacement):
             assert not any(v.rank >= 0 for v in verdicts.values())
             continue
@@ -311,44 +311,44 @@ def test_explain_names_the_instance_that_would_evict_where_no_room_is_left() -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
-    rng, field, held = Random(seed), InstanceIndex(), {}
+    rng, field, known = Random(seed), InstanceIndex(), {}
     for _ in range(200):
         id = f"i{rng.randrange(30)}"
         if rng.random() < 0.3:
             field.remove(id)
-            held.pop(id, None)
+            known.pop(id, None)
         else:
-            held[id] = some_node(rng, id)
-            field.put(held[id])
+            known[id] = some_node(rng, id)
+            field.put(known[id])
         if rng.random() < 0.2:
-            assert field.replaced(NOW) == InstanceIndex(held.values()).replaced(NOW)
-    anew = InstanceIndex(held.values())
+            assert field.replaced(NOW) == InstanceIndex(known.values()).replaced(NOW)
+    anew = InstanceIndex(known.values())
     anew.replaced(NOW), field.replaced(NOW)
     assert list(field) == list(anew)
-    assert {i.id for i in field} == set(held)
+    assert {i.id for i in field} == set(known)
     for n in range(20):
-        told: dict[str, Any] = {"constraints": {}, "seen": SEEN}
-        assert choose(model(), field, NOW, Random(n), **told) == choose(
-            model(), list(held.values()), NOW, Random(n), **told
+        options: dict[str, Any] = {"constraints": {}, "seen": SEEN}
+        assert choose(model(), field, NOW, Random(n), **options) == choose(
+            model(), list(known.values()), NOW, Random(n), **options
         )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sums_of_a_field_that_changed_are_those_of_one_made_anew(seed: int) -> None:
-    rng, field, held = Random(seed), InstanceIndex(), {}
+    rng, field, known = Random(seed), InstanceIndex(), {}
     for step in range(120):
         id = f"i{rng.randrange(12)}"
         if rng.random() < (0.3 if step < 80 else 0.8):
             field.remove(id)
-            held.pop(id, None)
+            known.pop(id, None)
         else:
-            held[id] = some_node(rng, id)
-            field.put(held[id])
-        anew = InstanceIndex(held.values())
+            known[id] = some_node(rng, id)
+            field.put(known[id])
+        anew = InstanceIndex(known.values())
         assert (len(field), field._versions) == (len(anew), anew._versions)
         assert (field.typical_bytes, field._models) == (anew.typical_bytes, anew._models)
-        assert {one: one in field for one in (id, "none")} == {id: id in held, "none": False}
-        assert field.get(id) == held.get(id)
+        assert {one: one in field for one in (id, "none")} == {id: id in known, "none": False}
+        assert field.get(id) == known.get(id)
 
 
 def test_instances_nearly_as_good_as_the_best() -> None:

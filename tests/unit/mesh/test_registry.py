@@ -84,7 +84,8 @@ def test_a_refusal_by_an_old_record_is_made_again_by_the_newest(registry: Regist
 
 @pytest.fixture
 def behind(store: MemoryStore, registry: Registry) -> Iterator[Registry]:
-    """The registry of node `a`, which has not heard yet of node `b`, the holder of model `m`."""
+    """Return the registry of node `a`, which has not read yet of node `b`, the holder of model
+    `m`."""
     own = Registry(store, registry.settings)
     own.enter(Instance("a", 1, "", ""))
     own.instances.close()
@@ -162,7 +163,8 @@ def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
 
 
 class ForgetfulStore(MemoryStore):
-    """Loses all just before a listing of the models, and is restored just after it, once."""
+    """A store that once loses all just before a listing of the models and is restored just after
+    it."""
 
     restored_by: Registry | None = None
 
@@ -348,7 +350,7 @@ def test_a_node_counts_while_it_holds_its_lease(registry: Registry, store: Memor
 # -- the history
 
 
-def said(store: MemoryStore) -> list[tuple[str, str, list[str]]]:
+def changes_in(store: MemoryStore) -> list[tuple[str, str, list[str]]]:
     return [
         (one.actor, one.verb, [changed.key for changed in one.changed])
         for one in history.entries(store)
@@ -376,7 +378,7 @@ def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_h
     registry.unregister("m")
     registry.unregister("m")
     here = history.default_actor()
-    assert said(store) == [
+    assert changes_in(store) == [
         ("ann", "mesh register", ["mesh/model/m"]),
         (here, "mesh vmodel set", ["mesh/model/m", "mesh/vmodel/v"]),
         (here, "mesh vmodel delete", ["mesh/model/m", "mesh/vmodel/v"]),
@@ -404,7 +406,7 @@ def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(
     ):
         registry.change_vmodel("v", step, candidate)
     mine = "the mesh (node a)"
-    assert [(who, verb) for who, verb, _ in said(store)[-2:]] == [
+    assert [(actor, verb) for actor, verb, _ in changes_in(store)[-2:]] == [
         (mine, "mesh vmodel failed"),
         (mine, "mesh vmodel switched"),
     ]

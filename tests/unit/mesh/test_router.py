@@ -1,4 +1,5 @@
-"""From a name to a lane: what is reported once, what a v-model needs, what is not there."""
+"""Routing from a name to a lane: a miss is reported once, v-models are resolved, unknown names are
+rejected."""
 
 import asyncio
 import threading
@@ -24,7 +25,7 @@ def routes(
     *known: str, draws: list[float] | None = None
 ) -> tuple[ModelRouter, list[str], list[str]]:
     missed: list[str] = []
-    looked: list[str] = []
+    lookups: list[str] = []
 
     def make(record: Model, why: Any, admit: Any) -> Any:
         given = {"cores": {record.id: SimpleNamespace(waiting=0)}, "why": why, "admit": admit}
@@ -38,7 +39,7 @@ def routes(
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return ModelRouter(make, find, on_miss, Batching(), rng, lookup=looked.append), missed, looked
+    return ModelRouter(make, find, on_miss, Batching(), rng, lookup=lookups.append), missed, lookups
 
 
 def ask(found: ModelRouter, name: str, slo_us: float = 31e6) -> None:
@@ -72,11 +73,11 @@ def test_uses_are_counted_and_those_that_waited() -> None:
         found.resolve("m")
     found.set_lenders("m", [1])
     found.resolve("m")
-    ((route, asked),) = found.touched.take()
-    assert (route.id, asked, route.waited) == ("m", 4, 3)
+    ((route, count),) = found.touched.take()
+    assert (route.id, count, route.waited) == ("m", 4, 3)
     assert not list(found.touched.take())
     found.resolve("m")
-    assert [asked for _, asked in found.touched.take()] == [1]
+    assert [count for _, count in found.touched.take()] == [1]
 
 
 def test_many_threads_make_one_route() -> None:
@@ -88,7 +89,7 @@ def test_many_threads_make_one_route() -> None:
         thread.join()
     assert len(found) == 1
     assert set(missed) == {"m"}
-    assert sum(asked for _, asked in found.touched.take()) == 16
+    assert sum(count for _, count in found.touched.take()) == 16
 
 
 def test_a_vmodel_routes_to_its_active_model_or_a_share_to_the_other() -> None:
@@ -102,13 +103,13 @@ def test_a_vmodel_routes_to_its_active_model_or_a_share_to_the_other() -> None:
 
 
 def test_an_unknown_name_is_read_from_the_store_once_for_a_while() -> None:
-    found, _, looked = routes()
+    found, _, lookups = routes()
     for _ in range(5):
         assert found.resolve("nobody") is None
-    assert looked.count("nobody") == 1
+    assert lookups.count("nobody") == 1
     found.forget_absence("nobody")
     found.resolve("nobody")
-    assert looked.count("nobody") == 2
+    assert lookups.count("nobody") == 2
     for n in range(2 * ABSENT_MAX):
         found.resolve(f"n{n}")
     assert len(found._absent) <= ABSENT_MAX
@@ -131,10 +132,10 @@ def test_what_was_unregistered_is_found_no_more() -> None:
 
 
 def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_that_hangs() -> None:
-    hangs, asked = threading.Event(), []
+    hangs, count = threading.Event(), []
 
     def find(name: str) -> None:
-        asked.append(name)
+        count.append(name)
         hangs.wait(30)
 
     found = Lookups(find)
@@ -147,7 +148,7 @@ def test_name_is_read_once_at_a_time_and_an_event_loop_waits_once_for_a_read_tha
     assert len(found._pending) == LOOKUPS_MAX
     hangs.set()
     wait_until(lambda: not found._pending)
-    assert asked == [f"n{n}" for n in range(LOOKUPS_MAX)]
+    assert count == [f"n{n}" for n in range(LOOKUPS_MAX)]
     found.close()
     found.lookup("late")
     assert not found._pending

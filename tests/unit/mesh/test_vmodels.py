@@ -27,7 +27,7 @@ ALIVE = frozenset({"a", "b", "c"})
 
 
 class Registry:
-    """Models and v-models, and changes written whole."""
+    """A fake registry of models and v-models that writes changes whole."""
 
     def __init__(self, *models: MeshModel) -> None:
         self.models = {model.id: model for model in models}

@@ -1,4 +1,4 @@
-"""Where containers dial in, and who is told what when that cannot be."""
+"""The address that containers connect to, and the errors when there is none."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a user holds of an application."""
+"""ApplicationHandle: the methods of an application that users call."""
 
 import math
 

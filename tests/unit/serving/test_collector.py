@@ -1,4 +1,5 @@
-"""Queries started here and collected there, on futures that end when the test says so."""
+"""Queries started in one place and collected in another, on futures that end when the test sets
+them."""
 
 import itertools
 import threading
@@ -17,13 +18,13 @@ class Open:
     def __init__(self, request, id):
         self.request, self.id, self.extra = request, id, self
         self.resolved, self.node = self, "n"
-        self.told = []
+        self.collected = []
 
     def add_done_callback(self, fn):
-        self.told.append(fn)
+        self.collected.append(fn)
 
     def end(self):
-        for fn in self.told:
+        for fn in self.collected:
             fn(self)
 
     def result(self, timeout):
@@ -191,7 +192,7 @@ def test_many_starters_and_collectors_lose_nothing_and_double_nothing():
         done = 0
         while done < 900:
             for query in world.queries[done:]:
-                if not query.told:  # it has not been told yet whom to tell
+                if not query.collected:  # it has not been told yet whom to tell
                     break
                 query.end()
                 done += 1

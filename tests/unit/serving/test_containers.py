@@ -1,4 +1,4 @@
-"""Who is let in: HELLOs handed to an engine without sockets."""
+"""Admission of containers: HELLOs handed to an engine without sockets."""
 
 import msgpack
 import pytest
@@ -42,8 +42,8 @@ class Node:
         frame = b"".join(wire.control_frame(wire.Kind.HELLO, wire.pack_map(hello)))
         assert self.engine.receive(conn, frame, self.engine.now_us())
 
-    def hear(self, conn):
-        """What the server says next to a connection: the kind and the payload."""
+    def next_frame(self, conn):
+        """Return the next frame that the server sends to a connection: its kind and payload."""
         data = bytearray()
 
         def more():
@@ -58,7 +58,7 @@ class Node:
     def greet(self, **fields):
         conn = self.engine.open(self.engine.now_us())
         self.say(conn, **fields)
-        return conn, *self.hear(conn)
+        return conn, *self.next_frame(conn)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_drained_it_gets_a_goodbye(node):
     other, _, _ = node.greet(replica=1)
     assert node.containers.wait_for(M, 2, 20)
     node.containers.drain(M, 0)
-    assert node.hear(conn)[0] is wire.Kind.GOODBYE
+    assert node.next_frame(conn)[0] is wire.Kind.GOODBYE
     node.engine.step(node.engine.now_us())
     assert node.engine.outgoing(other, node.engine.now_us()) == b""
 

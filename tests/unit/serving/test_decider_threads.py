@@ -27,7 +27,7 @@ A, B, C = (VersionedModel(name, 1) for name in "abc")
 PATIENCE_S = 10.0
 
 
-class Asked:
+class FakeFuture:
     """A query, as the core has it: who has arrived, and what was ruled."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Asked:
         self.ruled: tuple[int, int] | None = None
         self.decided = threading.Event()
         self.id = 7
-        self.told: list[Callable[[Any], None]] = []
+        self.callbacks: list[Callable[[Any], None]] = []
 
     def done(self) -> bool:
         return self.decided.is_set()
@@ -54,7 +54,7 @@ class Asked:
         return self.outputs[i], None
 
     def on_vote(self, fn: Callable[[Any], None]) -> None:
-        self.told.append(fn)
+        self.callbacks.append(fn)
 
     def rule(self, step: int, used: int, elapsed_us: int) -> bool:
         if self.done():
@@ -65,13 +65,13 @@ class Asked:
 
     def arrives(self, i: int, output: Any, status: Status = Status.OK) -> None:
         self.statuses[i], self.outputs[i] = status, output
-        for fn in self.told:
+        for fn in self.callbacks:
             fn(self)
 
 
 @dataclass
 class Speculating:
-    """What is read of a hearing."""
+    """A fake of the members of an ensemble call that decider threads read."""
 
     decide: Callable[[View], Any]
     slo_us: int = 10_000_000
@@ -99,8 +99,8 @@ def listen(
     decide: Callable[[View], Any],
     slo_us: int = 10_000_000,
     name: str = "decider 'd'",
-) -> tuple[Asked, Speculating]:
-    future, call = Asked(), Speculating(decide, slo_us, failures=UserCodeFailures(name))
+) -> tuple[FakeFuture, Speculating]:
+    future, call = FakeFuture(), Speculating(decide, slo_us, failures=UserCodeFailures(name))
     decider_threads.listen(Listener(future, call, None))  # type: ignore[arg-type]
     return future, call
 
@@ -118,7 +118,7 @@ def test_it_is_called_after_each_arrival(decider_threads: DeciderThreads) -> Non
 
 
 def test_what_it_sees() -> None:
-    future, call = Asked(), Speculating(two)
+    future, call = FakeFuture(), Speculating(two)
     future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
     future.outputs[0] = 7
     view = view_of(future, call, call.started_s + 0.25)  # type: ignore[arg-type]
@@ -148,27 +148,27 @@ def test_it_is_called_at_the_time_it_returned(decider_threads: DeciderThreads) -
 
 
 @pytest.mark.parametrize(
-    "said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")]
+    "returned", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")]
 )
 def test_a_decider_that_returns_nonsense_is_ignored(
-    decider_threads: DeciderThreads, said: Any, caplog: pytest.LogCaptureFixture
+    decider_threads: DeciderThreads, returned: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = threading.Event()
+    called = threading.Event()
     count = []
 
     def wrong(view: View) -> Any:
         if not view.arrived:
             return Wait()
         count.append(1)
-        asked.set()
-        if isinstance(said, Exception):
-            raise said
-        return said
+        called.set()
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
 
     with caplog.at_level(logging.ERROR):
         future, _ = listen(decider_threads, wrong)
         future.arrives(0, 7)
-        assert asked.wait(PATIENCE_S)
+        assert called.wait(PATIENCE_S)
         other, _ = listen(decider_threads, two)
         other.arrives(0, 7)
         other.arrives(1, 7)
@@ -210,8 +210,8 @@ def test_one_that_hangs_costs_nobody_else(
 
 
 def test_one_that_hangs_keeps_no_other_decider_waiting(decider_threads: DeciderThreads) -> None:
-    """However many of its queries hang, and for however long: the other is asked at once, and so is
-    what replaces it."""
+    """Many of its queries hang for long: another decider is called at once, and so is the one that
+    replaces it."""
     release, entered = threading.Event(), threading.Semaphore(0)
 
     def hangs(view: View) -> Wait:
@@ -253,9 +253,9 @@ def test_a_decider_that_loses_its_threads_is_not_called_again(
             while time.monotonic() < max(pool._at_work.values()):
                 threading.Event().wait(0.001)
             assert pool.threads == lost + 1
-        asked, _ = listen(decider_threads, two)
+        called, _ = listen(decider_threads, two)
         assert pool.threads == LOST_MAX, "no thread more"
-        assert not asked.decided.is_set()
+        assert not called.decided.is_set()
         other, _ = listen(
             decider_threads, lambda view: AnswerFrom(tuple(view.arrived)), name="decider 'new'"
         )

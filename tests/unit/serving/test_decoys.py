@@ -1,4 +1,4 @@
-"""What decoys write, and what is read back of it."""
+"""Records that decoys write, and their decoding."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DECOY = Role("decoy")
 
 
 class Tensor:
-    """Of another library: numpy can take it."""
+    """A tensor of another library, which numpy can convert."""
 
     def __array__(self, dtype=None, copy=None):
         return np.array([1.0, 2.0])

@@ -24,7 +24,7 @@ def engine():
 
 @pytest.fixture
 def dispatch(engine):
-    """Its loop thread does not run: the test is the loop, and time is what it says."""
+    """Yield a Dispatch whose loop thread does not run: the test calls it and sets the time."""
     made = Dispatch(engine)
     yield made
     made.stop()
@@ -69,30 +69,30 @@ def test_an_await_that_is_cancelled_gives_the_query_up(engine, model):
 
 
 def test_callbacks_run_once_each_on_one_thread(engine, model):
-    heard = []
+    done = []
     futures = [model.predict(ROW + i) for i in range(10)]
     for future in futures:
         future.add_done_callback(
-            lambda future: heard.append((future, threading.current_thread().name))
+            lambda future: done.append((future, threading.current_thread().name))
         )
-    assert heard == []
+    assert done == []
     expire(engine)
-    wait_until(lambda: len(heard) == 10)
-    assert {future for future, _ in heard} == set(futures)
-    assert {name for _, name in heard} == {"clipper-callbacks"}
-    futures[0].add_done_callback(lambda future: heard.append((future, "now")))
-    assert heard[-1] == (futures[0], "now")
+    wait_until(lambda: len(done) == 10)
+    assert {future for future, _ in done} == set(futures)
+    assert {name for _, name in done} == {"clipper-callbacks"}
+    futures[0].add_done_callback(lambda future: done.append((future, "now")))
+    assert done[-1] == (futures[0], "now")
 
 
 def test_a_callback_that_raises_is_logged(engine, model, caplog):
-    heard = []
+    done = []
     before, raising, after = (model.predict(ROW + i) for i in range(3))
-    before.add_done_callback(heard.append)
+    before.add_done_callback(done.append)
     raising.add_done_callback(lambda _: 1 / 0)
-    after.add_done_callback(heard.append)
+    after.add_done_callback(done.append)
     expire(engine)  # all three at once; the order of their callbacks is not defined
-    wait_until(lambda: "ZeroDivisionError" in caplog.text and len(heard) == 2)
-    assert set(heard) == {before, after}
+    wait_until(lambda: "ZeroDivisionError" in caplog.text and len(done) == 2)
+    assert set(done) == {before, after}
     caplog.clear()
     raising.add_done_callback(lambda _: 1 / 0)  # done already: on this thread, and no different
     assert "ZeroDivisionError" in caplog.text
@@ -108,10 +108,10 @@ def test_as_completed(engine, model):
 
 
 def test_stop_ends_what_is_open(engine, dispatch, model):
-    heard, future = [], model.predict(ROW)
-    future.add_done_callback(heard.append)
+    done, future = [], model.predict(ROW)
+    future.add_done_callback(done.append)
     dispatch.stop()
-    assert heard == [future]
+    assert done == [future]
     assert isinstance(future.exception(0), ShuttingDown)
     assert isinstance(model.predict(ROW).exception(0), ShuttingDown)
     dispatch.stop()

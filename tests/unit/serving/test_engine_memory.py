@@ -8,8 +8,8 @@ from clipper.serving.models.engine_memory import EngineMemory
 
 
 class FakeEngine:
-    """Has a cache of `stretches` stretches and a small table; touching a stretch waits for
-    `may_go_on`."""
+    """A fake engine with a cache of `stretches` stretches and a small table; touching a stretch
+    waits for `may_go_on`."""
 
     def __init__(self, stretches: int) -> None:
         self.stretches = stretches

@@ -1,4 +1,4 @@
-"""Which engine serves a model, and what is told of all of them together."""
+"""Placement of models on engines, and the statistics of all engines together."""
 
 import numpy as np
 import pytest
@@ -32,10 +32,12 @@ def test_one_engine_serves_all() -> None:
     assert engines.of("a") is engines.of("b")
 
 
-@pytest.mark.parametrize(("asked", "started"), [(1, 1), (4, 4), (5, 4), (64, 4)])
-def test_at_most_one_a_core(asked: int, started: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert len(Engines(config(asked))) == started
-    assert (f"server.engines = {asked}, but there are 4 cores" in caplog.text) == (asked > started)
+@pytest.mark.parametrize(("requested", "started"), [(1, 1), (4, 4), (5, 4), (64, 4)])
+def test_at_most_one_a_core(requested: int, started: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(Engines(config(requested))) == started
+    assert (f"server.engines = {requested}, but there are 4 cores" in caplog.text) == (
+        requested > started
+    )
 
 
 def test_all_have_met() -> None:

@@ -1,4 +1,4 @@
-"""What feedback may say, which query it is about, and how it is written down."""
+"""The feedback window: valid feedback, the query that it belongs to, and its journal record."""
 
 import math
 from typing import Any
@@ -128,7 +128,7 @@ def test_an_answer_that_was_given_without_python_is_found_by_its_id(learner: Lea
 
 
 class Ended:
-    """What a window asks of the future of an array."""
+    """A fake of the members of an array's future that a window reads."""
 
     def __init__(self, statuses: list[list[int]]) -> None:
         self._statuses = np.array(statuses, np.uint8)

@@ -1,4 +1,4 @@
-"""What feedback may say: anything else is InvalidInput, and nothing else."""
+"""Valid and invalid feedback: invalid feedback raises InvalidInput and nothing else."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Guards of rollouts: how they are written, and that their tests keep their error rates whoever
-looks how often."""
+"""Guards of rollouts: their syntax, and that their tests keep their error rates however often they
+are read."""
 
 import random
 from collections.abc import Callable
@@ -100,14 +100,14 @@ def how_often(end: str, trial: Callable[[random.Random], str], trials: int = 300
 
 
 def walk(rng: random.Random, p: float, limit: float, most: int = 1500) -> str:
-    """Looked at after every observation, until something is said."""
+    """Judge after every observation until there is a verdict."""
     bad = 0
     for n in range(1, most + 1):
         bad += rng.random() < p
         if n % 10 == 0 or n < 20:
-            said = judged_share(n, bad, limit, RATE)
-            if said != "undecided":
-                return said
+            verdict = judged_share(n, bad, limit, RATE)
+            if verdict != "undecided":
+                return verdict
     return "undecided"
 
 
@@ -120,9 +120,9 @@ def walk_beside(
         side[0] += 1
         side[1] += rng.random() < q
         if n % 50 == 0:
-            said = judged_difference((one[0], one[1]), (before[0], before[1]), margin, RATE)
-            if said != "undecided":
-                return said
+            verdict = judged_difference((one[0], one[1]), (before[0], before[1]), margin, RATE)
+            if verdict != "undecided":
+                return verdict
     return "undecided"
 
 

@@ -46,11 +46,11 @@ def test_it_stays_within_its_bounds() -> None:
 
 def test_it_finds_what_a_model_can_do() -> None:
     """A model that is late when more than 100 are in flight: it is kept busy, and seldom late."""
-    intake, late, asked = Intake(10_000), 0, 0
+    intake, late, total = Intake(10_000), 0, 0
     for _ in range(2000):
         size = intake.size
         for i in range(size):
             intake.record(i >= 100)
-        late, asked = late + max(0, size - 100), asked + size
-    assert asked / 2000 > 60
-    assert late / asked < 0.05
+        late, total = late + max(0, size - 100), total + size
+    assert total / 2000 > 60
+    assert late / total < 0.05

@@ -122,7 +122,7 @@ def test_guards() -> None:
 
 def test_sides_of_a_rollout() -> None:
     rng, found = random.Random(5), []
-    told: list[Any] = []
+    feedback: list[Any] = []
     rows = ObservationRows(
         (A,),
         (np.array([1, 2, 3, 4]),),
@@ -136,9 +136,9 @@ def test_sides_of_a_rollout() -> None:
         side = SideStats([20_000, 5000, 20_000])
         found.append(shown(side.counts()))
         next: Any = Object(
-            on_feedback=told.append,
+            on_feedback=feedback.append,
             on_label=lambda *_, takes=takes: takes,
-            on_feedback_rows=lambda *_: told.append("rows"),
+            on_feedback_rows=lambda *_: feedback.append("rows"),
         )
         observer = RolloutObserver(next, side)
         for i in range(30):
@@ -160,7 +160,7 @@ def test_sides_of_a_rollout() -> None:
         for answers in (np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 4.0]), [1, "2", None, 5]):
             observer.on_feedback_rows(rows, answers)
             found.append(shown(side.counts()))
-    assert len(told) == 16
+    assert len(feedback) == 16
     rollout = Rollout("app", B, A, A, (0.2, 1.0), 9.0, "p99<20ms, agreement>90%", 0.01, began_us=7)
     totals = iter([(10, 8), (15, 12), (3, 1)])
     stage = StageStats(rollout, 99, lambda: next_of(totals))

@@ -1,4 +1,4 @@
-"""What the core reads from the objects of feedback is what Python would have."""
+"""The core reads feedback objects as Python does."""
 
 import math
 import random
@@ -62,14 +62,14 @@ def test_a_record_has_the_bytes_of_the_general_encoder() -> None:
     chance, head = random.Random(7), b"\x9d" + msgspec.msgpack.encode(("a", "exp4", ("a:1",)))[1:]
     for _ in range(300):
         seen = seen_of(chance, VALUES)
-        said = [
+        predictions = [
             (PLACE[m], one.output, one.confidence, *([one.qualifiers] if one.qualifiers else []))
             for m, one in seen.predictions.items()
         ]
         truth, plan = seen.truth, seen.plan
         rest = msgspec.msgpack.encode(
             (
-                *("ü", (0, 2), (0.25,), said, truth.label, truth.score),
+                *("ü", (0, 2), (0.25,), predictions, truth.label, truth.score),
                 *(seen.answer, seen.weight, plan.features, 1_790_000_000_000_000),
             )
         )
@@ -122,12 +122,12 @@ def test_right_answers_are_counted_as_by_their_losses() -> None:
         kinds = {type(one.output) for one in seen.predictions.values()} | {type(seen.answer)}
         labels = kinds == {type(seen.truth.label)} and kinds != {float}
         truth, answer = seen.truth, seen.answer
-        told = labels_right.count(seen.predictions, truth.label, answer, seen.weight)
-        assert told == labels
+        is_counted = labels_right.count(seen.predictions, truth.label, answer, seen.weight)
+        assert is_counted == labels
         if labels:
-            for model, lost in losses(seen).items():
+            for model, model_loss in losses(seen).items():
                 if model in expected:
-                    expected[model].add(1.0 - lost, seen.weight)
+                    expected[model].add(1.0 - model_loss, seen.weight)
             expected_right.add(1.0 - loss(seen.answer, seen.truth.label), seen.weight)
     assert {m: one.feedback.stats() for m, one in counts.items()} == {
         m: one.stats() for m, one in expected.items()
@@ -146,8 +146,8 @@ def test_labels_that_need_no_check() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
-    """One by one and in lists, of several users, told twice: as by `observe_one` in the same
-    order, in state and in the journal."""
+    """Labels one by one and in lists, of several users, each sent twice, give the same state and
+    journal as `observe_one` in the same order."""
     chance = random.Random(seed)
     text = chance.choice(["exp3", "kl_ucb", "exp4", "stacking", "mixture", "ensemble"])
     one, other = learner_of(text), learner_of(text)
@@ -208,11 +208,11 @@ def test_class_probabilities_are_kept_and_learned_by_the_policy(text: str, tmp_p
     table = JoinTable(1000, 60.0, 1 << 30, Answer)
     reads = text in ("mixture", "stacking")
     for i in range(20):
-        said = {
+        predictions = {
             model: Prediction(i % 3, 0.5, {f"p:{label}": p for label, p in enumerate([0.2, j / 4])})
             for j, model in enumerate(MODELS)
         }
-        table.add(f"n-{i}", learner, "", Plan(MODELS), said, 1)
+        table.add(f"n-{i}", learner, "", Plan(MODELS), predictions, 1)
         core = learn_labels(table, [f"n-{i}"], "app", [i % 2])
         assert core == (None if reads else 1)
         joined = table.get(f"n-{i}")
@@ -262,11 +262,11 @@ def test_feedback_that_the_journal_refuses_may_be_sent_again(tmp_path: Path) -> 
     with pytest.raises(Overloaded):
         learn_labels(table, ids, "app", [1] * 30)
     assert learner.state("").seen == 0
-    told = next(i for i, id in enumerate(ids) if is_refused(table, id))
-    assert 10 < told < 30
-    assert learner.state("").seen == told == states.journal.last
+    count_before = next(i for i, id in enumerate(ids) if is_refused(table, id))
+    assert 10 < count_before < 30
+    assert learner.state("").seen == count_before == states.journal.last
     states.journal.bytes_max = 1 << 20
-    assert learn_labels(table, ids, "app", [1] * 30) == 30 - told
+    assert learn_labels(table, ids, "app", [1] * 30) == 30 - count_before
     assert learner.state("").seen == 30
     states.close()
     assert len(list(read_journal(tmp_path))) == 30

@@ -14,7 +14,7 @@ from tests.unit.serving.test_states import KL, A, B, Broken, Server, observation
 
 
 class Counted(MemoryStore):
-    """Counts the transactions that write."""
+    """A store that counts the transactions that write."""
 
     writes = 0
 
@@ -82,7 +82,7 @@ def test_a_full_memory_forgets_those_that_were_not_used_lately_and_not_the_rest(
 
 
 def test_a_new_context_scans_few_others_when_all_wait_to_be_written() -> None:
-    draw, looked = random.Random(19), 0
+    draw, reads = random.Random(19), 0
     server = Server(MemoryStore(), None, contexts_max=200)
     learner = server.learner("exp4")
     for i in range(300):
@@ -90,17 +90,17 @@ def test_a_new_context_scans_few_others_when_all_wait_to_be_written() -> None:
     assert len(learner) == 301, "all of them wait to be written: none is forgotten"
     known = learner.known
 
-    class Looked(type(learner)):  # type: ignore[misc]
+    class ReadCounter(type(learner)):  # type: ignore[misc]
         __slots__ = ()
 
         def known(self, user: str):
-            nonlocal looked
-            looked += 1
+            nonlocal reads
+            reads += 1
             return known(user)
 
-    learner.__class__ = Looked
+    learner.__class__ = ReadCounter
     learner.state("one more")
-    assert looked <= 70
+    assert reads <= 70
     server.states.close()
 
 

@@ -15,7 +15,7 @@ MODELS = tuple(VersionedModel(f"m{i}", 1) for i in range(4))
 AVERAGING = ["ensemble", "static", "exp4", "stacking", "logodds"]
 
 
-def said(numbers):
+def predictions(numbers):
     return {
         model: Prediction(number)
         for model, number in zip(MODELS, numbers, strict=False)
@@ -24,10 +24,10 @@ def said(numbers):
 
 
 def learned(policy, rounds):
-    """Means after rounds in which everybody was heard."""
+    """Return means after rounds in which every model answered."""
     means, state = Means(), policy.init(MODELS)
     for numbers in rounds:
-        combine(policy, state, means, said(numbers), [])
+        combine(policy, state, means, predictions(numbers), [])
     return state, means
 
 
@@ -77,23 +77,23 @@ def test_a_mean_follows():
 
 @pytest.mark.parametrize("name", AVERAGING)
 @pytest.mark.parametrize(
-    "lost", [lost for n in (1, 2, 3) for lost in itertools.combinations(range(4), n)]
+    "late", [late for n in (1, 2, 3) for late in itertools.combinations(range(4), n)]
 )
-def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
+def test_an_answer_with_stragglers_is_that_with_their_means(name, late):
     policy = create_policy(name)
     rng = np.random.default_rng(7)
     rounds = (rng.normal(size=(50, 4)) + np.array([0, 10, 20, 30])).tolist()
     state, means = learned(policy, rounds)
     now = [0.5, 10.5, 20.5, 30.5]
-    arrived = said([None if i in lost else number for i, number in enumerate(now)])
-    missing = [MODELS[i] for i in lost]
-    expected = {i: means.of(MODELS[i]) for i in lost}
+    arrived = predictions([None if i in late else number for i, number in enumerate(now)])
+    missing = [MODELS[i] for i in late]
+    expected = {i: means.of(MODELS[i]) for i in late}
     whole = policy.combine(
-        state, said([expected.get(i, number) for i, number in enumerate(now)]), []
+        state, predictions([expected.get(i, number) for i, number in enumerate(now)]), []
     )
     without = policy.combine(state, arrived, missing)
     found = combine(policy, state, means, arrived, missing)
-    later = {i: means.of(MODELS[i]) for i in lost}
+    later = {i: means.of(MODELS[i]) for i in late}
     assert later == expected, "a mean that was put in teaches nothing"
     assert found.output == pytest.approx(whole.output)
     assert (found.confidence, found.used, found.agreement) == (
@@ -101,7 +101,7 @@ def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
         without.used,
         without.agreement,
     )
-    assert abs(found.output - 15.5) < abs(without.output - 15.5) or lost in (
+    assert abs(found.output - 15.5) < abs(without.output - 15.5) or late in (
         (1, 2),
         (0, 3),
     ), "nearer than without"
@@ -112,7 +112,7 @@ def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
 def test_votes_are_combined_without(name):
     policy = create_policy(name)
     state, means = learned(policy, [["cat", "cat", "dog", "cat"]] * 5)
-    arrived, missing = said(["dog", None, "dog", "cat"]), [MODELS[1]]
+    arrived, missing = predictions(["dog", None, "dog", "cat"]), [MODELS[1]]
     found, without = (
         combine(policy, state, means, arrived, missing),
         policy.combine(state, arrived, missing),
@@ -124,7 +124,7 @@ def test_a_number_of_the_past_is_no_vote():
     policy = create_policy("ensemble")
     state, means = learned(policy, [[0.5, 0.5, 0.5, 7.5]])
     for label in (3, "cat", True):
-        arrived, missing = said([label, label]), list(MODELS[2:])
+        arrived, missing = predictions([label, label]), list(MODELS[2:])
         found, without = (
             combine(policy, state, means, arrived, missing),
             policy.combine(state, arrived, missing),
@@ -152,7 +152,7 @@ def test_nobody_is_made_up():
     assert combine(policy, state, means, {}, MODELS).used == (), (
         "all are missing: the default is due"
     )
-    fresh = combine(policy, state, Means(), said([1.0]), list(MODELS[1:]))
+    fresh = combine(policy, state, Means(), predictions([1.0]), list(MODELS[1:]))
     assert fresh.output == 1.0, "nothing is known of the others"
     arrays = {MODELS[0]: Prediction(np.ones(3))}
     assert combine(policy, state, means, arrays, list(MODELS[1:])).output == pytest.approx(

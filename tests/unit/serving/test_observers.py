@@ -15,7 +15,7 @@ A, B, C = (VersionedModel(name, 1) for name in "abc")
 SHADOW, CANARY = Role("shadow"), Role("canary")
 
 
-class Said:
+class FakeTask:
     """A future of one task."""
 
     def __init__(self, output=None, status=Status.OK, done=True):
@@ -32,31 +32,31 @@ class Said:
 
 
 class Core:
-    """A model that gives what it is told to."""
+    """A fake model that returns what the test sets."""
 
     def __init__(self, give):
-        self.give, self.asked = give, []
+        self.give, self.queries = give, []
 
     def predict(self, x, slo_ms, salt):
-        self.asked.append((x, slo_ms, salt))
+        self.queries.append((x, slo_ms, salt))
         return self.give()
 
 
-def asked(watch, core, times, role=SHADOW, now_s=0.0, rests=0.0):
+def watch_queries(watch, core, times, role=SHADOW, now_s=0.0, rests=0.0):
     return [watch.submit(core, "x", 20_000, 7, now_s, role, rests) for _ in range(times)]
 
 
 def test_an_observer_is_queried_by_the_deadline_of_the_query():
-    watch, core = Watch(), Core(lambda: Said(1))
-    assert asked(watch, core, 1)[0].output() == 1
-    assert core.asked == [("x", 20.0, 7)]
+    watch, core = Watch(), Core(lambda: FakeTask(1))
+    assert watch_queries(watch, core, 1)[0].output() == 1
+    assert core.queries == [("x", 20.0, 7)]
     assert watch.stats()["answered"] == 1
 
 
 def test_a_stuck_observer_has_few_tasks():
-    watch, core = Watch(), Core(lambda: Said(done=False))
-    futures = asked(watch, core, 1000)
-    assert len(core.asked) == OPEN_MAX
+    watch, core = Watch(), Core(lambda: FakeTask(done=False))
+    futures = watch_queries(watch, core, 1000)
+    assert len(core.queries) == OPEN_MAX
     stats = watch.stats()
     assert (stats["sent"], stats["shed"], stats["open"]) == (OPEN_MAX, 1000 - OPEN_MAX, OPEN_MAX)
     for future in futures[:OPEN_MAX]:
@@ -70,9 +70,9 @@ def test_what_it_refuses_is_counted():
         raise InvalidInput("no")
 
     watch = Watch()
-    assert asked(watch, Core(refuse), 3) == [None] * 3
-    asked(watch, Core(lambda: Said(status=Status.FULL)), 2, CANARY)
-    asked(watch, Core(lambda: Said(status=Status.MODEL_ERROR)), 2, CANARY)
+    assert watch_queries(watch, Core(refuse), 3) == [None] * 3
+    watch_queries(watch, Core(lambda: FakeTask(status=Status.FULL)), 2, CANARY)
+    watch_queries(watch, Core(lambda: FakeTask(status=Status.MODEL_ERROR)), 2, CANARY)
     stats = watch.stats()
     assert (stats["refused"], stats["failed"], stats["answered"]) == (5, 2, 0)
     assert (
@@ -83,24 +83,24 @@ def test_what_it_refuses_is_counted():
 
 def test_a_shadow_rests_when_there_is_no_room_and_a_canary_does_not():
     for role, times in ((SHADOW, 1), (CANARY, 5)):
-        watch, core = Watch(), Core(lambda: Said(status=Status.FULL))
-        asked(watch, core, 5, role, now_s=1.0)
-        assert len(core.asked) == times
-        asked(watch, core, 1, role, now_s=1.0 + 1.01 * REST_S)
-        assert len(core.asked) == times + 1
-    watch, core = Watch(), Core(lambda: Said(1))
-    asked(watch, core, 5, SHADOW, now_s=1.0, rests=1.05)
-    assert core.asked == [], "the application's own tasks found no room"
-    asked(watch, core, 5, SHADOW, now_s=1.1, rests=1.05)
-    assert len(core.asked) == 5
+        watch, core = Watch(), Core(lambda: FakeTask(status=Status.FULL))
+        watch_queries(watch, core, 5, role, now_s=1.0)
+        assert len(core.queries) == times
+        watch_queries(watch, core, 1, role, now_s=1.0 + 1.01 * REST_S)
+        assert len(core.queries) == times + 1
+    watch, core = Watch(), Core(lambda: FakeTask(1))
+    watch_queries(watch, core, 5, SHADOW, now_s=1.0, rests=1.05)
+    assert core.queries == [], "the application's own tasks found no room"
+    watch_queries(watch, core, 5, SHADOW, now_s=1.1, rests=1.05)
+    assert len(core.queries) == 5
 
 
 def test_a_budget_in_queries_a_second():
-    watch, core = Watch(), Core(lambda: Said(1))
+    watch, core = Watch(), Core(lambda: FakeTask(1))
     for i in range(1000):
-        asked(watch, core, 1, Role("canary", rate_max=20.0), now_s=i / 100)
-    assert 200 <= len(core.asked) <= 203
-    assert watch.stats()["over_budget"] == 1000 - len(core.asked)
+        watch_queries(watch, core, 1, Role("canary", rate_max=20.0), now_s=i / 100)
+    assert 200 <= len(core.queries) <= 203
+    assert watch.stats()["over_budget"] == 1000 - len(core.queries)
 
 
 def test_a_canary_is_what_others_are_measured_against():
@@ -108,7 +108,7 @@ def test_a_canary_is_what_others_are_measured_against():
     watched.canaries = frozenset([C])
     for i in range(100):
         arrived = {A: Prediction(i % 10), B: Prediction(i % 10 if i % 4 else -1)}
-        watched.add(arrived, i % 10, [(C, Said(i % 10))])
+        watched.add(arrived, i % 10, [(C, FakeTask(i % 10))])
     stats = watched.stats()
     others = stats["canaries"]["c:1"]["others"]
     assert others == {"a:1": {"n": 100, "agreement": 1.0}, "b:1": {"n": 100, "agreement": 0.75}}
@@ -121,7 +121,7 @@ def test_numbers_are_measured_by_their_difference():
     watched.canaries = frozenset([C])
     for i in range(100):
         watched.add(
-            {A: Prediction(10.0 + i / 100)}, 10.0, [(C, Said(8.0)), (B, Said(float("nan")))]
+            {A: Prediction(10.0 + i / 100)}, 10.0, [(C, FakeTask(8.0)), (B, FakeTask(float("nan")))]
         )
     away = watched.stats()["canaries"]["c:1"]["others"]["a:1"]["difference"]
     assert away["min"] == 2.0
@@ -134,12 +134,12 @@ def test_numbers_are_measured_by_their_difference():
 
 
 def test_pending_observations_are_bounded():
-    watched, never = Watched(lambda: 0.0), Said(done=False)
+    watched, never = Watched(lambda: 0.0), FakeTask(done=False)
     for _ in range(PENDING_MAX + 10):
         watched.add({A: Prediction(1)}, 1, [(B, never)])
     assert watched.stats() == {"unlooked": 10}
     for _ in range(PENDING_MAX):
-        watched.add({A: Prediction(1)}, 1, [(C, Said(1))])
+        watched.add({A: Prediction(1)}, 1, [(C, FakeTask(1))])
     never.is_done, never.ended = True, Status.DEADLINE
     stats = watched.stats()
     assert stats["observers"]["c:1"]["agreement"] == 1.0, "those behind a stuck one are looked at"
@@ -147,7 +147,7 @@ def test_pending_observations_are_bounded():
 
 
 def test_all_that_wait_are_compared_when_they_are_complete():
-    watched, late = Watched(lambda: 0.0), Said(1, done=False)
+    watched, late = Watched(lambda: 0.0), FakeTask(1, done=False)
     watched.canaries = frozenset([C])
     for _ in range(PENDING_MAX):
         watched.add({A: Prediction(1)}, 1, [(C, late)])
@@ -158,7 +158,7 @@ def test_all_that_wait_are_compared_when_they_are_complete():
 def test_a_model_that_is_linked_no_more_is_forgotten():
     watched = Watched(lambda: 0.0)
     watched.canaries = frozenset([C])
-    watched.add({A: Prediction(1), B: Prediction(2)}, 1, [(C, Said(1))])
+    watched.add({A: Prediction(1), B: Prediction(2)}, 1, [(C, FakeTask(1))])
     watched.stats()
     watched.keep((B, C))
     assert set(watched.stats()["canaries"]["c:1"]["others"]) == {"b:1"}
@@ -167,8 +167,8 @@ def test_a_model_that_is_linked_no_more_is_forgotten():
 
 
 def test_counts_are_exact_with_any_number_of_threads():
-    watch, core = Watch(), Core(lambda: Said(1))
-    threads = [threading.Thread(target=asked, args=(watch, core, 500)) for _ in range(8)]
+    watch, core = Watch(), Core(lambda: FakeTask(1))
+    threads = [threading.Thread(target=watch_queries, args=(watch, core, 500)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,7 +15,7 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 1)
 
 
 class Engine:
-    """Keeps what it is told to send."""
+    """A fake engine that keeps the feedback it should send."""
 
     def __init__(self):
         self.sent = []

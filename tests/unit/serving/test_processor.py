@@ -1,4 +1,4 @@
-"""From what the tasks came to, to one Answer."""
+"""The Answer computed from ended tasks."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,8 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 
 @dataclass
 class Ended:
-    """What finish() reads of a future, task by task: (status, output, confidence, detail)."""
+    """A fake of the members of a future that finish() reads, by task: (status, output, confidence,
+    detail)."""
 
     extra: QueryContext
     tasks: list = field(default_factory=list)
@@ -71,9 +72,14 @@ def learner_of(application, policy, models):
     return states.learner(application, policy, create_policy(policy), models)
 
 
-def ended(asked, *tasks):
+def ended(application, *tasks):
     full = [(status, *rest, *(None, None, "")[len(rest) :]) for status, *rest in tasks]
-    return finish(Ended(QueryContext(asked, Plan(asked.models), asked.learner.state(None)), full))
+    return finish(
+        Ended(
+            QueryContext(application, Plan(application.models), application.learner.state(None)),
+            full,
+        )
+    )
 
 
 def test_one_prediction():
@@ -119,12 +125,12 @@ def test_default_when_no_model_answered(status):
 
 
 def test_every_way_to_end_has_its_words():
-    told = {
+    combined = {
         status: why(status, A, "E: x")
         for status in Status
         if status not in (Status.OK, Status.PENDING)
     }
-    assert len(set(told.values())) == len(told)
+    assert len(set(combined.values())) == len(combined)
     assert why(Status.NO_REPLICA, A, "") == "no container of a:1 is connected"
     assert why(Status.MODEL_ERROR, A, "") == "a:1 failed: no reason given"
     assert (
@@ -149,9 +155,9 @@ def test_an_output_that_is_no_number(output):
 
 
 def test_not_sure_enough():
-    asked = resolved(A, confidence_min=0.6)
-    assert ended(asked, (Status.OK, 1, 0.6)).output == 1
-    unsure = ended(asked, (Status.OK, 1, 0.59))
+    application = resolved(A, confidence_min=0.6)
+    assert ended(application, (Status.OK, 1, 0.6)).output == 1
+    unsure = ended(application, (Status.OK, 1, 0.59))
     assert (unsure.output, unsure.is_default, unsure.models) == ("none", True, (A,))
     assert unsure.reason == "confidence 0.59 is below the application's 0.60"
 
@@ -177,9 +183,9 @@ def test_the_last_line_is_the_error_itself():
 def test_a_straggler_is_its_mean_and_is_named():
     means = Means()
     means.add(B, 30.0)
-    asked = resolved(A, B, means=means)
+    application = resolved(A, B, means=means)
     tasks = [(Status.OK, 10.0, None, ""), (Status.DEADLINE, None, None, "")]
-    answer = finish(Ended(QueryContext(asked, Plan((A, B)), (A, B)), tasks))
+    answer = finish(Ended(QueryContext(application, Plan((A, B)), (A, B)), tasks))
     assert (answer.output, answer.models, answer.missing) == (20.0, (A,), (B,))
     assert answer.confidence == 0.5
     assert not answer.is_default
@@ -188,12 +194,12 @@ def test_a_straggler_is_its_mean_and_is_named():
 def test_what_queries_came_to_is_counted():
     counters = ApplicationCounters()
     stats = counters.for_models((A, B), None)
-    asked = resolved(A, B, rollout=RolloutState(stats), confidence_min=0.6)
-    ended(asked, (Status.OK, 7), (Status.OK, 7))
-    ended(asked, (Status.OK, 7), (Status.OK, 8))
-    ended(asked, (Status.OK, 7), (Status.DEADLINE,))
-    ended(asked, (Status.FULL,), (Status.DEADLINE,))
-    ended(asked, (Status.OK, float("nan")), (Status.OK, None))
+    application = resolved(A, B, rollout=RolloutState(stats), confidence_min=0.6)
+    ended(application, (Status.OK, 7), (Status.OK, 7))
+    ended(application, (Status.OK, 7), (Status.OK, 8))
+    ended(application, (Status.OK, 7), (Status.DEADLINE,))
+    ended(application, (Status.FULL,), (Status.DEADLINE,))
+    ended(application, (Status.OK, float("nan")), (Status.OK, None))
     stats = counters.stats(stats)
     assert stats["answers"]["ok"] == 1
     assert stats["answers"]["default"] == {"unsure": 2, "full": 1, "not_finite": 1}
@@ -209,12 +215,12 @@ def test_what_queries_came_to_is_counted():
 def test_decoys_receive_the_answer():
     class Decoy:
         def __init__(self):
-            self.heard = []
+            self.replies = []
 
-        def add_reply(self, *told):
-            self.heard.append(told)
+        def add_reply(self, *combined):
+            self.replies.append(combined)
 
     decoy = Decoy()
     ended(resolved(A, rollout=RolloutState(decoys=(decoy,))), (Status.OK, 7))
     ended(resolved(A, rollout=RolloutState(decoys=(decoy,))), (Status.DEADLINE,))
-    assert decoy.heard == [(255, "n0-ff", 7, False), (255, "n0-ff", "none", True)]
+    assert decoy.replies == [(255, "n0-ff", 7, False), (255, "n0-ff", "none", True)]

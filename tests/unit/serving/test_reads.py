@@ -1,4 +1,4 @@
-"""What a model says it reads: as its record keeps it, and what it says of an input."""
+"""Declared reads of a model: their record, and the rows that an input reads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,8 +49,8 @@ def test_rows_of_an_input(reads: Any, x: Any, ids: dict[str, list[int]] | None) 
 
 def test_functions_without_a_name_are_distinguished() -> None:
     each: list[Callable[[Any], Any]] = [lambda x, n=n: {"t": [n]} for n in range(3)]
-    said = [declaration_of("m", one) for one in each]
-    assert [ids_of(one)(0)["t"].tolist() for one in said] == [[0], [1], [2]]  # type: ignore[index]
+    declarations = [declaration_of("m", one) for one in each]
+    assert [ids_of(one)(0)["t"].tolist() for one in declarations] == [[0], [1], [2]]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"tolerance": 0.1}, "does not declare what it reads"),
         ({"reads": {"t": (0,)}, "tolerance": -0.1}, "tolerance is"),
@@ -98,8 +98,8 @@ def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
         ({"reads": {"t": (0,)}, "similar": Similar(width=1.0)}, "only similar"),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         check_reads(Model("m", 1, InputType.parse("f32[2]"), **settings))
 
 

@@ -1,4 +1,4 @@
-"""What roles can be said, and whom a query asks because of them."""
+"""Parsing of roles, and the models that a query is sent to because of them."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ def test_roles_as_they_are_written():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("shadwo", r"no role 'shadwo' \(of 'svm'\).*id you mean 'shadow'"),
         ("", "no role ''"),
@@ -42,8 +42,8 @@ def test_roles_as_they_are_written():
         (3, "is a str such as 'shadow', not a int"),
     ],
 )
-def test_what_is_no_role(text, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_what_is_no_role(text, message):
+    with pytest.raises(InvalidInput, match=message):
         role_named(text, "svm")
 
 
@@ -60,7 +60,7 @@ def test_roles_find_their_links():
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "message"),
     [
         (
             {"svm": "shadow"},
@@ -82,8 +82,8 @@ def test_roles_find_their_links():
         (["shadow"], "roles by model"),
     ],
 )
-def test_what_roles_are_refused(roles, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_what_roles_are_refused(roles, message):
+    with pytest.raises(InvalidInput, match=message):
         check_roles("a", LINKS, roles)
 
 
@@ -119,12 +119,12 @@ def test_a_challenger_has_its_share_and_answers_alone(policy):
 
 
 def test_a_plan_holds_the_probability_of_the_whole_choice():
-    """Of each set asked: as often as its plan says."""
+    """Each set of models is queried as often as its plan states."""
     assignment = RoleAssignment({B: Role("challenger", 0.25)}, (A, B, C))
     plans = planned(assignment, policy="ab(shares={'a': 0.9, 'c': 0.1})", models=(A, B, C))
-    asked = Counter(plan.models for plan in plans)
+    count_of = Counter(plan.models for plan in plans)
     for plan in set(plans):
-        assert asked[plan.models] / len(plans) == pytest.approx(plan.probabilities[0], abs=2e-3)
+        assert count_of[plan.models] / len(plans) == pytest.approx(plan.probabilities[0], abs=2e-3)
     everybody = RoleAssignment({B: Role("challenger", 0.25)}, (A, B, C)).plan(
         create_policy("ensemble"), (A, B, C), Query(None, 0.9)
     )
@@ -132,7 +132,7 @@ def test_a_plan_holds_the_probability_of_the_whole_choice():
 
 
 def test_the_policy_chooses_as_without_a_challenger():
-    """What is left of the number is uniform again: the policy sees all of [0, 1)."""
+    """The rest of the number is uniform again: the policy gets all of [0, 1)."""
 
     class Seen:
         def __init__(self):

@@ -31,12 +31,12 @@ def test_one_for_each_record(running):
 
 
 def test_the_engine_is_notified_of_models_that_are_cached():
-    engine, heard = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), []
-    running = RunningModels(lambda _: engine, LimitSettings(), heard.append)
+    engine, calls = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), []
+    running = RunningModels(lambda _: engine, LimitSettings(), calls.append)
     running.ensure(record(cache=False))
-    assert heard == []
+    assert calls == []
     running.ensure(record("n"))
-    assert heard == [engine]
+    assert calls == [engine]
 
 
 def test_a_model_with_tables_that_does_not_declare_its_rows_is_not_cached_for_a_stated_reason(

@@ -259,21 +259,21 @@ def test_readings_scale_and_restart() -> None:
 
 
 def test_none_is_expected_before_the_first_that_may_come() -> None:
-    now, told = 1_000_000, []
-    expected = Expected(lambda id_, when: told.append(when), lambda: now)
+    now, reported = 1_000_000, []
+    expected = Expected(lambda id_, when: reported.append(when), lambda: now)
     expected.starting(M, 0)
-    assert told[-1] <= now, "how long it takes is not known"
+    assert reported[-1] <= now, "how long it takes is not known"
     now += 400_000
     expected.connected(M, [0])
     expected.starting(M, 0, pause_s=1.0)
-    assert told[-1] == now + 1_000_000 + 200_000
+    assert reported[-1] == now + 1_000_000 + 200_000
     expected.starting(M, 1, pause_s=0.1)
-    assert told[-1] == now + 100_000 + 200_000
+    assert reported[-1] == now + 100_000 + 200_000
     expected.failed(M, 1)
-    assert told[-1] == now + 1_000_000 + 200_000
+    assert reported[-1] == now + 1_000_000 + 200_000
     expected.failed(M, 0)
-    assert told[-1] == Expected.NEVER_US
+    assert reported[-1] == Expected.NEVER_US
     expected.stopped(M, 0)
-    assert told[-1] == Expected.NEVER_US
+    assert reported[-1] == Expected.NEVER_US
     expected.stopped(M, 1)
-    assert told[-1] == 0, "who knows"
+    assert reported[-1] == 0, "who knows"

@@ -1,4 +1,4 @@
-"""Whom a query with a decider asks, when, and what its verdict comes to."""
+"""Speculative queries: the models that a query with a decider is sent to, when, and the answer."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,17 +41,17 @@ OK, PENDING, UNNEEDED, DEADLINE, FAILED = (
 
 
 class Core:
-    """What is read of a model: its latencies so far, in us."""
+    """A fake of the members of a model that speculation reads: its latencies so far, in us."""
 
     def __init__(self, *latencies_us: int) -> None:
-        self.index, self.engine, self.looked = 0, self, 0
+        self.index, self.engine, self.latency_reads = 0, self, 0
         self.histogram = LatencyHistogram()
         for latency in latencies_us:
             self.histogram.record(latency)
 
     def model_latency(self, index: int) -> Snapshot:
         assert index == self.index
-        self.looked += 1
+        self.latency_reads += 1
         return self.histogram.snapshot()
 
 
@@ -64,9 +64,9 @@ def resolved(
     )
     made = dict(zip(LINKS, cores or (Core(), Core(), Core()), strict=True))
     fields = {"default": "none", "node": "n0", **fields}
-    asked = ResolvedApplication("app", LINKS, made, chosen, learner, 20_000, **fields)
+    application = ResolvedApplication("app", LINKS, made, chosen, learner, 20_000, **fields)
     return msgspec.structs.replace(
-        asked, speculation=speculation_of(decider, asked, DeciderThreads())
+        application, speculation=speculation_of(decider, application, DeciderThreads())
     )
 
 
@@ -175,7 +175,7 @@ def test_measurements_are_read_periodically() -> None:
     found = speculation("hedged", cores=cores)
     for _ in range(10):
         found.call(None, Plan((A, B, C)), None, 20_000)
-    assert cores[0].looked == 1
+    assert cores[0].latency_reads == 1
 
 
 def test_values_of_a_state_are_computed_once() -> None:
@@ -275,8 +275,8 @@ def test_what_came_after_a_refusal_is_measured_by_itself() -> None:
 
 @dataclass
 class Ruled:
-    """What is read of a future with a verdict, task by task: (status, output, confidence, detail,
-    latency)."""
+    """A fake of the members of a decided future that are read, by task: (status, output,
+    confidence, detail, latency)."""
 
     extra: QueryContext
     verdict: tuple[int, int, int] | None
@@ -311,16 +311,18 @@ def ruled(
     latency_us: int = 5000,
     **fields: Any,
 ):
-    """Tasks are C's, A's and B's, in that order."""
-    asked = resolved(decider, policy, **fields)
-    assert asked.speculation is not None
-    state, plan = asked.learner.state(None), Plan((A, B, C))
-    heard = asked.speculation.call(state, plan, None, 20_000)
+    """Return a decided future; its tasks are of C, A and B, in that order."""
+    application = resolved(decider, policy, **fields)
+    assert application.speculation is not None
+    state, plan = application.learner.state(None), Plan((A, B, C))
+    call = application.speculation.call(state, plan, None, 20_000)
     full = [
         (status, output[0] if output else None, output[1] if output[1:] else 1000)
         for status, *output in tasks
     ]
-    return finish(Ruled(QueryContext(asked, plan, state, "", (), heard), verdict, full, latency_us))  # type: ignore[arg-type]
+    return finish(
+        Ruled(QueryContext(application, plan, state, "", (), call), verdict, full, latency_us)
+    )  # type: ignore[arg-type]
 
 
 def test_the_verdict_is_answered() -> None:

@@ -36,7 +36,7 @@ def expire(engine: Engine) -> None:
     engine.step(engine.now_us() + 1_000_000)
 
 
-def asked(model: Model, finish: Callable[[Future], object] | None) -> Future:
+def predict(model: Model, finish: Callable[[Future], object] | None) -> Future:
     return predict_all((model, model), ROW, 1000, 0, finish, None)
 
 
@@ -46,7 +46,7 @@ def asked(model: Model, finish: Callable[[Future], object] | None) -> Future:
 def test_a_cancelled_future_has_no_result(
     model: Model, finish: Callable[[Future], object] | None
 ) -> None:
-    future = asked(model, finish)
+    future = predict(model, finish)
     assert (future.running(), future.cancelled(), future.done()) == (False, False, False)
     assert future.cancel()
     assert future.cancel()  # as the standard library's: it is cancelled
@@ -58,14 +58,14 @@ def test_a_cancelled_future_has_no_result(
 
 
 def test_a_future_that_is_done_cannot_be_cancelled(engine: Engine, model: Model) -> None:
-    future = asked(model, lambda future: "default")
+    future = predict(model, lambda future: "default")
     expire(engine)
     assert not future.cancel()
     assert (future.cancelled(), future.result(), future.exception()) == (False, "default", None)
 
 
 def test_a_finisher_that_ends_its_query_itself_still_gives_a_result(model: Model) -> None:
-    future = asked(model, lambda future: "default")
+    future = predict(model, lambda future: "default")
     assert future.end_now()
     assert not future.end_now()
     assert not future.cancel()
@@ -74,7 +74,7 @@ def test_a_finisher_that_ends_its_query_itself_still_gives_a_result(model: Model
 
 def test_awaiting_a_cancelled_future(model: Model) -> None:
     async def wait() -> object:
-        future = asked(model, lambda future: "default")
+        future = predict(model, lambda future: "default")
         future.cancel()
         return await future
 
@@ -85,19 +85,19 @@ def test_awaiting_a_cancelled_future(model: Model) -> None:
 @pytest.mark.parametrize("done_before", [0, 2, 3])
 @pytest.mark.parametrize("return_when", [ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION])
 def test_wait(engine: Engine, model: Model, done_before: int, return_when: str) -> None:
-    futures = [asked(model, lambda future: "default") for _ in range(3)]
+    futures = [predict(model, lambda future: "default") for _ in range(3)]
     for future in futures[:done_before]:
         future.cancel()
-    looked = threading.Event()
+    has_polled = threading.Event()
 
     def wait() -> concurrent.futures._base.DoneAndNotDoneFutures[object]:
         concurrent.futures.wait(futures, 0, return_when)
-        looked.set()
+        has_polled.set()
         return concurrent.futures.wait(futures, 60, return_when)  # type: ignore[arg-type]
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
-        assert looked.wait(60)
+        assert has_polled.wait(60)
         if done_before == 0 and return_when == FIRST_COMPLETED:
             futures[1].cancel()
             assert futures[1] in waiting.result(60).done
@@ -125,7 +125,7 @@ def test_wait_returns_at_the_first_error(engine: Engine, model: Model) -> None:
 
 
 def test_wait_without_time_sees_what_is_done(model: Model) -> None:
-    futures = [asked(model, None) for _ in range(2)]
+    futures = [predict(model, None) for _ in range(2)]
     for count in range(3):
         done, not_done = concurrent.futures.wait(futures, timeout=0)  # type: ignore[var-annotated, arg-type]
         assert (len(done), len(not_done)) == (count, 2 - count)
@@ -133,7 +133,7 @@ def test_wait_without_time_sees_what_is_done(model: Model) -> None:
 
 
 def test_as_completed_of_the_standard_library(engine: Engine, model: Model) -> None:
-    futures = [asked(model, lambda future: "default") for _ in range(5)]
+    futures = [predict(model, lambda future: "default") for _ in range(5)]
     futures[3].cancel()
     pool = concurrent.futures.Future[int]()
     pool.set_result(7)
@@ -143,23 +143,23 @@ def test_as_completed_of_the_standard_library(engine: Engine, model: Model) -> N
     expire(engine)
     assert set(order) == set(futures) - {futures[3]}
     with pytest.raises(TimeoutError):
-        list(concurrent.futures.as_completed([asked(model, None)], timeout=0.01))  # type: ignore[list-item]
+        list(concurrent.futures.as_completed([predict(model, None)], timeout=0.01))  # type: ignore[list-item]
 
 
 def test_wrap_future(engine: Engine, model: Model) -> None:
     async def wait() -> list[object]:
-        futures = [asked(model, lambda future: "default"), model.predict(ROW)]
+        futures = [predict(model, lambda future: "default"), model.predict(ROW)]
         wrapped = [asyncio.wrap_future(future) for future in futures]  # type: ignore[var-annotated, arg-type]
-        given_up = asked(model, None)
+        given_up = predict(model, None)
         cancelled = asyncio.wrap_future(given_up)  # type: ignore[var-annotated, arg-type]
         cancelled.cancel()
         await asyncio.sleep(0)
         assert given_up.cancelled()
-        source = asked(model, None)
-        told = asyncio.wrap_future(source)  # type: ignore[var-annotated, arg-type]
+        source = predict(model, None)
+        wrapped_source = asyncio.wrap_future(source)  # type: ignore[var-annotated, arg-type]
         source.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await told
+            await wrapped_source
         expire(engine)
         return await asyncio.gather(*wrapped, return_exceptions=True)
 
@@ -171,17 +171,17 @@ def test_wrap_future(engine: Engine, model: Model) -> None:
 def test_callbacks_are_called_in_the_order_in_which_they_were_added(
     engine: Engine, model: Model
 ) -> None:
-    future, heard, last = asked(model, None), [], threading.Event()
+    future, order, last = predict(model, None), [], threading.Event()
     for number in range(20):
-        future.add_done_callback(lambda _, number=number: heard.append(number))  # type: ignore[misc]
+        future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
     future.add_done_callback(lambda _: last.set())
     expire(engine)
     assert last.wait(60)
-    assert heard == list(range(20))
+    assert order == list(range(20))
 
 
 def test_types(model: Model) -> None:
-    future = asked(model, None)
+    future = predict(model, None)
     assert isinstance(future, Future)
     assert isinstance(future, concurrent.futures.Future)
     assert type(future) is Future

@@ -1,4 +1,5 @@
-"""What was learned is never lost, never learned twice, and never somebody else's."""
+"""Learned states: an observation is never lost, never applied twice, and never applied to another
+user."""
 
 import contextlib
 import hashlib
@@ -42,7 +43,7 @@ def observation(draw: random.Random, models=(A, B)) -> Observation:
 
 
 class Server:
-    """States over a store and a journal that outlive it, as a server's do."""
+    """The learned states of a server, over a store and a journal that outlive it."""
 
     def __init__(
         self, store, folder: Path | None, node: str = "n", contexts_max: int = 1000
@@ -62,7 +63,7 @@ class Server:
         self.states.observe_many([(learner, user, seen, records.written(learner, user, seen))])
 
     def kill(self) -> None:
-        """Nothing is written any more; threads and descriptors of the dead go."""
+        """Stop all writes of the server; close its threads and descriptors."""
         self.states.dirty.clear()
         self.states.close()
 
@@ -87,7 +88,7 @@ def test_columns_survive_any_kill_as_what_their_rows_are(
 ) -> None:
     """Among single observations, for several contexts, each asked for now and then before it is
     told of."""
-    draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, ObservationRows]]()
+    draw, store, observed = random.Random(seed), MemoryStore(), list[tuple[str, ObservationRows]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
     for _ in range(40):
@@ -101,16 +102,16 @@ def test_columns_survive_any_kill_as_what_their_rows_are(
             case 2:
                 learner.state(draw.choice("uvw"))
             case _:
-                said.append(
+                observed.append(
                     (draw.choice(["", "u", "v", "w"]), columns(draw, draw.choice([1, 2, 30])))
                 )
-                for part, record in records.written_rows(learner, *said[-1]):
-                    server.states.observe_one(learner, said[-1][0], part, record)
+                for part, record in records.written_rows(learner, *observed[-1]):
+                    server.states.observe_one(learner, observed[-1][0], part, record)
     server.kill()
     server = Server(store, tmp_path)
     learner, alone = server.learner(text), Server(MemoryStore(), None)
     expected = alone.learner(text)
-    for user, rows in said:
+    for user, rows in observed:
         for i in range(len(rows)):
             alone.observe(expected, user, rows.observation(i))
     found, wanted = (
@@ -146,7 +147,7 @@ def test_long_columns_are_several_records(tmp_path: Path, monkeypatch: pytest.Mo
 def test_after_any_kill_states_are_those_of_serial_replay(
     tmp_path: Path, text: str, seed: int
 ) -> None:
-    draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, Observation]]()
+    draw, store, observed = random.Random(seed), MemoryStore(), list[tuple[str, Observation]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
     for _ in range(60):
@@ -158,13 +159,13 @@ def test_after_any_kill_states_are_those_of_serial_replay(
             case 1:
                 server.states.flush()
             case _:
-                said.append((draw.choice(["", "u", "v"]), observation(draw)))
-                server.observe(learner, *said[-1])
+                observed.append((draw.choice(["", "u", "v"]), observation(draw)))
+                server.observe(learner, *observed[-1])
     server.kill()
     server = Server(store, tmp_path)
     learner, alone = server.learner(text), Server(MemoryStore(), None)
     expected = alone.learner(text)
-    for user, seen in said:
+    for user, seen in observed:
         alone.observe(expected, user, seen)
     assert [encoded(learner, user) for user in ("", "u", "v")] == [
         encoded(expected, user) for user in ("", "u", "v")
@@ -227,8 +228,8 @@ def test_another_set_of_models_inherits(text: str) -> None:
 def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     store, draw = MemoryStore(), random.Random(4)
     ours, theirs = Server(store, tmp_path / "a", "a"), Server(store, tmp_path / "b", "b")
-    said = [observation(draw) for _ in range(40)]
-    for i, seen in enumerate(said):
+    observed = [observation(draw) for _ in range(40)]
+    for i, seen in enumerate(observed):
         server = (ours, theirs)[i % 2]
         server.observe(server.learner(KL), "", seen)
         if i % 7 == 0:
@@ -242,7 +243,7 @@ def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     theirs.kill()
     again, alone = Server(store, tmp_path / "a", "a"), Server(MemoryStore(), None)
     expected = alone.learner(KL)
-    for seen in said:
+    for seen in observed:
         alone.observe(expected, "", seen)
     found = again.learner(KL).state(None)
     assert np.allclose(found.rows, expected.state(None).rows)
@@ -328,7 +329,7 @@ def test_numbers_of_a_journal_in_memory_are_not_taken_for_those_of_an_earlier_st
 
 
 class Deaf(MemoryStore):
-    """Carries a write out, or not, and its answer is lost."""
+    """A store that executes a write or not, and loses the answer."""
 
     draw = random.Random(0)
     loses = 0.0
@@ -344,18 +345,18 @@ class Deaf(MemoryStore):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) -> None:
-    """Of one server of two, which is killed now and then."""
+    """One server of two writes; it is killed now and then."""
     store, draw = Deaf(), random.Random(seed)
     store.draw, store.loses = random.Random(seed + 100), 0.5
-    ours, theirs, said = (
+    ours, theirs, observed = (
         Server(store, tmp_path / "a", "a"),
         Server(store, tmp_path / "b", "b"),
         list[Observation](),
     )
     for _ in range(80):
         server = draw.choice([ours, ours, theirs])
-        said.append(observation(draw))
-        server.observe(server.learner(KL), "u", said[-1])
+        observed.append(observation(draw))
+        server.observe(server.learner(KL), "u", observed[-1])
         for one in (ours, theirs):
             if draw.random() < 0.3:
                 with contextlib.suppress(StoreError):
@@ -368,7 +369,7 @@ def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) ->
         ours.states.flush()
         theirs.states.flush()
     later, alone = Server(store, None, "c"), Server(MemoryStore(), None)
-    for seen in said:
+    for seen in observed:
         alone.observe(alone.learner(KL), "", seen)
     assert later.learner(KL).state("u").seen == 80
     found, expected = later.learner(KL).state(None), alone.learner(KL).state(None)
@@ -384,13 +385,13 @@ def test_a_store_that_went_back_in_time_takes_nothing_away(
     tmp_path: Path, text: str, write_between: bool
 ) -> None:
     """A Redis that is killed may lose the last second of what it acknowledged."""
-    store, draw, said = MemoryStore(), random.Random(15), list[Observation]()
+    store, draw, observed = MemoryStore(), random.Random(15), list[Observation]()
     server = Server(store, tmp_path)
     learner, old = server.learner(text), dict[str, bytes]()
     for turn in range(6):
         for _ in range(5):
-            said.append(observation(draw))
-            server.observe(learner, "u", said[-1])
+            observed.append(observation(draw))
+            server.observe(learner, "u", observed[-1])
         if turn == 3:
             if write_between:
                 server.states.flush()
@@ -402,7 +403,7 @@ def test_a_store_that_went_back_in_time_takes_nothing_away(
     server.states.flush()
     server.kill()
     again, alone = Server(store, tmp_path), Server(MemoryStore(), None)
-    for seen in said:
+    for seen in observed:
         alone.observe(alone.learner(text), "u", seen)
     for user in ("", "u"):
         assert encoded(again.learner(text), user) == encoded(alone.learner(text), user), (
@@ -413,7 +414,7 @@ def test_a_store_that_went_back_in_time_takes_nothing_away(
 
 
 class Away(MemoryStore):
-    """One elsewhere that hangs, or is not there."""
+    """A remote store that hangs or cannot be reached."""
 
     remote = True
 
@@ -522,7 +523,7 @@ def test_a_policy_that_raises_learns_nothing_and_stops_nobody(
 
 
 class Busy(MemoryStore):
-    """Something is observed while a state is being written."""
+    """A store during whose writes something is observed."""
 
     meanwhile = None
 

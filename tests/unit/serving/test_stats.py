@@ -1,4 +1,4 @@
-"""What an application's queries came to."""
+"""Statistics of an application's queries."""
 
 import math
 from typing import Any
@@ -62,9 +62,12 @@ def test_closeness_by_hand():
     assert closeness(np.ones(3), np.ones(4)) == 0.0
 
 
-def observation(said, label=None, score=None, answer=None):
+def observation(outputs, label=None, score=None, answer=None):
     return Observation(
-        Plan(tuple(said)), {m: Prediction(o) for m, o in said.items()}, Truth(label, score), answer
+        Plan(tuple(outputs)),
+        {m: Prediction(o) for m, o in outputs.items()},
+        Truth(label, score),
+        answer,
     )
 
 
@@ -92,7 +95,7 @@ def test_standings_come_from_feedback():
 
 
 @pytest.mark.parametrize(
-    ("said", "label"),
+    ("outputs", "label"),
     [
         ([1, 2, 1], 1),
         ([True, False, True], True),
@@ -101,11 +104,11 @@ def test_standings_come_from_feedback():
         ([1, "a", 1], 1),
     ],
 )
-def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> None:
-    """Of numbers and labels all, of mixed kinds as many as the budget has; what was not heard does
+def test_feedback_in_columns_counts_as_its_rows(outputs: list[Any], label: Any) -> None:
+    """All numbers and labels count, of mixed kinds as many as the budget allows; missing outputs do
     not count."""
     models, arrived = (A, B), (None, np.array([True, False, True]))
-    both, n = (column_of(said), column_of(said[::-1])), 3
+    both, n = (column_of(outputs), column_of(outputs[::-1])), 3
     rows = ObservationRows(
         models,
         both,
@@ -117,7 +120,7 @@ def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> 
     )
     many, single = ApplicationCounters(clock=lambda: 0.0), ApplicationCounters(clock=lambda: 0.0)
     lineups = [counters.for_models(models, None) for counters in (many, single)]
-    answers = column_of([label, label, said[1]])
+    answers = column_of([label, label, outputs[1]])
     many.on_feedback_rows(rows, answers)
     for i in range(n):
         assert single.on_feedback(msgspec.structs.replace(rows.observation(i), answer=answers[i]))
@@ -130,7 +133,7 @@ def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> 
     for _ in range(11_000):
         many.on_feedback_rows(rows, answers)
     counted = many.stats(lineups[0])["answers"]["feedback"]["n"]
-    alike = len({type(value) for value in said}) == 1
+    alike = len({type(value) for value in outputs}) == 1
     assert counted == 33_003 if alike else counted < 32_000
 
 
@@ -186,7 +189,8 @@ def test_the_agreement_of_two_models_is_kept_while_both_are_linked():
 
 
 class Ended:
-    """What Lineup.count reads of a future: how long it took, and how tasks ended."""
+    """A fake of the members of a future that ApplicationStats counts: its duration, and how tasks
+    ended."""
 
     def __init__(self, latency_us, *statuses):
         self.latency_us, self.statuses, self.id = latency_us, statuses, 1
