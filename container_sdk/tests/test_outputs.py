@@ -1,4 +1,5 @@
-"""Whatever a model returns: row i of the reply is the output for row i, or there is an error."""
+"""Outputs of a model of every form: row i of the reply is the output for row i, or there is an
+error."""
 
 import collections
 

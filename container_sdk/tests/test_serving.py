@@ -534,7 +534,7 @@ def test_a_container_requests_checksums_over_tcp_only(address, asks):
 
 
 def test_containers_with_one_process_id_do_not_dial_again_at_the_same_times():
-    """Each of them is process 1 in its image."""
+    """Each container is process 1 in its image."""
     one, other = ([pauses.next_s() for _ in range(20)] for pauses in (Backoff(), Backoff()))
     assert one != other
     for pauses in (one, other):
