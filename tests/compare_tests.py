@@ -67,7 +67,7 @@ def body_of(root: Path, test: str) -> list[str]:
 def match(
     gone: Iterable[str], new: Iterable[str], old_root: Path, new_root: Path
 ) -> dict[str, str]:
-    """For each function that is gone, the new one that it became, where there is one."""
+    """Return, for each function that is gone, the new one that it became, where there is one."""
     left = {test: body_of(new_root, test) for test in new}
     became = {}
     for test in sorted(gone):

@@ -1,4 +1,4 @@
-"""What every test must leave behind: nothing. No thread of ours, no child process."""
+"""Fixtures of all tests, and a check that no test leaves a thread or a child process."""
 
 import os
 import sys

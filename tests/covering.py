@@ -228,7 +228,7 @@ def choose_all(lines: Lines, seconds: Counter[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Covering:
-    """What tests/covering.txt says.  tests: of each function, "path function".  seconds: of each
+    """The content of tests/covering.txt. tests: of each function, "path function". seconds: of each
     test or whole file."""
 
     tests: dict[str, list[str]]

@@ -103,10 +103,8 @@ class Room:
 
 @dataclass
 class Result:
-    """What is known of a room that has ended.
-
-    problem: why the process failed apart from its tests ("crashed: ..."); empty if it did not.
-    """
+    """The result of a room that has ended. problem: why the process failed apart from its tests
+    ("crashed: ..."); empty if it did not."""
 
     room: Room
     tests: list[dict[str, Any]]

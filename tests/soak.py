@@ -172,7 +172,7 @@ def serve(state: str, seed: int) -> None:
 
 
 class Watched:
-    """The server's process: what it says of itself, its memory and its descriptors."""
+    """The server's process: its statistics, its memory and its descriptors."""
 
     def __init__(self, state: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.soak", "--serve", state, "--seed", str(seed)]

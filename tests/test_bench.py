@@ -1,5 +1,5 @@
-"""The harness of the benchmarks: what it says must be so. And the rows of `python -m bench engine`:
-none may be missing."""
+"""The harness of the benchmarks: its reports are right, and no row of `python -m bench engine` is
+missing."""
 
 import contextlib
 import importlib.util

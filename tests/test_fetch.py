@@ -63,8 +63,8 @@ class Checkout:
         for name in ("sh", "sed", "touch", "cat", "mkdir", "sleep", "dirname", "readlink"):
             if not (self.commands / name).exists():
                 (self.commands / name).symlink_to(shutil.which(name) or "")
-        told = {"CALLS": str(self.calls), "FAILS": str(self.fails), "HANGS": str(self.hangs)}
-        return {"PATH": str(self.commands), **told, **changed}
+        settings = {"CALLS": str(self.calls), "FAILS": str(self.fails), "HANGS": str(self.hangs)}
+        return {"PATH": str(self.commands), **settings, **changed}
 
     def start(self, *words: str, **changed: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(self.root / "tools" / "fetch.py"), *words]
@@ -74,8 +74,8 @@ class Checkout:
 
     def run(self, *words: str, **changed: str) -> tuple[int, str]:
         with self.start(*words, **changed) as process:
-            said, _ = process.communicate()
-        return process.returncode, said
+            output, _ = process.communicate()
+        return process.returncode, output
 
     def downloads(self) -> int:
         return self.calls.read_text().count("--download-only") if self.calls.exists() else 0
@@ -96,10 +96,10 @@ def until(condition: Callable[[], object]) -> None:
 def test_a_program_runs_in_the_callers_process_with_the_libraries_that_came_along(
     checkout: Checkout,
 ) -> None:
-    code, said = checkout.run("redis")
-    assert code == 0, said
-    assert "redis: fetching 3 MB in 1 packages\n" in said
-    assert "MB in .venv/system/redis, " in said
+    code, output = checkout.run("redis")
+    assert code == 0, output
+    assert "redis: fetching 3 MB in 1 packages\n" in output
+    assert "MB in .venv/system/redis, " in output
     moved = checkout.root.rename(checkout.root.with_name("moved"))
     with subprocess.Popen(
         [moved / ".venv/bin/redis-cli", "a", "b c"], stdout=subprocess.PIPE, text=True
@@ -143,9 +143,9 @@ def test_one_of_two_programs_on_path_is_not_enough(checkout: Checkout) -> None:
 def test_a_part_that_is_left_out_is_named_with_the_command_that_fetches_it(
     checkout: Checkout,
 ) -> None:
-    code, said = checkout.run("redis", "--without", "torch redis")
+    code, output = checkout.run("redis", "--without", "torch redis")
     assert (code, checkout.downloads()) == (0, 0)
-    assert said == (
+    assert output == (
         "redis: left out. Skipped without it: tests of the store in Redis and of streams. "
         "To fetch it: python tools/fetch.py redis\n"
     )
@@ -153,13 +153,13 @@ def test_a_part_that_is_left_out_is_named_with_the_command_that_fetches_it(
 
 def test_a_failure_is_printed_again_but_not_retried_by_the_tests(checkout: Checkout) -> None:
     checkout.fails.write_text("Unable to locate package redis-server")
-    code, said = checkout.run("redis", "--once")
+    code, output = checkout.run("redis", "--once")
     assert (code, checkout.downloads()) == (0, 2), "a second time with package lists of its own"
-    assert said.endswith("To fetch it: python tools/fetch.py redis\n")
-    assert "redis: E: Unable to locate package redis-server. Skipped" in said
-    code, said = checkout.run("redis", "--once")
+    assert output.endswith("To fetch it: python tools/fetch.py redis\n")
+    assert "redis: E: Unable to locate package redis-server. Skipped" in output
+    code, output = checkout.run("redis", "--once")
     assert (code, checkout.downloads()) == (0, 2)
-    assert "redis: E: Unable to locate package redis-server. Skipped" in said
+    assert "redis: E: Unable to locate package redis-server. Skipped" in output
     assert checkout.run("redis")[0] == 1
     checkout.fails.unlink()
     assert checkout.run("redis")[0] == 0
@@ -171,9 +171,9 @@ def test_an_interrupted_run_is_no_failure_and_the_next_goes_on(checkout: Checkou
     with checkout.start("redis") as process:
         until(checkout.hangs.with_suffix(".reached").exists)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert said.endswith("interrupted: the next run goes on from here\n")
+    assert output.endswith("interrupted: the next run goes on from here\n")
     assert not (checkout.root / ".venv/bin/redis-server").exists()
     checkout.hangs.unlink()
     archives = checkout.root / ".venv/system/.redis.part/cache/archives"
@@ -200,10 +200,11 @@ def test_two_runs_in_one_checkout_fetch_once(checkout: Checkout) -> None:
 
 def test_without_apt_it_names_what_to_install(checkout: Checkout) -> None:
     (checkout.commands / "apt-get").unlink()
-    code, said = checkout.run("redis")
+    code, output = checkout.run("redis")
     assert code == 1
     assert (
-        "redis: no apt-get here: install redis-server, redis-cli by hand, on PATH. Skipped" in said
+        "redis: no apt-get here: install redis-server, redis-cli by hand, on PATH. Skipped"
+        in output
     )
 
 
@@ -219,7 +220,7 @@ def test_sizes_count_a_file_with_two_names_once(checkout: Checkout) -> None:
     big = checkout.root / ".venv/big"
     big.write_bytes(os.urandom(4_000_000))
     (checkout.root / ".venv/again").hardlink_to(big)
-    said = checkout.run("--sizes")[1].splitlines()
-    assert said[0].split() == ["0", "MB", "redis"]
-    assert said[-1].split()[:2] == ["4", "MB"]
+    output = checkout.run("--sizes")[1].splitlines()
+    assert output[0].split() == ["0", "MB", "redis"]
+    assert output[-1].split()[:2] == ["4", "MB"]
     assert json.loads((checkout.root / ".venv/.fetched/redis").read_text())["bytes"] >= 0

@@ -1,5 +1,5 @@
-"""What errors, help, the dashboard and the documentation propose exists: commands, options,
-keywords, settings."""
+"""Commands, options, keywords and settings that errors, help, the dashboard and the documentation
+propose exist."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""docs/limits.md says what the code does: each limit is there, with the default that it has."""
+"""Each limit of docs/limits.md exists in the code, with the default that the page gives."""
 
 import importlib
 import re

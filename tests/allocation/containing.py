@@ -31,7 +31,7 @@ ANY_ERROR = Exception  # what the core raises is not bound to the classes of the
 
 
 class Server:
-    """An engine with its loop, and a thread that attaches whoever says HELLO."""
+    """An engine with its loop, and a thread that attaches each container that sends a HELLO."""
 
     def __init__(self, path: Path) -> None:
         self.engine = Engine(
@@ -65,7 +65,7 @@ class Server:
                     self.gone.add(conn)
 
     def ask(self, x: float) -> str:
-        """How one query ended."""
+        """Send a query; return how it ended."""
         try:
             future = self.model.predict(np.array([x, 1.0]))
         except ANY_ERROR:
@@ -98,7 +98,7 @@ class Container:
                 self._serve(line)
 
     def _serve(self, line: socket.socket) -> None:
-        held, batches = b"", 0
+        received, batches = b"", 0
         while batches < BATCHES and not self.over.is_set():
             try:
                 piece = line.recv(1 << 16)
@@ -107,15 +107,15 @@ class Container:
                 continue
             if not piece:
                 return
-            held += piece
-            while (header := decode_header(held)) is not None and len(
-                held
+            received += piece
+            while (header := decode_header(received)) is not None and len(
+                received
             ) >= 64 + header.payload_bytes:
                 if header.kind == Kind.PREDICT:
-                    rows = open_rows(header, held[64 : 64 + header.payload_bytes]).data
+                    rows = open_rows(header, received[64 : 64 + header.payload_bytes]).data
                     line.sendall(encode_rows(Kind.REPLY, 2 * rows, id=header.id))
                     batches += 1
-                held = held[64 + header.payload_bytes :]
+                received = received[64 + header.payload_bytes :]
 
     def close(self) -> None:
         self.over.set()
@@ -152,7 +152,7 @@ def main(seed: int, one_in: int) -> None:
             time.sleep(0.05)
         left = len(os.listdir("/proc/self/fd")) - before
         server.close()
-    told = {
+    counts = {
         "ended": ended,
         "failed": failed,
         "left": left,
@@ -160,7 +160,7 @@ def main(seed: int, one_in: int) -> None:
         "gone": len(server.gone),
     }
     print(
-        json.dumps({**told, "pending": ended["pending"], "wrong": ended["wrong"], "at_last": how})
+        json.dumps({**counts, "pending": ended["pending"], "wrong": ended["wrong"], "at_last": how})
     )
 
 

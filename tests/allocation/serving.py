@@ -24,7 +24,7 @@ ROUNDS, CLIENTS = 40, 4
 def ask(
     address: str, line: http.client.HTTPConnection | None, x: float
 ) -> tuple[str, http.client.HTTPConnection | None]:
-    """How one request ended, and its connection if it is still open."""
+    """Send a request; return how it ended, and its connection if it is still open."""
     line = line or http.client.HTTPConnection(address, timeout=20)
     try:
         line.request("POST", "/api/total/predict", json.dumps({"input": [x, 1, 1]}))

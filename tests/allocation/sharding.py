@@ -55,8 +55,8 @@ class Shard:
     def _admit(self) -> None:
         while not self.over.is_set():
             select.select([self.core.calls_fd], [], [], 0.1)
-            for whom, _, body in self.core.calls():
-                self.core.answer(whom, body, admit=True)
+            for caller, _, body in self.core.calls():
+                self.core.answer(caller, body, admit=True)
 
     def _follow(self) -> None:
         while not self.over.is_set():

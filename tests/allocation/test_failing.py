@@ -38,7 +38,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With the allocator that fails preloaded; the core itself is the one of production."""
+    """Return the environment with the allocator that fails preloaded; the core is the one of
+    production."""
     library = tmp_path_factory.mktemp("allocator") / "failing.so"
     words = [
         str(COMPILER),
@@ -55,47 +56,47 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(environment: dict[str, str], program: str, seed: int, one_in: int) -> dict[str, Any]:
-    """What the program of this folder prints."""
+    """Run a program of this folder; return the report that it prints."""
     words = [sys.executable, str(HERE / program), str(seed), str(one_in)]
     done = subprocess.run(
         words, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert told["failed"] > 5
-    assert told["left"] <= 0, "descriptors that nobody closed"
-    return told
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["failed"] > 5
+    assert report["left"] <= 0, "descriptors that nobody closed"
+    return report
 
 
 @pytest.mark.parametrize(("seed", "one_in"), [(1, 40), (2, 10)])
 def test_a_server_whose_allocations_fail_lives_and_answers_503(
     environment: dict[str, str], seed: int, one_in: int
 ) -> None:
-    told = run(environment, "serving.py", seed, one_in)
-    assert set(told["ended"]) <= {"200", *REFUSED}
-    assert told["at_last"] == "200"
+    report = run(environment, "serving.py", seed, one_in)
+    assert set(report["ended"]) <= {"200", *REFUSED}
+    assert report["at_last"] == "200"
 
 
 @pytest.mark.parametrize("seed", range(sized(2, 20)))
 def test_a_shard_whose_allocations_fail_applies_each_push_once(
     environment: dict[str, str], seed: int
 ) -> None:
-    told = run(environment, "sharding.py", seed, 20)
-    assert set(told["ended"]) <= {NO_MEMORY, "closed"}
-    assert told["applied"] == [told["pushes"]] * len(told["applied"])
+    report = run(environment, "sharding.py", seed, 20)
+    assert set(report["ended"]) <= {NO_MEMORY, "closed"}
+    assert report["applied"] == [report["pushes"]] * len(report["applied"])
 
 
 @pytest.mark.parametrize("seed", range(sized(1, 3)))
 def test_an_engine_whose_allocations_fail_loses_no_container(
     environment: dict[str, str], seed: int
 ) -> None:
-    told = run(environment, "containing.py", seed, 10)
-    assert told["attached"] == told["gone"], (
+    report = run(environment, "containing.py", seed, 10)
+    assert report["attached"] == report["gone"], (
         "every container that was attached is known to have gone"
     )
-    assert told["pending"] == 0, "queries that nothing ended"
-    assert told["wrong"] == 0
-    assert told["at_last"] == "OK"
+    assert report["pending"] == 0, "queries that nothing ended"
+    assert report["wrong"] == 0
+    assert report["at_last"] == "OK"
 
 
 @pytest.mark.parametrize("seed", range(sized(1, 4)))

@@ -11,8 +11,8 @@ class CuttingProxy:
 
     def __init__(self, to: int, cuts: int, after: int) -> None:
         self._to, self._cuts, self._after = to, cuts, after
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
         self.cut = self.passed = 0
         self._open: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -22,8 +22,8 @@ class CuttingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -33,7 +33,7 @@ class CuttingProxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._to))
                 self._open += [client, server]
                 threading.Thread(target=self._pass, args=(client, server), daemon=True).start()

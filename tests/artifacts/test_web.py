@@ -90,9 +90,9 @@ def test_a_transfer_goes_on_where_it_broke_off(web: str, pulls: Puller) -> None:
     found = pulls(f"{web}/cut.onnx")
     assert found.sha256 == hashlib.sha256(CONTENT).hexdigest()
     assert [line for line in Web.ranges if line] == [f"bytes={2 << 20}-", f"bytes={4 << 20}-"]
-    asked = len(Web.ranges)
+    ranges_before = len(Web.ranges)
     assert pulls(f"{web}/cut.onnx").path == found.path
-    assert len(Web.ranges) == asked + 1  # for the ETag
+    assert len(Web.ranges) == ranges_before + 1  # for the ETag
 
 
 def test_what_a_server_refuses(

@@ -1,4 +1,4 @@
-"""A server for clients that others wrote, and what they ask of it."""
+"""A server for clients that others wrote, and the requests that they send to it."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -51,8 +51,8 @@ def serving(
         yield Addresses(server.http_address, server.grpc_address, server.admin_address)
 
 
-def told(call: Callable[[], Any], part: str) -> None:
-    """`call` fails, and its error says `part`."""
+def check_error(call: Callable[[], Any], part: str) -> None:
+    """Call and check that it raises an error that contains `part`."""
     found = ""
     try:
         call()

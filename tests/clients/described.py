@@ -132,10 +132,10 @@ def _use_generated(url: str) -> Done:
         many = of(f"{applications}.predict_total").sync(client=client, body=two)
         assert [one.output for one in many.predictions] == [6, 1]
         yield "predict"
-        told = of(f"{applications}.feedback_learns").sync(
+        response = of(f"{applications}.feedback_learns").sync(
             client=client, body=models.FeedbackByIdLearns(id=answer.id, label=6)
         )
-        assert told.counted is True
+        assert response.counted is True
         yield "feedback"
         refused = of(f"{applications}.predict").sync(
             "totl", client=client, body=models.Predict(input_=[1, 2, 3])

@@ -85,7 +85,7 @@ def perf_analyzer(at: Addresses) -> Done:
 def _perf(protocol: str, address: str, *words: str) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as folder:
         table = Path(folder, "found.csv")
-        said = _run(
+        output = _run(
             "perf_analyzer",
             "-m",
             "total",
@@ -103,7 +103,7 @@ def _perf(protocol: str, address: str, *words: str) -> list[dict[str, str]]:
             "5",
             *words,
         )
-        assert re.search(r"Throughput: [0-9.]+", said), said[-2000:]
+        assert re.search(r"Throughput: [0-9.]+", output), output[-2000:]
         with table.open() as lines:
             return list(csv.DictReader(lines))
 
@@ -116,7 +116,7 @@ INSTALLED = {
 
 
 def lacking(client: str) -> str:
-    """What is not there of a client; empty when it can run."""
+    """Return what a client lacks here; empty when it can run."""
     if client == "perf_analyzer":
         return "" if shutil.which(client) else client
     needed = {

@@ -1,5 +1,5 @@
-"""What tests/clients/installed.py runs in kserve's own environment: its REST client, as its
-documentation uses it."""
+"""A script that tests/clients/installed.py runs in kserve's own environment: its REST client, used
+as in its documentation."""
 
 import asyncio
 import sys

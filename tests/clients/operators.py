@@ -25,7 +25,8 @@ def found(name: str) -> str:
 
 
 def until(happens: Callable[[], Any]) -> Any:
-    """What it gives, once it gives something. Errors: AssertionError after PATIENCE_S."""
+    """Call until it returns something true; return that. Errors: AssertionError after
+    PATIENCE_S."""
     last = time.monotonic() + 3 * PATIENCE_S
     while not (given := happens()):
         assert time.monotonic() < last, "nothing happened"
@@ -64,13 +65,13 @@ def prometheus(at: Addresses) -> Done:
             f"--web.listen-address={own}",
         ]
         with _running([found("prometheus"), *words, "--log.level=error"]):
-            until(lambda: _asked(own, 'up{job="clipper"} == 1'))
+            until(lambda: _query(own, 'up{job="clipper"} == 1'))
             yield "scrape"
-            until(lambda: _asked(own, 'clipper_queries_total{application="total"}'))
+            until(lambda: _query(own, 'clipper_queries_total{application="total"}'))
             yield "query"
 
 
-def _asked(address: str, query: str) -> Any:
+def _query(address: str, query: str) -> Any:
     url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
         return json.load(response)["data"]["result"]
@@ -140,8 +141,8 @@ def lacking(name: str) -> str:
 
 
 def version_of(name: str) -> str:
-    said = subprocess.run(
+    completed = subprocess.run(
         [found(_COMMANDS[name][0]), "--version"], capture_output=True, text=True, timeout=30
     )
-    words = (said.stdout + said.stderr).replace(",", " ").split()
+    words = (completed.stdout + completed.stderr).replace(",", " ").split()
     return next(word for word in words if word[0].isdigit())

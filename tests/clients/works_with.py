@@ -28,8 +28,8 @@ from tests.clients.addresses import (
     SUMS,
     Addresses,
     Done,
+    check_error,
     serving,
-    told,
 )
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -88,7 +88,7 @@ def tritonclient_http(at: Addresses) -> Done:
         }
         client.load_model("sum")
         yield "repository"
-        told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
+        check_error(lambda: client.infer("totl", [given]), "did you mean 'total'?")
         yield "errors"
 
 
@@ -155,7 +155,7 @@ def tritonclient_grpc(at: Addresses) -> Done:
         }
         client.load_model("sum")
         yield "repository"
-        told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
+        check_error(lambda: client.infer("totl", [given]), "did you mean 'total'?")
         yield "errors"
 
 
@@ -171,11 +171,11 @@ def _named_tensors(client: Any, triton: Any) -> None:
     result = client.infer("scaled", given, outputs=[triton.InferRequestedOutput("total")])
     np.testing.assert_array_equal(result.as_numpy("total"), SCALED.sum(axis=1))
     assert result.as_numpy("scaled") is None
-    told(lambda: client.infer("scaled", given[:1]), "tensor 'factor' is missing")
+    check_error(lambda: client.infer("scaled", given[:1]), "tensor 'factor' is missing")
 
 
 def _async_infer(client: Any, given: Any) -> Done:
-    """By callbacks, alone and in a stream."""
+    """Infer with callbacks, alone and in a stream."""
     import queue
 
     came: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -224,7 +224,7 @@ def tritonclient_grpc_aio(at: Addresses) -> Done:
 
 
 def grpcio(at: Addresses) -> Done:
-    """As grpcurl does it: what can be called is asked of the server."""
+    """Call as grpcurl does: the methods are read from the server by reflection."""
     import grpc
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -311,7 +311,7 @@ _NEEDS = {
 
 
 def lacking(client: str) -> str:
-    """What is not installed that a client needs; empty when it can run."""
+    """Return what a client needs and is not installed; empty when it can run."""
     if client in operators.OPERATORS:
         return operators.lacking(client)
     if client == "curl":

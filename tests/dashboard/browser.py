@@ -89,7 +89,7 @@ class Chromium:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, method: str, session: str = "", **params: Any) -> Any:
-        """One command; -> its result. RuntimeError for one that is refused."""
+        """Send a command; return its result. RuntimeError for a refused one."""
         self._number += 1
         number = self._number
         message = {
@@ -123,7 +123,7 @@ class Chromium:
             if "id" in message:
                 self._answers[message["id"]] = message
             elif message.get("sessionId") in self.pages:
-                self.pages[message["sessionId"]].hear(message["method"], message["params"])
+                self.pages[message["sessionId"]].on_event(message["method"], message["params"])
 
     def page(self, width: int = 1280, height: int = 900) -> "Page":
         context = self.ask("Target.createBrowserContext")["browserContextId"]
@@ -139,8 +139,8 @@ class Chromium:
 
 
 class Page:
-    """One page. troubles: errors of its console, exceptions, refused scripts.  urls: what it asked
-    for."""
+    """One page. troubles: errors of its console, exceptions, refused scripts. urls: its
+    requests."""
 
     def __init__(self, browser: Chromium, session: str, context: str) -> None:
         self._browser, self._session, self._context = browser, session, context
@@ -151,7 +151,7 @@ class Page:
     def ask(self, method: str, **params: Any) -> Any:
         return self._browser.ask(method, self._session, **params)
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.urls.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":

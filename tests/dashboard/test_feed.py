@@ -362,7 +362,7 @@ def test_a_reading_that_fails_is_tried_again() -> None:
 # -- the slowest queries
 
 
-class Told:
+class SlowQuery:
     """A query's future, ended."""
 
     def __init__(self, us: int, waits: tuple[int, ...] = ()) -> None:
@@ -383,7 +383,7 @@ def test_the_bar_rises_to_the_slowest_few_and_falls_when_they_are_taken() -> Non
     slowest = Slowest()
     for us in np.random.default_rng(5).permutation(1000).tolist():
         if us > slowest.bar_us:
-            slowest.add(Told(us), names, names, "")  # type: ignore[arg-type]
+            slowest.add(SlowQuery(us), names, names, "")  # type: ignore[arg-type]
     assert slowest.bar_us == 1000 - SLOWEST_QUERIES_MAX
     assert [row["us"] for row in slowest.take()] == [999 - i for i in range(SLOWEST_QUERIES_MAX)]
     assert slowest.bar_us == -1
@@ -393,7 +393,7 @@ def test_the_bar_rises_to_the_slowest_few_and_falls_when_they_are_taken() -> Non
 def test_a_task_that_had_not_ended_was_waited_for_until_the_answer() -> None:
     slowest = Slowest()
     names = (clipper.VersionedModel("m", 1), clipper.VersionedModel("n", 2))
-    slowest.add(Told(50, (20, 99)), names, names[:1], "n:2 was late")  # type: ignore[arg-type]
+    slowest.add(SlowQuery(50, (20, 99)), names, names[:1], "n:2 was late")  # type: ignore[arg-type]
     row = slowest.take()[0]
     assert row["tasks"] == [
         {"model": "m:1", "status": "ok", "us": 20},

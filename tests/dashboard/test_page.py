@@ -51,7 +51,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture
 def load(server: clipper.ClipperServer) -> Iterator[None]:
-    """A few queries, again and again, while the test looks."""
+    """Send a few queries again and again while the test reads the page."""
     ending = threading.Event()
 
     def ask() -> None:
@@ -75,7 +75,7 @@ def opened(page: Page, server: clipper.ClipperServer, path: str = "/") -> Page:
 
 
 def active(page: Page) -> str:
-    """What has the focus, in words."""
+    """Return the description of the focused element."""
     return str(
         page.run(
             "(e => e.getAttribute('aria-label') || e.innerText || e.type ||"
@@ -85,7 +85,7 @@ def active(page: Page) -> str:
 
 
 def fill(page: Page, selector: str, value: str) -> None:
-    """Of a field, or a choice; until the page has taken it in."""
+    """Fill a field or choose an option; return when the page has taken it in."""
     field = f"document.querySelector({json.dumps(selector)})"
     page.until(field)
     page.run(
@@ -398,7 +398,7 @@ def test_an_empty_server_shows_the_next_step(page: Page) -> None:
 def test_an_hour_takes_no_more_memory_than_a_minute(
     page: Page, server: clipper.ClipperServer
 ) -> None:
-    """What the page keeps is bounded: rows of many hours go through its own code."""
+    """The memory of the page is bounded: rows of many hours go through its own code."""
     opened(page, server)
     held = page.run(
         "import('/dashboard/app.js').then(() => window.clipperFeed).then(f => { const last ="

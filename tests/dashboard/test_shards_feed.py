@@ -1,4 +1,5 @@
-"""What the dashboard is told of shards, from readings that a test makes up; and who reads them."""
+"""The dashboard's rows of shards, computed from readings that a test makes up, and when the shards
+are read."""
 
 import threading
 from typing import Any
@@ -8,7 +9,7 @@ from clipper.manage.dashboard.shards import SHARDS_MAX, TABLES_MAX, of_shards, s
 from clipper.params.client.stats_cache import StatsCache
 from clipper_core.runtime.histogram import LatencyHistogram
 
-AWAY = {"shard": 1, "away": "connection refused"}
+ABSENT = {"shard": 1, "away": "connection refused"}
 KEYS = (
     "rows",
     "nbytes",
@@ -31,11 +32,12 @@ def shard(
     behind_s: float = 0.0,
     **more: Any,
 ) -> dict[str, Any]:
-    """Of which each count is n, of ten rows asked for n each, one missed."""
+    """Return the statistics of a shard whose counts are all n, of ten rows pulled n times each, one
+    missed."""
     histogram = LatencyHistogram()
     for lag in lags:
         histogram.record(lag)
-    held = histogram.snapshot()
+    snapshot = histogram.snapshot()
     table = {**dict.fromkeys(KEYS, n), "pulled": 10 * n, "dim": 4}
     copy = {"shard": 0, "whole": True, "behind": n, "behind_s": behind_s}
     return {
@@ -53,7 +55,10 @@ def shard(
         "refused": {"full": n, "bad_input": 0},
         "recovery": {"seconds": 0.1, "source": "nothing"},
         "followers": [copy],
-        "lags": {"buckets": [[low, count] for low, _, count in held.buckets()], "sum": held.sum},
+        "lags": {
+            "buckets": [[low, count] for low, _, count in snapshot.buckets()],
+            "sum": snapshot.sum,
+        },
         "snapshots": {},
         **more,
     }
@@ -79,14 +84,16 @@ def test_a_row_is_what_came_between_two_readings() -> None:
 
 
 def test_one_that_began_anew_is_counted_whole_and_one_that_was_away_not_at_all() -> None:
-    row = of_shards([shard(0, 50, pid=1), AWAY], [shard(0, 3, pid=2), shard(1, 9)])
+    row = of_shards([shard(0, 50, pid=1), ABSENT], [shard(0, 3, pid=2), shard(1, 9)])
     assert (row["pulls"], row["by"], row["rows"]) == (3, {"0": [30, 3]}, 12)
     assert of_shards([], [shard(0, 3)]) == {"rows": 3}
-    assert of_shards([shard(0, 3)], [{**AWAY, "shard": 0}]) == {}
+    assert of_shards([shard(0, 3)], [{**ABSENT, "shard": 0}]) == {}
 
 
 def test_now_is_of_each_shard_and_of_each_table_over_all() -> None:
-    now = shards_now([shard(0, 3, (7,)), AWAY, shard(2, 4, exposed=True), shard(3, 1, ready=False)])
+    now = shards_now(
+        [shard(0, 3, (7,)), ABSENT, shard(2, 4, exposed=True), shard(3, 1, ready=False)]
+    )
     assert [one["state"] for one in now["shards"]] == ["serves", "away", "exposed", "recovers"]
     assert now["shards"][1]["why"] == "connection refused"
     assert (now["shards"][0]["lag"], now["shards"][2]["lag"]) == (7, None)
@@ -109,15 +116,15 @@ def test_of_many_there_are_bounds() -> None:
 
 
 def test_who_observes_does_not_wait() -> None:
-    go, read, asked = threading.Event(), threading.Semaphore(0), []
+    go, read, readings = threading.Event(), threading.Semaphore(0), []
 
     def reading() -> list[dict[str, Any]]:
         assert go.wait(20)
-        asked.append(len(asked))
+        readings.append(len(readings))
         read.release()
-        if len(asked) == 2:
+        if len(readings) == 2:
             raise InvalidInput("no such set")
-        return [shard(0, len(asked))]
+        return [shard(0, len(readings))]
 
     observer = StatsCache(reading)
     assert list(observer.latest()) == []

@@ -93,7 +93,7 @@ def _files(packages: Iterable[str]) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _gcc() -> list[Path]:
-    """What wheels ask for beside libc."""
+    """Return the libraries that wheels need beside libc."""
     names = (
         "libstdc++.so.6",
         "libgcc_s.so.1",

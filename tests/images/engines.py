@@ -62,7 +62,7 @@ def reach() -> dict[str, str]:
 
 
 def commands(kind: str, folder: Path, environment: dict[str, str]) -> tuple[list[str], list[str]]:
-    """What starts the engine, and its shell command."""
+    """Return what starts the engine, and its shell command."""
     socket, storage = f"unix://{folder}/engine.sock", folder / "storage"
     if kind == "docker":
         quiet = [

@@ -177,11 +177,11 @@ def test_an_autoscaler_requests_metrics_that_the_adapter_has_rules_for(chart: Pa
     rules = yaml.safe_load((chart / "files" / "prometheus-adapter.yaml").read_text())["rules"]
     with rendered(chart, **ADAPTER) as found:
         metrics = found["HorizontalPodAutoscaler", "shop-model-big-model"]["spec"]["metrics"]
-    asked = {one["external"]["metric"]["name"]: one["external"] for one in metrics}
-    assert asked.keys() == {one["name"]["as"] for one in rules["external"]}
-    assert {name: one["target"] for name, one in asked.items()} == {
+    by_name = {one["external"]["metric"]["name"]: one["external"] for one in metrics}
+    assert by_name.keys() == {one["name"]["as"] for one in rules["external"]}
+    assert {name: one["target"] for name, one in by_name.items()} == {
         "clipper_queue_wait_seconds": {"type": "Value", "value": "0.05"},
         "clipper_queue_rows": {"type": "AverageValue", "averageValue": "1000"},
     }
-    for one in asked.values():
+    for one in by_name.values():
         assert one["metric"]["selector"] == {"matchLabels": {"model": "big.model"}}

@@ -24,7 +24,7 @@ def summed(rows: Any) -> Any:
 
 
 def seen_from_inside(rows: Any) -> list[str]:
-    """What a model can see and do there."""
+    """A model that reports what a model can see and do in its container."""
     import pathlib
     import socket
 
@@ -61,7 +61,7 @@ def deploy(server: clipper.ClipperServer, request: pytest.FixtureRequest) -> Any
 
 
 def ask(handle: Any, row: Any, until_s: float = PATIENCE_S) -> Any:
-    """Its prediction, once a container is there."""
+    """Query until a container is there; return its prediction."""
     give_up = time.monotonic() + until_s
     while True:
         try:

@@ -1,5 +1,5 @@
-"""What is exported for Compose and Kubernetes: held to their own schemas; and a container of it
-dials in at a server of it."""
+"""Exports for Compose and Kubernetes are valid by their schemas, and a container of an export
+connects to a server of it."""
 
 import json
 import os
@@ -478,8 +478,8 @@ def test_the_autoscaler_goes_by_the_age_of_the_least_recently_used_model(tmp_pat
     ]
     (rule,) = [one for one in rules if one["name"]["as"] == metric["external"]["metric"]["name"]]
     assert "600 /" in rule["metricsQuery"]
-    asked = set(re.findall(r"clipper_\w+", rule["metricsQuery"] + rule["seriesQuery"]))
-    assert asked <= set(FAMILIES)
+    metrics_named = set(re.findall(r"clipper_\w+", rule["metricsQuery"] + rule["seriesQuery"]))
+    assert metrics_named <= set(FAMILIES)
     assert (
         "autoscaler.yaml"
         in yaml.safe_load((tmp_path / "out" / "kustomization.yaml").read_text())["resources"]

@@ -1,5 +1,5 @@
-"""What is exported for KubeRay: its pods by the schemas of Kubernetes, its other fields by the
-types of the operator, its entry point by the command that it starts."""
+"""Exports for KubeRay: pods by the schemas of Kubernetes, other fields by the types of the
+operator, the entry point by the command that it starts."""
 
 import json
 import shlex

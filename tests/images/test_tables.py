@@ -47,9 +47,9 @@ def settings(engine: Engine, folder: Path) -> dict[str, Any]:
 def server(
     engine: Engine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[clipper.ClipperServer]:
-    said = settings(engine, tmp_path_factory.mktemp("tables") / "set")
+    server_settings = settings(engine, tmp_path_factory.mktemp("tables") / "set")
     shards = {"address": f"127.0.0.1:{free_port(2)}", "shards": 2, "snapshot_s": 0.0}
-    with clipper.start(**said, address="tcp://127.0.0.1:0", params=shards) as started:
+    with clipper.start(**server_settings, address="tcp://127.0.0.1:0", params=shards) as started:
         started.retire(
             started.deploy("first", Taste, reads={"taste": 0}).name
         )  # its threads are there from now on
@@ -76,6 +76,9 @@ def test_what_cannot_be_reached_is_refused(
         pytest.raises(DoesNotFit, match="listen at unix sockets"),
     ):
         other.deploy("taste", Taste)
-    said = settings(engine, Path(server.config.server.params))
-    with clipper.start(**said) as other, pytest.raises(DoesNotFit, match="it has no network"):
+    server_settings = settings(engine, Path(server.config.server.params))
+    with (
+        clipper.start(**server_settings) as other,
+        pytest.raises(DoesNotFit, match="it has no network"),
+    ):
         other.deploy("taste", Taste)

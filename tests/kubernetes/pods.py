@@ -191,12 +191,12 @@ class Pod:
         while not self._over.wait(0.02):
             if self.process.poll() is not None and not self.terminating:
                 self.ready = False
-                self.cluster.tell()
+                self.cluster.publish()
                 if self._over.wait(min(self.restarts, 10) * 0.5):
                     return
                 self._start()
                 failures, due_s = {}, {}
-                self.cluster.tell()
+                self.cluster.publish()
             kinds = ("readinessProbe", "livenessProbe") if self.started else ("startupProbe",)
             for kind in kinds:
                 probe = self.container.get(kind)
@@ -215,7 +215,7 @@ class Pod:
             self.started = good
         elif kind == "readinessProbe" and (good or over) and self.ready != good:
             self.ready = good
-            self.cluster.tell()
+            self.cluster.publish()
         if kind != "readinessProbe" and over:
             self.process.kill()
 
@@ -228,7 +228,7 @@ class Pod:
     def end(self) -> None:
         """End it as `kubectl delete pod` does: out of its Services, preStop, SIGTERM, SIGKILL."""
         self.terminating = True
-        self.cluster.tell()
+        self.cluster.publish()
         until = time.monotonic() + self.spec["terminationGracePeriodSeconds"]
         hook = self.container.get("lifecycle", {}).get("preStop")
         if hook is not None:
@@ -252,7 +252,7 @@ class Pod:
         run("ip", "link", "del", f"{self._link}h")  # its namespace may end later
         run("ip", "netns", "del", self._link)
         self.ready = False
-        self.cluster.tell()
+        self.cluster.publish()
 
 
 class Cluster:
@@ -340,7 +340,7 @@ class Cluster:
             and (spec.get("publishNotReadyAddresses") or (pod.ready and not pod.terminating))
         ]
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Write the addresses of all Services where the pods look names up."""
         with self._lock:
             names = [name for kind, name in self._objects if kind == "Service"]
@@ -360,7 +360,7 @@ class Cluster:
         """Take objects, start the pods of new Deployments, and wait until all are ready."""
         for one in objects:
             self._objects[one["kind"], one["metadata"]["name"]] = one
-        self.tell()
+        self.publish()
         for (kind, name), one in self._objects.items():
             if kind == "Deployment" and not self.of(name):
                 for _ in range(one["spec"].get("replicas", 1)):
@@ -372,7 +372,7 @@ class Cluster:
         template = self._objects["Deployment", deployment]["spec"]["template"]
         pod = Pod(self, deployment, self._numbers, template)
         self.pods.append(pod)
-        self.tell()
+        self.publish()
         return pod
 
     def wait_ready(self, pods: Sequence[Pod] | None = None) -> None:
@@ -403,16 +403,16 @@ class Cluster:
     def lose(self, node: str, but: Sequence[str] = ()) -> None:
         """Lose a machine with its pods; their Deployments start others. but: of these Deployments,
         whose pods are on another machine."""
-        lost = [pod for pod in self.pods if pod.node == node and pod.owner not in but]
-        for pod in lost:
+        lost_pods = [pod for pod in self.pods if pod.node == node and pod.owner not in but]
+        for pod in lost_pods:
             pod.lose()
             self.pods.remove(pod)
-        self.wait_ready([self._add(pod.owner) for pod in lost])
+        self.wait_ready([self._add(pod.owner) for pod in lost_pods])
 
     def _end(self, pod: Pod) -> None:
         pod.end()
         self.pods.remove(pod)
-        self.tell()
+        self.publish()
 
     def close(self) -> None:
         """End everything."""

@@ -1,4 +1,4 @@
-"""What an export says is run: upgrades, scaling and the loss of a machine under load, with the very
+"""Exported objects are run: upgrades, scaling and the loss of a machine under load, with the very
 commands, files, environment and probes of the objects."""
 
 import contextlib
@@ -127,8 +127,10 @@ def test_the_token_of_management_is_needed_and_enough(cluster: Cluster) -> None:
     words = [str(pods.BIN / command[0]), *command[1:]]
     refused = subprocess.run(words, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    told = subprocess.run([*words, "--token", token], capture_output=True, text=True, check=True)
-    assert json.loads(told.stdout)[0]["name"] == "m"
+    completed = subprocess.run(
+        [*words, "--token", token], capture_output=True, text=True, check=True
+    )
+    assert json.loads(completed.stdout)[0]["name"] == "m"
 
 
 def _secret_of(pod: pods.Pod) -> str:

@@ -65,7 +65,8 @@ class Site:
 
     @property
     def mutations(self) -> tuple[str, ...]:
-        """What it is weakened to; a read-modify-write is also split into a load and a store."""
+        """Return the weaker forms of an atomic operation; a read-modify-write is also split into a
+        load and a store."""
         whole = self.step.endswith((".load", ".store"))
         return WEAKER[self.order] + (() if whole else ("split",))
 

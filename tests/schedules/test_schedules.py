@@ -71,7 +71,7 @@ for source in sorted(HERE.glob("*.cpp")):
         KINDS[kind].append(name)
 
 
-def told(result: dict[str, Any], mutant: str = "") -> str:
+def described(result: dict[str, Any], mutant: str = "") -> str:
     """A failure as a reader wants it: what went wrong, step by step, and how to see it again."""
     preemptions, stale, taken = result["choices"].split(" ")
     again = f"{preemptions} {stale} 0 {result['name']} {taken or '0'} {mutant}".rstrip()
@@ -103,7 +103,7 @@ def test_no_schedule_breaks_it(explorer: Explorer, explored: list[str], name: st
         chosen = sized((PREEMPTIONS - 1, STALE), chosen)
     (result,) = explorer.ask("run", *bounds(*chosen), name)
     explored.append(noted(result))
-    assert not result["failure"], told(result)
+    assert not result["failure"], described(result)
     assert result["exhausted"], (
         f"{name}: {result['executions']} schedules and no end: make it smaller, or DEEP"
     )
@@ -143,7 +143,9 @@ def test_every_order_is_needed_or_justified(
             "write a scenario that fails, or say in the header why it cannot matter (JUSTIFIED)",
         ]
     )
-    wrong = [f"{of[m]}: justified, and yet\n{told(caught[m], m)}" for m in spared if m in caught]
+    wrong = [
+        f"{of[m]}: justified, and yet\n{described(caught[m], m)}" for m in spared if m in caught
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -225,7 +227,7 @@ def test_a_mutant_is_printed_and_reproduced(explorer: Explorer) -> None:
     preemptions, stale, taken = found["choices"].split(" ")
     (again,) = explorer.ask("replay", preemptions, stale, "0", found["name"], taken, mutant)
     assert again["failure"] == found["failure"]
-    assert "completion.hpp" in told(found, mutant)
+    assert "completion.hpp" in described(found, mutant)
 
 
 def test_an_order_is_numbered() -> None:

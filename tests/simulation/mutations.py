@@ -84,7 +84,7 @@ def _hasty(was: Any) -> Callable[..., Any]:
 
 
 def _always(answer: Any) -> Callable[[Any], Callable[..., Any]]:
-    """Whatever it is asked."""
+    """Return True for every argument."""
     return lambda was: lambda *args, **named: answer
 
 

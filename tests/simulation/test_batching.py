@@ -49,7 +49,7 @@ class Tally:
 
 
 class Replica:
-    """Takes batches one at a time; `factor(now_us)` scales its latency."""
+    """A simulated replica that takes batches one at a time; `factor(now_us)` scales its latency."""
 
     def __init__(
         self, model: Model, seed: int, factor: Callable[[int], float] = lambda now: 1.0

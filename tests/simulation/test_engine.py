@@ -65,7 +65,7 @@ def staff(world: World, rng: Random, kin: Kin, *, fault_share: float) -> None:
 def ask(
     world: World, rng: Random, zoo: list[Kin], until_us: int, *, gap_us: int, keys: int
 ) -> None:
-    """Clients: bursts and lone queries, many keys or few, some given up."""
+    """Send queries as clients do: bursts and lone queries, many keys or few, some cancelled."""
     while world.now_us < until_us:
         for _ in range(rng.choice([1, 1, 1, 12])):
             kin = rng.choice(zoo)

@@ -31,7 +31,7 @@ QUIET = replace(PLAN, nodes=3, models=6, rate_per_s=0, vmodels=0, pinned=0, doub
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Without the nodes' own logs: there are thousands of lines."""
+    """Silence the nodes' own logs: there are thousands of lines."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -53,10 +53,10 @@ def test_a_seed_is_one_history() -> None:
 def test_three_nodes_load_serve_evict_and_survive_a_kill() -> None:
     with World(replace(QUIET, models=40, share=0.4)) as world:
         for n in range(40):
-            asked = world.query(world.name(n))
+            queries = world.query(world.name(n))
             world.step(2)
-            assert not asked.why, asked
-        assert not asked.hit
+            assert not queries.why, queries
+        assert not queries.hit
         assert any(what[1] == "unload" for what in world.trace)
         (holder,) = world.models()[world.name(39)].loaded
         others = [name for name in world.nodes if name != holder]
@@ -73,11 +73,11 @@ def test_three_nodes_load_serve_evict_and_survive_a_kill() -> None:
 def test_many_first_queries_at_once_make_one_copy(seed: int) -> None:
     settings = msgspec.structs.replace(SETTINGS, rate_per_copy=100_000)
     with World(replace(QUIET, seed=seed, settings=settings)) as world:
-        asked = [
+        queries = [
             world.query(world.name(n % 2), name) for n in range(20) for name in list(world.nodes)
         ]
         world.step(3)
-        assert not any(query.why for query in asked)
+        assert not any(query.why for query in queries)
         assert world.loads == 2
         assert [len(world.models()[world.name(n)].copies) for n in range(2)] == [1, 1]
 
@@ -116,13 +116,13 @@ def test_a_node_with_a_bad_disk_keeps_no_model_from_the_others(what: str) -> Non
     plan = replace(QUIET, models=20, share=0.7, pulled=True, settings=settings)
     with World(plan) as world:
         world.disks["n0"] = what
-        asked = []
+        queries = []
         for n in range(60):
-            asked.append(world.query(world.name(n % 20), f"n{n % 3}"))
+            queries.append(world.query(world.name(n % 20), f"n{n % 3}"))
             world.step(0.5)
         world.step(6)
-        assert not [query for query in asked if query.why]
-        assert max(query.ended_s - query.born_s for query in asked) < 1.0
+        assert not [query for query in queries if query.why]
+        assert max(query.ended_s - query.born_s for query in queries) < 1.0
 
 
 def test_a_copy_that_is_evicted_while_it_is_claimed_again_is_not_reported_as_loaded() -> None:
@@ -191,8 +191,8 @@ def test_two_holders_that_give_up_a_spare_copy_at_once_leave_one(
             server.run(world.loop.create_task, parts.actions.execute(spare))
         world.step(1)
         assert is_mutated or len(world.models()[id].loaded) == 1
-        said = [why for why in world.violations if "the last copy" in why]
-        assert bool(world.violations) == bool(said) == is_mutated
+        last_copy_violations = [why for why in world.violations if "the last copy" in why]
+        assert bool(world.violations) == bool(last_copy_violations) == is_mutated
 
 
 # -- many worlds

@@ -21,7 +21,7 @@ ROW = np.zeros(4)
 
 @dataclass
 class Outcome:
-    """What became of the queries of one phase; times in microseconds."""
+    """The outcomes of the queries of one phase; times in microseconds."""
 
     span_us: int
     ended: Counter[Status] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ def a_model(seed: int, **limits: Any) -> tuple[World, Kin]:
 
 
 def offer(world: World, kin: Kin, load: float, seconds: float, slo_us: int = SLO_US) -> Outcome:
-    """Queries at `load` times CAPACITY, whatever becomes of them."""
+    """Send queries at `load` times CAPACITY, whatever comes back."""
     span = int(seconds * 1e6)
     begun, model = world.now_us, world.models[kin.number][1]
     rate = load * CAPACITY
@@ -58,7 +58,7 @@ def offer(world: World, kin: Kin, load: float, seconds: float, slo_us: int = SLO
         world.run(begun + at)
         world.step()
         sent.append((world.now_us, model.predict(ROW, slo_us / 1000)))
-        world.asked_us = world.now_us
+        world.wake_us = world.now_us
         if sent[-1][1].done():
             assert sent[-1][1].status() in (Status.FULL, Status.NO_REPLICA)
     world.run(begun + span + slo_us + 100)
@@ -263,13 +263,13 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
     offer(world, kin, 0.5, 0.5)
     idle = []
 
-    def look() -> None:
+    def measure() -> None:
         idle.append(
             world.snapshot(kin)["queued"] > 0 and not world.engine.replica(fast.conn)["in_flight"]
         )  # type: ignore[index]
-        world.after(100, look)
+        world.after(100, measure)
 
-    world.after(100, look)
+    world.after(100, measure)
     offer(world, kin, 1.2, 1.0)
     assert sum(idle) == 0
     assert len(idle) > 5_000
@@ -285,7 +285,7 @@ def test_rows_of_arrays_count_in_what_a_query_is_promised() -> None:
         world.pass_us(1_000)
         offer(world, kin, 0.5, 0.5)
         future = world.models[kin.number][1].predict_many(np.zeros((20_000, 4)), 60_000)
-        world.asked_us = world.now_us
+        world.wake_us = world.now_us
         ended += offer(world, kin, 0.3, 1.0).ended
         assert (future.statuses() == Status.OK).sum() > 4_000
         future.cancel()
@@ -322,7 +322,7 @@ def test_a_slo_of_a_second_leaves_room_for_one_of_twenty_milliseconds() -> None:
         (patient if i % 10 else quick).append(
             (i, model.predict(ROW, 1_000 if i % 10 else SLO_US / 1000))
         )
-        world.asked_us = world.now_us
+        world.wake_us = world.now_us
     world.pass_us(1_100_000)
     assert tally(1, quick[1_000:]).ended[Status.OK] >= 0.75 * len(quick[1_000:])
     assert tally(1, patient[9_000:]).ended[Status.OK] >= 0.3 * len(patient[9_000:])

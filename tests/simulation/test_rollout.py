@@ -21,8 +21,8 @@ GUARD = "p99<20ms, error<2%, reward>=-5%, agreement>80%"
 def a_life(
     seed: int, *, defaults: float, slow: float, reward: float, agrees: float, most_s: float = 900.0
 ) -> tuple[str, float]:
-    """One rollout to its end; the version before gives 90 % right answers and no defaults. -> its
-    state, and after how long."""
+    """Run one rollout to its end; return its state and its duration. The version before gives 90 %
+    right answers and no defaults."""
     rng = random.Random(seed)
     one, two = VersionedModel("m", 1), VersionedModel("m", 2)
     now = Rollout("a", two, VersionedModel("m"), one, STAGES, 10.0, GUARD, 0.05)
@@ -80,7 +80,7 @@ def test_one_that_is_just_good_enough_is_rarely_reverted() -> None:
     ],
 )  # fmt: skip
 def test_a_clear_regression_lasts_seconds(bad: dict[str, float], within_s: float) -> None:
-    """By the virtual clock, at 10 queries a second for the new version."""
+    """Seconds of the virtual clock, at 10 queries a second for the new version."""
     for seed in range(20):
         state, after_s = a_life(seed, **{**GOOD, **bad})
         assert (state, after_s <= within_s) == ("reverted", True), (seed, after_s)

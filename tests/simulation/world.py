@@ -59,7 +59,7 @@ WAYS_TO_END = {
 
 @dataclass
 class Kin:
-    """One simulated model: the rows it takes, and what it makes of them."""
+    """A simulated model: the rows that it takes, and its output for them."""
 
     name: str
     dtype: str
@@ -113,7 +113,7 @@ class World:
         } | limits
         self.engine = Engine(manual_clock=True, seed=seed, **options)
         self.now_us = 0
-        self.asked_us = 0
+        self.wake_us = 0
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.containers: list[Container] = []
@@ -122,7 +122,7 @@ class World:
         self.queries: list[Query] = []
         self.evaluations: Counter[tuple[int, int]] = Counter()
         self.frames: Counter[str] = Counter()
-        self.gone: list[Status] = []
+        self.ended_status: list[Status] = []
         self.dropped_us: dict[int, int] = {}
 
     # -- time
@@ -134,9 +134,9 @@ class World:
         self.at(self.now_us + us, what)
 
     def run(self, until_us: int) -> None:
-        """Until this time, and no further."""
+        """Run until this time."""
         while True:
-            next_us = min(self.events[0][0], self.asked_us) if self.events else self.asked_us
+            next_us = min(self.events[0][0], self.wake_us) if self.events else self.wake_us
             if next_us > until_us:
                 break
             self.now_us = max(self.now_us, next_us)
@@ -149,13 +149,13 @@ class World:
         self.run(self.now_us + us)
 
     def step(self) -> None:
-        self.asked_us = self.engine.step(self.now_us)
-        assert self.asked_us > self.now_us, f"seed {self.seed}: the loop would spin"
+        self.wake_us = self.engine.step(self.now_us)
+        assert self.wake_us > self.now_us, f"seed {self.seed}: the loop would spin"
         for kind, conn, _, status, _ in self.engine.events():
             if kind == EngineEvent.HELLO_RECEIVED and conn in self.ends:
                 self.ends[conn].say_welcome()
             elif kind == EngineEvent.DISCONNECTED:
-                self.gone.append(status)
+                self.ended_status.append(status)
         for container in list(self.ends.values()):
             container.flush()
 
@@ -184,7 +184,7 @@ class World:
             )
         query = Query(kin, tuple(keys), future, self.now_us + slo_us)
         self.queries.append(query)
-        self.asked_us = self.now_us  # a submitter wakes the loop
+        self.wake_us = self.now_us  # a submitter wakes the loop
         self.at(query.deadline_us + TICK_US + 1, lambda: self._is_over(query))
         return query
 
@@ -273,8 +273,8 @@ FAULTS_V1 = ["die_before", "die_half", "die_after", "hang", "slow"]
 
 
 class Container:
-    """A container process: it dials, says HELLO, evaluates batches one after another, and
-    misbehaves as told."""
+    """A simulated container process: it connects, sends HELLO, evaluates batches one after another,
+    and misbehaves as set."""
 
     def __init__(
         self,
@@ -361,10 +361,10 @@ class Container:
             shared=self.shares,
             **self.attach,
         )
-        self.world.asked_us = self.world.now_us
+        self.world.wake_us = self.world.now_us
 
     def transmit(self, data: bytes) -> None:
-        """Bytes to the engine, cut anywhere, in order, each piece a little later."""
+        """Send bytes to the engine, cut anywhere, in order, each piece a little later."""
         life, at = self.life, 0
         when = max(self.world.now_us + self.latency_us, self.outbox_us)
         while at < len(data):
@@ -411,7 +411,7 @@ class Container:
         self.world.after(us, lambda: self._if_alive(life, self.close))
 
     def flush(self) -> None:
-        """What the engine has to send leaves, unless the socket is full; what it wants closed is
+        """Read what the engine has to send, unless the socket is full; close what it wants
         closed."""
         if self.blocked:
             return
@@ -420,13 +420,15 @@ class Container:
         if data:
             self.sent_us.append(self.world.now_us)
             life = self.life
-            self.world.after(self.latency_us, lambda: self._if_alive(life, lambda: self.hear(data)))
+            self.world.after(
+                self.latency_us, lambda: self._if_alive(life, lambda: self.receive(data))
+            )
         if engine.wants_close(self.conn):
             self.close()
 
     # -- batches
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         self.inbox += data
         while self.conn and self._one():
             pass
@@ -478,7 +480,7 @@ class Container:
         os.close(fd)
 
     def _rows_of(self, runs: list[tuple[int, int, int]]) -> list[Any]:
-        """What lies there now."""
+        """Return the rows that are there now."""
         found: list[Any] = []
         for number, first, count in runs:
             memory, rows, row_bytes = self.regions[number]
@@ -578,12 +580,12 @@ class Container:
             return reply(outputs.astype("f4"))
         if fault == "goodbye":
             return whole + encode_frame(Kind.GOODBYE)
-        return self._strange(whole, reply, batch_id, fault)
+        return self._malformed(whole, reply, batch_id, fault)
 
-    def _strange(
+    def _malformed(
         self, whole: bytes, reply: Callable[..., bytes], batch_id: int, fault: str
     ) -> bytes:
-        """Frames that no honest container sends, or in no such order."""
+        """Send frames that no correct container sends, or in an order that none uses."""
         wrong = -np.ones(3)
         if fault == "twice":
             return whole + whole

@@ -20,7 +20,7 @@ OpenStore = Callable[[int], Store]
 
 
 class RedisServer:
-    """One redis-server process that can be killed, frozen and started again on the same folder."""
+    """A redis-server process that can be killed, frozen and started again on the same folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self._options = folder, options
@@ -88,7 +88,7 @@ def started(*options: str) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
-    """Shared by a module of tests; each takes a prefix of its own."""
+    """Yield a Redis server shared by a module of tests; each test uses its own prefix."""
     yield from started()
 
 

@@ -20,14 +20,14 @@ from tests.signals import freeze
 
 def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [door.getsockname()[1] for door in held]
-    for door in held:
-        door.close()
+    ports = [socket_held.getsockname()[1] for socket_held in held]
+    for socket_held in held:
+        socket_held.close()
     return ports
 
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """After SIGSTOP, all of its threads stand still when this returns."""
+    """Send a signal. After SIGSTOP all threads of the server stand still when this returns."""
     if number == signal.SIGSTOP:
         freeze(process.pid)
     else:
@@ -100,7 +100,8 @@ class EtcdServer:
             return b""
 
     def ask(self, path: str, **request: Any) -> Any:
-        """Its JSON gateway, for what the store has no need of; bytes are base64 there."""
+        """Send a request to the JSON gateway, for what the store does not need; bytes are base64
+        there."""
         body = json.dumps(request).encode()
         with urllib.request.urlopen(f"http://{self.address}/v3/{path}", body, timeout=20) as answer:
             return json.load(answer)
@@ -109,7 +110,7 @@ class EtcdServer:
         self.ask("kv/compaction", revision=str(revision), physical=True)
 
     def empty(self) -> None:
-        """Everything it knew is gone."""
+        """Delete the data of the server."""
         shutil.rmtree(self._folder / self._name)
 
     def signal(self, number: signal.Signals) -> None:
@@ -121,7 +122,7 @@ class EtcdServer:
 
 
 def started(*options: str, scheme: str = "http", count: int = 1) -> Iterator[list[EtcdServer]]:
-    """So many members of one cluster."""
+    """Start so many members of one cluster."""
     if shutil.which("etcd") is None:
         pytest.skip("no etcd: python tools/fetch.py etcd")
     memory = Path("/dev/shm")

@@ -40,7 +40,7 @@ class Operation:
 
 
 class History:
-    """Collects operations. Threads: any."""
+    """A collection of operations. Threads: any."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []

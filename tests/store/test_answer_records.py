@@ -1,4 +1,5 @@
-"""Answers in the store: who is told about one, of a server that is gone, counts it exactly once."""
+"""Answers in the store: a server that gets feedback about an answer of a server that is gone counts
+it exactly once."""
 
 import random
 import threading
@@ -31,7 +32,7 @@ M = VersionedModel("m", 1)
 
 
 class Server:
-    """One server's records and window."""
+    """The answer records and feedback window of one server."""
 
     def __init__(self, store: Store, every_s: float = 0.01, bytes_max: int = 1 << 20) -> None:
         self.learning = Learning(MemoryStore(), None, FeedbackSettings())
@@ -45,8 +46,8 @@ class Server:
 
     def answer(self, number: int, text: str = "kl_ucb", output: object = 7) -> str:
         id = f"{A}-{number:x}"
-        said = {M: Prediction(output, 0.5)}
-        self.window.add(id, self.learner(text), "u", Plan((M,), (0.25,)), said, output)
+        predictions = {M: Prediction(output, 0.5)}
+        self.window.add(id, self.learner(text), "u", Plan((M,), (0.25,)), predictions, output)
         return id
 
     def give_feedback(self, id: str) -> bool:
@@ -124,12 +125,12 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
     assert early == 50
     found: list[tuple[str, Joined]] = []
 
-    def tell(other: Server) -> None:
+    def send_feedback(other: Server) -> None:
         for id in draw.sample(ids, 300):
             if (joined := other.records.take(id, "app")) is not None:
                 found.append((id, joined))
 
-    threads = [threading.Thread(target=tell, args=(other,)) for other in others]
+    threads = [threading.Thread(target=send_feedback, args=(other,)) for other in others]
     for thread in threads:
         thread.start()
     late = sum(
@@ -142,9 +143,10 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
     for _, joined in found:
         assert (joined.user, joined.answer) == ("u", 7)
         assert (joined.plan.models, joined.plan.probabilities) == ((M,), (0.25,))
-        assert [(m, said.output, said.confidence) for m, said in joined.arrived.items()] == [
-            (M, 7, 0.5)
-        ]
+        assert [
+            (m, predictions.output, predictions.confidence)
+            for m, predictions in joined.arrived.items()
+        ] == [(M, 7, 0.5)]
     with pytest.raises(UnknownPrediction, match="killed before"):
         others[0].records.take(f"{A}-ffff", "app")
     (other,) = others[1].records.take_many([f"{A}-{0:x}"], "another")
@@ -187,12 +189,12 @@ def test_a_store_that_is_away_delays_no_feedback_and_has_all_later(
     wait_until(lambda: here.records.written == 10, "they are written", 20)
     lists, real = here.records._lists, {}
 
-    def away(*values: object) -> None:
+    def unreachable(*values: object) -> None:
         raise StoreError("it is away")
 
     for name in ("append", "claim"):
         real[name] = getattr(lists, name)
-        monkeypatch.setattr(lists, name, away)
+        monkeypatch.setattr(lists, name, unreachable)
     assert here.give_feedback(first[0])
     wait_until(lambda: here.records._is_away, "it notices", 20)
     later = [here.answer(number) for number in range(10, BATCH_MAX + 20)]
@@ -208,7 +210,7 @@ def test_a_store_that_is_away_delays_no_feedback_and_has_all_later(
 def test_records_are_left_while_another_thread_starts_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when a server is closed while its store returns."""
+    """A server is closed while its store returns."""
     begins, plain = threading.Event(), threading.Thread.start
 
     def start(thread: threading.Thread) -> None:

@@ -16,7 +16,7 @@ OpenStore = Callable[[int], Store]
 
 
 def drain(watch: Watch, count: int) -> list[Event]:
-    """So many events, and there are no more."""
+    """Read so many events; check that there are no more."""
     events = [event for _ in range(count) if (event := watch.next(20)) is not None]
     assert watch.next(0) is None
     return events

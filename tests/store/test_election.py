@@ -21,26 +21,26 @@ def test_the_first_candidate_leads_and_the_next_one_follows(store: Store) -> Non
         assert a.leader == b.leader == b"a"
         other = Candidate(store, "other", b"b", two)
         assert other.is_leader, "an election has its name"
-        told: list[bool] = []
-        b.on_change(told.append)
+        notified: list[bool] = []
+        b.on_change(notified.append)
         a.resign()
         a.resign()
         assert not a.is_leader
         assert b.wait(20)
         assert b.leader == b"b"
-        wait_until(lambda: told == [True])
+        wait_until(lambda: notified == [True])
         b.resign()
-        assert told == [True, False]
+        assert notified == [True, False]
         other.resign()
 
 
 def test_the_leader_is_notified_at_once(store: Store) -> None:
     with store.lease(60) as lease:
-        told: list[bool] = []
+        notified: list[bool] = []
         candidate = Candidate(store, "x", b"", lease)
         candidate.on_change(lambda leads: 1 / 0)
-        candidate.on_change(told.append)
-        assert told == [True]
+        candidate.on_change(notified.append)
+        assert notified == [True]
         candidate.resign()
 
 

@@ -19,8 +19,8 @@ PODS = 4
 
 
 class Sharing(Server):
-    """A server that follows the store, and writes when it is told to. now_s: the time, changed by
-    the test."""
+    """A server that follows the store, and writes on request. now_s: the time, changed by the
+    test."""
 
     def __init__(self, store: Store, folder: Path, node: str, now_s: list[float]) -> None:
         self.journal = Journal(folder / node)

@@ -1,4 +1,4 @@
-"""What is etcd's own: kills, hangs, compaction, members, TLS, users."""
+"""Properties of etcd alone: kills, hangs, compaction, members, TLS, users."""
 
 import base64
 import contextlib
@@ -40,7 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_surely(store: Store, key: str, value: bytes) -> None:
-    """However often it takes."""
+    """Put a key; repeat until it succeeds."""
 
     def tried() -> bool:
         with contextlib.suppress(StoreError):
@@ -174,12 +174,14 @@ def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
 
 
 def test_a_quiet_watch_is_not_given_up(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signs of life are asked for and answered; the stream is the same one all the time."""
+    """Progress is requested and answered; the stream stays the same one."""
     monkeypatch.setattr(etcd_watch, "SILENCE_S", 0.02)
     watch = etcd_store.watch("")
     assert watch.next(20) is not None
-    heard: list[float] = []
-    wait_until(lambda: (watch.next(0.03), heard.append(watch.contact_s))[1] or len(set(heard)) > 5)  # type: ignore[attr-defined]
+    contacts: list[float] = []
+    wait_until(
+        lambda: (watch.next(0.03), contacts.append(watch.contact_s))[1] or len(set(contacts)) > 5
+    )  # type: ignore[attr-defined]
     call = watch._call  # type: ignore[attr-defined]
     etcd_store.put("a", b"1")
     event = watch.next(20)
@@ -212,7 +214,8 @@ def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_
 def test_a_compaction_is_a_reset_and_costs_a_mirror_nothing(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What changed while the watch had no stream was compacted away: its deletions too are told."""
+    """Changes made while the watch had no stream were compacted away; their deletions are reported
+    too."""
     with open_store(own_etcd.url) as store:
         first = store.put("gone", b"0").revision
         for number in range(20):
@@ -231,10 +234,10 @@ def test_a_compaction_is_a_reset_and_costs_a_mirror_nothing(
 def test_a_mirror_is_complete_after_a_compaction_it_slept_through(own_etcd: EtcdServer) -> None:
     with open_store(own_etcd.url) as store, open_store(own_etcd.url) as other:
         store.txn((), [Put("gone", b"0"), Put("kept", b"0")])
-        told: dict[str, bytes | None] = {}
+        seen: dict[str, bytes | None] = {}
         with Mirror(store, "", bytes) as mirror:
             mirror.on_change(
-                lambda changes: told.update({change.key: change.after for change in changes})
+                lambda changes: seen.update({change.key: change.after for change in changes})
             )
             follow = mirror._watch._follow  # type: ignore[union-attr]
             asleep = threading.Event()
@@ -247,7 +250,7 @@ def test_a_mirror_is_complete_after_a_compaction_it_slept_through(own_etcd: Etcd
             own_etcd.compact(other.revision)
             asleep.set()
             assert mirror.wait_for(lambda m: "new" in m and "gone" not in m, 20)
-            wait_until(lambda: told == {"gone": None, "new": b"1"})
+            wait_until(lambda: seen == {"gone": None, "new": b"1"})
 
 
 def test_a_store_that_went_back_in_time_resets_its_watches(own_etcd: EtcdServer) -> None:
@@ -366,7 +369,7 @@ def test_a_transaction_of_unknown_fate_is_not_sent_twice(
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """One for 127.0.0.1 that is its own authority: (certificate, key)."""
+    """Write a self-signed certificate for 127.0.0.1; return (certificate, key)."""
     from ipaddress import ip_address
 
     from cryptography import x509

@@ -28,17 +28,17 @@ Start = Callable[..., Forwarding]
 
 
 class Counting:
-    """Learns each id once, as a server does."""
+    """A fake of a server's feedback: learns each id once."""
 
     def __init__(self) -> None:
-        self.told: list[ForwardedFeedback] = []
+        self.received: list[ForwardedFeedback] = []
         self.known: set[str] = set()
 
-    def __call__(self, told: ForwardedFeedback) -> Reply:
-        fresh = set(told.ids) - self.known
+    def __call__(self, feedback: ForwardedFeedback) -> Reply:
+        fresh = set(feedback.ids) - self.known
         self.known |= fresh
-        self.told.append(told)
-        return Reply(counted=len(fresh), duplicates=len(told.ids) - len(fresh))
+        self.received.append(feedback)
+        return Reply(counted=len(fresh), duplicates=len(feedback.ids) - len(fresh))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_feedback_is_learned_by_the_server_that_answered(start: Start, connect: 
     assert there.send(A, ForwardedFeedback("app", [f"{A}-1", f"{A}-2"], [b"\0", "x"])) == Reply(
         counted=1, duplicates=1
     )
-    first, second = learned.told
+    first, second = learned.received
     assert (first.application, first.weight, first.alone) == ("app", 2.0, True)
     assert np.array_equal(first.labels[0], label)
     assert second.labels == [b"\0", "x"]
@@ -95,15 +95,15 @@ def test_many_feedbacks_are_forwarded_in_requests_of_bounded_size(
     there = start(B, Counting())
     ids = [f"{A}-{i:x}" for i in range(3000)]
     assert there.send(A, ForwardedFeedback("app", ids, list(range(3000)))) == Reply(counted=3000)
-    assert [id for told in learned.told for id in told.ids] == ids
-    assert max(len(told.ids) for told in learned.told) <= 1024
-    before = len(learned.told)
+    assert [id for feedback in learned.received for id in feedback.ids] == ids
+    assert max(len(feedback.ids) for feedback in learned.received) <= 1024
+    before = len(learned.received)
     assert there.send(A, ForwardedFeedback("app", ids[:4], ["x" * 8000] * 4)) == Reply(duplicates=4)
-    assert len(learned.told) == before + 2
+    assert len(learned.received) == before + 2
 
 
 def test_feedback_refused_by_the_answering_server_is_refused(start: Start) -> None:
-    start(A, lambda told: refusal(InvalidInput("no such label", hint="Another.")))
+    start(A, lambda feedback: refusal(InvalidInput("no such label", hint="Another.")))
     there = start(B, Counting())
     with pytest.raises(InvalidInput, match="no such label Another"):
         there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
@@ -124,15 +124,15 @@ def test_a_request_without_a_reply_is_withdrawn_and_may_be_repeated(
     monkeypatch.setattr(forwarding, "LEASE_S", 0.0)
     hold, learned = threading.Event(), Counting()
 
-    def slowly(told: ForwardedFeedback) -> Reply:
+    def slowly(feedback: ForwardedFeedback) -> Reply:
         hold.wait(20)
-        return learned(told)
+        return learned(feedback)
 
     start(A, slowly)
     there = start(B, Counting())
-    told = ForwardedFeedback("app", [f"{A}-1"], [1])
+    feedback = ForwardedFeedback("app", [f"{A}-1"], [1])
     with pytest.raises(StoreError, match="counts once"):
-        there.send(A, told)
+        there.send(A, feedback)
     with pytest.raises(
         StoreError, match="counts once"
     ):  # it waits behind the first, and is withdrawn before it is looked at
@@ -140,7 +140,7 @@ def test_a_request_without_a_reply_is_withdrawn_and_may_be_repeated(
     assert not connect().range(PREFIX)[0]
     hold.set()
     monkeypatch.setattr(forwarding, "REPLY_S", 20.0)
-    assert there.send(A, told) == Reply(duplicates=1)
+    assert there.send(A, feedback) == Reply(duplicates=1)
     assert learned.known == {f"{A}-1"}
 
 
@@ -157,7 +157,7 @@ def test_requests_that_wait_are_bounded(start: Start, monkeypatch: pytest.Monkey
 
 
 def test_a_reply_that_the_store_did_not_take_is_sent_again(start: Start, connect: Connect) -> None:
-    """What was learned is not learned again, and who waits hears that it counted."""
+    """The feedback is not learned again, and the waiting caller is told that it counted."""
     store, learned = connect(), Counting()
     failing, real = [True], store.txn
 
@@ -172,7 +172,7 @@ def test_a_reply_that_the_store_did_not_take_is_sent_again(start: Start, connect
     there = start(B, Counting(), store=connect())
     assert there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1])) == Reply(counted=1)
     assert not failing
-    assert len(learned.told) == 1
+    assert len(learned.received) == 1
 
 
 def test_feedback_for_answers_of_other_servers_is_refused(start: Start, connect: Connect) -> None:
@@ -183,7 +183,7 @@ def test_feedback_for_answers_of_other_servers_is_refused(start: Start, connect:
         there.send(A, ForwardedFeedback("app", ["cccccccc-1"], [1]))
     connect().put(f"{PREFIX}{A}/q/{B}-ff", b"garbage")
     assert there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1])).counted == 1
-    assert len(learned.told) == 1
+    assert len(learned.received) == 1
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_a_copy_of_a_folder_is_refused_while_its_server_lives(
 def test_the_server_of_the_same_folder_is_back_at_once_and_one_elsewhere_after_the_lease(
     connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a kill: nobody gave the names back."""
+    """The first server was killed, so that nobody released its names."""
     folder, moved = tmp_path / "folder", tmp_path / "moved"
     folder.mkdir()
     moved.mkdir()

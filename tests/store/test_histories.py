@@ -1,5 +1,5 @@
-"""What concurrent clients of a store were told fits one copy of each key, also when the store is
-killed under them; and a store that lies is found out."""
+"""Histories of concurrent clients of a store are linearizable, also when the store is killed; a
+store that returns wrong values is detected."""
 
 import random
 import threading
@@ -101,7 +101,8 @@ def run_clients(
 def one_call(
     history: History, store: Store, number: int, value: bytes, draw: random.Random
 ) -> None:
-    """Make one call; a store that is away is asked again after a moment, by the next call."""
+    """Make one call; a store that cannot be reached is called again after a moment, by the next
+    call."""
     key, kind = f"h{draw.randrange(KEYS)}", draw.choice(["get", "put", "swap", "swap"])
     unknown = (StoreError,)
     try:
@@ -144,14 +145,14 @@ def test_memory(seed: int) -> None:
 
 
 class Shared(MemoryStore):
-    """One client of a store in memory that others use too."""
+    """A client of a store in memory that other clients use too."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self._inner = inner
         self.get, self.txn = inner.get, inner.txn  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Leave it open for the others."""
+        """Leave the store open for the other clients."""
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,4 +1,4 @@
-"""What was acknowledged is there after a crash, in order, once; what was torn is not."""
+"""Acknowledged records are in the journal after a crash, in order, once; torn ones are not."""
 
 import errno
 import os

@@ -51,12 +51,12 @@ def test_a_mirror_equals_the_store(store: Store) -> None:
 
 
 def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
-    told: list[tuple[str, int | None, int | None, bool]] = []
+    changes_seen: list[tuple[str, int | None, int | None, bool]] = []
     store.put("m/a", b"1")
     with Mirror(store, "m/", int) as mirror:
 
         def note(changes: list[KeyChange[int]]) -> None:
-            told.extend(
+            changes_seen.extend(
                 (c.key, c.before, c.after, c.new is None or c.key in mirror) for c in changes
             )
 
@@ -65,10 +65,12 @@ def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
         store.put("m/a", b"2")
         store.put("m/b", b"3")
         store.delete("m/a")
-        wait_until(lambda: len(told) == 3)
-    assert told == [("a", 1, 2, True), ("b", None, 3, True), ("a", 2, None, True)] or told[0][
-        :3
-    ] == ("a", 1, 2)
+        wait_until(lambda: len(changes_seen) == 3)
+    assert changes_seen == [
+        ("a", 1, 2, True),
+        ("b", None, 3, True),
+        ("a", 2, None, True),
+    ] or changes_seen[0][:3] == ("a", 1, 2)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
@@ -76,14 +78,14 @@ def test_changes_are_delivered_in_batches_of_a_limit(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_module, "_BATCH", 3)
-    told: list[list[str]] = []
+    changes_seen: list[list[str]] = []
     with MemoryStore() as store, Mirror(store, "m/", bytes) as mirror:
-        mirror.on_change(lambda changes: told.append([change.key for change in changes]))
+        mirror.on_change(lambda changes: changes_seen.append([change.key for change in changes]))
         store.txn((), [Put(f"m/{i}", b"") for i in range(count)])
-        wait_until(lambda: sum(map(len, told)) == count)
+        wait_until(lambda: sum(map(len, changes_seen)) == count)
         assert len(mirror) == count
-    assert [key for keys in told for key in keys] == [str(i) for i in range(count)]
-    assert max(map(len, told)) <= 3
+    assert [key for keys in changes_seen for key in keys] == [str(i) for i in range(count)]
+    assert max(map(len, changes_seen)) <= 3
 
 
 def test_an_undecodable_value_is_missing_and_affects_no_other_key(
@@ -115,29 +117,29 @@ def test_values_are_decoded_once_and_on_first_use(store: Store) -> None:
 
 
 def test_a_watch_that_missed_changes_costs_no_change(open_with: OpenStore) -> None:
-    """More changes at once than the store keeps: RESET, and what differs is told."""
+    """More changes come at once than the store keeps: a RESET, and the differences are reported."""
     store = open_with(10)
     store.put("m/gone", b"0")
-    told: dict[str, tuple[Any, Any]] = {}
+    changes_seen: dict[str, tuple[Any, Any]] = {}
     go_on = threading.Event()
     with Mirror(store, "m/", int) as mirror:
         mirror.on_change(
             lambda changes: (
-                told.update({c.key: (c.before, c.after) for c in changes}),
+                changes_seen.update({c.key: (c.before, c.after) for c in changes}),
                 go_on.wait(20),
             )
         )
         store.put("m/first", b"1")
-        wait_until(lambda: told, "its thread stands in the callback")
+        wait_until(lambda: changes_seen, "its thread stands in the callback")
         store.delete("m/gone")
         for i in range(30):
             store.put(f"m/{i % 15}", b"%d" % i)
         go_on.set()
         assert mirror.wait_for(lambda m: m.get("14") == 29, 20)
-        wait_until(lambda: len(told) == 17)
+        wait_until(lambda: len(changes_seen) == 17)
         assert dict(mirror.items()) == {"first": 1, **{str(i): i + 15 for i in range(15)}}
-    assert told["gone"] == (0, None)
-    assert told["3"] == (None, 18)
+    assert changes_seen["gone"] == (0, None)
+    assert changes_seen["3"] == (None, 18)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,12 +180,12 @@ def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> Non
 
 
 class Flaky(MemoryStore):
-    """Away while `away`."""
+    """A store that fails while `unreachable` is true."""
 
-    away = False
+    unreachable = False
 
     def range(self, prefix: str) -> Any:
-        if self.away:
+        if self.unreachable:
             raise StoreError("away")
         return super().range(prefix)
 
@@ -192,7 +194,7 @@ class Flaky(MemoryStore):
         plain = watch.next
 
         def next(timeout_s: float | None = None) -> Event | None:
-            if store.away:
+            if store.unreachable:
                 raise StoreError("away")
             return plain(min(timeout_s or 0, 0.02))
 
@@ -204,14 +206,14 @@ def test_a_mirror_outlives_a_store_that_is_away() -> None:
     store = Flaky()
     store.put("a", b"1")
     with Mirror(store, "", int) as mirror:
-        store.away = True
+        store.unreachable = True
         wait_until(lambda: mirror.trouble)
         store.put("b", b"2")
         assert mirror["a"] == 1
         known_s = mirror.stale_s
         wait_until(lambda: mirror.stale_s > known_s)
         assert "b" not in mirror
-        store.away = False
+        store.unreachable = False
         assert mirror.wait_for(lambda m: m.get("b") == 2, 20)
         assert mirror.trouble is None
 
@@ -239,17 +241,17 @@ def test_a_store_that_is_restored_while_it_is_listed_takes_nothing_away() -> Non
 def test_a_mirror_may_start_before_its_store() -> None:
     store = Flaky()
     store.put("a", b"1")
-    store.away = True
+    store.unreachable = True
     with pytest.raises(StoreError):
         Mirror(store, "", int)
     with Mirror(store, "", int, wait=False) as mirror:
-        told: list[str] = []
-        mirror.on_change(lambda changes: told.extend(change.key for change in changes))
+        changes_seen: list[str] = []
+        mirror.on_change(lambda changes: changes_seen.extend(change.key for change in changes))
         assert mirror.stale_s == float("inf")
         assert not mirror.wait_for(lambda m: "a" in m, 0)
-        store.away = False
+        store.unreachable = False
         assert mirror.wait_for(lambda m: "a" in m, 20)
-        wait_until(lambda: told == ["a"])
+        wait_until(lambda: changes_seen == ["a"])
 
 
 def test_closing_wakes_waiting_threads(store: Store) -> None:
@@ -273,7 +275,7 @@ def test_a_mirror_ends_with_its_store(store: Store) -> None:
 
 @pytest.mark.slow
 def test_store_that_hangs_is_not_taken_for_a_quiet_one(own_etcd: EtcdServer) -> None:
-    """What is waited for is the time after which the watch takes etcd for hung, twice over."""
+    """The test waits twice for the time after which the watch considers etcd hung."""
     with open_store(own_etcd.url) as store, Mirror(store, "m/", int) as mirror:
         own_etcd.signal(signal.SIGSTOP)
         wait_until(lambda: mirror.stale_s > 2 * (etcd_watch.SILENCE_S + etcd_watch.WATCHDOG_S))

@@ -1,4 +1,4 @@
-"""What only a server elsewhere can do: be killed, hang, be read-only, lose its memory, be the wrong
+"""Properties of a remote store: it is killed, hangs, is read-only, loses its memory, is the wrong
 one."""
 
 import contextlib
@@ -58,7 +58,7 @@ def test_prefixes_are_stores_of_their_own(redis_server: RedisServer) -> None:
 
 
 def test_what_was_acknowledged_survives_a_kill(own_redis: RedisServer) -> None:
-    """Of the transaction in flight at the kill nobody knows; it is there wholly or not at all."""
+    """The transaction in flight at the kill is there wholly or not at all."""
     draw = random.Random(1)
     store = RedisStore(own_redis.url)
     acknowledged = 0
@@ -107,8 +107,7 @@ def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
 def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(
     own_redis: RedisServer, how: str
 ) -> None:
-    """As of the server's own words: OOM, BUSY and LOADING. What was acknowledged before is there
-    afterwards."""
+    """The server's own errors: OOM, BUSY and LOADING. Acknowledged data is there afterwards."""
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
         with refusing(own_redis, store._redis, how) as words:
@@ -123,7 +122,7 @@ def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(
 
 @contextlib.contextmanager
 def refusing(server: RedisServer, control: Any, how: str) -> Iterator[str]:
-    """Have the server refuse within; gives what its refusal says."""
+    """Have the server reject requests within the block; yield the text of its error."""
     if how == "out of memory":
         control.config_set("maxmemory", "1")
         yield "refused: .*maxmemory"

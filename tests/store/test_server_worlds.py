@@ -32,8 +32,8 @@ NOTHING_S = 1e-6  # a wait for an event that is there, or is not
 
 
 class FaultyStore(MemoryStore):
-    """Fails by chance while `fails` is true. meanwhile: what may happen before and after a
-    transaction."""
+    """A store that fails by chance while `fails` is true. meanwhile: what may happen before and
+    after a transaction."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -65,10 +65,8 @@ class FaultyStore(MemoryStore):
 
 
 class SimulatedServer(Server):
-    """A server that writes, hears of others and leaves them out when it is told to.
-
-    now_s: the clock of all.
-    """
+    """A server that writes, reads changes of others, and removes ended servers on request. now_s:
+    the clock of all."""
 
     def __init__(
         self,
@@ -88,8 +86,8 @@ class SimulatedServer(Server):
         self.states.replay(self.read)
         self.states._sync._read_all()
 
-    def hear(self, count: int) -> None:
-        """Take in so many changes of the store; 0: read all."""
+    def read_changes(self, count: int) -> None:
+        """Read so many changes of the store; 0: read all."""
         if not count:
             with contextlib.suppress(StoreError):
                 self.states._sync._read_all()
@@ -101,11 +99,11 @@ class SimulatedServer(Server):
                 self.states._sync._came(event.record)
 
     def hold_name(self) -> None:
-        """Hold the name in the store, whoever held it."""
+        """Hold the name in the store, whichever server held it."""
         MemoryStore.txn(self._store, (), (Put(NAMES_HELD + self._name, b""),))
 
     def lose_name(self) -> None:
-        """Hold it no more, without noticing."""
+        """Delete the name from the store without the server's notice."""
         MemoryStore.txn(self._store, (), (Delete(NAMES_HELD + self._name),))
 
     def flush(self) -> None:
@@ -128,12 +126,12 @@ class SimulatedServer(Server):
 
 
 class World:
-    """Servers on one store, and what they were told."""
+    """Servers on one store, and the feedback that they were sent."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.draw = random.Random(seed)
         self.store = FaultyStore(self.draw)
-        self.told: Counter[str] = Counter()
+        self.observed: Counter[str] = Counter()
         self._now_s = 0.0
         self._folder, self._contexts_max = folder, self.draw.choice([2, 3, 1000])
         self.servers = {name: self.start(name) for name in NAMES}
@@ -152,7 +150,7 @@ class World:
         """Take all steps; afterwards the store works, all servers are there and agree."""
         self.store.fails = True
         for _ in range(STEPS):
-            self.store.meanwhile = self._teach_or_hear if self.draw.random() < 0.5 else None
+            self.store.meanwhile = self._observe_or_read if self.draw.random() < 0.5 else None
             self.step()
         self.store.fails, self.store.meanwhile = False, None
         for name in set(NAMES) - self.servers.keys():
@@ -161,7 +159,7 @@ class World:
             server.hold_name()
         for _ in range(3 * len(NAMES)):
             for server in self.servers.values():
-                server.hear(10**6)
+                server.read_changes(10**6)
                 server.flush()
 
     def step(self) -> None:
@@ -185,9 +183,9 @@ class World:
         elif chance < 0.3:
             server.flush()
         else:
-            self._teach_or_hear(server)
+            self._observe_or_read(server)
 
-    def _teach_or_hear(self, server: SimulatedServer | None = None) -> None:
+    def _observe_or_read(self, server: SimulatedServer | None = None) -> None:
         if server is None:
             server = self.draw.choice([*self.servers.values()])  # one at least: see step
             if not server.busy and self.draw.random() < 0.3:
@@ -195,19 +193,19 @@ class World:
             if self.draw.random() < 0.2:
                 return server.leave_out()
         if self.draw.random() < 0.2:
-            return server.hear(self.draw.choice([0, 1, 2, 5, 50]))
+            return server.read_changes(self.draw.choice([0, 1, 2, 5, 50]))
         user = self.draw.choice(USERS)
         with contextlib.suppress(Overloaded):
             server.observe(server.learner(KL), user, observation(self.draw))
-            self.told[user] += 1
+            self.observed[user] += 1
         return None
 
     def check(self) -> None:
         for name, server in self.servers.items():
             learner = server.learner(KL)
-            found = {user: learner.state(user).seen for user in self.told}
-            assert found == self.told, name
-            assert learner.state(SHARED).seen == self.told.total(), name
+            found = {user: learner.state(user).seen for user in self.observed}
+            assert found == self.observed, name
+            assert learner.state(SHARED).seen == self.observed.total(), name
             server.end(kill=True)
 
 

@@ -1,4 +1,4 @@
-"""What one server learns is used by all that share its store, whatever the store is."""
+"""The learned state of one server is used by all that share its store, for each kind of store."""
 
 import random
 import time
@@ -51,7 +51,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Following(Server):
-    """A server that follows the store, and writes when it is told to."""
+    """A server that follows the store, and writes on request."""
 
     def __init__(self, store: Store, folder: Path | None, node: str) -> None:
         self.journal = Journal(folder)
@@ -96,7 +96,7 @@ def test_all_servers_use_what_one_has_learned(connect: Connect, tmp_path: Path) 
 def test_two_servers_that_follow_each_other_count_each_observation_once(
     connect: Connect, tmp_path: Path, seed: int
 ) -> None:
-    """Whatever is written and heard in between, by chance."""
+    """Writes and reads of changes alternate by chance."""
     draw = random.Random(seed)
     servers = [Following(connect(), tmp_path / node, node) for node in "ab"]
     for _ in range(150):

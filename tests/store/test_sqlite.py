@@ -1,4 +1,5 @@
-"""What only a file can do: outlive its process, be shared, be damaged, and run out of room."""
+"""Properties of a store in a file: it outlives its process, is shared, is damaged, and runs out of
+room."""
 
 import contextlib
 import fcntl
@@ -530,8 +531,8 @@ def test_leased_keys_of_a_dead_process_disappear(tmp_path: Path) -> None:
 
 
 def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finds another waiting for the file waits behind it; but for no longer than for the
-    file itself."""
+    """A writer that finds another one waiting for the file waits behind it, but no longer than for
+    the file itself."""
     path, waits, flock = tmp_path / "state.db", threading.Event(), fcntl.flock
 
     def observed_flock(file: int, how: int) -> None:

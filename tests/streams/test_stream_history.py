@@ -10,8 +10,8 @@ from bench.system.stream_kills import life
 RIGHT = Heard("1-0", 1, "5-0", "2", 3.0)
 
 
-def errors(*heard: Heard, kept: tuple[str, ...] = ("1-0",), entry: str = "5-0") -> list[str]:
-    found = StreamHistory({1: Asked(2.0, entry)}, [*heard])
+def errors(*entries: Heard, kept: tuple[str, ...] = ("1-0",), entry: str = "5-0") -> list[str]:
+    found = StreamHistory({1: Asked(2.0, entry)}, [*entries])
     return found.errors(lambda number: str(2 * number), [*kept])
 
 

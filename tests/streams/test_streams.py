@@ -676,7 +676,8 @@ def test_who_stops_leaves_what_is_not_answered_to_others(
 def test_a_configuration_declares_streams(
     redis_server: RedisServer, client: Client, fresh: Callable[[], str]
 ) -> None:
-    """As `clipper up` reads it; `app` and `models` of a stream are those of the file."""
+    """`clipper up` declares streams of a file; `app` and `models` of a stream are those of the
+    file."""
     names = streams(fresh)
     settings = {
         "streams": {"in": {"app": "sums", "url": redis_server.url, **names}},

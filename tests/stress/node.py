@@ -14,8 +14,8 @@ from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_ro
 
 
 class SocketContainer:
-    """Doubles each row, on a thread of its own, and drops the line when told to. It answers while
-    `awake`."""
+    """A container on its own thread that doubles each row and closes its connection on request. It
+    answers while `awake`."""
 
     def __init__(self, path: str, name: bytes) -> None:
         self.awake = threading.Event()
@@ -52,7 +52,8 @@ class SocketContainer:
 
 
 class Node:
-    """An engine with its threads, and whoever dials in attached to the model it names."""
+    """An engine with its threads; containers that connect are attached to the model that they
+    name."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path / "socket")

@@ -78,8 +78,7 @@ def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
 
 
 def test_rows_are_counted_while_parts_move(stress: int) -> None:
-    """Whoever asks how many rows there are, and how much memory they take, reads the index that
-    others make anew."""
+    """Threads read the number of rows and their memory from an index that others rebuild."""
     pieces, n = 800 * stress, 500
     table = Table("t", 2, initializer=Initializer("zeros"))
     seen: list[tuple[int, int]] = []

@@ -15,7 +15,7 @@ from clipper_core.results.decider import Decider, Rule, Step
 from clipper_core.results.future import Future, MailboxReader
 from clipper_core.runtime.status import Status
 from tests.stress.node import together
-from tests.stress.test_peer_threads import Pair, asked, row
+from tests.stress.test_peer_threads import Pair, row, some_models
 
 SUBMITTERS = 4
 QUERIES = 1500
@@ -41,7 +41,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def ask(pair: Pair, rng: random.Random, serial: int) -> Future:
-    models = asked(pair, rng)
+    models = some_models(pair, rng)
     starts = tuple(rng.choice([0, 0, -1, 300]) for _ in models)
     return predict_ensemble(
         models, rng.choice(DECIDERS), row(serial), starts_us=starts, learn=rng.random() < 0.5
@@ -49,7 +49,7 @@ def ask(pair: Pair, rng: random.Random, serial: int) -> Future:
 
 
 def is_right(future: Future, serial: int) -> bool:
-    """Whatever was used is the right answer, and was there when the verdict fell."""
+    """Check that every prediction used is right and had arrived when the decider ruled."""
     verdict = future.verdict
     assert verdict is not None
     _, used, arrived = verdict
@@ -63,7 +63,7 @@ def is_right(future: Future, serial: int) -> bool:
 
 
 def test_threads_that_block_cancel_drop_and_rule(pair: Pair, stress: int) -> None:
-    heard = [0] * SUBMITTERS
+    answered_by = [0] * SUBMITTERS
 
     def run(which: int) -> None:
         rng = random.Random(which)
@@ -87,11 +87,11 @@ def test_threads_that_block_cancel_drop_and_rule(pair: Pair, stress: int) -> Non
             for serial, future in futures:
                 assert future.wait(30)
                 assert future.cancelled() or is_right(future, serial)
-                heard[which] += not future.cancelled()
+                answered_by[which] += not future.cancelled()
             del future
 
     together(*(lambda i=i: run(i) for i in range(SUBMITTERS)))
-    assert all(heard)
+    assert all(answered_by)
 
 
 def test_a_mailbox_is_notified_of_verdicts(pair: Pair, stress: int) -> None:

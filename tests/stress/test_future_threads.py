@@ -36,7 +36,7 @@ def row(serial: int) -> Any:
 
 
 def check(future: Future, serial: int) -> bool:
-    """Right, or cancelled; whether it was right."""
+    """Check that a result is right or cancelled; return whether it was right."""
     try:
         assert future.result(30).tolist() == [2.0 * serial, 2.0]
     except CancelledError:

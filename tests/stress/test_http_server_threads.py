@@ -36,7 +36,7 @@ AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class Place:
-    """A door, its threads, and the thread that stands for Python."""
+    """An HTTP server of the core, its threads, and the thread that stands for Python."""
 
     def __init__(self, node: Node, workers: int) -> None:
         self.node = node
@@ -125,7 +125,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     assert made.core_server.sweep() == 0
 
 
-def asking(path: str, row: list[float]) -> bytes:
+def request_bytes(path: str, row: list[float]) -> bytes:
     body = json.dumps({"input": row})
     return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
@@ -159,7 +159,7 @@ class Client:
                 for _ in range(self.rng.randrange(1, 12))
             ]
             paths = [self.rng.choice(["/plain", "/cached", "/cached", "/plain/late"]) for _ in rows]
-            text = b"".join(asking(path, row) for path, row in zip(paths, rows, strict=True))
+            text = b"".join(request_bytes(path, row) for path, row in zip(paths, rows, strict=True))
             cut = self.rng.randrange(len(text))
             line.sendall(text[:cut])
             line.sendall(text[cut:])
@@ -202,8 +202,8 @@ def test_everybody_has_an_answer_in_order(place: Place) -> None:
     finally:
         over.set()
         changing.join()
-    asked, answered, decided, used, wins = (count.value for count in place.counts)
+    issued, answered, decided, used, wins = (count.value for count in place.counts)
     assert answered == decided == used == wins == place.ok.value == place.took.snapshot().count
-    assert asked >= answered + place.endings
+    assert issued >= answered + place.endings
     assert answered + place.endings >= sum(client.answered for client in clients) > 0
     assert place.handed > 0

@@ -46,7 +46,7 @@ def led(node: Node) -> int:
 
 
 def be_led(node: Node) -> None:
-    """One query after another, until the loop thread leaves them to this one."""
+    """Send queries one by one until the loop thread leaves the loop to this thread."""
 
     def sent_and_waited() -> bool:
         before = led(node)
@@ -67,8 +67,7 @@ def test_a_lone_caller_leads_and_the_loop_thread_is_not_woken(node: Node) -> Non
 
 
 def every_kind(node: Node, rng: random.Random, serial: int) -> float:
-    """One to many queries, waited for in one of the ways there are; -> the sum of what was
-    answered."""
+    """Send one to many queries and wait for them in a random way; return the sum of the results."""
     model = node.models[b"plain"]
     kind = rng.randrange(7)
     if kind <= 2:
@@ -97,7 +96,7 @@ def every_kind(node: Node, rng: random.Random, serial: int) -> float:
 
 
 def value(future: Future) -> float:
-    """What it holds, or 0.0 if it was cancelled."""
+    """Return its value, or 0.0 if it was cancelled."""
     try:
         return float(future.result(30)[0])
     except CancelledError:
@@ -125,8 +124,7 @@ def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
 
 
 def test_leaders_that_come_and_go(node: Node, model: Model, stress: int) -> None:
-    """Now one thread asks, now all do, in turns that no one arranges; each counts its own
-    answers."""
+    """Now one thread sends queries, now all do, in random turns; each counts its own answers."""
     rounds, sums = ROUNDS * stress, [0] * THREADS
 
     def run(which: int) -> None:
@@ -233,8 +231,8 @@ def test_a_timeout_ends_the_lead_and_the_query_goes_on(node: Node) -> None:
 
 
 def test_others_join_a_leader(node: Node) -> None:
-    """One leads for a query without an answer; others ask meanwhile, blocked, by callback and on an
-    event loop."""
+    """One thread owns the loop for a query without an answer; others send queries meanwhile,
+    blocked, by callback and on an event loop."""
     node.connect(b"vector")
     future, thread, ended = leader(node, Future.wait)
     other = node.models[b"vector"]

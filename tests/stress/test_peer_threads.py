@@ -1,5 +1,5 @@
-"""Two engines, two loop threads, callers of every kind whose queries ask models of both: each query
-ends once, and rightly."""
+"""Two engines, two loop threads, callers of every kind that query models of both: each query ends
+once, and rightly."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,7 @@ QUERIES = 2000
 
 
 class Pair:
-    """Two engines that have met; all containers dial in at the first, and half of them are handed
-    over."""
+    """Two linked engines; all containers connect to the first, and half of them are handed over."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path / "socket")
@@ -100,8 +99,8 @@ def row(serial: int) -> Any:
     return np.array([serial, 1.0])
 
 
-def asked(pair: Pair, rng: random.Random) -> tuple[Model, ...]:
-    """One to four of the models, in any order."""
+def some_models(pair: Pair, rng: random.Random) -> tuple[Model, ...]:
+    """Return one to four of the models, in any order."""
     return tuple(rng.sample(list(pair.models.values()), rng.randint(1, 4)))
 
 
@@ -116,7 +115,7 @@ def test_threads_that_block_and_cancel(pair: Pair, stress: int) -> None:
         rng = random.Random(which)
         for lap in range(QUERIES * stress // 50):
             serials = [(which * 10**6 + lap * 50 + i) % 20_000 for i in range(rng.randint(1, 50))]
-            models = [asked(pair, rng) for _ in serials]
+            models = [some_models(pair, rng) for _ in serials]
             futures = [
                 predict_all(some, row(serial)) for some, serial in zip(models, serials, strict=True)
             ]
@@ -138,13 +137,13 @@ def test_threads_that_block_and_cancel(pair: Pair, stress: int) -> None:
 
 
 def test_a_lone_caller_of_both_and_of_each(pair: Pair, stress: int) -> None:
-    """So that a loop thread parks, and leaves its turns to a caller that does not take them."""
+    """A loop thread parks, and leaves its turns to a caller that does not take them."""
     rng = random.Random(1)
     for serial in range(400 * stress):
         for _ in range(rng.randrange(10)):
-            model = asked(pair, rng)[0]
+            model = some_models(pair, rng)[0]
             assert right((model,), model.predict(row(serial)).result(30), serial)
-        models = asked(pair, rng)
+        models = some_models(pair, rng)
         assert right(models, predict_all(models, row(serial)).result(30), serial)
     for loop, name in zip(
         pair.dispatch.loops, (b"a0", b"b1"), strict=True
@@ -159,7 +158,7 @@ def test_event_loops_callbacks_and_blocked_threads(pair: Pair, stress: int) -> N
     called: list[Future] = []
 
     async def one(serial: int, rng: random.Random) -> None:
-        models = asked(pair, rng)
+        models = some_models(pair, rng)
         future = predict_all(models, row(serial))
         if rng.random() < 0.3:
             future.add_done_callback(called.append)
@@ -178,7 +177,7 @@ def test_event_loops_callbacks_and_blocked_threads(pair: Pair, stress: int) -> N
     def block(which: int) -> None:
         rng = random.Random(which)
         for serial in range(300 * stress):
-            models = asked(pair, rng)
+            models = some_models(pair, rng)
             assert right(models, predict_all(models, row(serial)).result(30), serial)
 
     together(
@@ -203,7 +202,7 @@ def test_containers_that_die_on_either_side(pair: Pair, stress: int) -> None:
     def ask(which: int) -> None:
         rng = random.Random(which)
         while not over.is_set():
-            models = asked(pair, rng)
+            models = some_models(pair, rng)
             futures = [
                 (serial, predict_all(models, row(serial)))
                 for serial in rng.sample(range(20_000), 50)

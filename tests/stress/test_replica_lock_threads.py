@@ -11,8 +11,8 @@ from clipper_core.runtime.status import StatusError
 from tests.stress.node import Node, SocketContainer, together
 
 
-def heard(node: Node, notice: str) -> int:
-    """The connection of which the loop says this next."""
+def wait_for_event(node: Node, notice: str) -> int:
+    """Return the connection of the loop's next event of this kind."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         for kind, conn, *_ in node.engine.events():
@@ -33,13 +33,13 @@ def test_replicas_are_read_while_they_come_and_go(tmp_path: Path, stress: int) -
         try:
             for number in range(40 * stress):
                 container = SocketContainer(node.path, b"plain")
-                conn = heard(node, "HELLO_RECEIVED")
+                conn = wait_for_event(node, "HELLO_RECEIVED")
                 node.engine.attach(conn, model.index, b"", number=number, size_max=16)
                 conns.append((conn, number))
                 with contextlib.suppress(StatusError):
                     model.predict(np.array([1.0, 2.0])).result(10)
                 container.drop()
-                assert heard(node, "DISCONNECTED") == conn
+                assert wait_for_event(node, "DISCONNECTED") == conn
         finally:
             over.set()
 

@@ -19,7 +19,7 @@ WORDS = {
 
 @pytest.mark.parametrize("size", WORDS)
 def test_the_sum_of_all_words_arrives(size: int, stress: int) -> None:
-    """Without the GIL on either side; a full ring is met again and again."""
+    """The ring is used without the GIL on either side, and is full again and again."""
     words = WORDS[size] * stress
     ring, total = WorkRing(size, 8), []
 

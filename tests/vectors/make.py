@@ -138,7 +138,7 @@ def tail(
     sessions: list[int] | None = None,
     qualifiers: list[str] | None = None,
 ) -> tuple[int, bytes, Vector]:
-    """What follows the data: its flags, its bytes, its meaning."""
+    """Return what follows the data: its flags, its bytes, its meaning."""
     flags, part = 0, b""
     meaning: Vector = {}
     if sessions is not None:
