@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/f
 
 
 class Here:
-    """What a server has of its set, of shards in this process."""
+    """A fake of a server's parameter set, with shards in this process."""
 
     def __init__(self, shards: Shards) -> None:
         self.folder, self._reader = shards.root, StatsReader(shards.addresses, token=TOKEN)

@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 
 def objects_in(out: Path) -> dict[str, Any]:
-    """By kind."""
+    """Return the objects of the manifests by kind."""
     objects = objects_of(out)
     check_objects(objects.values())
     found = {kind: one for (kind, _), one in objects.items()}
@@ -105,8 +105,13 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     after = shards_file(out)
     assert after["token"] == before["token"]
     assert before["settings"]["recover_s"] == 30  # names of pods are not known at once
-    said = after["settings"]
-    assert (said["mode"], said["grads_to_wait"], said["shards"], said["recover_s"]) == (
+    settings = after["settings"]
+    assert (
+        settings["mode"],
+        settings["grads_to_wait"],
+        settings["shards"],
+        settings["recover_s"],
+    ) == (
         "sync",
         4,
         3,
@@ -121,9 +126,9 @@ def test_shards_that_also_serve_grpc(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "mine.toml").write_text('[params]\ngrpc = "127.0.0.1:7400"\n')
     assert export("k8s", out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
-    said = shards_file(out)
-    assert said["settings"]["grpc"] == "0.0.0.0:7400"
-    assert said["grpc"] == [f"clipper-params-{i}.clipper-params:{7400 + i}" for i in range(3)]
+    settings = shards_file(out)
+    assert settings["settings"]["grpc"] == "0.0.0.0:7400"
+    assert settings["grpc"] == [f"clipper-params-{i}.clipper-params:{7400 + i}" for i in range(3)]
     assert re.search(r"clipper-serving\[[a-z,]*grpc", (out / "server" / "Dockerfile").read_text())
     rule = objects_in(out)["NetworkPolicy"]["spec"]["ingress"][0]
     assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [
@@ -221,9 +226,9 @@ def free_ports(count: int) -> list[int]:
 def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: Path) -> None:
     out, ports = tmp_path / "out", free_ports(4)
     assert export("k8s", out, "--shards", 2, "--replicas", 1).exit_code == 0
-    said = shards_file(out)
-    said["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports[:2]]
-    (tmp_path / "shards.json").write_text(json.dumps(said))
+    settings = shards_file(out)
+    settings["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports[:2]]
+    (tmp_path / "shards.json").write_text(json.dumps(settings))
     (container,) = objects_in(out)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     pods = [Pod(0, container, tmp_path, ports)]
     try:
