@@ -63,7 +63,7 @@ soak: .venv/.installed  ## a mixed load with a fault every 5 s; memory, descript
 	@$(PY) -m tests.soak $(ARGS)
 
 asan: .venv/.installed  ## core, stress and simulation tests under the sanitizers of addresses and undefined behaviour
-	@$(call sanitize,$@,tests.run,tests/core tests/stress $(SIMULATED_CORE) -k "not memory_comes_back and not need_no_memory and not needs_no_memory and not similar_rows")
+	@$(call sanitize,$@,tests.run,tests/core tests/stress $(SIMULATED_CORE) -k "not memory_comes_back and not need_no_memory and not needs_no_memory and not similar_rows and not keeps_no_output")
 
 tsan: .venv/.installed  ## the stress tests under the sanitizer of threads
 	@$(call sanitize,$@,tests.run,tests/stress)
