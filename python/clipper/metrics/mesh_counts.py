@@ -5,7 +5,7 @@ from typing import Final
 
 from clipper.clock import wall_time_us
 from clipper.metrics.samples import Samples, Stats
-from clipper.metrics.stats import MeshCountStats, MeshStats
+from clipper.metrics.stats import MeshStats
 from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
@@ -51,7 +51,7 @@ class MeshCounts:
         self.unloads.add()
         self.ages.record(max(0, round(1000 * age_ms)))
 
-    def stats(self) -> MeshCountStats:
+    def stats(self) -> MeshStats:
         """Return all counts; hit_ratio is None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {

@@ -5,7 +5,7 @@ observers and feedback.
 """
 
 from collections.abc import Sequence
-from typing import NotRequired, Required, TypedDict, final
+from typing import NotRequired, TypedDict, final
 
 from clipper.metrics.samples import Stats
 from clipper_core.runtime.histogram import Snapshot
@@ -268,11 +268,39 @@ class AbsentShard(TypedDict):
 ShardReading = ShardStats | AbsentShard
 
 
-class MeshCountStats(TypedDict, total=False):
-    """Counts of a mesh node since it joined. hit_ratio: None before the first query. loads:
-    successful ones; load_failures: for the model or its host; refusals: without
-    room, or too late."""
+class MeshStats(TypedDict, total=False):
+    """A mesh node; only instance and awaits before it has joined. awaits: what it waits for, or "".
 
+    models_registered, vmodels, instances: of the mesh. models_loaded, loading, queued, lru_ms: as
+    the node's record has them. models_queried: models that this node routes queries to. misses:
+    searches for a copy. stale_s: since the store last answered. fenced: the node has no live lease.
+    other_history: why the content of the store is not used; "" if it is. loaded_somewhere, failing:
+    models of the mesh, counted by its leader only.
+
+    Counts since it joined: hit_ratio: None before the first query. loads: successful ones;
+    load_failures: for the model or its host; refusals: without room, or too late.
+    """
+
+    instance: str
+    awaits: str
+    instances: int
+    models_registered: int
+    vmodels: int
+    models_loaded: int
+    models_queried: int
+    capacity_bytes: int
+    used_bytes: int
+    lru_ms: int
+    loading: int
+    queued: int
+    misses: int
+    leader: bool
+    loaded_somewhere: int
+    failing: int
+    stale_s: float
+    fenced: bool
+    stopping: bool
+    other_history: str
     queries_hit: int
     queries_missed: int
     hit_ratio: float | None
@@ -286,42 +314,6 @@ class MeshCountStats(TypedDict, total=False):
     load_us: Snapshot
     eviction_age_us: Snapshot
     model_bytes: Snapshot
-
-
-class MeshLeaderStats(TypedDict, total=False):
-    """Counts of the models of a mesh, of its leader only."""
-
-    loaded_somewhere: int
-    failing: int
-
-
-class MeshStats(MeshCountStats, MeshLeaderStats, total=False):
-    """A mesh node; only instance and awaits before it has joined. awaits: what it waits for, or "".
-
-    models_registered, vmodels, instances: of the mesh. models_loaded, loading, queued, lru_ms: as
-    the node's record has them. models_queried: models that this node routes queries to. misses:
-    searches for a copy. stale_s: since the store last answered. fenced: the node has no live lease.
-    other_history: why the content of the store is not used; "" if it is.
-    """
-
-    instance: Required[str]
-    awaits: Required[str]
-    instances: int
-    models_registered: int
-    vmodels: int
-    models_loaded: int
-    models_queried: int
-    capacity_bytes: int
-    used_bytes: int
-    lru_ms: int
-    loading: int
-    queued: int
-    misses: int
-    leader: bool
-    stale_s: float
-    fenced: bool
-    stopping: bool
-    other_history: str
 
 
 class ServerStats(TypedDict):

@@ -7,7 +7,7 @@ from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.tasks.actions import ActionExecutor
 from clipper.mesh.tasks.election import Election
 from clipper.mesh.tasks.state_view import StateView
-from clipper.metrics.stats import MeshLeaderStats
+from clipper.metrics.stats import MeshStats
 from clipper.settings.mesh import MeshSettings
 
 WAKING_MAX: Final = 1000  # unloaded models that one round considers for proactive loading
@@ -29,10 +29,10 @@ class LeaderTasks:
     ) -> None:
         self._settings, self._registry, self._election = settings, registry, election
         self._view, self._actions = view, actions
-        self._counts: MeshLeaderStats = {}
+        self._counts: MeshStats = {}
 
     @property
-    def counts(self) -> MeshLeaderStats:
+    def counts(self) -> MeshStats:
         """Counts of all models as of the last round; empty when this node is not the leader."""
         return self._counts if self._election.is_leader else {}
 
