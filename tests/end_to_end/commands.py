@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 class Process:
-    """A command in a process of its own; what it has printed until now is in `seen`."""
+    """A command that runs as a process; `seen` has what it has printed until now."""
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-u", "-m", "clipper", *words]

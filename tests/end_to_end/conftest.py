@@ -39,7 +39,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture(scope="session")
 def names() -> Iterator[str]:
-    """Names that no test had before."""
+    """Yield names that no test had before."""
     return (f"m{i}" for i in itertools.count())
 
 
@@ -47,8 +47,7 @@ def names() -> Iterator[str]:
 def deploying(
     server: clipper.ClipperServer, names: Iterator[str]
 ) -> Iterator[Callable[..., Model]]:
-    """Gives a function that deploys a model under a new name; at the end all of them are
-    retired."""
+    """Yield a function that deploys a model under a new name; retire all of them at the end."""
     made: list[str] = []
 
     def do(model: Any, **settings: Any) -> Model:
@@ -74,8 +73,8 @@ def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Call
 def deploy_for_all(
     server: clipper.ClipperServer, names: Iterator[str]
 ) -> Iterator[Callable[..., Model]]:
-    """The same for all tests of a module, which leave the models as they are: a container costs
-    half a second of CPU."""
+    """Yield the same function for all tests of a module, which leave the models as they are: a
+    container costs half a second of CPU."""
     with deploying(server, names) as do:
         yield do
 
@@ -84,7 +83,7 @@ def deploy_for_all(
 def app(
     server: clipper.ClipperServer, names: Iterator[str]
 ) -> Iterator[Callable[..., clipper.ApplicationHandle]]:
-    """Makes an application of a new name, and unregisters it after the test."""
+    """Yield a function that makes an application of a new name; unregister it after the test."""
     made: list[str] = []
 
     def do(*models: Any, **settings: Any) -> clipper.ApplicationHandle:

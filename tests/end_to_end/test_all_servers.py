@@ -38,8 +38,8 @@ def ready(one: clipper.ClipperServer, count: int = 1) -> bool:
 def container(
     listed: list[str], *look_ups: list[str], token: str = TOKEN
 ) -> Iterator[list[ContainerRejected]]:
-    """Run a container of this process; what it raised is in the list that this returns. look_ups:
-    what is listed first."""
+    """Run a container of this process; return the list of errors that it raises. look_ups:
+    addresses that are listed first."""
     stop, raised = StopSwitch(), list[ContainerRejected]()
     options = ContainerOptions(name="m", token=token, input="f64[2]")
     first = iter(look_ups)

@@ -88,7 +88,7 @@ def test_awaited(model, run):
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_hundred_event_loops_one_after_another(model, run):
-    """Each is let go of; there is room for 32 at a time."""
+    """Each event loop is released; there is room for 32 at a time."""
 
     async def one():
         return await model.predict(ROW)
@@ -139,12 +139,12 @@ def test_an_answer_of_an_application_is_awaited(model, app):
 
 
 def test_callbacks(model):
-    heard, all_heard = [], threading.Event()
+    results, all_done = [], threading.Event()
 
-    def hear(future):
-        heard.append(future.result())
-        if len(heard) == 100:
-            all_heard.set()
+    def on_done(future):
+        results.append(future.result())
+        if len(results) == 100:
+            all_done.set()
 
     def broken(future):
         raise ValueError("a callback that raises harms no other")
@@ -152,9 +152,9 @@ def test_callbacks(model):
     for i in range(100):
         future = model.predict(ROW + i)
         future.add_done_callback(broken) if i == 50 else None
-        future.add_done_callback(hear)
-    assert all_heard.wait(10)
-    assert sorted(heard) == [6.0 + 4 * i for i in range(100)]
+        future.add_done_callback(on_done)
+    assert all_done.wait(10)
+    assert sorted(results) == [6.0 + 4 * i for i in range(100)]
 
 
 def test_as_completed(model, deploy):
@@ -255,11 +255,11 @@ def test_deadlines_are_kept_as_well_as_a_sleep_is(deploy, app):
 
 
 def test_every_query_is_answered_exactly_once(model, server):
-    heard = []
+    results = []
     futures = [model.predict(ROW + i, slo_ms=[2, 20, 5000][i % 3]) for i in range(3000)]
     for future in futures:
-        future.add_done_callback(heard.append)
-    wait_until(lambda: len(heard) == 3000)
-    assert set(heard) == set(futures)
+        future.add_done_callback(results.append)
+    wait_until(lambda: len(results) == 3000)
+    assert set(results) == set(futures)
     assert all(future.done() for future in futures)
     wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])

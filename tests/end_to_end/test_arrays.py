@@ -76,8 +76,8 @@ def test_an_ensemble_combines_row_by_row(deploy, app):
 
 
 def test_one_model_of_an_ensemble_that_is_not_there(deploy, app, server, names):
-    gone = deploy(total, name=next(names), input="f64[4]", replicas=0, wait=False)
-    handle = app(deploy(total, input="f64[4]"), gone, default=-1.0)
+    without_replica = deploy(total, name=next(names), input="f64[4]", replicas=0, wait=False)
+    handle = app(deploy(total, input="f64[4]"), without_replica, default=-1.0)
     answers = handle.predict_many(ROWS[:50], slo_ms=1000).result(5)
     assert np.allclose(answers.outputs, ROWS[:50].sum(axis=1))
     assert sorted(answers.missing.values()) == [0, 50]
@@ -233,9 +233,9 @@ def test_awaited_and_as_completed(deploy, app, run):
     assert [len(answers) for answers in run(ask())] == [5000, 4999, 4998, 4997, 4996]
     futures = [handle.predict_many(ROWS, salt=i) for i in range(3)]
     assert {len(future.result(0)) for future in clipper.as_completed(futures)} == {5000}
-    told = threading.Event()
-    handle.predict_many(ROWS, salt=9).add_done_callback(lambda future: told.set())
-    assert told.wait(10)
+    called = threading.Event()
+    handle.predict_many(ROWS, salt=9).add_done_callback(lambda future: called.set())
+    assert called.wait(10)
 
 
 class Terminal(io.StringIO):

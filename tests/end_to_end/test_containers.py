@@ -26,15 +26,16 @@ def total(xs):
 
 @pytest.fixture
 def memory(server, names):
-    """Makes containers of this process; drops them, and retires their models, after the test."""
+    """Yield a function that makes containers in this process; drop them and retire their models
+    after the test."""
     with made_here(server, names) as make:
         yield make
 
 
 @pytest.fixture
 def crowd(names):
-    """A server and containers of this process: so many that their threads cannot all beat ten times
-    a second when it is busy."""
+    """Yield a server and containers of this process, too many for all their threads to send ten
+    heartbeats a second on a busy machine."""
     with (
         clipper.start(heartbeat_ms=10_000, drain_s=0.1) as server,
         made_here(server, names) as make,
@@ -356,7 +357,7 @@ def test_candidates_that_are_not_there(server, deploy):
 
 
 def test_eighty_containers_on_one_loop_thread(crowd):
-    """One descriptor and no thread of the server's for each."""
+    """The server has one descriptor and no thread for each container."""
     server, memory = crowd
     memory(input="f64[4]").serve(total)
     gc.collect()  # servers of earlier tests hold some until then

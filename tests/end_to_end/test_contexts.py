@@ -8,7 +8,7 @@ from clipper.errors import InvalidInput
 
 
 def even(xs):
-    """Right for even inputs."""
+    """A model that is right for even inputs."""
     return np.where(xs[:, 0] % 2 == 0, xs[:, 0], -1).astype(int)
 
 
@@ -43,7 +43,8 @@ def test_a_query_goes_to_the_model_that_its_context_selects(models, app, policy)
 
 @pytest.mark.parametrize("policy", ["mixture", "lints"])
 def test_lists_train_the_contexts_of_their_answers(models, app, policy):
-    """One by one, in the core; and a list whose labels are to be converted first."""
+    """Lists are learned one by one in the core, and also where their labels have to be converted
+    first."""
     lists = {
         "alone": lambda handle, answers: [
             handle.feedback(answer, label=i % 10) for i, answer in enumerate(answers)

@@ -1,5 +1,5 @@
-"""What a file declares is found beside it, from any folder; `start` waits until it runs, or says
-why it does not."""
+"""Models of a configuration file are found beside it, from any folder; `start` waits until they
+run, or reports why they do not."""
 
 import logging
 import os
@@ -168,7 +168,7 @@ print(packed.kind)
 
 @pytest.mark.slow
 def test_a_package_whose_files_are_links_counts_as_installed(tmp_path: Path) -> None:
-    """As uv, Nix and Bazel install them."""
+    """uv, Nix and Bazel install files as links."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     place = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     (tmp_path / "cache").mkdir()

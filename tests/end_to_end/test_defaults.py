@@ -19,7 +19,7 @@ def total(xs):
 
 
 def ask(handle, row=ROW, **options):
-    """The default answer, which must be the one that was asked for."""
+    """Query and return the default answer, which must be the declared one."""
     answer = handle.predict(row, **options).result(10)
     assert answer.is_default
     assert answer.output == "none"

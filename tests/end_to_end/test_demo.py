@@ -30,7 +30,7 @@ DEMO = [sys.executable, "-m", "clipper", "demo"]
 
 
 def containers_of(server: int) -> list[str]:
-    """The command lines of containers that were started by process `server`, dead or alive."""
+    """Return the command lines of containers that process `server` started, dead or alive."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -77,8 +77,8 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
 
 
 def check_lessons(summary: dict[str, Any]) -> None:
-    """Both applications learned from a few hundred feedbacks, while the one they liked best was
-    spoiled twice."""
+    """Check that both applications learned from a few hundred feedbacks while their best model was
+    broken twice."""
     assert set(summary["learning"]) == {"exp3", "stacking"}
     for learned in summary["learning"].values():
         assert learned["answers"] > 100
@@ -94,7 +94,7 @@ def check_lessons(summary: dict[str, Any]) -> None:
 
 
 class Terminal:
-    """The demo on a terminal of our own: what it shows, and keys for it."""
+    """The demo on a pseudo-terminal: reads its screen and sends it keys."""
 
     def __init__(self, *words: str) -> None:
         self.side, theirs = pty.openpty()
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self.side, key.encode())
 
     def see(self, pattern: str) -> "re.Match[str]":
-        """Wait until `pattern` stands on the screen, after all that was seen before."""
+        """Wait until `pattern` is on the screen, after all that was matched before."""
         text, give_up = self.rest, time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, text)) is None:
             assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], (

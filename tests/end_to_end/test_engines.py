@@ -1,5 +1,4 @@
-"""A server of two engines: models on both, queries that ask both, and every fault on either
-side."""
+"""A server of two engines: models on both, queries to both, and every fault on either side."""
 
 import asyncio
 import os
@@ -43,7 +42,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., clipper.ClipperServer]]:
-    """Servers of two engines, closed at the end; of each, nothing is left without an answer."""
+    """Yield a function that starts servers with two engines; close them at the end and check that
+    no task is left."""
     started: list[clipper.ClipperServer] = []
 
     def do(**settings: Any) -> clipper.ClipperServer:
@@ -60,7 +60,7 @@ def start() -> Iterator[Callable[..., clipper.ClipperServer]]:
 
 @pytest.fixture
 def server(start: Callable[..., clipper.ClipperServer]) -> clipper.ClipperServer:
-    """With model `one` on the first engine and `two` on the second."""
+    """Yield a server with model `one` on the first engine and `two` on the second."""
     server = start()
     for name, model in (("one", double), ("two", triple)):
         server.deploy(name, model, input="f64[2]", cache=False)
@@ -261,25 +261,25 @@ def test_containers_of_every_kind_dial_in_at_one_address(start, address):
 
 def test_a_fork_is_dead_in_all_engines(server):
     app = both(server)
-    asked = app.predict(ROW), server.model("two").predict(ROW)
+    futures = app.predict(ROW), server.model("two").predict(ROW)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        told = "nothing raised"
+        outcome = "nothing raised"
         try:
             server.model("two").predict(ROW).result(5)
         except ForkedProcess:
-            told = "dead"
+            outcome = "dead"
         except ClipperError as error:
-            told = repr(error)
-        os.write(write, told.encode())
+            outcome = repr(error)
+        os.write(write, outcome.encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    with os.fdopen(read) as said:
-        assert said.read() == "dead"
-    assert not asked[0].result(5).missing
-    asked[1].result(5)
+    with os.fdopen(read) as child_output:
+        assert child_output.read() == "dead"
+    assert not futures[0].result(5).missing
+    futures[1].result(5)
 
 
 def test_more_engines_than_cores_is_a_note(monkeypatch, caplog, tmp_path: Path):

@@ -1,4 +1,5 @@
-"""What another policy would have achieved, from the journal of a real server."""
+"""Offline evaluation: what another policy would have achieved, from the journal of a real
+server."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def right(xs):
 
 
 def often(xs):
-    """Right for seven of ten."""
+    """A model that is right for seven inputs of ten."""
     return np.where(xs[:, 0] < 7, xs[:, 0], -1).astype(int)
 
 

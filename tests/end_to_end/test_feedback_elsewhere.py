@@ -1,5 +1,5 @@
-"""Feedback that is told to another server than the one that answered: real servers over one store,
-and real kills."""
+"""Feedback sent to another server than the one that answered: real servers over one store, and real
+kills."""
 
 import shutil
 import signal
@@ -43,7 +43,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def answering(state: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A server that has answered, and the ids of its answers. A label is the number of its
+    """Yield a server that has answered, and the ids of its answers. A label is the number of its
     answer."""
     words = [sys.executable, "-c", ANSWERING, state, str(tmp_path / "a"), str(COUNT)]
     with subprocess.Popen(
@@ -115,7 +115,7 @@ def test_feedback_to_another_server_counts_once_and_survives_a_kill(
 
 
 def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
-    """Tell one after another, and kill the server that answered meanwhile; -> how many were
+    """Send feedback one by one while the server that answered is killed; return how many were
     acknowledged."""
     acknowledged, enough = [0], threading.Event()
 

@@ -32,15 +32,15 @@ def iris() -> tuple[Any, Any]:
 NAMES = np.array(["setosa", "versicolor", "virginica"])
 
 
-def asked(model: Any, rows: Any) -> tuple[list[Any], list[float]]:
+def predicted(model: Any, rows: Any) -> tuple[list[Any], list[float]]:
     futures = [model.predict(row, slo_ms=SLO) for row in rows]
     return [future.result(20) for future in futures], [future.confidence() for future in futures]
 
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Callable[[Any], Model]:
-    """What a container would have of a model, in this process: quicker than one that imports
-    PyTorch."""
+    """Return the model that a container would load, in this process: quicker than a container that
+    imports PyTorch."""
 
     def do(thing: Any) -> Model:
         package = pack(thing, "m", 1, tmp_path / "models")
@@ -49,7 +49,7 @@ def loaded(tmp_path: Path) -> Callable[[Any], Model]:
     return do
 
 
-def heard(model: Model, rows: Any) -> tuple[Any, Any]:
+def predict_batch(model: Model, rows: Any) -> tuple[Any, Any]:
     found = model.predict_batch(rows)
     return (found.outputs, found.confidence) if isinstance(found, Scored) else (found, None)
 
@@ -68,7 +68,7 @@ def test_a_classifier_of_xgboost_answers_labels_with_confidence(
     mine = xgboost.XGBClassifier(n_estimators=8, max_depth=3).fit(*iris)
     model = deploy(mine)
     rows = iris[0][::10]
-    labels, sure = asked(model, rows)
+    labels, sure = predicted(model, rows)
     assert labels == mine.predict(rows).tolist()
     assert np.allclose(sure, mine.predict_proba(rows).max(axis=1), atol=1e-6)
     assert model.describe_input() == "f64[4]"
@@ -81,7 +81,7 @@ def test_a_file_of_xgboost_answers_as_what_saved_it(
     rows, two = iris[0][::10], iris[1] == 1
     mine = xgboost.XGBClassifier(n_estimators=8).fit(iris[0], two)
     mine.save_model(tmp_path / f"m.{ending}")
-    labels, sure = heard(loaded(str(tmp_path / f"m.{ending}")), rows)
+    labels, sure = predict_batch(loaded(str(tmp_path / f"m.{ending}")), rows)
     assert labels.tolist() == mine.predict(rows).tolist()
     assert np.allclose(sure, mine.predict_proba(rows).max(axis=1), atol=1e-6)
 
@@ -91,16 +91,16 @@ def test_boosters_and_regressors_of_xgboost_answer_numbers(
 ) -> None:
     rows = iris[0][::10]
     mine = xgboost.XGBRegressor(n_estimators=8).fit(*iris)
-    assert np.allclose(heard(loaded(mine), rows)[0], mine.predict(rows), atol=1e-6)
+    assert np.allclose(predict_batch(loaded(mine), rows)[0], mine.predict(rows), atol=1e-6)
     linear = xgboost.train({"booster": "gblinear"}, xgboost.DMatrix(*iris), 4)
     assert np.allclose(
-        heard(loaded(linear), rows)[0], linear.predict(xgboost.DMatrix(rows)), atol=1e-5
+        predict_batch(loaded(linear), rows)[0], linear.predict(xgboost.DMatrix(rows)), atol=1e-5
     )
     booster = xgboost.train(
         {"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(*iris), 4
     )
     assert np.allclose(
-        heard(loaded(booster), rows)[0], booster.predict(xgboost.DMatrix(rows)), atol=1e-6
+        predict_batch(loaded(booster), rows)[0], booster.predict(xgboost.DMatrix(rows)), atol=1e-6
     )
 
 
@@ -109,7 +109,7 @@ def test_early_stopping_of_xgboost_is_heeded(loaded: Any, iris: Any, xgboost: An
     mine.fit(iris[0][::2], iris[1][::2], eval_set=[(iris[0][1::2], iris[1][1::2])], verbose=False)
     rows = iris[0][::10]
     assert np.allclose(
-        heard(loaded(mine), rows)[1], mine.predict_proba(rows).max(axis=1), atol=1e-6
+        predict_batch(loaded(mine), rows)[1], mine.predict_proba(rows).max(axis=1), atol=1e-6
     )
 
 
@@ -127,12 +127,12 @@ def test_a_classifier_of_lightgbm_keeps_its_labels(
     rows = iris[0][::10]
     mine = lightgbm.LGBMClassifier(n_estimators=8, verbose=-1).fit(iris[0], NAMES[iris[1]])
     model = deploy(mine)
-    labels, sure = asked(model, rows)
+    labels, sure = predicted(model, rows)
     assert labels == mine.predict(rows).tolist()
     assert np.allclose(sure, mine.predict_proba(rows).max(axis=1), atol=1e-6)
     assert model.describe_input() == "f64[4]"
     two = lightgbm.LGBMClassifier(n_estimators=8, verbose=-1).fit(iris[0], iris[1] == 2)
-    labels, sure = heard(loaded(two), rows)
+    labels, sure = predict_batch(loaded(two), rows)
     assert labels.tolist() == two.predict(rows).tolist()
     assert np.allclose(sure, two.predict_proba(rows).max(axis=1), atol=1e-6)
 
@@ -144,12 +144,12 @@ def test_a_file_of_lightgbm_answers_as_its_booster(
     mine = lightgbm.LGBMRegressor(n_estimators=8, verbose=-1).fit(*iris)
     mine.booster_.save_model(tmp_path / "m.txt")
     assert np.allclose(
-        heard(loaded(str(tmp_path / "m.txt")), rows)[0], mine.predict(rows), atol=1e-6
+        predict_batch(loaded(str(tmp_path / "m.txt")), rows)[0], mine.predict(rows), atol=1e-6
     )
     labelled = Artifact(
         "lightgbm", artifact_of(classes(lightgbm, iris)).data, labels=("a", "b", "c")
     )
-    assert set(heard(loaded(labelled), rows)[0].tolist()) == {"a", "b", "c"}
+    assert set(predict_batch(loaded(labelled), rows)[0].tolist()) == {"a", "b", "c"}
 
 
 def classes(lightgbm: Any, iris: Any) -> Any:
@@ -197,13 +197,13 @@ def digits() -> Any:
     return datasets.load_digits(return_X_y=True)[0][:20]
 
 
-def said(torch: Any, net: Any, rows: Any) -> Any:
+def torch_output(torch: Any, net: Any, rows: Any) -> Any:
     with torch.inference_mode():
         return net.eval()(torch.from_numpy(rows).float()).numpy()
 
 
 def close(torch: Any, model: Any, net: Any, rows: Any) -> bool:
-    return np.allclose(asked(model, rows)[0], said(torch, net, rows), atol=1e-4)
+    return np.allclose(predicted(model, rows)[0], torch_output(torch, net, rows), atol=1e-4)
 
 
 def test_a_live_module_travels_with_its_class(deploy: Any, torch: Any, digits: Any) -> None:
@@ -221,7 +221,9 @@ def test_torchscript_answers_by_file_and_by_object(
         scripted = torch.jit.trace(net, torch.zeros(2, 64))
         torch.jit.save(scripted, tmp_path / "net.pt")
         assert close(torch, deploy(str(tmp_path / "net.pt"), input="f64[64]"), net, digits)
-        assert np.allclose(heard(loaded(scripted), digits)[0], said(torch, net, digits), atol=1e-4)
+        assert np.allclose(
+            predict_batch(loaded(scripted), digits)[0], torch_output(torch, net, digits), atol=1e-4
+        )
 
 
 def test_an_exported_program_knows_its_input(
@@ -267,7 +269,7 @@ def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
     with pytest.raises(TypeError, match=r"input 'pixels' of Net\.forward\(\): rows are strs"):
         model.predict_batch(["a"])
     names = torch.nn.Sequential(torch.nn.Linear(3, 1))
-    assert heard(loaded(names), np.zeros((5, 3)))[0].shape == (5,), "one number a row"
+    assert predict_batch(loaded(names), np.zeros((5, 3)))[0].shape == (5,), "one number a row"
 
 
 def test_a_module_of_two_inputs_needs_their_types(loaded: Any, torch: Any) -> None:
@@ -299,9 +301,12 @@ def test_a_pickle_of_the_user_answers_and_names_its_type(
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(mine))
     joblib.dump(mine, tmp_path / "m.joblib", compress=3)
     rows = iris[0][::10]
-    assert heard(loaded(str(tmp_path / "m.pkl")), rows)[0].tolist() == mine.predict(rows).tolist()
+    assert (
+        predict_batch(loaded(str(tmp_path / "m.pkl")), rows)[0].tolist()
+        == mine.predict(rows).tolist()
+    )
     caplog.clear()
-    assert asked(deploy(str(tmp_path / "m.joblib")), rows)[0] == mine.predict(rows).tolist()
+    assert predicted(deploy(str(tmp_path / "m.joblib")), rows)[0] == mine.predict(rows).tolist()
     assert "runs what is in it: trust who made it" in caplog.text
 
 
@@ -375,11 +380,11 @@ def test_another_version_is_reported_with_the_next_step(
     out.write(MAGIC + json.dumps(about).encode() + b"\n")
     (tmp_path / "good.pkl").write_bytes(out.getvalue() + pickle.dumps([1]))
     assert load_target(str(tmp_path / "good.pkl")) == [1]
-    told = (
+    message = (
         f"packed with numpy 0.9.1 (here: {np.__version__}). The same versions: deploy with"
         ' requirements=["numpy==0.9.1"]'
     )
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
     (tmp_path / "bad.pkl").write_bytes(out.getvalue() + b"cnumpy\ngone\n.")
     with pytest.raises(LoadError, match=r"(?s)AttributeError.*numpy==0\.9\.1"):
         load_target(str(tmp_path / "bad.pkl"))

@@ -1,5 +1,5 @@
-"""Bytes from strangers at the listening socket: whatever they send, the server goes on serving
-everyone else."""
+"""Malformed bytes at the listening socket: whatever a client sends, the server goes on serving all
+others."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ ROW = np.arange(4.0)
 
 @pytest.fixture(scope="module")
 def server():
-    """With heartbeats so rare that silence closes nothing here: what is closed was seen to be
-    wrong."""
+    """Yield a server with rare heartbeats, so that a connection is closed for its bytes and not for
+    silence."""
     with clipper.start(heartbeat_ms=60_000, drain_s=0.1) as started:
         started.deploy("serving", lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
         yield started
@@ -36,7 +36,7 @@ def server():
 
 @pytest.fixture
 def serving(server):
-    """A model that must still answer, and answer rightly, from the same process, when the test is
+    """Yield a model that must still answer correctly from the same process when the test is
     over."""
     model = server.model("serving")
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
@@ -47,20 +47,20 @@ def serving(server):
 
 
 def dial(server):
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stranger.settimeout(8)  # less than a stranger has for its HELLO
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(8)  # less than a stranger has for its HELLO
     try:
-        stranger.connect(server.address.removeprefix("unix:"))
+        client.connect(server.address.removeprefix("unix:"))
     except OSError:  # the backlog is full, for one
-        stranger.close()
+        client.close()
         raise
-    return stranger
+    return client
 
 
-def closed(stranger):
-    """Return whether the server has hung up; what it says before that is its affair."""
+def closed(client):
+    """Return whether the server closes the connection; ignore what it sends before."""
     try:
-        while stranger.recv(65536):
+        while client.recv(65536):
             pass
     except ConnectionError:
         return True
@@ -69,9 +69,9 @@ def closed(stranger):
     return True
 
 
-def send(stranger, data):
+def send(client, data):
     with contextlib.suppress(ConnectionError):
-        stranger.sendall(data)
+        client.sendall(data)
 
 
 def hello(server, **fields):
@@ -90,7 +90,7 @@ def crc(front):
 
 
 def header(**fields):
-    """A header with a right CRC, whatever else is in it."""
+    """Return a header with a right CRC and any fields."""
     return wire.encode_header(wire.Header(**{"kind": wire.Kind.HELLO, "id": 1, **fields}))
 
 
@@ -98,10 +98,10 @@ def test_random_bytes(server, serving):
     rng = random.Random(1)
     for size in (1, 63, 64, 65, 1000, 100_000):
         for _ in range(5):
-            with dial(server) as stranger:
-                send(stranger, rng.randbytes(size))
+            with dial(server) as client:
+                send(client, rng.randbytes(size))
                 if size >= 64:
-                    assert closed(stranger)
+                    assert closed(client)
 
 
 HEADERS = {
@@ -142,11 +142,11 @@ HEADERS = {
 
 @pytest.mark.parametrize("what", HEADERS)
 def test_frames_that_are_none(server, serving, what):
-    with dial(server) as stranger:
-        send(stranger, HEADERS[what]())
+    with dial(server) as client:
+        send(client, HEADERS[what]())
         if what == "a payload that never comes":
-            stranger.shutdown(socket.SHUT_WR)  # truncated
-        assert closed(stranger)
+            client.shutdown(socket.SHUT_WR)  # truncated
+        assert closed(client)
 
 
 @pytest.mark.parametrize("what", HEADERS)
@@ -178,9 +178,9 @@ def test_hellos_of_all_kinds(server, serving):
     ]
     bombs += [b"\x81\xc4\x04name\xa1x", wire.pack_map({"name": "x" * 60_000})]
     for payload in bombs:
-        with dial(server) as stranger:
-            send(stranger, b"".join(wire.control_frame(wire.Kind.HELLO, payload)))
-            assert closed(stranger)
+        with dial(server) as client:
+            send(client, b"".join(wire.control_frame(wire.Kind.HELLO, payload)))
+            assert closed(client)
     assert set(server.stats()["models"]) == before
 
 
@@ -231,21 +231,21 @@ def test_truncated_replies(server, serving):
 
 def test_one_byte_at_a_time(server, serving):
     frame = hello(server, name="dribble")
-    with dial(server) as stranger:
+    with dial(server) as client:
         for at in range(len(frame)):
-            stranger.sendall(frame[at : at + 1])
+            client.sendall(frame[at : at + 1])
             if at % 20 == 0:
                 assert serving.predict(ROW + at).result(10) == 6.0 + 4 * at
-        answer = stranger.recv(wire.HEADER_BYTES)
+        answer = client.recv(wire.HEADER_BYTES)
         assert wire.decode_header(answer).kind == wire.Kind.WELCOME
 
 
 def test_thousands_of_connects(server, serving):
     fds = len(os.listdir("/proc/self/fd"))
     for i in range(3000):
-        with contextlib.suppress(BlockingIOError), dial(server) as stranger:
+        with contextlib.suppress(BlockingIOError), dial(server) as client:
             if i % 3 == 0:
-                send(stranger, b"x" * (i % 100))
+                send(client, b"x" * (i % 100))
         if i % 500 == 0:
             assert serving.predict(ROW).result(10) == 6.0
     wait_until(
@@ -289,8 +289,8 @@ def test_a_container_that_floods(server, serving):
 
 
 def test_a_container_that_does_not_read(server, serving):
-    """What it has not taken is bounded; its rows end by their deadline; the others do not wait for
-    it."""
+    """The unread bytes of a container are bounded; its rows end by their deadline; other containers
+    do not wait for it."""
     with MemoryContainer(server.address, server.token, "deaf", input="f64[10000]") as container:
         container.send_hello()
         model = server.model("deaf")

@@ -1,5 +1,5 @@
-"""A model host beside real servers: many models of one process, each a replica where it was told to
-serve."""
+"""A model host beside real servers: many models of one process, each a replica of the servers that
+it should serve."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def onnx_file(path: Path, factor: float) -> str:
-    """y = sum(x) * factor, of rows of three."""
+    """Write a model y = sum(x) * factor for rows of three; return its path."""
     tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [3, 1], [factor] * 3)
     rows = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, 3])
     sums = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 1])

@@ -80,40 +80,41 @@ def test_what_a_former_policy_learned_is_no_error_for_the_next(models, tmp_path,
     assert seen == 40.0
 
 
-def doubtful(own):
-    """A model that is never right, and finds the right label nearly as probable."""
+def doubtful(shift):
+    """Return a model that is never right and gives the right label nearly the highest
+    probability."""
 
     def predict(xs):
         labels = xs[:, 0].astype(int)
-        said = [{f"p:{(x + own) % 10}": 0.5, f"p:{x}": 0.4} for x in labels.tolist()]
-        return Scored((labels + own) % 10, np.full(len(xs), 0.5), said)
+        probabilities = [{f"p:{(x + shift) % 10}": 0.5, f"p:{x}": 0.4} for x in labels.tolist()]
+        return Scored((labels + shift) % 10, np.full(len(xs), 0.5), probabilities)
 
     return predict
 
 
 @pytest.mark.parametrize("policy", ["mixture", "stacking"])
 def test_class_probabilities_are_learned_and_survive_a_restart(tmp_path, policy):
-    def asked(handle, i, user=None):
+    def predict(handle, i, user=None):
         return handle.predict(np.array([i % 10, 0.0]), user=user).result(10)
 
     with clipper.start(state=str(tmp_path)) as server:
-        for own in (1, 2, 3):
-            server.deploy(f"m{own}", doubtful(own), input="f64[2]")
+        for shift in (1, 2, 3):
+            server.deploy(f"m{shift}", doubtful(shift), input="f64[2]")
         handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
         for i in range(40):
-            assert handle.feedback(asked(handle, i, "u" if i % 2 else None), label=i % 10)
-        answers = [asked(handle, i) for i in range(20)]
+            assert handle.feedback(predict(handle, i, "u" if i % 2 else None), label=i % 10)
+        answers = [predict(handle, i) for i in range(20)]
         assert handle.feedback_many(answers, [i % 10 for i in range(20)]).counted == 20
         assert handle.feedback(input=np.array([4.0, 0.0]), label=4)
-        assert [asked(handle, i).output for i in range(10)] == list(range(10))
-        assert asked(handle, 3, "u").output == 3
+        assert [predict(handle, i).output for i in range(10)] == list(range(10))
+        assert predict(handle, 3, "u").output == 3
         learner = handle._resolve("a").learner
         before = [policy_state(learner, user) for user in (None, "u")]
     with clipper.start(state=str(tmp_path)) as server:
         handle = server.app("a", models=["m1", "m2", "m3"], slo_ms=5000, policy=policy)
         learner = handle._resolve("a").learner
         assert [policy_state(learner, user) for user in (None, "u")] == before
-        assert asked(handle, 7).output == 7
+        assert predict(handle, 7).output == 7
 
 
 def policy_state(learner, user):
@@ -182,10 +183,10 @@ def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind)
     odd = np.arange(1, 100, 2)
     order = [*odd.tolist(), *range(0, 100, 2)]
     assert array.feedback_many(answers, np.array(labels)[odd], rows=odd).counted == 50
-    told = array.feedback_many(answers, labels)
-    assert (told.counted, told.duplicates, told.unknown) == (50, 50, 0)
-    asked = [many.predict(x, user="u").result(10) for x in xs]
-    assert many.feedback_many([asked[i] for i in order], [labels[i] for i in order]).counted == 100
+    counted = array.feedback_many(answers, labels)
+    assert (counted.counted, counted.duplicates, counted.unknown) == (50, 50, 0)
+    given = [many.predict(x, user="u").result(10) for x in xs]
+    assert many.feedback_many([given[i] for i in order], [labels[i] for i in order]).counted == 100
     for i in order:
         assert single.feedback(single.predict(xs[i], user="u").result(10), label=labels[i])
     assert learned(array) == learned(many) == learned(single)
@@ -221,9 +222,9 @@ def test_statistics_count_feedback_in_bulk(models, app, server, policy):
     )
     found = server.stats()["applications"][handle.name]
     assert found["answers"]["feedback"] == {"n": 150.0, "mean": pytest.approx(right / 150)}
-    models_told = [found["models"][model.name]["feedback"] for model in models[1:]]
-    assert sum(told["n"] for told in models_told) == 150.0
-    assert [told["mean"] for told in models_told if told["n"]] in ([0.0, 1.0], [0.0])
+    of_models = [found["models"][model.name]["feedback"] for model in models[1:]]
+    assert sum(counted["n"] for counted in of_models) == 150.0
+    assert [counted["mean"] for counted in of_models if counted["n"]] in ([0.0, 1.0], [0.0])
 
 
 def test_what_feedback_of_an_array_is_refused(models, app):
@@ -270,8 +271,8 @@ def test_feedback_of_an_array_that_the_journal_refuses_may_be_sent_again(
         patch.setattr(states.journal, "append", append)
         with pytest.raises(Overloaded):
             handle.feedback_many(answers, [0] * 100)
-    told = handle.feedback_many(answers, [0] * 100)
-    assert (told.counted, told.duplicates) == (40, 60)
+    counted = handle.feedback_many(answers, [0] * 100)
+    assert (counted.counted, counted.duplicates) == (40, 60)
     assert handle._resolve(handle.name).learner.state(None).seen == 100
 
 
@@ -308,10 +309,10 @@ def test_feedback_counts_under_every_policy(models, app, server, policy):
     array = handle.predict_many(np.array([ROW, ROW])).result(10)
     assert handle.feedback_many(array, np.array([3, 3])).counted == 2
     assert server._learning.journal.last > records
-    told = server.stats()["applications"][handle.name]
-    assert told["answers"]["feedback"]["n"] == 7
+    stats = server.stats()["applications"][handle.name]
+    assert stats["answers"]["feedback"]["n"] == 7
     accuracy = {
-        name: row["feedback"] for name, row in told["models"].items() if row["feedback"]["n"]
+        name: row["feedback"] for name, row in stats["models"].items() if row["feedback"]["n"]
     }
     assert accuracy
     assert all(row["mean"] == float(name == models[2].name) for name, row in accuracy.items())
@@ -412,8 +413,9 @@ with clipper.start(state=sys.argv[1], feedback={"write_ms": 5}) as server:
 """
 
 
-def taught(folder: Path, kill_after: int) -> int:
-    """Feedbacks acknowledged by a server that is killed after so many of them."""
+def run_until_killed(folder: Path, kill_after: int) -> int:
+    """Kill a server after so many acknowledged feedbacks; return the number of all acknowledged
+    ones."""
     process = subprocess.Popen(
         [sys.executable, "-c", TEACHER, folder],
         stdout=subprocess.PIPE,
@@ -421,24 +423,24 @@ def taught(folder: Path, kill_after: int) -> int:
         text=True,
     )
     assert process.stdout is not None
-    told = 0
-    while told < kill_after:
+    counted = 0
+    while counted < kill_after:
         assert process.stdout.readline().strip() == "told"
-        told += 1
+        counted += 1
     process.send_signal(signal.SIGKILL)
-    told += process.stdout.read().count(
+    counted += process.stdout.read().count(
         "told\n"
     )  # not communicate(): it would miss what readline() has read ahead
     process.communicate()
-    return told
+    return counted
 
 
 def test_acknowledged_feedback_survives_kills(tmp_path: Path):
-    """One more than was acknowledged may be there: the one whose acknowledgement died with the
+    """There may be one more than was acknowledged: the one whose acknowledgement was lost with the
     process."""
     acknowledged = 0
     for kill_after in (1, 50, 111, 150):
-        acknowledged += taught(tmp_path, kill_after)
+        acknowledged += run_until_killed(tmp_path, kill_after)
     with clipper.start(state=str(tmp_path)) as server:
         server.app("a")
         learner = server._learning.states.learner(
@@ -454,16 +456,16 @@ def test_what_was_learned_survives_in_a_folder_without_a_store(
     """The journal forgets segments that are written to the store; a store in memory ends with the
     process."""
     monkeypatch.setattr("clipper.store.journal.SEGMENT_BYTES", 1 << 12)
-    told = 0
+    counted = 0
     for _ in range(2):
         with clipper.start(folder=str(tmp_path), feedback={"write_ms": 5}) as server:
             server.deploy("m", lambda xs: xs[:, 0].astype(int), input="f64[1]")
             app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=30_000)
             model = clipper.VersionedModel("m", 1)
             learner = server._learning.states.learner("a", "kl_ucb", None, [model])
-            assert learner.state(None).seen == told
+            assert learner.state(None).seen == counted
             answers = [app.predict(np.array([float(i % 7)])).result() for i in range(200)]
-            told += sum(app.feedback(answer, label=1) for answer in answers)
+            counted += sum(app.feedback(answer, label=1) for answer in answers)
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis", "etcd", "memory"])

@@ -26,12 +26,12 @@ def costly(xs):
 
 
 def offer(model, per_s, seconds, slo_ms):
-    """Queries at an even rate, whatever comes back; -> their futures."""
-    futures, begun, asked = [], time.monotonic(), 0
+    """Send queries at an even rate, whatever comes back; return their futures."""
+    futures, begun, query_count = [], time.monotonic(), 0
     while (now := time.monotonic() - begun) < seconds:
-        while asked < now * per_s:
-            asked += 1
-            futures.append(model.predict(ROW + asked, slo_ms=slo_ms))
+        while query_count < now * per_s:
+            query_count += 1
+            futures.append(model.predict(ROW + query_count, slo_ms=slo_ms))
         threading.Event().wait(0.001)
     return futures
 
@@ -54,9 +54,11 @@ def test_overload_sheds_and_goodput_stays(deploy, server):
     assert set(ended) <= {Status.OK, Status.DROPPED, Status.DEADLINE, Status.FULL}
     assert ended[Status.OK] / 2.0 > 0.5 * calm, (ended, calm)
     assert ended[Status.DROPPED] + ended[Status.FULL] + ended[Status.DEADLINE] > 0.5 * len(futures)
-    told = server.stats()["models"][model.name]["ended"]
-    assert told["OK"] >= ended[Status.OK]
-    assert sum(told.get(status.name, 0) for status in ended if status is not Status.OK) > 0
+    ended_by_status = server.stats()["models"][model.name]["ended"]
+    assert ended_by_status["OK"] >= ended[Status.OK]
+    assert (
+        sum(ended_by_status.get(status.name, 0) for status in ended if status is not Status.OK) > 0
+    )
     assert model.predict(ROW, slo_ms=5000).result(10) == 6.0  # and afterwards all is well
 
 

@@ -37,7 +37,7 @@ def led(server):
 
 @pytest.fixture
 def be_led(led):
-    """One query after another, until the loop thread leaves them to this one."""
+    """Send queries one by one until the loop thread leaves the loop to this thread."""
 
     def ask(model):
         def sent_and_waited():
@@ -52,7 +52,8 @@ def be_led(led):
 
 @pytest.fixture
 def freeze(server, model):
-    """Stops the model's container; it goes on at `freeze.end()`, or when the test ends."""
+    """Yield a function that stops the model's container until `freeze.end()` or the end of the
+    test."""
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
 
     class Freeze:
@@ -69,8 +70,8 @@ def freeze(server, model):
 
 def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
     def led_to_the_deadline():
-        """Not always: on a busy machine the loop thread may be back between the query and the
-        wait."""
+        """Return whether the caller owned the loop until the deadline. Not always so: on a busy
+        machine the loop thread may be back between the query and the wait."""
         be_led(model)
         freeze()
         before = led()
@@ -84,20 +85,20 @@ def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
 
 @pytest.mark.parametrize("kind", [signal.SIGALRM, signal.SIGINT])
 def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(model, be_led, freeze, kind):
-    class Heard(Exception):
+    class SignalRaised(Exception):
         pass
 
-    def hear(number, frame):
-        raise Heard
+    def on_signal(number, frame):
+        raise SignalRaised
 
     be_led(model)
     freeze()
-    handler = signal.signal(kind, hear)
+    handler = signal.signal(kind, on_signal)
     sender = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, kind))
     future = model.predict(ROW, slo_ms=1000)
     try:
         sender.start()
-        with pytest.raises(Heard):
+        with pytest.raises(SignalRaised):
             future.result()
     finally:
         signal.signal(kind, handler)
@@ -108,15 +109,15 @@ def test_a_signal_is_handled_by_a_thread_that_owns_the_loop(model, be_led, freez
 
 
 def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
-    asked, ended = [], []
+    futures, ended = [], []
 
     def ask_and_wait():
-        asked.append(model.predict(ROW, slo_ms=2000))
-        ended.append(asked[-1].exception())
+        futures.append(model.predict(ROW, slo_ms=2000))
+        ended.append(futures[-1].exception())
 
     def leads():
-        """Not always: on a busy machine the loop thread may be back between the query and the
-        wait."""
+        """Return the waiting thread if it owns the loop, else None: on a busy machine the loop
+        thread may be back between the query and the wait."""
         be_led(model)
         freeze()
         before, thread = led(), threading.Thread(target=ask_and_wait)
@@ -129,7 +130,7 @@ def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
         return None
 
     thread = wait_until(leads)
-    future = asked[-1]
+    future = futures[-1]
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -150,7 +151,7 @@ def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
 @pytest.mark.parametrize("parked", [False, True])
 def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parked):
     """The main thread keeps the GIL in a C call that only an answer can end: if the loop thread
-    asked for the GIL even once on that way, the call would run into its time limit."""
+    took the GIL even once on that way, the call would run into its time limit."""
     other = deploy(total, input="f64[4]", cache=False)
     assert other.predict(ROW, slo_ms=20_000).result(30) == 6.0
     if parked:
@@ -161,10 +162,10 @@ def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parke
     before = server.stats()["loop"]
     futures = [other.predict(ROW + i, slo_ms=20_000) for i in range(100)]
     registered = sum(mailbox.add(future, None) for future in futures)
-    told = 0
-    while told < registered:
+    drained = 0
+    while drained < registered:
         assert libc.poll(wanted, 1, 15_000) == 1
-        told += len(mailbox.drain())
+        drained += len(mailbox.drain())
     after = server.stats()["loop"]
     assert all(future.done() for future in futures)
     assert after["steps"] > before["steps"]

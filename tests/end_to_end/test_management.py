@@ -64,7 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(*words: str, code: int = 0) -> str:
-    """A command in a process of its own."""
+    """Yield a function that runs a command as a process."""
     done = subprocess.run(
         [sys.executable, "-m", "clipper", *words],
         capture_output=True,
@@ -75,8 +75,8 @@ def shell(*words: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-def said(*words: str, code: int = 0) -> Any:
-    """A command in this process; what it prints as JSON, or says when it fails."""
+def run_json(*words: str, code: int = 0) -> Any:
+    """Run a command in this process; return its output as JSON, or its error text if it fails."""
     result = click.testing.CliRunner().invoke(
         main, [*words, *(("-o", "json") if code == 0 else ())], prog_name="clipper"
     )
@@ -91,17 +91,17 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         assert "dry run: deployed sums:2" in shell(
             "deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run"
         )
-        assert [row["version"] for row in said("models", "sums")] == [1]
+        assert [row["version"] for row in run_json("models", "sums")] == [1]
         assert "deployed sums:2" in shell(
             "deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind"
         )
-        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert run_json("predict", "total", "[1, 2, 3]")["output"] == 12
         assert shell("promote", "sums:2").startswith("sums:2 is now the latest version of sums\n")
-        assert said("predict", "total", "[1, 2, 3]")["output"] == 18
+        assert run_json("predict", "total", "[1, 2, 3]")["output"] == 18
         assert shell("rollback", "sums").startswith(
             "sums:1 is now the latest version of sums, instead of sums:2\n"
         )
-        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert run_json("predict", "total", "[1, 2, 3]")["output"] == 12
         assert shell("scale", "sums:2", "2").startswith("sums:2 has 2 replicas\n")
         assert "a batch of 1" in shell("logs", "sums:1")
         server = clipper.connect(state="state")
@@ -112,10 +112,10 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers connect to")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
         assert rows == [["sums:1", "*", "f64[3]", "1/1"], ["sums:2", "f64[3]", "2/2", "other"]]
-        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
-        assert said("predict", "other", "[1, 2, 3]")["output"] == 18
-        assert said("app", "show", "other")["default"] == [1, 2]
-        verbs = [(row["verb"], row["actor"].partition("@")[0]) for row in said("history")]
+        assert run_json("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert run_json("predict", "other", "[1, 2, 3]")["output"] == 18
+        assert run_json("app", "show", "other")["default"] == [1, 2]
+        verbs = [(row["verb"], row["actor"].partition("@")[0]) for row in run_json("history")]
         mine = verbs[1][1]
         assert [verb for verb, _ in verbs] == [
             "deploy",
@@ -133,8 +133,8 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
 def test_every_verb_by_hand(here: Path) -> None:
     with command("up") as server:
         server.until("sums:1/0 is connected", "containers connect to")
-        said("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
-        said(
+        run_json("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
+        run_json(
             "app",
             "set",
             "mean",
@@ -147,25 +147,25 @@ def test_every_verb_by_hand(here: Path) -> None:
             "--default",
             "0",
         )
-        assert said("link", "mean", "more")["message"] == "mean uses more"
-        assert said("unlink", "mean", "more", "--dry-run")["dry_run"]
-        assert said("unlink", "mean", "more")["message"] == "mean no longer uses more"
-        said("challenge", "mean", "more", "--share", "0.5")
-        assert said("app", "show", "mean")["roles"] == {"more": "challenger(share=0.5)"}
-        said("shadow", "mean", "more")
-        assert said("app", "show", "mean")["roles"] == {"more": "shadow"}
-        answer = said("predict", "mean", "[1, 1, 1]", "--user", "ann", "--slo-ms", "20000")
+        assert run_json("link", "mean", "more")["message"] == "mean uses more"
+        assert run_json("unlink", "mean", "more", "--dry-run")["dry_run"]
+        assert run_json("unlink", "mean", "more")["message"] == "mean no longer uses more"
+        run_json("challenge", "mean", "more", "--share", "0.5")
+        assert run_json("app", "show", "mean")["roles"] == {"more": "challenger(share=0.5)"}
+        run_json("shadow", "mean", "more")
+        assert run_json("app", "show", "mean")["roles"] == {"more": "shadow"}
+        answer = run_json("predict", "mean", "[1, 1, 1]", "--user", "ann", "--slo-ms", "20000")
         assert answer["output"] == 6
-        assert said("feedback", "mean", answer["id"], "--label", "6") == {"counted": True}
-        assert said("feedback", "mean", answer["id"], "--label", "6") == {"counted": False}
-        assert {"total", "mean"} == {row["name"] for row in said("apps")}
-        assert said("stats")["applications"]["mean"]["queries"] == 1
+        assert run_json("feedback", "mean", answer["id"], "--label", "6") == {"counted": True}
+        assert run_json("feedback", "mean", answer["id"], "--label", "6") == {"counted": False}
+        assert {"total", "mean"} == {row["name"] for row in run_json("apps")}
+        assert run_json("stats")["applications"]["mean"]["queries"] == 1
         for table in ("apps", "stats", "history"):
             assert "mean" in shell(table)
         assert "slo_ms" in shell("app", "show", "mean")
-        said("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
+        run_json("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
         assert "no rollouts" in shell("rollout", "status")
-        asked = (
+        rollout_command = (
             "rollout",
             "--app",
             "total",
@@ -178,42 +178,42 @@ def test_every_verb_by_hand(here: Path) -> None:
             "1h",
         )
         assert (
-            said(*asked, "--dry-run")["message"]
+            run_json(*rollout_command, "--dry-run")["message"]
             == "total uses sums:2 instead of sums:1 for a growing share: 0.1 -> 1"
         )
-        said(*asked)
+        run_json(*rollout_command)
         assert "total: sums:2 instead of sums:1: running, [0.1] -> 1" in shell(
             "rollout", "status", "total"
         )
         assert (
-            said("rollout", "pause", "total")["message"]
+            run_json("rollout", "pause", "total")["message"]
             == "the rollout of sums:2 in total is paused"
         )
         assert (
-            said("rollout", "resume", "total")["message"]
+            run_json("rollout", "resume", "total")["message"]
             == "the rollout of sums:2 in total is running"
         )
         assert (
-            said("rollout", "abort", "total")["message"]
+            run_json("rollout", "abort", "total")["message"]
             == "the rollout of sums:2 in total is aborted"
         )
         assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
-        assert said("rollout", "status")[0]["state"] == "aborted"
-        assert "no running rollout" in said("rollout", "promote", "total", code=1)
-        said("retire", "sums:2")
-        assert "is still linked to: mean" in said("retire", "more", code=1)
-        said("retire", "more", "--force", "--dry-run")
-        said("retire", "more", "--force")
-        said("app", "remove", "mean")
-        assert [row["name"] for row in said("models")] == ["sums"]
-        assert "no model 'smus' - did you mean 'sums'?" in said("scale", "smus", "2", code=1)
-        assert "no application 'totl' - did you mean 'total'?" in said(
+        assert run_json("rollout", "status")[0]["state"] == "aborted"
+        assert "no running rollout" in run_json("rollout", "promote", "total", code=1)
+        run_json("retire", "sums:2")
+        assert "is still linked to: mean" in run_json("retire", "more", code=1)
+        run_json("retire", "more", "--force", "--dry-run")
+        run_json("retire", "more", "--force")
+        run_json("app", "remove", "mean")
+        assert [row["name"] for row in run_json("models")] == ["sums"]
+        assert "no model 'smus' - did you mean 'sums'?" in run_json("scale", "smus", "2", code=1)
+        assert "no application 'totl' - did you mean 'total'?" in run_json(
             "predict", "totl", "[1, 2, 3]", code=1
         )
-        assert "is not JSON" in said("predict", "total", "[1, 2", code=1)
-        assert "is not a number or MIN-MAX" in said("scale", "sums", "many", code=1)
-        assert "does not know" not in said("predict", "total", "[1, 2]", code=1)
-        assert "management needs the token" in said("models", "--token", "wrong", code=1)
+        assert "is not JSON" in run_json("predict", "total", "[1, 2", code=1)
+        assert "is not a number or MIN-MAX" in run_json("scale", "sums", "many", code=1)
+        assert "does not know" not in run_json("predict", "total", "[1, 2]", code=1)
+        assert "management needs the token" in run_json("models", "--token", "wrong", code=1)
         assert server.end() == 0
 
 
@@ -226,7 +226,7 @@ def test_the_file_is_followed(here: Path) -> None:
             + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n'
         )
         server.until("model sums:2 is deployed", "application more is made")
-        assert said("predict", "more", "[1, 2, 3]")["output"] == 18
+        assert run_json("predict", "more", "[1, 2, 3]")["output"] == 18
         file.write_text(FILE.replace("slo_ms", "slo"))
         server.until(
             "is not used: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean"
@@ -236,7 +236,7 @@ def test_the_file_is_followed(here: Path) -> None:
             FILE.replace("mine:double", "mine:triple").replace("drain_s = 1.0", "drain_s = 2.0")
         )
         server.until("application more is not declared any more", "[server] has changed")
-        assert said("predict", "more", "[1, 2, 3]")["output"] == 18
+        assert run_json("predict", "more", "[1, 2, 3]")["output"] == 18
         assert server.end() == 0
 
 
@@ -257,12 +257,13 @@ def test_the_page_states_what_commands_print(here: Path) -> None:
         for example in console.split("$ clipper ")[1:]:
             line, _, shown = example.partition("\n")
             result = click.testing.CliRunner().invoke(main, shlex.split(line), prog_name="clipper")
-            assert masked(result.output) == masked(shown), line
+            assert normalized(result.output) == normalized(shown), line
         assert server.end() == 0
 
 
-def masked(text: str) -> str:
-    """What differs from run to run left out, and the widths of columns that depend on it."""
+def normalized(text: str) -> str:
+    """Return the text without what differs from run to run and without the widths of columns that
+    depend on it."""
     for what in (r"\d+\.\d\d ms", r"id \S+", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", r"\S+@\S+"):
         text = re.sub(what, "...", text)
     return re.sub(r" +", " ", text)

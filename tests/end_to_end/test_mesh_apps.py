@@ -1,5 +1,5 @@
-"""Applications that ask models of the mesh: loaded by their queries, combined with others, missed
-when they cannot be had."""
+"""Applications with models of the mesh: loaded by queries, combined with others, counted as missing
+when they cannot be loaded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def server(folder: str) -> Iterator[clipper.ClipperServer]:
 
 @pytest.fixture
 def own_server(folder: str) -> Iterator[clipper.ClipperServer]:
-    """A server for tests of parts that make threads at their first use."""
+    """Yield a separate server, for tests of parts that start threads at their first use."""
     with clipper.start(mesh=QUICK, drain_s=1.0, http="127.0.0.1:0") as started:
         registered(started, folder)
         yield started

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Starts a node in this process."""
+    """Yield a function that starts a node in this process."""
     with contextlib.ExitStack() as nodes:
 
         def do(name: str = "a", **mesh: Any) -> clipper.ClipperServer:
@@ -82,8 +82,8 @@ def test_model_that_ends_its_process_at_a_query_is_queried_once_more_alone_and_t
     register(one, folder, "ends", "double")
     assert ask(one, "double", ROW)[1] == 2.0
     assert ask(one, "ends", ROW)[1] == 1.0
-    told = one.predict("ends", FATAL, slo_ms=30_000).result(40)
-    assert told.is_default
+    answer = one.predict("ends", FATAL, slo_ms=30_000).result(40)
+    assert answer.is_default
     wait_until(lambda: one.mesh.status("ends").status == "LOADING_FAILED")
     assert "where it was alone" in one.mesh.status("ends").errors[0]
     for node in (one, other):
@@ -164,7 +164,7 @@ def test_models_are_spread_over_hosts_by_their_ids(start: Start, folder: Path) -
     node = start(hosts=2)
     for n in range(6):
         node.register_model(f"p{n}", "models.py:pid", key=str(folder), input="f64[3]")
-    asked = [node.predict(f"p{n}", ROW, slo_ms=20_000) for n in range(6)]
-    assert {answer.result(30).output for answer in asked} == {
+    futures = [node.predict(f"p{n}", ROW, slo_ms=20_000) for n in range(6)]
+    assert {answer.result(30).output for answer in futures} == {
         host.pid for host in node.mesh.joined.hosts
     }

@@ -1,5 +1,5 @@
-"""The doors of the mesh before a real node: HTTP, its client, a shell, gRPC; what they do, the
-others see."""
+"""The interfaces of the mesh to a real node: HTTP, its client, a shell, gRPC; changes by one are
+seen by the others."""
 
 import contextlib
 import functools
@@ -67,7 +67,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 
 @pytest.fixture
-def door(server: clipper.ClipperServer) -> MeshClient:
+def mesh_client(server: clipper.ClipperServer) -> MeshClient:
     return Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh
 
 
@@ -79,11 +79,11 @@ def infer(server: clipper.ClipperServer, path: str, headers: dict[str, str] | No
 
 
 def test_over_http_a_model_is_registered_queried_and_explained(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
-    assert door.register("h1", "models.py:double", key=folder).status == "NOT_LOADED"
+    assert mesh_client.register("h1", "models.py:double", key=folder).status == "NOT_LOADED"
     assert infer(server, "h1") == [[2.0, 4.0, 6.0]]
-    found = door.status("h1")
+    found = mesh_client.status("h1")
     assert (found.status, [copy.instance for copy in found.copies]) == (
         "LOADED",
         [server.mesh.instance],
@@ -91,24 +91,24 @@ def test_over_http_a_model_is_registered_queried_and_explained(
     assert found.copies[0].size_bytes > 0
     reply = ask(server.http_address, "POST", "/api/h1/predict", {"input": [1.0, 2.0, 3.0]}).json
     assert (reply["output"], reply["default"]) == ([2.0, 4.0, 6.0], False)
-    why = door.explain("h1")
+    why = mesh_client.explain("h1")
     assert [one.what for one in why.history][-1] == "loaded"
     assert server.mesh.instance in why.next
-    (here,) = door.instances()
+    (here,) = mesh_client.instances()
     assert (here.id, here.models) == (server.mesh.instance, len(server.mesh.joined.loader.held))
     with pytest.raises(AlreadyExists):
-        door.register("h1", "models.py:triple", key=folder)
+        mesh_client.register("h1", "models.py:triple", key=folder)
     with pytest.raises(InvalidInput, match="bad model name"):
-        door.register("No Name", "models.py:triple", key=folder)
+        mesh_client.register("No Name", "models.py:triple", key=folder)
     with pytest.raises(InvalidInput, match="bad v-model name"):
-        door.set_vmodel("No Name", "h1")
-    door.unregister("h1")
-    assert door.status("h1").status == "NOT_FOUND"
+        mesh_client.set_vmodel("No Name", "h1")
+    mesh_client.unregister("h1")
+    assert mesh_client.status("h1").status == "NOT_FOUND"
     wait_until(lambda: ask(server.http_address, "POST", "/v2/models/h1/infer", ROW).status == 404)
 
 
 def test_a_model_of_named_tensors_is_loaded_and_queried(
-    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
+    server: clipper.ClipperServer, mesh_client: MeshClient, tmp_path: Path
 ) -> None:
     from tests.frontend.test_grpc import INFERENCE, Client
 
@@ -116,15 +116,15 @@ def test_a_model_of_named_tensors_is_loaded_and_queried(
     path = tmp_path / "pair.onnx"
     path.write_bytes(two_by_two())
     inputs, outputs = {"x": "f32[3]", "factor": "f32"}, {"scaled": "f32[3]", "total": "f32"}
-    door.register("stated", str(path), input=json.dumps(inputs), output=json.dumps(outputs))
-    door.register("found", str(path))
+    mesh_client.register("stated", str(path), input=json.dumps(inputs), output=json.dumps(outputs))
+    mesh_client.register("found", str(path))
     tensors = [
         {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 0, 0, 1]},
         {"name": "factor", "shape": [2], "datatype": "FP32", "data": [2, 5]},
     ]
     body = {"inputs": tensors, "parameters": {"timeout": 15_000_000}}
-    door.register("described", str(path))
-    door.register("away", str(tmp_path / "away.onnx"))
+    mesh_client.register("described", str(path))
+    mesh_client.register("away", str(tmp_path / "away.onnx"))
     about = ask(server.http_address, "GET", "/v2/models/described").json
     assert [one["name"] for one in about["inputs"]] == [*inputs], "it was loaded for that"
     client = Client(server.grpc_address)
@@ -141,18 +141,18 @@ def test_a_model_of_named_tensors_is_loaded_and_queried(
         about = ask(server.http_address, "GET", f"/v2/models/{name}").json
         assert [one["name"] for one in about["inputs"]] == [*inputs]
         assert [one["name"] for one in about["outputs"]] == [*outputs]
-        door.unregister(name)
-    door.unregister("away")
+        mesh_client.unregister(name)
+    mesh_client.unregister("away")
 
 
 @pytest.mark.parametrize("given", ["input", "inputs", "columns", "stream"])
 def test_over_rest_named_tensors_wait_for_the_first_load(
-    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path, given: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, tmp_path: Path, given: str
 ) -> None:
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     path = tmp_path / "pair.onnx"
     path.write_bytes(two_by_two())
-    door.register("first", str(path))
+    mesh_client.register("first", str(path))
     server.app("first-load", models=["first"], slo_ms=20_000)
     row, route = {"x": [1, 2, 3], "factor": 2}, "/api/first-load/predict"
     body: dict[str, Any] = {"inputs": [row, row]}
@@ -170,45 +170,45 @@ def test_over_rest_named_tensors_wait_for_the_first_load(
         assert [one["output"]["scaled"] for one in found] == [[2, 4, 6]] * len(found)
     assert ask(server.http_address, "POST", route, {"input": {"x": [1]}}).status == 400
     server.remove_app("first-load")
-    door.unregister("first")
+    mesh_client.unregister("first")
 
 
 def test_over_rest_a_model_that_is_not_loaded_in_time_is_no_bad_request(
-    server: clipper.ClipperServer, door: MeshClient, tmp_path: Path
+    server: clipper.ClipperServer, mesh_client: MeshClient, tmp_path: Path
 ) -> None:
-    door.register("gone", "away.py:score", key=str(tmp_path))
+    mesh_client.register("gone", "away.py:score", key=str(tmp_path))
     server.app("never", models=["gone"], slo_ms=200)
     reply = ask(server.http_address, "POST", "/api/never/predict", {"input": {"x": [1]}})
     assert reply.status == 504
     assert "are known once its model is loaded" in reply.json["error"]
     server.remove_app("never")
-    door.unregister("gone")
+    mesh_client.unregister("gone")
 
 
 def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
     for id, function in (("v1", "double"), ("v2", "triple")):
-        door.register(id, f"models.py:{function}", key=folder)
-    door.set_vmodel("best", "v1", load_now=True, sync=True)
+        mesh_client.register(id, f"models.py:{function}", key=folder)
+    mesh_client.set_vmodel("best", "v1", load_now=True, sync=True)
     assert infer(server, "best") == [[2.0, 4.0, 6.0]]
-    assert door.set_vmodel("best", "v2", sync=True).active == "v2"
+    assert mesh_client.set_vmodel("best", "v2", sync=True).active == "v2"
     assert infer(server, "anything", {"mm-vmodel-id": "best"}) == [[3.0, 6.0, 9.0]]
     assert infer(server, "anything", {"mm-model-id": "v1, v2"}) == [
         [2.0, 4.0, 6.0],
         [3.0, 6.0, 9.0],
     ]
     with pytest.raises(StillLinked):
-        door.unregister("v2")
-    door.rollback_vmodel("best")
-    wait_until(lambda: door.vmodel_status("best").active == "v1")
+        mesh_client.unregister("v2")
+    mesh_client.rollback_vmodel("best")
+    wait_until(lambda: mesh_client.vmodel_status("best").active == "v1")
     assert infer(server, "best") == [[2.0, 4.0, 6.0]]
-    door.delete_vmodel("best")
-    assert door.vmodel_status("best").status == "NOT_FOUND"
+    mesh_client.delete_vmodel("best")
+    assert mesh_client.vmodel_status("best").status == "NOT_FOUND"
 
 
 def entered(server: clipper.ClipperServer, id: str) -> list[tuple[str, str]]:
-    """Return the changes, and who made each."""
+    """Return the changes of a record with the actor of each."""
     rows = Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).history(1000)
     return [
         (row["actor"], row["verb"])
@@ -222,7 +222,7 @@ def leader(server: clipper.ClipperServer) -> str:
 
 
 def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
     def ask_as_ann(method: str, path: str, members: Any = None) -> Any:
         return ask(
@@ -238,22 +238,25 @@ def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
         "NOT_LOADED",
         "python",
     )
-    assert door.status("d1").status == "NOT_FOUND"
+    assert mesh_client.status("d1").status == "NOT_FOUND"
     assert ask_as_ann("PUT", "models/d1", about).status == 200
     with pytest.raises(AlreadyExists):
-        door.register("d1", "models.py:triple", key=folder, dry_run=True)
-    assert door.set_vmodel("dv", "d1", load_now=True, sync=True, dry_run=True).status == "DEFINED"
-    assert door.vmodel_status("dv").status == "NOT_FOUND"
+        mesh_client.register("d1", "models.py:triple", key=folder, dry_run=True)
+    assert (
+        mesh_client.set_vmodel("dv", "d1", load_now=True, sync=True, dry_run=True).status
+        == "DEFINED"
+    )
+    assert mesh_client.vmodel_status("dv").status == "NOT_FOUND"
     assert ask_as_ann("PUT", "vmodels/dv", {"target": "d1"}).status == 200
     with pytest.raises(StillLinked):
-        door.unregister("d1", dry_run=True)
+        mesh_client.unregister("d1", dry_run=True)
     assert ask_as_ann("DELETE", "vmodels/dv?dry_run=true").status == 204
-    assert door.vmodel_status("dv").active == "d1"
+    assert mesh_client.vmodel_status("dv").active == "d1"
     with pytest.raises(InvalidInput, match="nothing to go back to"):
-        door.rollback_vmodel("dv", dry_run=True)
+        mesh_client.rollback_vmodel("dv", dry_run=True)
     assert ask_as_ann("DELETE", "vmodels/dv").status == 204
-    door.unregister("d1", dry_run=True)
-    assert door.status("d1").status == "NOT_LOADED"
+    mesh_client.unregister("d1", dry_run=True)
+    assert mesh_client.status("d1").status == "NOT_LOADED"
     server.mesh.unregister("d1")
     assert entered(server, "dv") == [("ann", "mesh vmodel set"), ("ann", "mesh vmodel delete")]
     made, *_, gone = entered(server, "d1")
@@ -262,9 +265,9 @@ def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
 
 
 def test_a_file_that_is_not_there_is_a_failure_with_its_reason(
-    server: clipper.ClipperServer, door: MeshClient
+    server: clipper.ClipperServer, mesh_client: MeshClient
 ) -> None:
-    failed = door.register("gone", "/nowhere/gone.onnx", load_now=True, sync=True)
+    failed = mesh_client.register("gone", "/nowhere/gone.onnx", load_now=True, sync=True)
     assert failed.status == "LOADING_FAILED"
     assert "gone.onnx" in failed.errors[0]
     reply = ask(server.http_address, "POST", "/api/gone/predict", {"input": [1.0, 2.0, 3.0]})
@@ -272,12 +275,12 @@ def test_a_file_that_is_not_there_is_a_failure_with_its_reason(
 
 
 def test_a_watcher_sees_a_load(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
-    door.register("w1", "models.py:double", key=folder)
+    mesh_client.register("w1", "models.py:double", key=folder)
     seen = []
-    with contextlib.closing(door.watch("w1")) as events:
-        door.ensure_loaded("w1")
+    with contextlib.closing(mesh_client.watch("w1")) as events:
+        mesh_client.ensure_loaded("w1")
         for event in events:  # what a node hears of may be told before SYNC or after it
             record: Any = event.record
             seen.append(event.kind if record is None else record.status())
@@ -288,15 +291,18 @@ def test_a_watcher_sees_a_load(
 
 
 def test_a_watcher_over_grpc_sees_what_one_over_http_does(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
     from tests.frontend.test_grpc import Client
 
     client = Client(server.grpc_address)
     call = client("clipper.v1.Mesh", "Watch", prefix="told")
-    by_grpc, by_http = (event for reply in call for event in reply.events), door.watch("told")
+    by_grpc, by_http = (
+        (event for reply in call for event in reply.events),
+        mesh_client.watch("told"),
+    )
     assert (next(by_grpc).kind, next(by_http).kind) == (3, "SYNC")
-    door.register("told", "models.py:double", key=folder, load_now=True)
+    mesh_client.register("told", "models.py:double", key=folder, load_now=True)
     seen: list[Any] = []
     while not seen or not seen[-1].copies or not seen[-1].copies[server.mesh.instance].loaded_ms:
         event, other = next(by_grpc), next(by_http)
@@ -318,14 +324,14 @@ def test_a_watcher_over_grpc_sees_what_one_over_http_does(
 
 
 def test_hits_misses_and_loads_are_counted(
-    server: clipper.ClipperServer, door: MeshClient, folder: str
+    server: clipper.ClipperServer, mesh_client: MeshClient, folder: str
 ) -> None:
-    before = door.stats()
-    door.register("c1", "models.py:double", key=folder)
+    before = mesh_client.stats()
+    mesh_client.register("c1", "models.py:double", key=folder)
     for _ in range(5):
         infer(server, "c1")
-    wait_until(lambda: door.stats()["queries_hit"] >= before["queries_hit"] + 4)
-    after = door.stats()
+    wait_until(lambda: mesh_client.stats()["queries_hit"] >= before["queries_hit"] + 4)
+    after = mesh_client.stats()
     assert after["queries_missed"] == before["queries_missed"] + 1
     assert after["loads"] == before["loads"] + 1
     assert after["load_wait_us"]["count"] == after["loads"]
@@ -463,7 +469,7 @@ def test_a_server_that_closes_does_not_wait_for_who_waits_for_a_load(tmp_path: P
     (tmp_path / "slow.py").write_text(
         f"open({str(began)!r}, 'w').close()\nimport time\ntime.sleep(60)\ndef f(rows): return rows"
     )
-    told: list[Any] = []
+    raised: list[Any] = []
     server = clipper.start(
         mesh={"enabled": True, **QUICK, "drain_s": 0.0}, drain_s=0.2, admin="127.0.0.1:0"
     )
@@ -472,18 +478,23 @@ def test_a_server_that_closes_does_not_wait_for_who_waits_for_a_load(tmp_path: P
         try:
             register("slow", "slow.py:f", "python", str(tmp_path), load_now=True, sync=True)
         except ClipperError as error:
-            told.append(error)
+            raised.append(error)
 
-    doors = (server.mesh, Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh)
-    waiting = [threading.Thread(target=wait, args=(door.register,)) for door in doors]
+    mesh_clients = (
+        server.mesh,
+        Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh,
+    )
+    waiting = [
+        threading.Thread(target=wait, args=(mesh_client.register,)) for mesh_client in mesh_clients
+    ]
     for thread in waiting:
         thread.start()
     wait_until(began.exists)
     server.close()
     for thread in waiting:
         thread.join(PATIENCE_S)
-    assert len(told) == 2
-    assert all(isinstance(error, Overloaded | ShuttingDown | NoServer) for error in told), told
+    assert len(raised) == 2
+    assert all(isinstance(error, Overloaded | ShuttingDown | NoServer) for error in raised), raised
 
 
 def test_the_first_example_of_the_page(
@@ -495,9 +506,9 @@ def test_the_first_example_of_the_page(
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text()
     exec(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0], {})
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "LOADED"
-    assert said[0].startswith("12.0 False")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "LOADED"
+    assert printed[0].startswith("12.0 False")
 
 
 def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> None:

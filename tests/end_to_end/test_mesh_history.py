@@ -36,7 +36,7 @@ def start(own_redis: Any, tmp_path: Path) -> Iterator[Start]:
 
 
 def emptied(nodes: list[clipper.ClipperServer], server: Any) -> None:
-    """The store loses all it has, and all nodes have noticed."""
+    """Delete the content of the store, and wait until all nodes have noticed."""
     assert server._ask("FLUSHALL") == b"+OK"
     for node in nodes:
         wait_until(lambda node=node: node.mesh.stats()["other_history"])

@@ -1,5 +1,5 @@
-"""Models of a mesh behind gRPC methods of anybody's, and several of them in one call: none is
-loaded before it is asked."""
+"""Models of a mesh behind any gRPC methods, and several of them in one call: none is loaded before
+a query."""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The mesh on several nodes over one store: who is asked need not be who holds, and whoever holds
-may die."""
+"""The mesh on several nodes over one store: a query may reach a node without a copy, and nodes with
+copies may die."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Starts a node in this process."""
+    """Yield a function that starts a node in this process."""
     nodes: list[clipper.ClipperServer] = []
 
     def do(name: str, state: str = "", **mesh: Any) -> clipper.ClipperServer:
@@ -94,7 +94,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def spawn(folder: Path) -> Iterator[Spawn]:
-    """Starts a node in a process of its own."""
+    """Yield a function that starts a node as a process."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def do(name: str, state: str = "") -> subprocess.Popen[bytes]:
@@ -148,8 +148,9 @@ def hold_back(node: clipper.ClipperServer, stops: bool, *seen_by: clipper.Clippe
         wait_until(lambda other=other: other.mesh.joined.registry.instances[id].stopping == stops)
 
 
-class Asking:
-    """Queries that go on, one after another, each another row; `failed` has what none may have."""
+class QueryLoop:
+    """A thread that sends queries one after another, each with another row; `failed` has the
+    unexpected errors."""
 
     def __init__(self, node: clipper.ClipperServer, id: str = "m") -> None:
         self.failed: list[str] = []
@@ -164,7 +165,7 @@ class Asking:
             if answer.is_default:
                 self.failed.append(answer.reason)
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> QueryLoop:
         self._thread.start()
         return self
 
@@ -194,8 +195,8 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
         register(nodes[0], folder, id)
     wait_until(lambda: all("n" in node.mesh.joined.registry.models for node in nodes))
     with ThreadPoolExecutor(16) as pool:
-        asked = list(pool.map(lambda i: ask(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300)))
-    assert asked == [2.0 * i for i in range(300)]
+        results = list(pool.map(lambda i: ask(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300)))
+    assert results == [2.0 * i for i in range(300)]
     assert sum(node.mesh.stats()["loads"] for node in nodes) == 2
     assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
 
@@ -240,13 +241,13 @@ def test_a_node_that_is_killed_takes_no_query_with_it(
     ask(node)
     assert holders(node) == ["b"]
     hold_back(node, False)
-    with Asking(node) as asking:
-        wait_until(lambda: asking.count > 20)
+    with QueryLoop(node) as loop:
+        wait_until(lambda: loop.count > 20)
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: holders(node) == ["a"])
-        before = asking.count
-        wait_until(lambda: asking.count > before + 20)
-    assert not asking.failed
+        before = loop.count
+        wait_until(lambda: loop.count > before + 20)
+    assert not loop.failed
     wait_until(lambda: "b" not in node.mesh.joined.registry.models["m"].copies)
 
 
@@ -260,15 +261,15 @@ def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
     register(node, folder)
     ask(node)
     hold_back(node, False)
-    with Asking(node) as asking:
-        wait_until(lambda: asking.count > 20)
+    with QueryLoop(node) as loop:
+        wait_until(lambda: loop.count > 20)
         os.killpg(process.pid, signal.SIGSTOP)
         wait_until(lambda: holders(node) == ["a"])
-        before = asking.count
-        wait_until(lambda: asking.count > before + 20)
+        before = loop.count
+        wait_until(lambda: loop.count > before + 20)
         os.killpg(process.pid, signal.SIGCONT)
         wait_until(lambda: alive(node) == ["a", "b"])
-    assert not asking.failed
+    assert not loop.failed
     wait_until(lambda: sum(instance.models for instance in node.mesh.instances()) == 1)
     assert holders(node) == ["a"]
 
@@ -286,24 +287,24 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
     hold_back(other, False, one)
     store = one.mesh.joined.registry.store
 
-    def away(*_: Any, **__: Any) -> Any:
+    def unreachable(*_: Any, **__: Any) -> Any:
         raise StoreError("away")
 
     names = ("get", "txn", "range", "grant", "renew", "put", "put_if")
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
-            patch.setattr(store, name, away, raising=False)
-        with Asking(one) as asking:
+            patch.setattr(store, name, unreachable, raising=False)
+        with QueryLoop(one) as loop:
             wait_until(lambda: one.mesh.joined.registry.is_fenced)
-            before = asking.count
-            wait_until(lambda: asking.count > before + 20 and "a" not in alive(other))
+            before = loop.count
+            wait_until(lambda: loop.count > before + 20 and "a" not in alive(other))
             assert ask(one, "n").tolist() == [
                 0.0,
                 2.0,
                 4.0,
             ]  # the other node loads it, and lends it
             assert "n" not in one.mesh.joined.loader.held
-    assert not asking.failed
+    assert not loop.failed
     wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])
     assert ask(other).tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: len(holders(one)) == 1)
@@ -366,21 +367,21 @@ def test_what_made_room_here_is_loaded_where_there_is_room(
 
 
 def test_all_nodes_are_replaced_one_by_one_under_load(start: Start, folder: Path) -> None:
-    asked, nodes = start("asked"), [start("a"), start("b")]
-    hold_back(asked, True, *nodes)
+    queried, nodes = start("asked"), [start("a"), start("b")]
+    hold_back(queried, True, *nodes)
     for n in range(4):
-        register(asked, folder, f"m{n}")
-        ask(asked, f"m{n}")
-    with Asking(asked, "m0") as one, Asking(asked, "m3") as other:
+        register(queried, folder, f"m{n}")
+        ask(queried, f"m{n}")
+    with QueryLoop(queried, "m0") as one, QueryLoop(queried, "m3") as other:
         for n, node in enumerate(nodes):
             fresh = start(f"new{n}")
-            wait_until(lambda fresh=fresh: fresh.mesh.instance in alive(asked))
+            wait_until(lambda fresh=fresh: fresh.mesh.instance in alive(queried))
             node.close()
         before = one.count
         wait_until(lambda: min(one.count, other.count) > before + 10)
     assert not one.failed + other.failed
     wait_until(
-        lambda: {name for n in range(4) for name in holders(asked, f"m{n}")} <= {"new0", "new1"}
+        lambda: {name for n in range(4) for name in holders(queried, f"m{n}")} <= {"new0", "new1"}
     )
 
 
@@ -394,14 +395,14 @@ def test_a_node_that_leaves_has_its_models_moved_first(start: Start, folder: Pat
     assert holders(one, "m4") == ["a"]
     hold_back(other, False, one)
     seen = []
-    with Asking(other, "m0") as asking:
-        wait_until(lambda: asking.count > 5)
+    with QueryLoop(other, "m0") as loop:
+        wait_until(lambda: loop.count > 5)
         progress = one.mesh.drain(seen.append)
         assert (progress.total, progress.done, progress.failed) == (5, 5, 0)
-        before = asking.count
+        before = loop.count
         one.close()
-        wait_until(lambda: asking.count > before + 5)
-    assert not asking.failed
+        wait_until(lambda: loop.count > before + 5)
+    assert not loop.failed
     assert seen[0].left == 5
     wait_until(lambda: {tuple(holders(other, f"m{n}")) for n in range(5)} == {("b",)})
 
@@ -434,12 +435,12 @@ def test_a_model_much_used_has_another_copy_and_both_serve(start: Start, folder:
     one, other = start("a", rate_per_copy=10), start("b", rate_per_copy=10)
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     register(one, folder)
-    with Asking(one) as asking:
+    with QueryLoop(one) as loop:
         wait_until(lambda: holders(one) == ["a", "b"])
         route = one.mesh.router.get("m")
         assert route is not None
         wait_until(lambda: len(route.lenders) == 2)
-    assert not asking.failed
+    assert not loop.failed
 
 
 def test_a_policy_is_kept(start: Start, folder: Path) -> None:
@@ -455,12 +456,12 @@ def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -
     nodes[0].register_model("t", "models.py:triple", key=str(folder))
     nodes[0].mesh.set_vmodel("v", "m")
     wait_until(lambda: nodes[1].mesh.router.route("v") is not None)
-    with Asking(nodes[1], "v") as asking:
-        wait_until(lambda: asking.count > 5)
-        told = nodes[1].mesh.set_vmodel("v", "t", sync=True)
-        assert (told.active, told.previous) == ("t", "m")
+    with QueryLoop(nodes[1], "v") as loop:
+        wait_until(lambda: loop.count > 5)
+        status = nodes[1].mesh.set_vmodel("v", "t", sync=True)
+        assert (status.active, status.previous) == ("t", "m")
         wait_until(lambda: ask(nodes[1], "v", ROW + 1000.5)[0] == 3001.5)
-    assert not asking.failed
+    assert not loop.failed
     assert nodes[0].mesh.rollback_vmodel("v").target == "m"
     wait_until(lambda: nodes[0].mesh.vmodel_status("v").active == "m")
 
@@ -477,7 +478,7 @@ def test_a_vmodel_whose_models_go_with_it_is_switched_without_a_lost_query(
 
     switch(0)
     wait_until(lambda: nodes[1].mesh.router.route("v") is not None)
-    with Asking(nodes[0], "v") as one, Asking(nodes[1], "v") as other:
+    with QueryLoop(nodes[0], "v") as one, QueryLoop(nodes[1], "v") as other:
         for n in range(1, 8):
             counts = one.count, other.count
             switch(n)

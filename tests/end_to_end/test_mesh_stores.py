@@ -19,7 +19,7 @@ from tests.end_to_end.test_mesh_nodes import (
     MODELS,
     QUICK,
     ROW,
-    Asking,
+    QueryLoop,
     alive,
     ask,
     holders,
@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def nodes_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodesOf]:
-    """Starts nodes, by the letters of their names."""
+    """Yield a function that starts nodes by the letters of their names."""
     (tmp_path / "models.py").write_text(MODELS)
     of = "server" if "server" in request.fixturenames else "own_redis"
     url, started = request.getfixturevalue(of).url, []
@@ -92,10 +92,10 @@ def test_a_store_that_is_killed_stops_no_query(
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     register(one, tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        asked = list(pool.map(lambda i: ask(nodes[i % 2], "m", ROW + i)[0], range(60)))
-    assert asked == [2.0 * i for i in range(60)]
+        results = list(pool.map(lambda i: ask(nodes[i % 2], "m", ROW + i)[0], range(60)))
+    assert results == [2.0 * i for i in range(60)]
     assert sum(node.mesh.stats()["loads"] for node in nodes) == 1
-    with Asking(one) as here, Asking(other) as there:
+    with QueryLoop(one) as here, QueryLoop(other) as there:
         server.kill()
         wait_until(
             lambda: one.mesh.joined.registry.is_fenced and other.mesh.joined.registry.is_fenced
@@ -124,8 +124,8 @@ def test_a_node_that_does_not_wait_for_its_store_does_not_start_and_leaves_nothi
 def test_a_node_waits_for_its_store_and_serves_when_it_comes(
     server: Any, nodes_of: NodesOf, tmp_path: Path
 ) -> None:
-    """What others registered, and its own applications of it; until then whoever asks is told
-    why."""
+    """The node then serves models of others and its own applications of them; until then queries
+    fail with the reason."""
     (one,) = nodes_of("a")
     register(one, tmp_path)
     one.app("twice", ["m"], slo_ms=20_000)
@@ -162,7 +162,7 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(
 def test_a_store_that_goes_again_while_a_node_enters_is_waited_for_again(
     own_redis: Any, nodes_of: NodesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try leaves nothing, whatever it had reached."""
+    """Each failed try leaves nothing, whatever it had reached."""
     own_redis.kill()
     failing = ["number", "token", "enter"]
 

@@ -33,7 +33,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mlflow writes below the working directory."""
+    """Change to an empty working directory: mlflow writes below it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -52,7 +52,7 @@ def fitted(flowers: Any) -> Any:
 
 @pytest.fixture
 def columns(fitted: Any, flowers: Any, tmp_path: Path) -> Path:
-    """A folder of the sklearn flavour, whose signature names four columns."""
+    """Return a folder of the sklearn flavour whose signature names four columns."""
     import mlflow.sklearn
 
     signature = mlflow.models.infer_signature(flowers.data, fitted.predict(flowers.data))
@@ -64,7 +64,7 @@ def columns(fitted: Any, flowers: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
-    """A folder of a model of one's own, with a signature."""
+    """Return a folder of a user's own model with a signature."""
     import mlflow.pyfunc
     from mlflow.models import ModelSignature
 

@@ -1,5 +1,5 @@
-"""Each who manages has a token of their own, and the history has that name, whatever the client
-says of itself."""
+"""Each manager has a token, and the history has the name of the token, whatever the client
+reports."""
 
 from pathlib import Path
 

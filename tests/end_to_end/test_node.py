@@ -1,4 +1,4 @@
-"""`clipper node`: nodes in processes of their own, one of which leaves while it is asked."""
+"""`clipper node`: nodes as processes, one of which leaves while it is queried."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def at(node: Process, what: str) -> str:
-    """An address that a node has said."""
+    """Return an address from the node's output."""
     (line,) = [line for line in node.seen.splitlines() if line.startswith(what)]
     return line.removeprefix(what).strip().split(",")[0]
 
@@ -84,29 +84,29 @@ def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
         assert reply.status == 200
     url = f"{at(stays, 'queries come in at ')}/v2/models/m1/infer"
     assert infer(url, 5) == [10.0, 2.0, 4.0]  # a hop to the other's host
-    stop, wrong, asked = threading.Event(), [], [0]
+    stop, wrong, query_count = threading.Event(), [], [0]
 
     def go_on() -> None:
         while not stop.is_set():
-            asked[0] += 1
-            n = float(asked[0])
+            query_count[0] += 1
+            n = float(query_count[0])
             try:
                 if (found := infer(url, n)) != [2 * n, 2.0, 4.0]:
                     wrong.append(str(found))
             except (OSError, urllib.error.HTTPError) as error:
                 wrong.append(str(error))
 
-    asking = threading.Thread(target=go_on)
-    asking.start()
+    query_thread = threading.Thread(target=go_on)
+    query_thread.start()
     try:
         assert leaves.end() == 0
-        before = asked[0]
+        before = query_count[0]
         give_up = time.monotonic() + PATIENCE_S
-        while asked[0] < before + 20 and time.monotonic() < give_up:
+        while query_count[0] < before + 20 and time.monotonic() < give_up:
             time.sleep(0.01)
     finally:
         stop.set()
-        asking.join()
+        query_thread.join()
     assert not wrong
     assert "left: 1 of 1 models moved" in leaves.seen
     assert leaves.seen.endswith("closed\n")

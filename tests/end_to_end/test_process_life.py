@@ -45,7 +45,7 @@ def run(script, *arguments, **options):
     return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
 
 
-def gone(pid):
+def has_ended(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -69,8 +69,8 @@ def test_close_ends_the_rest_and_refuses_new_ones():
     model = server.deploy("m", slow, input="f64[4]", cache=False)
     app = server.app("a", models=["m"], slo_ms=30_000, default=-1)
     futures = [model.predict(ROW + i, slo_ms=30_000) for i in range(10)]
-    answer, heard = app.predict(ROW), []
-    futures[0].add_done_callback(heard.append)
+    answer, done = app.predict(ROW), []
+    futures[0].add_done_callback(done.append)
     server.close()
     assert all(future.done() for future in futures)
     ended = [future.exception(0) for future in futures]
@@ -80,7 +80,7 @@ def test_close_ends_the_rest_and_refuses_new_ones():
     )
     assert any(isinstance(error, ShuttingDown) for error in ended)
     assert answer.result(0).is_default
-    wait_until(lambda: heard == futures[:1])
+    wait_until(lambda: done == futures[:1])
     with pytest.raises(ShuttingDown):
         model.predict(ROW).result(0)
     assert "shutting down" in app.predict(ROW).result(0).reason
@@ -292,7 +292,7 @@ elif sys.argv[1] == "drop":
 
 @pytest.mark.parametrize("how", ["keep", "raise", "drop", "fall"])
 def test_interpreter_exit_with_queries_in_flight(how):
-    """Twice each, five times in the full tier: rc 0, no hang, nothing said."""
+    """Run twice each, five times in the full tier: exit code 0, no hang, no output."""
     count = sized(2, 5)
     running = [
         subprocess.Popen(
@@ -302,8 +302,8 @@ def test_interpreter_exit_with_queries_in_flight(how):
         )
         for _ in range(count)
     ]
-    said = [process.communicate(timeout=60)[0] for process in running]
-    assert [(process.returncode, text) for process, text in zip(running, said, strict=True)] == [
+    output = [process.communicate(timeout=60)[0] for process in running]
+    assert [(process.returncode, text) for process, text in zip(running, output, strict=True)] == [
         (0, b"")
     ] * count
 
@@ -355,12 +355,12 @@ def test_a_signal_ends_the_server_and_its_containers(number, how, code):
         try:
             pids = json.loads(process.stdout.readline())
             process.send_signal(number)
-            _, said = process.communicate(timeout=30)
+            _, output = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == code, said
-    assert "Fatal" not in said
-    wait_until(lambda: all(gone(pid) for pid in pids))
+    assert process.returncode == code, output
+    assert "Fatal" not in output
+    wait_until(lambda: all(has_ended(pid) for pid in pids))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ SETTINGS = (
 
 
 def with_ray() -> str:
-    """PYTHONPATH with Ray on it."""
+    """Return PYTHONPATH with Ray on it."""
     if importlib.util.find_spec("ray") is not None:
         return os.environ.get("PYTHONPATH", "")
     found = sorted((ROOT / ".venv" / "peers" / "ray").glob("lib/python3*/site-packages"))

@@ -37,7 +37,7 @@ def pids(server, model):
     return [row["pid"] for row in rows_of(server, model) if row["state"] == "ready"]
 
 
-def gone(pid):
+def has_ended(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -46,17 +46,17 @@ def gone(pid):
 
 
 class Load:
-    """Asks without a pause from a thread of its own; every answer is kept."""
+    """A thread that sends queries without a pause and counts every answer."""
 
     def __init__(self, model, slo_ms=10_000):
-        self.model, self.slo_ms, self.asked, self.failed = model, slo_ms, 0, []
+        self.model, self.slo_ms, self.queried, self.failed = model, slo_ms, 0, []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
         while not self._stop.is_set():
             futures = [self.model.predict(ROW + i, slo_ms=self.slo_ms) for i in range(20)]
-            self.asked += len(futures)
+            self.queried += len(futures)
             for i, future in enumerate(futures):
                 try:
                     assert future.result(20) == 6.0 + 4 * i
@@ -64,9 +64,9 @@ class Load:
                     self.failed.append(error)
 
     def more(self, n=100):
-        """Wait until `n` more have been asked, and answered."""
-        until = self.asked + n
-        wait_until(lambda: self.asked >= until or self.failed)
+        """Wait until `n` more queries have been sent and answered."""
+        until = self.queried + n
+        wait_until(lambda: self.queried >= until or self.failed)
 
     def __enter__(self):
         self._thread.start()
@@ -109,7 +109,7 @@ def test_scale_to_nothing_and_back(deploy, server):
     model = deploy(total, input="f64[4]", cache=False)
     (pid,) = pids(server, model)
     server.scale(model.name, 0)
-    wait_until(lambda: gone(pid))
+    wait_until(lambda: has_ended(pid))
     future = model.predict(ROW, slo_ms=15_000)  # waits in the queue for a container to come
     server.scale(model.name, 1)
     assert future.result(20) == 6.0
@@ -138,7 +138,7 @@ def test_replicas_come_back_after_their_fork_server_is_killed(deploy, server):
     with Load(model) as load:
         load.more()
         os.kill(fork_server, signal.SIGKILL)
-        wait_until(lambda: all(gone(pid) for pid in before))
+        wait_until(lambda: all(has_ended(pid) for pid in before))
         wait_until(lambda: len(pids(server, model)) == 2)
         load.more()
     for error in load.failed:  # a query is tried twice; both replicas died at nearly the same time
@@ -147,7 +147,7 @@ def test_replicas_come_back_after_their_fork_server_is_killed(deploy, server):
 
 
 def gated(folder):
-    """Says which process has a batch, and works on it until the gate is open."""
+    """A model that writes which process has a batch, and works on it until the gate is open."""
 
     def predict(xs):
         open(f"{folder}/has-{os.getpid()}", "w").close()
@@ -178,7 +178,7 @@ def test_it_answers_before_it_stops(deploy, server, tmp_path):
     os.kill(pid, signal.SIGTERM)
     (tmp_path / "gate").touch()
     assert future.result(20) == 6.0
-    wait_until(lambda: gone(pid))
+    wait_until(lambda: has_ended(pid))
 
 
 def test_killed_mid_batch_without_another_replica(deploy, server, tmp_path, app):
@@ -207,7 +207,7 @@ def test_many_deaths_under_load(deploy, server):
     assert [
         error for error in load.failed if not isinstance(error, clipper.errors.ReplicaLost)
     ] == []
-    assert len(load.failed) < 0.05 * load.asked  # only who was on two that died
+    assert len(load.failed) < 0.05 * load.queried  # only who was on two that died
 
 
 def test_frozen_traffic_moves_and_thawed_it_rejoins(deploy, server):
@@ -397,7 +397,7 @@ def test_a_version_never_changes_and_retires_for_good(deploy, server, app):
         server.retire(name)
     (pid,) = pids(server, model)
     server.retire(name, force=True)
-    wait_until(lambda: gone(pid))
+    wait_until(lambda: has_ended(pid))
     with pytest.raises((UnknownModel, UnknownVersion)):
         server.model(f"{name}:1")
     with pytest.raises(AlreadyExists):

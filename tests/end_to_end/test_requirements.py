@@ -33,8 +33,8 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels of two versions of a small package, and of what the SDK imports, as little as need be:
-    no index is asked."""
+    """Yield wheels of two versions of a small package and of the least that the SDK imports: no
+    index is contacted."""
     folder = tmp_path_factory.mktemp("wheels")
     for version in ("1.0", "2.0"):
         make_wheel(
@@ -191,7 +191,8 @@ def test_a_declared_model_builds_while_the_server_serves(
 
 
 def slow_package(folder: Path) -> Path:
-    """One that takes for ever to build; it says that it has begun, and ends when pip does."""
+    """Make a package that never finishes building: it reports that it has begun, and ends when pip
+    does."""
     slow = folder / "slow"
     slow.mkdir()
     (slow / "pyproject.toml").write_text(
@@ -206,7 +207,7 @@ def slow_package(folder: Path) -> Path:
 
 
 def at_work_in(folder: Path) -> list[str]:
-    """The processes whose command names that folder."""
+    """Return the processes whose command names that folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -22,13 +22,13 @@ def total(xs):
 
 
 def served(app):
-    """The first answer that is none of the defaults: the container is back."""
+    """Return the first answer that is not a default: the container is back."""
     return wait_until(
         lambda: (answer := app.predict(ROW).result(20)).is_default is False and answer
     )
 
 
-def gone(pid):
+def has_ended(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -94,14 +94,15 @@ def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
         words = [sys.executable, "-c", SERVER, str(tmp_path / "state"), life]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with process:
-            told = json.loads(process.stdout.readline())
-            assert told["answer"] == 6.0
-            assert all(not gone(pid) for pid in told["pids"])
+            report = json.loads(process.stdout.readline())
+            assert report["answer"] == 6.0
+            assert all(not has_ended(pid) for pid in report["pids"])
             process.send_signal(signal.SIGKILL)
             process.wait(10)
-        everyone += told["pids"]
+        everyone += report["pids"]
         wait_until(
-            lambda pids=told["pids"]: all(gone(pid) for pid in pids), "its containers die with it"
+            lambda pids=report["pids"]: all(has_ended(pid) for pid in pids),
+            "its containers die with it",
         )
     assert len(set(everyone)) == 6
     with clipper.start(state=str(tmp_path / "state")) as server:
@@ -109,7 +110,8 @@ def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
 
 
 def test_killed_in_the_middle_of_deploys(tmp_path):
-    """Whatever was reported as deployed is there afterwards; what is there can be served."""
+    """Each reported deployment is there after the kill, and each deployment that is there can be
+    served."""
     script = textwrap.dedent("""
         import sys, clipper
         server = clipper.start(state=sys.argv[1])

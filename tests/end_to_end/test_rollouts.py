@@ -66,7 +66,7 @@ def drive(
     until: Callable[[], bool],
     tell: Callable[[clipper.Answer], Any] | None = None,
 ) -> None:
-    """Queries of a hundred users, one after the other, until something is so."""
+    """Send queries of a hundred users one by one until a condition holds."""
 
     def step() -> bool:
         for i in range(50):
@@ -201,7 +201,7 @@ def test_a_rollout_ends_when_its_models_are_replaced_or_gone(server: clipper.Cli
 
 
 def test_other_applications_are_not_moved(server: clipper.ClipperServer) -> None:
-    """Another one asks m, too: this one alone links the new version."""
+    """Another application queries m too: this one alone links the new version."""
     server.deploy("m", new, input="f64[2]", promote=False)
     server.app("b", models=["m"], slo_ms=20_000)
     server.manage.rollout("a", "m:2")

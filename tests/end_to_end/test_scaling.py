@@ -42,7 +42,7 @@ def hanging(xs):
 
 
 class Load:
-    """`outstanding` queries all the time, or one now and then; every failure is kept."""
+    """A load of `outstanding` queries at all times, or one now and then; keeps every failure."""
 
     def __init__(self, model):
         self.model, self.outstanding, self.failed = model, 1, []

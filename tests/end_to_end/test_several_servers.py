@@ -1,4 +1,5 @@
-"""Servers that share a store are one system: each serves what any of them was told to."""
+"""Servers that share a store are one system: each serves what any of them was configured to
+serve."""
 
 import shutil
 import signal
@@ -24,7 +25,7 @@ PATIENCE_S = 60.0
 def pair(
     own_redis: RedisServer, tmp_path: Path
 ) -> Iterator[tuple[clipper.ClipperServer, clipper.ClipperServer]]:
-    """Two servers on one Redis."""
+    """Yield two servers on one Redis."""
     with (
         clipper.start(state=own_redis.url, folder=str(tmp_path / "a"), drain_s=1.0) as one,
         clipper.start(state=own_redis.url, folder=str(tmp_path / "b"), drain_s=1.0) as other,

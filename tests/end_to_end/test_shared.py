@@ -25,12 +25,12 @@ def first_and_sum(xs):
 
 
 def rows_of(n, seed=0):
-    """Small whole numbers: their sums are exact in f32."""
+    """Return rows of small whole numbers: their sums are exact in f32."""
     return np.random.default_rng(seed).integers(0, 100, (n, WIDE)).astype(np.float32)
 
 
 def regions_of(pid):
-    """Mappings of rows in a process."""
+    """Return the mappings of rows in a process."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:clipper-rows")
 
 
@@ -91,7 +91,7 @@ def test_small_rows_are_not_shared(server, deploy):
 
 
 def test_killed_again_and_again_under_load(server, wide):
-    """Every answer is right or an error that says why; each new process maps the rows anew."""
+    """Every answer is right or an error with its reason; each new process maps the rows anew."""
     failed, answered, stop = [], 0, threading.Event()
     x = rows_of(400, 2)
     wanted = first_and_sum(x)
@@ -132,8 +132,8 @@ def test_killed_again_and_again_under_load(server, wide):
 
 
 def test_frozen_and_let_go(server, wide):
-    """A container that is stopped while it holds a batch: its queries end in time, and what it says
-    later harms nobody."""
+    """A container is stopped while it holds a batch and continued later: its queries end in time,
+    and its late reply changes nothing."""
     (pid,) = ready(server, wide)
     x = rows_of(200, 3)
     check(wide, x)
@@ -149,7 +149,7 @@ def test_frozen_and_let_go(server, wide):
 
 
 def test_frozen_with_an_array_and_let_go(server, wide):
-    """The same for an array, whose rows go as spans of cells."""
+    """The same with an array, whose rows are spans of cells."""
     (pid,) = ready(server, wide)
     x = rows_of(1000, 4)
     check(wide, x)

@@ -91,7 +91,7 @@ def shell(*words: str, code: int = 0) -> str:
     return result.stdout if code in (0, 130) else result.stderr
 
 
-def said(*words: str) -> Any:
+def run_json(*words: str) -> Any:
     return json.loads(shell(*words, "-o", "json"))
 
 
@@ -101,9 +101,9 @@ def said(*words: str) -> Any:
 def test_bench_over_http_grpc_and_management(here: Path) -> None:
     with up():
         for way in ((), ("--grpc",), ("--to", the_one("state").queries)):
-            [step] = said("bench", "total", "--rate", "100", "--for", "200ms", *way)["steps"]
+            [step] = run_json("bench", "total", "--rate", "100", "--for", "200ms", *way)["steps"]
             assert step["outcomes"]["ok"] == step["sent"] > 0
-        report = said(
+        report = run_json(
             "bench",
             "total",
             "--rates",
@@ -117,7 +117,7 @@ def test_bench_over_http_grpc_and_management(here: Path) -> None:
         assert [step["sent"] for step in report["steps"]] == [10, 20]
         assert set(report["machine"]) >= {"cpu", "cores", "python", "clipper"}
         assert "<svg" in (here / "report.html").read_text()
-        found = said(
+        found = run_json(
             "bench", "total", "--search", "--rate", "20000", "--for", "100ms", "--slo-ms", "0.01"
         )
         assert found["highest_rate"] == 0
@@ -138,7 +138,7 @@ def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
         FILE.replace('[http]\naddress = "127.0.0.1:0"\n[grpc]\naddress = "127.0.0.1:0"\n', "")
     )
     with up():
-        report = said("bench", "total", "--rate", "100", "--for", "200ms")
+        report = run_json("bench", "total", "--rate", "100", "--for", "200ms")
         assert "management" in report["to"]
         assert report["steps"][0]["outcomes"]["ok"] == report["steps"][0]["sent"]
         assert "this server has no gRPC address" in shell("bench", "total", "--grpc", code=1)
@@ -149,7 +149,7 @@ def test_bench_of_a_killed_server_reports_the_outcome_of_each_query(here: Path) 
         up() as server,
         running("bench", "total", "--rate", "100", "--for", "3s", "-o", "json") as bench,
     ):
-        wait_until(lambda: bool(said("stats")["applications"]["total"]["queries"]))
+        wait_until(lambda: bool(run_json("stats")["applications"]["total"]["queries"]))
         server.process.kill()
         report = json.loads(bench.rest())
     [step] = report["steps"]
@@ -160,7 +160,7 @@ def test_bench_of_a_killed_server_reports_the_outcome_of_each_query(here: Path) 
 
 def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
     with up(), running("bench", "total", "--rate", "100", "--for", "60s", "-o", "json") as bench:
-        wait_until(lambda: said("stats")["applications"]["total"]["queries"] > 5)
+        wait_until(lambda: run_json("stats")["applications"]["total"]["queries"] > 5)
         assert bench.end(signal.SIGINT) == 130
         [step] = json.loads(bench.seen)["steps"]
     assert step["interrupted"] is True
@@ -172,7 +172,7 @@ def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
 
 def test_ps_shows_the_state_of_each_model_and_the_next_step(here: Path) -> None:
     with up():
-        [row] = said("ps")
+        [row] = run_json("ps")
         assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == (
             "sums",
             1,
@@ -197,8 +197,8 @@ def test_ps_shows_the_state_of_each_model_and_the_next_step(here: Path) -> None:
                 "0",
             )
             shell("predict", name, "[1, 2, 3]", "--slo-ms", "4000")
-        wait_until(lambda: any("there is no such file" in row["error"] for row in said("ps")))
-        rows = {row["name"]: row for row in said("ps")}
+        wait_until(lambda: any("there is no such file" in row["error"] for row in run_json("ps")))
+        rows = {row["name"]: row for row in run_json("ps")}
         assert rows["fails"]["error"] == "1 queries failed: ValueError: no luck"
         assert rows["dies"]["error"].startswith("OSError: there is no such file (")
         assert rows["dies"]["next"] == "clipper logs dies:1"
@@ -219,12 +219,13 @@ def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here:
         for number in range(10):  # both containers
             shell("predict", "total", f"[1, 2, {number}]")
         logs.until("| a batch of 1")
-        pids = [row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]]
+        pids = [row["pid"] for row in run_json("stats")["models"]["sums:1"]["replicas"]]
         os.kill(pids[0], signal.SIGKILL)
         wait_until(
             lambda: (
-                said("stats")["models"]["sums:1"]["has"] == 2
-                and pids != [row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]]
+                run_json("stats")["models"]["sums:1"]["has"] == 2
+                and pids
+                != [row["pid"] for row in run_json("stats")["models"]["sums:1"]["replicas"]]
             )
         )
         server.process.kill()
@@ -273,7 +274,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 class Terminal:
-    """A command on a terminal of its own; what it drew, until now, is in `seen`."""
+    """A command on a pseudo-terminal; `seen` has what it has drawn until now."""
 
     def __init__(self, *words: str) -> None:
         self.fd, theirs = pty.openpty()
@@ -317,7 +318,7 @@ def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
         picture = (here / "frame.svg").read_text()
         assert picture.startswith("<svg")
         assert "cdn" not in picture
-        frame = said("top", "--once")
+        frame = run_json("top", "--once")
         assert [app["name"] for app in frame["applications"]] == ["total"]
         assert [model["state"] for model in frame["models"]] == ["ready"]
         assert "no folder for --svg" in shell("top", "--svg", "nowhere/f.svg", code=1)
@@ -375,12 +376,12 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
     assert "<svg" in (here / "p.html").read_text()
     with up():
         assert "the server has not evaluated a batch" in shell("profile", "sums", "--seen", code=1)
-        found = said("profile", "sums", *quick)
+        found = run_json("profile", "sums", *quick)
         assert [point["batch"] for point in found["points"]] == [1, 2, 4]
         assert found["advice"] is None
         assert "as sums:1 is deployed" in found["how"]
         shell("predict", "total", "[1, 2, 3]")
-        seen = said("profile", "sums:1", "--seen")
+        seen = run_json("profile", "sums:1", "--seen")
         assert [point["batch"] for point in seen["points"]] == [1]
         assert "no model 'smus'" in shell("profile", "smus", code=1)
     assert "no server of this user runs on this host" in shell("profile", "sums", code=1)
@@ -401,7 +402,7 @@ def test_init_writes_what_works_and_down_ends_it(
     Path("clipper.toml").write_text(text.replace(":8000", ":0").replace(":8002", ":0"))
     with running("up") as server:
         server.until("total:1/0 is connected", "containers connect to")
-        assert said("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
+        assert run_json("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
         assert "ended the server at http://127.0.0.1:" in shell("down")
         assert server.rest().endswith("closed\n")
         assert server.process.returncode == 0
@@ -445,7 +446,7 @@ def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:
         with running("predict", "sleeper", "[1, 2, 3]"):
             wait_until(
                 lambda: any(
-                    r.get("in_flight") for r in said("stats")["models"]["sleeper:1"]["replicas"]
+                    r.get("in_flight") for r in run_json("stats")["models"]["sleeper:1"]["replicas"]
                 )
             )
             assert "is still closing after 0.1 s: clipper down --now" in shell(

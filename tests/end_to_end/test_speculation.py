@@ -1,5 +1,5 @@
-"""Deciders through the public API, with models in processes of their own that answer when the test
-says so."""
+"""Deciders through the public API, with models in processes that answer when the test opens a
+gate."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def sure(label: int, confidence: float) -> Callable[[Any], Any]:
 
 
 def gated(gate: str, label: Any) -> Callable[[Any], Any]:
-    """Says nothing before the file `gate` is there."""
+    """A model that answers nothing before the file `gate` exists."""
 
     def model(xs: Any) -> Any:
         while not os.path.exists(gate):
@@ -43,7 +43,7 @@ def gated(gate: str, label: Any) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Path]:
-    """Open at the end at the latest: containers are to end with the test."""
+    """Yield the file; create it at the end at the latest, so that containers end with the test."""
     path = tmp_path / "gate"
     yield path
     path.touch()
@@ -220,8 +220,8 @@ def test_a_hedge_is_queried_in_time(one: Any, slow: Any, app: Any) -> None:
 def test_roles_and_counts(
     server: Any, one: Any, another: Any, slow: Any, deploy: Any, app: Any
 ) -> None:
-    """Whoever only observes has no vote; what was not needed is not missing, also in the
-    statistics."""
+    """An observer has no vote; an unneeded prediction does not count as missing, in the statistics
+    either."""
     shadow = deploy(saying(7), input="f64[2]")
     roles = {shadow.name.partition(":")[0]: "shadow"}
     handle = app(

@@ -34,11 +34,12 @@ def breaks(xs: Any) -> Any:
 
 
 def qualified(quality: int, slow_s: float = 0.0) -> Callable[[Any], Any]:
-    """Says its quality beside each output; of inputs that begin with -1 nothing."""
+    """A model that reports its quality beside each output, and nothing for inputs that begin with
+    -1."""
 
     def model(xs: Any) -> Any:
         time.sleep(slow_s)
-        said = [
+        qualifiers = [
             (
                 None
                 if x[0] == -1
@@ -46,7 +47,7 @@ def qualified(quality: int, slow_s: float = 0.0) -> Callable[[Any], Any]:
             )
             for x in xs
         ]
-        return Scored(np.full(len(xs), quality), qualifiers=said)
+        return Scored(np.full(len(xs), quality), qualifiers=qualifiers)
 
     return model
 
@@ -73,7 +74,7 @@ def good(server: Any) -> Any:
 
 @pytest.fixture
 def removed(server: Any, names: Iterator[str]) -> Iterator[Callable[..., Any]]:
-    """Makes applications that the test removes itself, or not."""
+    """Yield a function that makes applications; remove those that the test has not removed."""
     made = []
 
     def do(*models: Any, **settings: Any) -> Any:
@@ -137,17 +138,17 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
     stop = threading.Event()
     seen: Counter[str] = Counter()
     wrong: list[Any] = []
-    asked = [0, 0]
+    query_counts = [0, 0]
 
     def query(me: int) -> None:
         while not stop.is_set():
-            futures = [handle.predict(row(asked[me] + i), salt=1 + me) for i in range(20)]
+            futures = [handle.predict(row(query_counts[me] + i), salt=1 + me) for i in range(20)]
             for i, future in enumerate(futures):
                 answer = future.result(PATIENCE_S)
                 seen[answer.decided_by] += 1
-                if answer.output != (asked[me] + i) % 10:
+                if answer.output != (query_counts[me] + i) % 10:
                     wrong.append(answer)
-            asked[me] += 20
+            query_counts[me] += 20
 
     threads = [threading.Thread(target=query, args=(me,)) for me in range(2)]
     for thread in threads:
@@ -170,10 +171,10 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
     )
     try:
         for change in (*changes, {"models": "one", "decider": "all"}, *changes):
-            before = sum(asked)
+            before = sum(query_counts)
             server.app(handle.name, **change)
             while (
-                sum(asked) < before + 40
+                sum(query_counts) < before + 40
                 and not wrong
                 and all(thread.is_alive() for thread in threads)
             ):
@@ -183,11 +184,11 @@ def test_it_is_changed_under_load_and_nothing_is_lost(
         for thread in threads:
             thread.join(PATIENCE_S)
     assert not wrong, wrong[:3]
-    assert sum(seen.values()) == sum(asked)
+    assert sum(seen.values()) == sum(query_counts)
     assert {"all", "first"} < set(seen)
     counted = server.stats()["applications"][handle.name]
-    assert counted["queries"] == counted["duration_us"]["count"] == sum(asked)
-    assert sum(counted["decided_by"].values()) == sum(asked)
+    assert counted["queries"] == counted["duration_us"]["count"] == sum(query_counts)
+    assert sum(counted["decided_by"].values()) == sum(query_counts)
 
 
 def test_what_is_declared_in_a_file_can_be_removed(
@@ -276,8 +277,8 @@ def test_qualifiers_come_back_with_the_answer(poor: Any, one: Any, app: Any) -> 
     handle = app(poor, one, slo_ms=SLO_MS)
     for salt in (1, 1):  # from the container, then from the cache
         answer = handle.predict(row(2.5), salt=salt).result(PATIENCE_S)
-        said = {str(model): qualifiers for model, qualifiers in answer.qualifiers.items()}
-        assert said == {poor.name: {"quality": 1, "mode": "fast", "x": 2.5, "sure": True}}
+        qualifiers = {str(model): qualifiers for model, qualifiers in answer.qualifiers.items()}
+        assert qualifiers == {poor.name: {"quality": 1, "mode": "fast", "x": 2.5, "sure": True}}
     assert handle.predict(row(-1)).result(PATIENCE_S).qualifiers == {}
     bare = poor.predict(row(3))
     assert bare.result(PATIENCE_S) == 1
@@ -332,7 +333,7 @@ def test_equal_outputs_with_other_qualifiers_are_equal_votes(deploy: Any, app: A
     handle = app(*models, slo_ms=SLO_MS, decider="majority")
     answer = handle.predict(row(1)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, len(answer.models)) == ("yes", "majority", 2)
-    assert sorted(said["mode"] for said in answer.qualifiers.values()) == ["a", "b"]
+    assert sorted(qualifiers["mode"] for qualifiers in answer.qualifiers.values()) == ["a", "b"]
 
 
 def test_qualifiers_that_cannot_be_sent_fail_the_batch(deploy: Any, app: Any) -> None:
@@ -376,11 +377,11 @@ def test_several_starters_and_collectors(server: Any, one: Any, two: Any, app: A
     collector = server.collector(capacity=32)
     found: list[tuple[str, str, Any]] = []
 
-    def start(who: int) -> None:
+    def start(thread_number: int) -> None:
         for i in range(200):
             while True:
                 try:
-                    collector.start(handles[i % 2].name, row(i), id=f"{who}-{i}", salt=7)
+                    collector.start(handles[i % 2].name, row(i), id=f"{thread_number}-{i}", salt=7)
                     break
                 except Overloaded as full:
                     time.sleep(full.retry_after_s / 10)
@@ -388,7 +389,7 @@ def test_several_starters_and_collectors(server: Any, one: Any, two: Any, app: A
     def collect() -> None:
         found.extend((reply.id, reply.application, reply.answer.output) for reply in collector)
 
-    starters = [threading.Thread(target=start, args=(who,)) for who in range(3)]
+    starters = [threading.Thread(target=start, args=(thread_number,)) for thread_number in range(3)]
     collectors = [threading.Thread(target=collect) for _ in range(3)]
     for thread in (*starters, *collectors):
         thread.start()
@@ -397,7 +398,11 @@ def test_several_starters_and_collectors(server: Any, one: Any, two: Any, app: A
     collector.close()
     for thread in collectors:
         thread.join(PATIENCE_S * 4)
-    expected = {(f"{who}-{i}", handles[i % 2].name, i % 10) for who in range(3) for i in range(200)}
+    expected = {
+        (f"{thread_number}-{i}", handles[i % 2].name, i % 10)
+        for thread_number in range(3)
+        for i in range(200)
+    }
     assert len(found) == 600
     assert set(found) == expected
 

@@ -70,7 +70,7 @@ sys.stdin.read()
 
 
 def killed(state: str, folder: Path) -> dict[str, Any]:
-    """What a server had that did a lot, and was killed."""
+    """Run a server that changes many things, kill it, and return its state before the kill."""
     words = [sys.executable, "-c", FIRST, state, str(folder)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -79,13 +79,13 @@ def killed(state: str, folder: Path) -> dict[str, Any]:
         line = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
-    told: dict[str, Any] = json.loads(line)
+    before_kill: dict[str, Any] = json.loads(line)
     wait_until(
-        lambda: not any(lives(pid) for pid in told["pids"]),
+        lambda: not any(lives(pid) for pid in before_kill["pids"]),
         "its containers die with it",
         PATIENCE_S,
     )
-    return told
+    return before_kill
 
 
 def lives(pid: int) -> bool:
@@ -99,22 +99,22 @@ def plain(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
-def has_everything(server: clipper.ClipperServer, told: dict[str, Any]) -> None:
+def has_everything(server: clipper.ClipperServer, before_kill: dict[str, Any]) -> None:
     catalog = server.catalog
     assert (
         plain(
             [(str(one.id), one.replicas, one.replicas_max, one.sha256) for one in catalog.models()]
         )
-        == told["models"]
+        == before_kill["models"]
     )
-    assert str(catalog.latest("m").id) == told["latest"] == "m:1"
-    assert plain(server.manage.applications()) == told["applications"]
-    assert plain(catalog.view.rollouts["a"]) == told["rollout"]
-    assert plain(server.manage.history())[: len(told["history"])] == told["history"]
+    assert str(catalog.latest("m").id) == before_kill["latest"] == "m:1"
+    assert plain(server.manage.applications()) == before_kill["applications"]
+    assert plain(catalog.view.rollouts["a"]) == before_kill["rollout"]
+    assert plain(server.manage.history())[: len(before_kill["history"])] == before_kill["history"]
 
 
 def serves(server: clipper.ClipperServer) -> None:
-    """Every container is back, as new processes, and the applications answer."""
+    """Check that every container is back as a new process and that the applications answer."""
     wanted = {"m:1": 2, "m:2": 1, "m:3": 1, "n:1": 1}
     stats: Callable[[], dict[str, Any]] = lambda: server.stats()["models"]  # noqa: E731
     wait_until(
@@ -153,16 +153,16 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_killed_by_kill_9_it_comes_back_with_all_it_had(state: str, tmp_path: Path) -> None:
-    told = killed(state, tmp_path / "folder")
+    before_kill = killed(state, tmp_path / "folder")
     with clipper.start(state=state, folder=str(tmp_path / "folder"), **QUICK) as server:
-        has_everything(server, told)
+        has_everything(server, before_kill)
         serves(server)
-        assert learned(server) == told["learned"]
-        assert server.stats()["feedback"]["journal_records"] == told["journal"] == 40
+        assert learned(server) == before_kill["learned"]
+        assert server.stats()["feedback"]["journal_records"] == before_kill["journal"] == 40
         pids = {
             row["pid"] for model in server.stats()["models"].values() for row in model["replicas"]
         }
-        assert not pids & set(told["pids"]), "nobody who was half-dead is taken over"
+        assert not pids & set(before_kill["pids"]), "nobody who was half-dead is taken over"
         server.manage.resume_rollout("a")
         assert server.manage.rollouts("a")[0]["state"] == "running"
 
@@ -171,12 +171,12 @@ def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: 
     """It serves from its copy, refuses what would change it, keeps feedback, and has all of it once
     Redis is there."""
     folder = tmp_path / "folder"
-    told = killed(own_redis.url, folder)
+    before_kill = killed(own_redis.url, folder)
     own_redis.kill()
     with clipper.start(
         state=own_redis.url, folder=str(folder), http="127.0.0.1:0", **QUICK
     ) as server:
-        assert plain(server.manage.applications()) == told["applications"]
+        assert plain(server.manage.applications()) == before_kill["applications"]
         serves(server)
         store = server.stats()["store"]
         assert (store["connected"], store["copy_age_s"] >= 0) == (False, True)
@@ -197,13 +197,13 @@ def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: 
             answer = server.app("c").predict([i, 7.0]).result(PATIENCE_S)
             assert server.app("c").feedback(answer, label=i + 7.0)
         own_redis.start()
-        node = next(iter(told["learned"]))
+        node = next(iter(before_kill["learned"]))
         wait_until(
             lambda: server.stats()["store"]["connected"] and learned(server).get(node) == 65,
             "it begins",
             PATIENCE_S,
         )
-        has_everything(server, told)
+        has_everything(server, before_kill)
         assert "store" not in ask(server.http_address, "GET", "/v2/health/ready").json
         server.app("d", ["m:2"], slo_ms=20_000)
         assert not server.app("d").predict(np.ones(2)).result(PATIENCE_S).is_default

@@ -33,7 +33,7 @@ def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Depl
 
 
 def score(batch: Batch) -> Batch:
-    """The sum of the ids that count, and two numbers."""
+    """A model of two tensors: the sum of the ids that count, and two numbers."""
     kept = [ids[mask > 0] for ids, mask in zip(batch["ids"], batch["mask"], strict=True)]
     return {
         "label": np.array([ids.sum() for ids in kept], np.int64),
@@ -300,7 +300,7 @@ def test_a_killed_container_loses_no_query(server: clipper.ClipperServer, deploy
 
 
 def onnx_model() -> bytes:
-    """Two inputs, one of a free size; two outputs."""
+    """Return an ONNX model of two inputs, one of a free size, and two outputs."""
     helper = pytest.importorskip("onnx.helper", reason="pip install 'clipper-serving[onnx]'")
     from onnx import TensorProto
 
@@ -357,7 +357,7 @@ def encoder() -> Any:
     torch = pytest.importorskip("torch", reason="pip install 'clipper-serving[torch]'")
 
     class Encoder(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """Embeds ids, and averages over those that the mask keeps."""
+        """A model that embeds ids and averages over those that the mask keeps."""
 
         def __init__(self) -> None:
             super().__init__()

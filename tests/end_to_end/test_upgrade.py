@@ -38,8 +38,7 @@ def two(rows: Any) -> Any:
 
 
 class Load:
-    """Queries without a pause, some in this process and some over HTTP, until the block ends.
-    Threads: its own."""
+    """A thread that sends queries, in this process and over HTTP, until the block ends."""
 
     def __init__(self, server: clipper.ClipperServer) -> None:
         self._server = server
@@ -48,7 +47,7 @@ class Load:
         self._guard = threading.Lock()
         self.models: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.asked = self.answered = 0
+        self.sent = self.answered = 0
         ways: list[Callable[[float], tuple[float, list[str], str]]] = [
             self._here,
             self._here,
@@ -78,18 +77,18 @@ class Load:
             {"Content-Type": "application/json"},
         )
         response = line.getresponse()
-        said = json.loads(response.read())
+        answer = json.loads(response.read())
         return (
-            (said["output"], said["models"], said["reason"])
+            (answer["output"], answer["models"], answer["reason"])
             if response.status == 200
-            else (-1, [], str(said))
+            else (-1, [], str(answer))
         )
 
     def _run(self, way: Callable[[float], tuple[float, list[str], str]]) -> None:
         while not self._stop.is_set():
             x = float(next(self._numbers))
             with self._guard:
-                self.asked += 1
+                self.sent += 1
             try:
                 output, models, reason = way(x)
             except Exception as error:
@@ -106,7 +105,7 @@ class Load:
             line.close()
 
     def goes_on(self, model: str, count: int = 50) -> None:
-        """Until so many more answers are of this model."""
+        """Wait until so many more answers are of this model."""
         until = self.models[model] + count
         wait_until(
             lambda: self.models[model] >= until or self.wrong, f"{model} answers", PATIENCE_S
@@ -132,7 +131,7 @@ def pids(server: clipper.ClipperServer, model: str) -> list[int]:
 
 
 def kill_one(server: clipper.ClipperServer, model: str) -> None:
-    """SIGKILL to a container, and wait until another has taken its place."""
+    """Kill a container by SIGKILL, and wait until another has taken its place."""
     before = wait_until(
         lambda: len(found := pids(server, model)) == 2 and found,
         "both containers are connected",
@@ -171,7 +170,7 @@ def test_a_rolling_upgrade_fails_no_query() -> None:
             kill_one(server, "m:2")
             load.goes_on("m:2")
         assert load.wrong == []
-        assert load.asked == load.answered
+        assert load.sent == load.answered
         stats = server.stats()
         assert stats["issued"] == stats["answered"]
         assert stats["applications"]["a"]["answers"]["default"] == {}
@@ -196,7 +195,7 @@ def test_a_rollout_that_is_reverted_or_ends_fails_no_query() -> None:
             server.manage.retire("m:1")
             load.goes_on("m:2")
         assert load.wrong == []
-        assert load.asked == load.answered
+        assert load.sent == load.answered
 
 
 def test_the_latest_is_retired_and_the_one_before_takes_over() -> None:

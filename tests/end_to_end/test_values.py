@@ -1,4 +1,4 @@
-"""What goes in and what comes out: every kind of row and output, confidence, and the cache
+"""Inputs and outputs of a server: every kind of row and output, confidence, and the cache
 between."""
 
 import numpy as np
@@ -142,7 +142,7 @@ def test_output_i_belongs_to_input_i(deploy):
 
 
 def counting(path, seconds=0.0):
-    """A model that writes one byte for each row it evaluates."""
+    """A model that writes one byte for each row that it evaluates."""
 
     def predict(xs):
         import time

@@ -1,4 +1,4 @@
-"""A container warms its model up before it is ready, and is quiet while nothing is asked."""
+"""A container warms its model up before it is ready, and is quiet without queries."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Deploy = Callable[..., Model]
 
 
 def counting() -> Any:
-    """A model whose output is how often it was called."""
+    """A model whose output is the number of its calls."""
     calls: list[int] = []
 
     def count(rows: Any) -> Any:

@@ -47,7 +47,7 @@ def run(*words: str | Path, cwd: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The server's, of the core as it is compiled in place, and the SDK's."""
+    """Build wheels of the server, with the core as it is compiled in place, and of the SDK."""
     folder = tmp_path_factory.mktemp("wheels")
     copy = shutil.copytree(
         ROOT / "container_sdk",
@@ -71,8 +71,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 class Environment:
-    """A new one without pip. Of what is installed here it has the dependencies that a wheel
-    declares, and theirs."""
+    """A new environment without pip. It has the dependencies that a wheel declares, and theirs,
+    from this one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,7 +116,7 @@ class Environment:
                         self._link(found.requires or [])
 
     def serves(self) -> Path:
-        """Serve a model, and -> where its SDK comes from."""
+        """Serve a model in the environment; return where its SDK is imported from."""
         (self.folder / "serves.py").write_text(SERVES)
         output, *files = run(self.python, "serves.py", cwd=self.folder).splitlines()
         assert output == "3.0"
