@@ -734,7 +734,7 @@ def test_a_shard_that_sends_no_addresses_is_passed_over(
 ) -> None:
     monkeypatch.setattr("clipper_container.params.shard_set.call_once", lambda *_: (None, answer))
     shards: ShardSet[Any] = ShardSet(["unix:/nowhere"], dict)
-    assert shards._place_from(0, "unix:/nowhere") is None
+    assert shards._place_from(0, "unix:/nowhere", 1.0) is None
 
 
 @pytest.mark.slow
