@@ -1,6 +1,7 @@
 """Build a small core of three modules with tools/build_core.py: what is built again, what stops it,
 what is told."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -161,3 +162,22 @@ def test_two_builds_at_once_give_one_whole_core(checkout: Checkout) -> None:
     assert [process.returncode for process in builds] == [0, 0], outputs
     assert sum("compiling" in output for output in outputs) == 1, "both compiled"
     assert checkout.call("adder.changed(), base.changed(), plain.changed()") == "(True, True, True)"
+
+
+def test_the_share_of_a_set_up_that_is_done_never_goes_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The estimates of the compiler's first modules are rough."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    environment = importlib.import_module("environment")
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(environment.time, "monotonic", lambda: float(next(clock)))
+    step = environment.Step("compiling", [], 60.0)
+    progress = environment.Progress([step])
+    progress.begin(step)
+    for left_s in (40.0, 400.0, 60.0, 5.0):
+        step.left_s = left_s
+        progress.show(now=True)
+    shares = [int(line[1:5]) for line in capsys.readouterr().out.replace("%", " ").splitlines()]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2

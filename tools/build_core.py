@@ -42,6 +42,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import islice
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -549,8 +550,9 @@ def _build_all(
                 except BuildError as error:
                     failures.append(str(error))
                 done += todo[name][1]
-                if progress:
-                    progress(done / total, (time.monotonic() - started) * (total - done) / done)
+                if progress:  # modules in work, the first ones, count as half done
+                    made = done + sum(todo[one][1] for one in islice(running.values(), jobs)) / 2
+                    progress(made / total, (time.monotonic() - started) * (total - made) / made)
     except BrokenProcessPool:
         failures.append(
             "a compiler process was killed, perhaps for want of memory: try again with JOBS=1"

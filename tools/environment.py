@@ -68,7 +68,7 @@ class Progress:
         self._running: list[Step] = []
         self._begun = time.monotonic()
         self._expected_s = self._measured_s = 0.0  # of the steps that are finished
-        self._shown = 0.0
+        self._shown = self._share = 0.0
         self._terminal = sys.stdout.isatty()
 
     def begin(self, step: Step) -> None:
@@ -95,8 +95,9 @@ class Progress:
 
     def show(self, now: bool = False) -> None:
         spent, left = time.monotonic() - self._begun, self.left_s()
+        self._share = max(self._share, spent / (spent + left + 0.01))  # it never goes back
         text = (
-            f"[{spent / (spent + left + 0.01):4.0%}]"
+            f"[{self._share:4.0%}]"
             f" {', '.join(step.name for step in self._running)}: about {left:.0f} s left"
         )
         if self._terminal:
