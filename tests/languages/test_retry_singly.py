@@ -255,7 +255,7 @@ def test_records_of_named_tensors(server, language, inputs, outputs):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_file_and_the_command_line_say_it(tmp_path, monkeypatch, wanted):
+def test_it_is_set_in_a_file_and_on_the_command_line(tmp_path, monkeypatch, wanted):
     command = program("cpp", "picky")
     file = tmp_path / "clipper.toml"
     file.write_text(
