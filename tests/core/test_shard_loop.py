@@ -700,22 +700,3 @@ def test_polling_begins_after_a_message_only(tmp_path: Path, spin_us: int) -> No
                 worker.pull([1])
             calls = 103  # a connection, a call and its answer, and those
             assert polls <= shard.core.spins <= polls * calls
-
-
-def test_polling_for_followers_is_learned_apart(tmp_path: Path) -> None:
-    polls = len(os.sched_getaffinity(0)) > 1
-    with contextlib.closing(Shard(tmp_path, spin_us=50)) as shard:
-        worker = Worker(shard)
-        with contextlib.closing(worker.socket):
-            for _ in range(6):  # polling never pays: the next request comes much later
-                worker.pull([1])
-                assert worker.is_silent()
-            before = shard.core.spins
-            worker.pull([1])
-            assert worker.is_silent()
-            assert shard.core.spins == before
-            shard.core.follow(0, waited=True)
-            worker.send_push([1], ones(1))
-            assert worker.is_silent()
-            assert shard.core.spins == before + polls
-

@@ -27,7 +27,7 @@ from clipper_core.runtime.machine cimport (
     acq_rel, acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal,
     i64, monotonic_us, relaxed, release, u64, u8,
 )
-from clipper_core.runtime.spin cimport Spin, spin_begin, spin_init, spin_on, spin_paid
+from clipper_core.runtime.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.runtime.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN, raise_for
 
 import numpy as np
@@ -211,20 +211,15 @@ cdef void _stream(ShardLoopState* s) noexcept nogil:
 
 
 cdef int _wait(ShardLoopState* s, epoll_event* events) noexcept nogil:
-    """Wait for events; after a message, poll for a moment first. Whether that pays is learned apart
-    for the time in which a push waits for a follower."""
+    """Wait for events; after a message, poll for a moment first."""
     cdef int n = 0
-    cdef Spin* spin
-    s.log.guard.lock()
-    spin = &s.spin_held if s.log.held.size() else &s.spin
-    s.log.guard.unlock()
-    if s.had_events and spin_begin(spin, monotonic_us()):
+    if s.had_events and spin_begin(&s.spin, monotonic_us()):
         note(&s.spins, 1)
         n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
-        while n == 0 and spin_on(spin, monotonic_us()):
+        while n == 0 and spin_on(&s.spin, monotonic_us()):
             n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
         if n > 0:
-            spin_paid(spin)
+            spin_paid(&s.spin)
     return n if n else epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
 
 
@@ -340,7 +335,6 @@ cdef class ShardLoop:
                 s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
         spin_init(&s.spin, spin_us)
-        spin_init(&s.spin_held, spin_us)
 
     def __dealloc__(self):
         cdef ShardLoopState* s = self.state

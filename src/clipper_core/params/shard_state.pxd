@@ -308,7 +308,6 @@ cdef cppclass ShardLoopState:
     int epoll_fd
     vector[int] listeners
     Spin spin
-    Spin spin_held              # while a push waits for a follower
     bint had_events             # in the turn before
     atomic[u64] spins           # of polling
     # with room for connections_max from the beginning: any thread may look one up
