@@ -112,7 +112,7 @@ def errors_of_the_core(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stress() -> int:
-    """By how much a stress test multiplies its rounds: 1 in `make test`, more in `make stress`."""
+    """Return the factor of a stress test's rounds: 1 in `make test`, more in `make stress`."""
     return int(os.environ.get("CLIPPER_STRESS", "1"))
 
 

@@ -176,7 +176,7 @@ def test_admission_accepts_again_when_the_queue_is_served(world: World) -> None:
 
 
 def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
-    """It was slow, and refuses all; then it is fast. Rows go to see, one by one."""
+    """A model that was slow refuses all rows but single ones, by which it is found to be fast."""
     model, container = taught(world, 20_000, size=1, slo_ms=5)
     sent = []
     for _ in range(60):

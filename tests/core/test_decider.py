@@ -396,7 +396,7 @@ def test_an_early_answer_is_that_of_waiting_for_all(
 def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_late(
     rule: Rule, need: int, share: float
 ) -> None:
-    """Of two steps, the first rules early only as it would rule when all have ended."""
+    """The first of two steps rules early only as it would rule when all have ended."""
     n, weights = 5, [1.0, 0.7, 0.7, 0.5, 0.2]
     decider = Decider([Step(rule, 500, None, share, need), Step(Rule.BEST)])
     rng = random.Random(need)

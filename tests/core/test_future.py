@@ -458,8 +458,7 @@ class Suspended:
 
 
 def test_a_suspended_await(world: World) -> None:
-    """It yields what the face made, goes on when done, and holds the future that nobody else
-    does."""
+    """An await yields what its loop made, continues when the future is done, and keeps it alive."""
     model = world.model(cached=False)
     world.container(model)
     lengths: list[Any] = []

@@ -51,6 +51,6 @@ except Busy: print("bound")
 
 
 def test_bound_classes_are_what_results_raise() -> None:
-    """In a process of its own: binding is for good."""
+    """Binding is for good, so the test runs in a process of its own."""
     run = subprocess.run([sys.executable, "-c", BIND], capture_output=True, text=True, check=False)
     assert (run.stdout, run.stderr) == ("bound\n", "")

@@ -168,8 +168,8 @@ def test_killed_by_kill_9_it_comes_back_with_all_it_had(state: str, tmp_path: Pa
 
 
 def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: Path) -> None:
-    """It serves from its copy, refuses what would change it, keeps feedback, and has all of it once
-    Redis is there."""
+    """A server serves from its copy, refuses changes, keeps feedback, and stores it once Redis is
+    there."""
     folder = tmp_path / "folder"
     before_kill = killed(own_redis.url, folder)
     own_redis.kill()

@@ -87,7 +87,7 @@ def watch(target: str, seconds: float, seed: int) -> bool:
 
 
 def _end_of(child: "subprocess.Popen[bytes]", page: mmap.mmap) -> str:
-    """Why the process ended, or was ended because it made no progress; "" when all is well."""
+    """Return why the process ended, or was ended without progress; "" when all is well."""
     count, since = 0, time.monotonic()
     while True:
         try:

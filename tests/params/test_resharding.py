@@ -433,7 +433,7 @@ def test_a_shard_that_is_killed_at_any_step(
 def test_an_old_shard_that_starts_when_the_set_has_moved_leaves_the_new_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed at the decision, and its next life reads the addresses of the new set."""
+    """The old shard is killed at the decision, and reads the addresses of the new set."""
     killed, held, new = list[bool](), list[Callable[[], None]](), dict[int, int]()
     requested, decides, publishes = _ForkServerProcess.request, decide, live_reshard.publish
 

@@ -158,8 +158,7 @@ def test_ids_are_64_bits() -> None:
 
 
 def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
-    """What was asked and given up, as by Ctrl-C between question and answer, does not answer the
-    next question."""
+    """The answer to a request that was given up, as by Ctrl-C, is not taken for the next one's."""
     shards.up(1)
     with tables(shards) as mine:
         mine.create("users", 2, initializer="zeros")

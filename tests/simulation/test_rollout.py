@@ -64,7 +64,7 @@ def test_a_good_version_takes_over() -> None:
 
 
 def test_one_that_is_just_good_enough_is_rarely_reverted() -> None:
-    """At the limit of a guard: one in twenty of them, and what chance adds to that."""
+    """A version at the limit of a guard is reverted in one of twenty rollouts, and by chance."""
     ends = Counter(a_life(seed, **{**GOOD, "defaults": 0.02}, most_s=120)[0] for seed in range(60))
     assert ends["reverted"] <= 8, ends
 

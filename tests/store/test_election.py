@@ -45,8 +45,7 @@ def test_the_leader_is_notified_at_once(store: Store) -> None:
 
 
 def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s: float) -> None:
-    """It knows by its own clock, before anybody else leads; and what it writes under its guard does
-    not happen."""
+    """A leader knows the end of its lease before another one leads, and its guarded writes fail."""
     dying, living = store.lease(short_s), store.lease(60)
     first, second = Candidate(store, "x", b"1", dying), Candidate(store, "x", b"2", living)
     guard = first.guard

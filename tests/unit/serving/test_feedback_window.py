@@ -143,7 +143,7 @@ def array(learner: Learner, statuses: list[list[int]]) -> JoinedRows:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=8))
-def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
+def test_each_row_of_an_array_counts_once(lists: list[list[int]]) -> None:
     """Row 4 has no prediction. ObservationRows in any order, several times over."""
     learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
         "app", "exp4", create_policy("exp4"), (A, B)
@@ -151,7 +151,7 @@ def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
     window, counted = FeedbackWindow(10, 60), set[int]()
     window.add_rows("x", array(learner, [[1, 1, 3, 1, 3, 1], [1, 3, 1, 1, 3, 1]]))
     joined = window.rows_of("x", "app")
-    for rows in told:
+    for rows in lists:
         fresh, unheard = window.take_rows(joined, np.array(rows, np.intp))
         assert [rows[i] for i in fresh] == list(
             dict.fromkeys(row for row in rows if row != 4 and row not in counted)

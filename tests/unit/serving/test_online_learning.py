@@ -93,13 +93,13 @@ def test_only_models_that_answered_and_learn_receive_feedback(online_learning, e
 
 
 @pytest.mark.parametrize(
-    ("truth", "told"),
+    ("truth", "labels"),
     [({"label": 7}, [[7]]), ({"score": 1.0}, [[3]]), ({"score": 0.0}, []), ({"score": 0.5}, [])],
 )
-def test_feedback_determines_the_right_output(online_learning, engine, truth, told):
+def test_feedback_determines_the_right_output(online_learning, engine, truth, labels):
     online_learning.send({A: core()}, np.ones(2), 0, seen(**truth))
     online_learning.flush()
-    assert engine.labels() == told
+    assert engine.labels() == labels
 
 
 def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(online_learning, engine):
