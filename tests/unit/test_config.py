@@ -1,4 +1,4 @@
-"""Where values come from, who wins, and what a person reads after a slip."""
+"""Sources of settings, their precedence, and the messages after a mistake."""
 
 import re
 from pathlib import Path

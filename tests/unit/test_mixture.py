@@ -150,7 +150,7 @@ def votes_of(rng: np.random.Generator, labels: int) -> tuple[list[Any], list[flo
 
 @pytest.mark.parametrize("user", [False, True])
 def test_the_core_computes_what_its_definition_states(user: bool) -> None:
-    """With a context from the 300th query on."""
+    """Queries have a context from the 300th on."""
     rng, reference, rows = np.random.default_rng(5), Reference(user), mixture.initial(K)
     if user:
         rows = mixture.of_user(rows)

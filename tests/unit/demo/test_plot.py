@@ -116,7 +116,7 @@ def test_errors_of_late_and_in_all() -> None:
 
 
 def test_the_picture(tmp_path: Path) -> None:
-    """In a process of its own: matplotlib writes caches and warns as it likes."""
+    """The test runs in a process of its own, since matplotlib writes caches and warns."""
     pytest.importorskip("matplotlib")
     code = """
 import sys

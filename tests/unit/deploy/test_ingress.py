@@ -139,7 +139,7 @@ def test_a_connection_goes_past_servers_that_refuse(
 def test_a_server_that_closes_without_an_answer_gets_no_more_before_its_next_probe(
     front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does that is about to end: the kernel still accepts for it."""
+    """A server that is about to end does so: the kernel still accepts for it."""
     monkeypatch.setattr(ingress, "PROBE_GAP_S", 60.0)
     servers[0].closes = True
     broken = 0
@@ -188,7 +188,7 @@ def test_a_server_that_has_moved_is_not_ready_before_a_probe(
 def test_a_connection_that_is_made_too_late_leaves_the_client_to_the_next_server(
     front: Ingress, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As asyncio does if the time is over between the connection and its first turn."""
+    """asyncio makes one if the time ends between the connection and its first turn."""
     create, slow = front._loop.create_connection, servers[0].backend.addresses["http"]
 
     async def late(made: Callable[[], ingress._Pipe], *place: Any, **more: Any) -> Any:

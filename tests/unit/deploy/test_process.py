@@ -369,8 +369,8 @@ def test_containers_beyond_the_limit_start_in_order():
 
 
 def test_few_containers_start_at_once(events, spec, monkeypatch):
-    """On two cores one starts at a time, and the others wait; one that is stopped while it waits
-    never starts."""
+    """Processes start one at a time on two cores; one that is stopped while it waits never
+    starts."""
     monkeypatch.setattr("clipper.deploy.restarts.cores", lambda: 2)
     monkeypatch.setattr("clipper.deploy.restarts.START_S", 60.0)
 

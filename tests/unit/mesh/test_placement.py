@@ -1,4 +1,4 @@
-"""Where a model is loaded: each rule by itself, and what holds whatever the instances are."""
+"""Placement of models: each rule by itself, and properties that hold for any instances."""
 
 from collections import Counter
 from random import Random

@@ -139,7 +139,7 @@ def test_closing_ends_all_that_wait_when_the_last_is_collected():
 
 
 def test_a_query_that_could_not_be_started_ends_a_wait_too():
-    """It was the only one that a closed collector waited for."""
+    """A closed collector that waits for this query alone ends."""
     world = World()
     over = []
     inside, may_fail = threading.Event(), threading.Event()

@@ -127,8 +127,8 @@ def walk_beside(
 
 
 def test_a_good_version_is_rarely_reverted() -> None:
-    """At the limit itself, which is the hardest: at most as often as the named rate, and what
-    chance adds to that."""
+    """A version at the limit, the hardest case, counts as broken at most at the named rate, and
+    by chance."""
     assert how_often("broken", lambda rng: walk(rng, 0.02, 0.02)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.85, 0.9, 0.05)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.94, 0.99, 0.05)) <= 0.085

@@ -1,4 +1,4 @@
-"""How many records are taken at once: it grows, it halves, it does not run away."""
+"""The number of records that are read at once: it grows, is halved, and stays bounded."""
 
 import random
 

@@ -202,7 +202,7 @@ def test_labels_are_learned_in_the_core_as_by_the_policy(seed: int) -> None:
 
 @pytest.mark.parametrize("text", ["mixture", "stacking", "exp4", "ensemble"])
 def test_class_probabilities_are_kept_and_learned_by_the_policy(text: str, tmp_path: Path) -> None:
-    """In the core where the rule does not read them, and the same after the journal is read."""
+    """The core learns where the policy does not read them; reading the journal gives the same."""
     states = States(MemoryStore(), Journal(tmp_path), "n", 100, 1e9)
     learner = states.learner("app", text, create_policy(text), MODELS)
     table = JoinTable(1000, 60.0, 1 << 30, Answer)

@@ -1,4 +1,4 @@
-"""How many replicas: properties of the rule, and what is done about it. No process, no clock."""
+"""The number of replicas: properties of the rule, and its effects. No process, no clock."""
 
 import random
 from typing import Any
