@@ -1,0 +1,528 @@
+"""Results of functions without side effects at the boundaries of their limits, and errors of what
+lies just beyond: see test_pure_functions."""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import ClipperError
+from clipper.frontend.http.metrics import _prefers_openmetrics
+from clipper.frontend.openapi.document import schema_of_input
+from clipper.frontend.params_grpc.service import _cursor, _joined
+from clipper.frontend.streams.records import _array as array_of_record
+from clipper.load.chart import _round_step
+from clipper.manage.client import _error
+from clipper.manage.tables import _checked
+from clipper.mesh.decisions.failures import _pause_ms
+from clipper.mesh.decisions.scaling import limit_of
+from clipper.mesh.decisions.usage import Usage
+from clipper.mesh.records import MeshModel, Policy
+from clipper.params.client.client import _merged
+from clipper.selection import bandits, contextual, mixture, ridge
+from clipper.selection.batch_learning import _coded
+from clipper.selection.decider_schedule import parse_decider
+from clipper.selection.learned_state import LearnedState, log_mean
+from clipper.selection.learning_policy import _rightness
+from clipper.selection.one_model import mean_accuracy
+from clipper.selection.policy import Observation, Plan, Truth
+from clipper.selection.prediction_sets import SetThresholds, update_with_number
+from clipper.selection.weighted import check_weights
+from clipper.serving.feedback.window import _number_in
+from clipper.serving.models.containers import Hello, _check_timings
+from clipper.serving.rollout.guards import _evidence, judged_share
+from clipper.serving.rollout.roles import DECOY_BYTES_MIN, _check_setting
+from clipper.serving.rollout.sketch import _by_decile, _by_label, _psi
+from clipper.settings.http import HttpSettings, listener_problems
+from clipper.settings.mesh import MeshSettings
+from clipper.types import InputType, VersionedModel
+from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.mlflow import _outputs
+from clipper_container.adapters.oip import server_memory
+from clipper_container.adapters.oip.tensors import BadTensor, _type_of, _values
+from clipper_container.adapters.onnx import _row_type
+from clipper_container.records import as_items, strings_of
+from clipper_container.schema import Tensors, _parted
+from clipper_container.wire.transport import parse_address
+from clipper_container.worker.outputs import InvalidOutput, _array, _packed
+from clipper_container.worker.warmup import _made_up_records
+from tests.expected import table
+
+A, B = VersionedModel("a", 1), VersionedModel("b", 2)
+INF = float("inf")
+
+
+def told(function: Callable[..., object]) -> Callable[..., object]:
+    """Return the function, with the text of a container's error as its result."""
+
+    def call(*words: object) -> object:
+        try:
+            return function(*words)
+        except (LoadError, InvalidOutput, BadTensor) as error:
+            return f"{type(error).__name__}: {error}"
+
+    call.__name__ = function.__name__
+    return call
+
+
+def state(*rows: list[float]) -> LearnedState:
+    return LearnedState((A,), np.array(rows), 0.0, 0, np.zeros((10, 2)))
+
+
+def rated(output: object, label: object, score: float | None, answer: object) -> float | None:
+    observation = Observation(Plan((A,)), {}, Truth(label, score), answer)
+    return _rightness(output, observation)
+
+
+def test_rows_of_policies() -> None:
+    base = np.array([[0.2, 4.0], [0.5, 0.0]])
+    mine = np.array([[0.3, 7.0], [0.25, 0.0]])
+    theirs = np.array([[0.6, 5.0], [0.75, 0.0]])
+    memories = np.array([[3.0, 1, 2, 2, 1, 1, 4, 0.5, 0.1, 0.2, 0.3, 0.4]])
+    more = memories + np.array([[1.0, 0, 1, 2, 0, 3, 0, 1, 0.3, 0.1, -0.2, -0.2]])
+    most = memories + np.array([[0.0, 2, 0, 1, 4, 0, 1, 0, -0.05, 0.05, 0.1, -0.1]])
+    pair = np.array([[1.0, 3, 5, 0.5], [2.0, 4, 1, 0.25]])
+    blend = np.array([[1.0, 4, 2, 3], [2.0, 5, 6, 7]])
+    table(
+        "rows-of-policies",
+        (bandits.merge_means, [(base, mine, theirs), (base, base, theirs), (base, mine, base)]),
+        (bandits._merge_memories, [(memories, more, most), (memories, memories, memories)]),
+        (bandits._memory_rank, [memories, more, np.vstack([memories, most])]),
+        (bandits._average_of_one, [memories[:0], memories, np.vstack([memories, most]) / 8]),
+        (bandits._laplace_rank, [pair]),
+        (
+            lambda row, model: (
+                bandits._laplace_accuracy(state(row), model),
+                bandits._beta_accuracy(state(row), model),
+                mean_accuracy(state(row), model),
+            ),
+            [(row, A) for row in ([3.0, 5.0], [0.25, 1.0], [0.25, 0.5])] + [([3.0, 5.0], B)],
+        ),
+        (lambda row: mean_accuracy(state(row), A), [[0.5, 0.0], [0.25, 0.0]]),
+        (ridge._sums, [blend]),
+        (log_mean, [np.empty((0, 2)), np.array([[0.0, 800], [-1.0, 801]]), np.zeros((3, 1))]),
+        (
+            lambda favoured: mixture._even(
+                np.pad(np.array(favoured)[:, None], ((0, 0), (mixture.FAVOURED, 0)))
+            )[:, mixture.FAVOURED],
+            [[1.0, 3.0, 9.0], [0.0, 0.0, 9.0], [9.0], [0.5, -0.5, 9.0]],
+        ),
+        (contextual._point, [(np.ones((2, 3)), ()), (np.ones((2, 3)), (0.5,))]),
+        (
+            rated,
+            [
+                (1, 1, None, None),
+                (1, 2, None, 1),
+                (1, None, 0.5, 1),
+                (1, None, 1.0, 2),
+                (1, None, 0.0, 2),
+                (1, None, 0.75, 2),
+                (1, None, 1.0, None),
+                (1, None, 0.0, 1),
+            ],
+        ),
+        (
+            _coded,
+            [
+                (column, arrived, {})
+                for column in (
+                    np.array([3, 1, 3]),
+                    np.array([True, False, True]),
+                    np.array([1.5, 2, 3]),
+                    np.ones((3, 1), int),
+                    ["a", "b", "a"],
+                    [1, True, 1],
+                    [1, None, 2],
+                    [1.0, 2.0, 1.0],
+                )
+                for arrived in (None, np.array([True, False, True]))
+            ],
+        ),
+        (
+            update_with_number,
+            [
+                (thresholds, 0.9, answer, label)
+                for thresholds in (
+                    SetThresholds(),
+                    SetThresholds(0.9, 0.0, 2.0, 1.0),
+                    SetThresholds(0.9, 50.0, 2.0, 500.0),
+                    SetThresholds(0.9, -50.0, 2.0, 3.0),
+                )
+                for answer, label in (
+                    (1.0, 3.0),
+                    (1.0, 3.5),
+                    (1.0, INF),
+                    (1.0, "a"),
+                    ([1.0, 2.0], [1.0, 9.0]),
+                    ([1.0], 2.0),
+                    (1.0, 1.0),
+                )
+            ],
+        ),
+        (
+            lambda numbers: check_weights("weights", numbers),
+            [
+                None,
+                [1],
+                {"a": 0},
+                {"a": 0, "b:2": 1},
+                {"a": True},
+                {"a": INF},
+                {"a": -0.1},
+                {},
+                {"a:b": 1},
+                {"a": "1"},
+            ],
+        ),
+    )
+
+
+def test_texts_of_deciders() -> None:
+    """Times, their units and their order."""
+    texts = [
+        *(f"majority within {time}, else floor(fast)" for time in ("12 ms", "1s", "500us", "0 ms")),
+        *(
+            f"majority within {time}, else floor(fast)"
+            for time in ("12", "1e999 s", "1 m", "-1 ms")
+        ),
+        "majority within 5 ms, else mean within 5 ms, else floor(fast)",
+        "majority within 5 ms, else mean within 5.5 ms, else floor(fast)",
+        "majority within 5 ms, else mean within 4 ms, else floor(fast)",
+        "majority, else floor(fast)",
+        "majority within 5 ms",
+        "majority",
+        "mojority",
+        "",
+    ]
+    table("deciders", (lambda text: str(parse_decider(text)), texts))
+
+
+def test_judging_a_rollout() -> None:
+    """How many observations decide, for shares at, below and above the limit."""
+    counts = [(10, 0), (100, 0), (100, 1), (400, 4), (400, 0), (2000, 20), (2000, 50), (30, 9)]
+    table(
+        "judged",
+        (judged_share, [(n, bad, 0.01, 0.05) for n, bad in counts]),
+        (judged_share, [(n, bad, 0.5, 0.05) for n, bad in counts]),
+        (judged_share, [(n, n * 0.02, 0.02, 0.01) for n in (100, 1000, 3000)]),
+        (
+            lambda limit, bad: next(
+                (n for n in range(bad, 4000) if judged_share(n, bad, limit, 0.05) == "holds"), 0
+            ),
+            [(0.01, 0), (0.01, 3), (0.1, 0), (0.1, 5), (0.5, 0), (0.5, 9)],
+        ),
+        (
+            lambda limit: next(
+                n for n in range(1, 999) if judged_share(n, n, limit, 0.05) != "undecided"
+            ),
+            [0.01, 0.1, 0.5, 0.9],
+        ),
+        (_evidence, [(0.0, 0.1, 0.1), (0.2, 0.01, 0.05), (1.0, 0.001, 0.0), (-1.0, 0.1, 0.1)]),
+        (_psi, [([1, 1], [1, 1]), ([10, 0], [0, 10]), ([5, 5, 0], [2, 3, 7]), ([3], [9])]),
+        (
+            _by_decile,
+            [
+                (np.arange(20.0), np.arange(20.0) + 5),
+                (np.ones(4), np.zeros(4)),
+                (np.arange(11.0), np.array([0.0, 1, 9, 10])),
+            ],
+        ),
+        (
+            _by_label,
+            [("aab", "abc"), ("", "a"), (range(25), range(20)), (range(20), range(20)), ("a", "a")],
+        ),
+    )
+
+
+def test_settings_just_within_and_just_beyond() -> None:
+    """The least and the most of settings, and what is said beyond."""
+    table(
+        "settings",
+        (
+            lambda kind, setting, value: _check_setting(kind, "m", setting, value),
+            [
+                (kind, "share", value)
+                for kind in ("challenger", "shadow")
+                for value in (0, 0.001, 0.999, 1, 1.001, True, "1", -0.5)
+            ]
+            + [("shadow", "rate_max", value) for value in (0, 0.1, 1e300, INF, True, "1")]
+            + [
+                ("decoy", "bytes_max", value)
+                for value in (DECOY_BYTES_MIN - 1, DECOY_BYTES_MIN, 1e6, True)
+            ]
+            + [("shadow", "other", 0)],
+        ),
+        (
+            lambda timings, lengths, gives: _check_timings(
+                Hello("m", timings=timings, warm_lengths=lengths, gives=gives)
+            ),
+            [
+                ((), (), ""),
+                (((1, 0), (65_536, 3_600_000_000)), (0, 2**31 - 1), "f32"),
+                (((0, 0),), (), ""),
+                (((65_537, 0),), (), ""),
+                (((1, -1),), (), ""),
+                (((1, 3_600_000_001),), (), ""),
+                ((), (-1,), ""),
+                ((), (2**31,), ""),
+                ((), (), "f33"),
+                (((1, 1),) * 32, (1,) * 32, ""),
+                (((1, 1),) * 33, (), ""),
+                ((), (1,) * 33, ""),
+            ],
+        ),
+        (
+            lambda fields, grpc: [*listener_problems(HttpSettings(**fields), grpc)],
+            [
+                ({}, ""),
+                ({"address": "h:65535", "admin": "127.0.0.1:0"}, "[::1]:1"),
+                ({"address": "h:65536", "admin": "h"}, ":5"),
+                ({"address": "h:x", "admin": "0.0.0.0:1"}, "h:-1"),
+                ({"admin": "0.0.0.0:1", "token": "t"}, ""),
+                ({"admin": "0.0.0.0:1", "tokens_file": "/f"}, ""),
+            ],
+        ),
+        (
+            parse_address,
+            [
+                "unix:/a",
+                "unix:",
+                "tcp:h:0",
+                "tcp:h:65535",
+                "tcp:h:65536",
+                "tcp:[::1]:7",
+                "tcp::7",
+                "tcp:h:",
+                "tcp:7",
+                "udp:h:7",
+                "",
+                "tcp:h:-1",
+            ],
+        ),
+        (
+            lambda count: _pause_ms(count, MeshSettings()),
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 30, 31, 32, 2000],
+        ),
+        (
+            lambda concurrency, service_ms: limit_of(
+                MeshModel("m", "onnx", policy=Policy(concurrency=concurrency)),
+                Usage(service_ms=service_ms),
+                MeshSettings(),
+            ),
+            [(0, 10.0), (1, 0.0), (1, 1.0), (1, 100.0), (3, 100.0), (1, 1e6)],
+        ),
+        (_checked, [[2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0], [2**64], [-(2**63) - 1], []]),
+        (
+            _cursor,
+            [None, "0,0", "5,7", f"{10**18 - 1},1", f"{10**18},1", "1", "1,2,3", "-1,2", "²,1", ""],
+        ),
+        (
+            _prefers_openmetrics,
+            [
+                b"application/openmetrics-text;q=1",
+                b"text/plain;q=1,application/openmetrics-text;q=0.9",
+                b"text/plain;q=0.9,application/openmetrics-text;q=1",
+            ],
+        ),
+        (_number_in, ["m-ff", "m-a-10", "", "x-", f"a-{'f' * 16}", f"a-{'f' * 17}", "a-FF", "10"]),
+    )
+
+
+def test_types_as_others_write_them() -> None:
+    """Types of rows of ONNX files and of servers of the inference protocol."""
+    shapes: list[Any] = [["n", 4], ["n"], [None, 2, 3], [1, 4], [0, 4], [2, 4], [], ["n", "m"]]
+    shapes += [["n", 0], ["n", "m", 2], [1], ["n", -1]]
+    tensors = [
+        {"shape": shape, "datatype": datatype}
+        for datatype in ("FP32", "BYTES", "INT8", "X")
+        for shape in ([-1, 4], [-1], [8, 2, 3], [0, 4], [1], [-1, -1], [-1, 0], [-1, -1, 2], [])
+    ]
+    tensors += [{"shape": ["n", 2], "datatype": "FP32"}, {"shape": [True], "datatype": "FP32"}, {}]
+    f32 = np.arange(4, dtype=np.float32)
+    table(
+        "types",
+        (
+            told(_row_type),
+            [
+                ("input", type_, shape)
+                for type_ in ("tensor(float)", "tensor(string)", "tensor(int64)", "seq(int64)")
+                for shape in shapes
+            ],
+        ),
+        (_type_of, tensors),
+        (
+            told(lambda tensor, rows: _values(tensor, memoryview(f32.tobytes()), rows)),
+            [
+                ({"shape": [4], "datatype": "FP32"}, 4),
+                ({"shape": [4], "datatype": "FP32"}, 3),
+                ({"shape": [4, 1], "datatype": "FP32"}, 4),
+                ({"shape": [2, 2], "datatype": "FP32"}, 2),
+                ({"shape": [2, 2], "datatype": "FP32"}, 4),
+                ({"shape": [3], "datatype": "INT32", "data": [1, 2, 3]}, 3),
+                ({"shape": [2], "datatype": "BYTES", "data": ["a", "b"]}, 2),
+                ({"shape": [2], "datatype": "BYTES", "data": ["a", "b"]}, 3),
+            ],
+        ),
+        (
+            _outputs,
+            [
+                np.ones((2, 1)),
+                np.ones((2, 2)),
+                np.ones(2),
+                {"a": np.ones((1, 1)), "b": 1},
+                {},
+                np.array([["a"], ["b"]], object),
+            ],
+        ),
+        (
+            lambda text: schema_of_input(InputType.parse(text)),
+            [
+                "any",
+                "str",
+                "bytes",
+                "i8",
+                "u8",
+                "i64",
+                "u64",
+                "f16",
+                "f32",
+                "f64",
+                "bool",
+                "f32[3]",
+                "f32[*]",
+                "i32[2,3]",
+            ],
+        ),
+        (_parted, ["f32 -> str", "f32", '{"a->b": "f32"} -> str', '{"a": "f32"}', "{", "{} x", 3]),
+        (
+            array_of_record,
+            [
+                {"data": data, **more}
+                for data in (bytes(8), bytes(7))
+                for more in (
+                    {},
+                    {"dtype": b"f32"},
+                    {"dtype": b"f64", "shape": b"1"},
+                    {"dtype": b"bool"},
+                    {"dtype": b"f32", "shape": b"[2, 1]"},
+                    {"dtype": b"f32[2]"},
+                    {"dtype": b"str"},
+                    {"dtype": b"bytes"},
+                    {"dtype": b"u8", "shape": b"8" + b",1" * 7},
+                    {"dtype": b"u8", "shape": b"8" + b",1" * 8},
+                    {"dtype": b"u8", "shape": b"00000000008"},
+                    {"dtype": b"u8", "shape": b"0000000008"},
+                )
+            ],
+        ),
+    )
+
+
+def described(error: ClipperError) -> tuple[str, str, str]:
+    return type(error).__name__, error.message, error.hint
+
+
+def spec_of(type_: str) -> Any:
+    return Tensors.parse(f'{{"x": "{type_}"}}').specs[0]
+
+
+def test_outputs_and_records() -> None:
+    big = {"k": "x" * 5000}
+    table(
+        "outputs",
+        (
+            told(lambda values: _array(values, "m")),
+            [
+                np.ones(2),
+                np.ones((2, 0)),
+                np.ones((2, 0, 3)),
+                np.ones((1,) * 5),
+                np.ones((1,) * 6),
+                np.ones(2, ">f4"),
+                np.ones(2, complex),
+                np.array(["a", "b"]),
+                np.array([["a"]]),
+            ],
+        ),
+        (
+            told(lambda value: _packed(value, 3, "m")),
+            [
+                None,
+                {},
+                {"a": 1},
+                {"a": np.float32(0.5)},
+                [],
+                0,
+                {1: 2},
+                {"a": None},
+                {"a": 2**70},
+                big,
+            ],
+        ),
+        (as_items, [np.arange(4), np.arange(6, dtype=np.int16).reshape(2, 3)]),
+        (
+            lambda type_, shape, data: strings_of(spec_of(type_), shape, np.frombuffer(data, "u1")),
+            [
+                ("str", (), b"abc"),
+                ("str[2]", (2,), b"\1\0\0\0\2\0\0\0abb"),
+                ("str[2]", (2,), b"\1\0\0\0\2\0\0\0abbc"),
+                ("str[2]", (2,), b"\1\0\0\0\2\0\0\0ab"),
+                ("str[2]", (2,), b"\1\0\0\0\2\0\0"),
+                ("str", (), b"\xff"),
+                ("bytes[1]", (1,), b"\1\0\0\0\xff"),
+                ("str[2]", (2,), bytes(8)),
+            ],
+        ),
+        (
+            lambda text: _made_up_records(Tensors.parse(text)),
+            ['{"x": "f32[3]"}', '{"x": "i8", "y": "f64"}', '{"x": "f32[100000000]"}'],
+        ),
+        (
+            lambda parts: _joined("t", parts),
+            [
+                [(np.arange(2), np.ones((2, 3), np.float32))],
+                [(np.arange(2), np.ones((2, 3))), (np.arange(1), np.ones((1, 3)))],
+                [(np.arange(2), np.ones((2, 3))), (np.arange(1), np.ones((1, 2)))],
+            ],
+        ),
+        (
+            lambda a, b, why, last: _merged(
+                [
+                    {"accepted": a, "no_room": 1, "why": why},
+                    {"accepted": b, "no_room": 2, "why": last},
+                ]
+            ),
+            [
+                (a, b, why, last)
+                for a, b in ((True, True), (True, False), (False, True))
+                for why, last in ((["", "x"], ["y", "z"]), ([""], ["y", "z"]))
+            ],
+        ),
+        (_round_step, [1, 1.1, 2, 2.001, 2.01, 5, 5.2, 9.99, 10, 0.03, 1.5e6]),
+        (
+            lambda status, problem: described(_error(status, problem, "http://h")),
+            [
+                (404, {"type": "urn:clipper:model-not-found", "detail": "no.", "hint": "See."}),
+                (401, {"type": "urn:clipper:http-401", "detail": "who?"}),
+                (403, {"type": "urn:clipper:forbidden", "detail": "no."}),
+                (403, {}),
+                (400, {"type": "urn:clipper:http-400", "detail": "bad.", "hint": "Mend."}),
+                (500, {"error": "broken"}),
+                (502, {}),
+            ],
+        ),
+    )
+
+
+def test_who_listens_on_a_port_and_how_much_it_uses() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert not [*server_memory._listening(port)], "it does not listen yet"
+        listener.listen()
+        inode = os.fstat(listener.fileno()).st_ino
+        assert [*server_memory._listening(port)] == [f"socket:[{inode}]"]
+    assert server_memory._pss(os.getpid()) > 1 << 20
+    assert server_memory._pss(0) == 0
