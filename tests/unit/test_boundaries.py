@@ -4,23 +4,34 @@ lies just beyond: see test_pure_functions."""
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace as Object
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 
+from clipper.catalog_rules import check_settings
+from clipper.deploy.deployer import ContainerSpec, options
 from clipper.errors import ClipperError
 from clipper.frontend.http.metrics import _prefers_openmetrics
+from clipper.frontend.inference.codec import _array_of_texts, _by_name, _head_size
 from clipper.frontend.openapi.document import schema_of_input
 from clipper.frontend.params_grpc.service import _cursor, _joined
+from clipper.frontend.params_grpc.tensors import values_in
 from clipper.frontend.streams.records import _array as array_of_record
 from clipper.load.chart import _round_step
 from clipper.manage.client import _error
 from clipper.manage.tables import _checked
 from clipper.mesh.decisions.failures import _pause_ms
+from clipper.mesh.decisions.placement import UPGRADE_MS, _replaced
 from clipper.mesh.decisions.scaling import limit_of
 from clipper.mesh.decisions.usage import Usage
-from clipper.mesh.records import MeshModel, Policy
+from clipper.mesh.records import Instance, MeshModel, Policy
+from clipper.options import types_of
 from clipper.params.client.client import _merged
+from clipper.params.shard.snapshots import Part, chain_of
 from clipper.selection import bandits, contextual, mixture, ridge
 from clipper.selection.batch_learning import _coded
 from clipper.selection.decider_schedule import parse_decider
@@ -33,15 +44,16 @@ from clipper.selection.weighted import check_weights
 from clipper.serving.feedback.window import _number_in
 from clipper.serving.models.containers import Hello, _check_timings
 from clipper.serving.rollout.guards import _evidence, judged_share
-from clipper.serving.rollout.roles import DECOY_BYTES_MIN, _check_setting
+from clipper.serving.rollout.roles import DECOY_BYTES_MIN, _check_setting, _link_named
 from clipper.serving.rollout.sketch import _by_decile, _by_label, _psi
 from clipper.settings.http import HttpSettings, listener_problems
 from clipper.settings.mesh import MeshSettings
-from clipper.types import InputType, VersionedModel
+from clipper.store.redis import _record
+from clipper.types import Application, InputType, VersionedModel
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.mlflow import _outputs
 from clipper_container.adapters.oip import server_memory
-from clipper_container.adapters.oip.tensors import BadTensor, _type_of, _values
+from clipper_container.adapters.oip.tensors import BadTensor, Signature, _tensor, _type_of, _values
 from clipper_container.adapters.onnx import _row_type
 from clipper_container.records import as_items, strings_of
 from clipper_container.schema import Tensors, _parted
@@ -52,6 +64,7 @@ from tests.expected import table
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 INF = float("inf")
+SIZE = 1 << 30
 
 
 def told(function: Callable[..., object]) -> Callable[..., object]:
@@ -489,10 +502,13 @@ def test_outputs_and_records() -> None:
         ),
         (
             lambda a, b, why, last: _merged(
-                [
-                    {"accepted": a, "no_room": 1, "why": why},
-                    {"accepted": b, "no_room": 2, "why": last},
-                ]
+                cast(
+                    Any,
+                    [
+                        {"accepted": a, "no_room": 1, "why": why},
+                        {"accepted": b, "no_room": 2, "why": last},
+                    ],
+                )
             ),
             [
                 (a, b, why, last)
@@ -514,6 +530,150 @@ def test_outputs_and_records() -> None:
             ],
         ),
     )
+
+
+def test_models_and_applications_as_they_are_given() -> None:
+    """Settings of models and applications, and the two that state the same."""
+    spec = ContainerSpec(name="m", target="x:y", connect="unix:/a", version=3)
+    model = {"input": None, "output": "any", "inputs": None, "outputs": None, "schema": None}
+    linked = (A, B, VersionedModel("b", 3), VersionedModel("c"))
+    parts = [Part(number, 0, 2, Path("/f"), number - 1, 1, 0, 0, 0, 0, 0) for number in (3, 2, 1)]
+    table(
+        "given",
+        (
+            lambda fields: options(replace(spec, **fields)),
+            [
+                {},
+                {"input": "f32", "output": "any", "sha256": "ab", "warmup": "w"},
+                {"batch_max": 8, "pad": 4, "protocol": 1},
+                {"retry_singly": True, "row_by_row": True, "confidence": False},
+                {"protocol": 2, "batch_max": 0},
+            ],
+        ),
+        (
+            lambda fields: types_of(**{**model, **fields}),
+            [
+                {},
+                {"input": "f32", "output": "str"},
+                {"inputs": {"a": "f32"}, "outputs": {"b": "i8"}},
+                {"inputs": {"a": "f32"}, "input": "f32"},
+                {"outputs": {"b": "i8"}, "output": "str"},
+                {"schema": "f32 -> str"},
+                {"schema": "any -> str"},
+                *(
+                    {"schema": "f32 -> str", key: value}
+                    for key, value in (
+                        ("input", "f32"),
+                        ("output", "str"),
+                        ("inputs", {}),
+                        ("outputs", {}),
+                    )
+                ),
+            ],
+        ),
+        (
+            lambda fields: check_settings(Application("a", **fields)),
+            [
+                *({"slo_ms": slo} for slo in (0.001, 0, -1.0, INF, True, "5")),
+                *({"confidence_min": least} for least in (0.0, 1.0, -0.01, 1.01, True)),
+                {"decider": 3},
+                {"policy": "unknown"},
+                {"models": (A, A)},
+                {"models": (A, B)},
+            ],
+        ),
+        (
+            lambda name: _link_named("a", name, linked),
+            ["a:1", "a", "b", "b:2", "c", "c:1", "d", "a:0"],
+        ),
+        (
+            lambda text, n: _head_size(bytes(n), text),
+            [
+                (b"", 5),
+                (b"5", 5),
+                (b"6", 5),
+                (b"0", 5),
+                (b"000000000005", 5),
+                (b"0000000000005", 5),
+                (b"-1", 5),
+                (b"x", 5),
+            ],
+        ),
+        (
+            _by_name,
+            [{"a": 1}, [1, 2], [{"a": 1}, {"a": 2}], [{"a": 1}, {"b": 2}], [{"a": 1}, 3], []],
+        ),
+        (
+            _array_of_texts,
+            [
+                np.array(["a", "b"]),
+                [np.array(["a"]), np.array(["b"])],
+                [np.array(["a"]), np.array([])],
+                np.ones(2),
+                [],
+                "a",
+                np.array(["a", 1], object),
+                [np.ones(1)],
+            ],
+        ),
+        (
+            lambda kind, dim, content: values_in(
+                cast(Any, Object(name="t", data_type=kind, dim=dim, content=content))
+            ),
+            [
+                (kind, dim, content)
+                for kind in (0, 4, 5, 6)
+                for dim, content in (
+                    ([2], bytes(8)),
+                    ([2], bytes(7)),
+                    ([], bytes(4)),
+                    ([-1], b""),
+                    ([0], b""),
+                    ([1] * 8, bytes(4)),
+                    ([1] * 9, bytes(4)),
+                )
+            ],
+        ),
+        (
+            told(lambda datatype, shape, rows: _tensor(Signature("x", datatype, shape), rows)),
+            [
+                ("FP32", None, [[1, 2], [3, 4]]),
+                ("FP32", (2, 1), [[1, 2], [3, 4]]),
+                ("", None, [[1, 2], [3, 4]]),
+                ("", None, [[1, 2], [3]]),
+                ("BYTES", (1,), ["a", "b"]),
+                ("BYTES", None, [b"a"]),
+                ("", None, [None]),
+            ],
+        ),
+        (
+            lambda more, number: [one.number for one in chain_of(parts[number], parts[more:])],
+            [(0, 0), (0, 1), (0, 2), (2, 0), (1, 0)],
+        ),
+        (
+            _record,
+            [
+                ("k", None),
+                ("k", []),
+                ("k", [b"v", b"1", b"2", b"3", None]),
+                ("k", [b"v", b"1", b"2", b"3", b"l"]),
+            ],
+        ),
+    )
+
+
+def test_instances_that_another_version_replaces() -> None:
+    def replaced(ago_ms: int, used: int, labels: tuple[str, ...] = ()) -> frozenset[str]:
+        old = Instance("old", 0, "", "", version="1", started_ms=50, capacity_bytes=SIZE)
+        new = msgspec.structs.replace(
+            old, id="new", version="2", started_ms=100, used_bytes=used, labels=labels
+        )
+        return _replaced([old, new], 100 + ago_ms)
+
+    assert replaced(UPGRADE_MS - 1, 0) == {"old"}
+    assert replaced(UPGRADE_MS, 0) == frozenset()
+    assert replaced(0, SIZE) == frozenset(), "the new one is full"
+    assert replaced(0, 0, ("gpu",)) == frozenset(), "it replaces those with its labels only"
 
 
 def test_who_listens_on_a_port_and_how_much_it_uses() -> None:
