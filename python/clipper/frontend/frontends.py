@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
-from clipper.frontend.auth.cors import with_cors
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.auth.management import guard
 from clipper.frontend.http.applications import ApplicationRoutes
@@ -126,9 +125,7 @@ class Frontends:
             requires_key = self._access.require_key(
                 inflating(_finding(self.routes), settings.body_bytes_max)
             )
-            each.append(
-                ("address", settings.address, with_cors(settings.cors_origins, requires_key))
-            )
+            each.append(("address", settings.address, requires_key))
         if settings.admin:
             managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
             each.append(

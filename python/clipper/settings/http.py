@@ -71,13 +71,6 @@ class HttpSettings(msgspec.Struct, frozen=True):
             "let `clipper up` accept queries of other hosts without API keys or client certificates"
         ),
     ] = False
-    cors_origins: Annotated[
-        tuple[str, ...],
-        about(
-            "origins of web pages that may send queries, as `https://shop.example`; `*`: "
-            "all; empty: none"
-        ),
-    ] = ()
     metrics: Annotated[
         bool,
         about(

@@ -1,1 +1,1 @@
-"""Access: API keys, management tokens, CORS, and the user of a local client."""
+"""Access: API keys, management tokens, and the user of a local client."""
