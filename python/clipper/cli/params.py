@@ -1,7 +1,6 @@
 """`clipper params`: run and manage the shards of a parameter server on this host."""
 
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -269,43 +268,6 @@ def metrics(folder: Path, listen: str | None) -> None:
     with _metrics(listen, lambda: StatsReader(folder)) as page:
         click.echo(page.strip())
         select.select([ends], [], [])
-
-
-@params.command(short_help="Show what each shard does, live.")
-@click.option(
-    "--every",
-    "every_s",
-    type=click.FloatRange(0.05, 3600),
-    default=2.0,
-    show_default=True,
-    help="Seconds between updates.",
-)
-@click.option("--times", type=click.IntRange(1), help="Number of updates.  [until Ctrl-C]")
-@in_folder
-def top(folder: Path, every_s: float, times: int | None) -> None:
-    """Show each shard repeatedly: rows pulled and pushed per second, the share of pulled ids that
-    have a row, the age of gradients, the lag of replicas, and its share of the work.
-
-    \b
-    clipper params top --folder shop
-    """
-    from clipper.cli.params_shown import rates
-    from clipper.params.client.stats_reader import StatsReader
-
-    reader = StatsReader(folder)
-    try:
-        before, at_s = reader.read(), time.monotonic()
-        for _ in range(times) if times is not None else itertools.count():
-            time.sleep(every_s)
-            found, now_s = reader.read(), time.monotonic()
-            if sys.stdout.isatty():
-                click.clear()
-            click.echo(rates(before, found, now_s - at_s))
-            before, at_s = found, now_s
-    except KeyboardInterrupt:
-        click.echo()
-    finally:
-        reader.close()
 
 
 @params.command(short_help="Write a snapshot of a running set.")

@@ -1,11 +1,11 @@
-"""Formats the shards of a parameter server for a terminal: contents and rates."""
+"""Formats the shards of a parameter server for a terminal."""
 
 from collections.abc import Mapping, Sequence
 
 from clipper.cli.server_command import age_of
 from clipper.clock import wall_time_us
 from clipper.metrics.stats import ShardReading, ShardStats
-from clipper.params.client.stats_reader import increase, lags_between, rows_of
+from clipper.params.client.stats_reader import rows_of
 
 _HELD = (
     "shard",
@@ -21,21 +21,6 @@ _HELD = (
     "behind",
     "snapshot",
     "back in",
-)
-_RATES = (
-    "shard",
-    "state",
-    "rows",
-    "MiB",
-    "pulls/s",
-    "rows/s",
-    "found",
-    "pushes/s",
-    "rows/s",
-    "lag p99",
-    "refused",
-    "behind",
-    "share",
 )
 
 
@@ -63,8 +48,8 @@ def held(shards: Sequence[ShardReading], sets: Sequence[Mapping[str, int]]) -> s
                     str(rows_of(one, "rows")),
                     f"{one['nbytes'] / (1 << 20):.1f}",
                     str(one["server"]["pulls"]),
-                    _found(one, None),
-                    str(_pushes(one)),
+                    _found(one),
+                    str(one["server"]["pushes"] + one["model_pushes"]),
                     str(sum(one["refused"].values())),
                     _behind(one),
                     age_of((wall_time_us() - snapshot_us) / 1e6) if snapshot_us else "none",
@@ -87,55 +72,6 @@ def held(shards: Sequence[ShardReading], sets: Sequence[Mapping[str, int]]) -> s
     return "\n".join(cells)
 
 
-def rates(before: Sequence[ShardReading], after: Sequence[ShardReading], seconds: float) -> str:
-    """Return rates between two readings. share: of the rows pulled and pushed of all shards."""
-    is_alive = {
-        one["shard"]: one["pid"] for one in after if "away" not in one
-    }  # a shard that restarted empty counts from zero
-    known = {
-        one["shard"]: one
-        for one in before
-        if "away" not in one and is_alive.get(one["shard"]) == one["pid"]
-    }
-    work = {
-        one["shard"]: increase(known.get(one["shard"]), one, "pulled", "applied")
-        for one in after
-        if "away" not in one
-    }
-    total = sum(work.values())
-    lines: list[Sequence[str]] = [_RATES]
-    for one in after:
-        if "away" in one:
-            continue
-        was = known.get(one["shard"])
-        pulls, pushes = one["server"]["pulls"], _pushes(one)
-        if was:
-            pulls, pushes = pulls - was["server"]["pulls"], pushes - _pushes(was)
-        lines.append(
-            (
-                str(one["shard"]),
-                state_of(one),
-                str(rows_of(one, "rows")),
-                f"{one['nbytes'] / (1 << 20):.1f}",
-                _a_second(pulls, seconds),
-                _a_second(increase(was, one, "pulled"), seconds),
-                _found(one, was),
-                _a_second(pushes, seconds),
-                _a_second(increase(was, one, "applied"), seconds),
-                _lag(one, was),
-                str(sum(one["refused"].values()) - (sum(was["refused"].values()) if was else 0)),
-                _behind(one),
-                f"{work[one['shard']] / total:.0%}" if total else "–",
-            )
-        )
-    return "\n".join(
-        [
-            _aligned(lines),
-            *(f"shard {one['shard']} is away: {one['away']}" for one in after if "away" in one),
-        ]
-    )
-
-
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -144,14 +80,10 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _pushes(one: ShardStats) -> int:
-    return one["server"]["pushes"] + one["model_pushes"]
-
-
-def _found(one: ShardStats, was: ShardStats | None) -> str:
+def _found(one: ShardStats) -> str:
     """Return the share of pulled rows that had been trained."""
-    pulled = increase(was, one, "pulled")
-    return f"{1 - increase(was, one, 'missed') / pulled:.1%}" if pulled else "–"
+    pulled = rows_of(one, "pulled")
+    return f"{1 - rows_of(one, 'missed') / pulled:.1%}" if pulled else "–"
 
 
 def _behind(one: ShardStats) -> str:
@@ -163,13 +95,3 @@ def _behind(one: ShardStats) -> str:
         if copies
         else "no replica"
     )
-
-
-def _lag(one: ShardStats, was: ShardStats | None) -> str:
-    between = lags_between(was, one)
-    return f"{between.quantile(0.99):.0f}" if between.count else "–"
-
-
-def _a_second(count: int, seconds: float) -> str:
-    rate = max(0, count) / seconds
-    return f"{rate:.0f}" if rate >= 10 or not rate else f"{rate:.1f}"
