@@ -4,6 +4,7 @@ about a message."""
 import gc
 import gzip
 import hashlib
+import socket
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,48 @@ def test_a_response_of_several_futures_waits_for_the_last() -> None:
         for callback in due:
             callback(None)
     assert connection.statuses == [200]
+
+
+def test_a_client_that_ends_its_sending_side_is_answered_before_it_is_closed() -> None:
+    """All of its requests, also those that waited for room; a begun one is dropped."""
+    handle = Waiting()
+    connection = InMemoryConnection(handle, pipeline_max=2)
+    connection.feed(get("/1") + get("/now") + get("/2") + get("/now") + b"GET /")
+    assert connection.protocol.eof_received()
+    handle.finish(connection, 0)
+    assert not connection.transport.closed
+    handle.finish(connection, 1)
+    bodies = [body for _, _, body in connection.transport.replies()]
+    assert bodies == [b"/1", b"now", b"/2", b"now"]
+    assert connection.transport.closed
+    assert not connection.transport.eof, "nothing is left to be read"
+
+
+def test_a_client_that_ends_its_sending_side_when_all_is_answered_is_closed() -> None:
+    connection = InMemoryConnection(echo).feed(get("/a"))
+    assert not connection.protocol.eof_received()
+    assert connection.transport.closed
+
+
+def test_a_half_closed_connection_that_breaks_is_aborted() -> None:
+    """Nothing is read from it any more, so its error is looked up."""
+    client, ours = socket.socketpair()
+    handle = Waiting()
+    connection = InMemoryConnection(handle)
+    connection.transport.get_extra_info = lambda name: ours  # type: ignore[method-assign]
+    connection.feed(get("/1"))
+    assert connection.protocol.eof_received()
+    assert not connection.at(1e9).transport.aborted, "its queries may take their time"
+    ours.send(b"unread")
+    client.close()  # with bytes unread: a reset
+    assert connection.at(2e9).transport.aborted
+    ours.close()
+
+
+def test_tls_ends_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = InMemoryConnection(Waiting()).feed(get("/1"))
+    monkeypatch.setattr(connection.transport, "can_write_eof", lambda: False)
+    assert not connection.protocol.eof_received()
 
 
 def test_a_client_that_hangs_up_cancels_its_queries() -> None:

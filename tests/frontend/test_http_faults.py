@@ -5,9 +5,11 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -71,9 +73,13 @@ def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
             gate.open()
 
 
-def send(address: str, x: float, path: str = "/api/app/predict") -> http.client.HTTPConnection:
+def send(
+    address: str, x: float, path: str = "/api/app/predict", by_python: bool = False
+) -> http.client.HTTPConnection:
+    """Send a query. by_python: with a header that the core leaves to the Python server."""
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
-    connection.request("POST", path, json.dumps({"input": [x]}))
+    headers = {"Clipper-Deadline-Ms": "30000"} if by_python else {}
+    connection.request("POST", path, json.dumps({"input": [x]}), headers)
     return connection
 
 
@@ -116,21 +122,63 @@ def test_a_container_that_dies_with_a_query(gated: clipper.ClipperServer, gate: 
     connection.close()
 
 
-def test_who_leaves_takes_the_query_along(gated: clipper.ClipperServer, gate: Gate) -> None:
-    first = send(gated.http_address, 1)
-    gate.wait_until_seen()
-    second = send(gated.http_address, 2)
+def wait_for_issued(server: clipper.ClipperServer, count: int) -> None:
     until = time.monotonic() + PATIENCE_S
-    while gated.stats()["issued"] < 2:
+    while server.stats()["issued"] < count:
         assert time.monotonic() < until
         time.sleep(0.005)
-    second.close()
+
+
+def reset(connection: socket.socket) -> None:
+    """Close a connection with a reset: its peer knows at once that nobody reads any more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("by_python", [False, True])
+@pytest.mark.parametrize("half_closed", [False, True])
+def test_a_connection_that_is_reset_cancels_its_query(
+    gated: clipper.ClipperServer, gate: Gate, by_python: bool, half_closed: bool
+) -> None:
+    """Also after the client had ended its sending side, when nothing is read from it."""
+    first = send(gated.http_address, 1)
+    gate.wait_until_seen()
+    second = send(gated.http_address, 2, by_python=by_python)
+    wait_for_issued(gated, 2)
+    if half_closed:
+        second.sock.shutdown(socket.SHUT_WR)
+        assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
+    reset(second.sock)
+    until = time.monotonic() + PATIENCE_S
     while gated.stats()["answered"] < 1:  # while the model still holds the first
         assert time.monotonic() < until
         time.sleep(0.005)
     gate.open()
     assert first.getresponse().status == 200
     first.close()
+
+
+@pytest.mark.parametrize("by_python", [False, True])
+def test_a_client_that_ends_its_sending_side_gets_all_its_answers(
+    gated: clipper.ClipperServer, gate: Gate, by_python: bool
+) -> None:
+    """Its queries wait for longer than `idle_s`; the begin of a request after them is dropped."""
+    host, _, port = gated.http_address.rpartition(":")
+    body = b'{"input": [%d]}'
+    more = b"Clipper-Deadline-Ms: 30000\r\n" if by_python else b""
+    head = b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\n%sContent-Length: 14\r\n\r\n" % more
+    with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+        client.sendall(b"".join(head + body % i for i in range(5)) + head[:20])
+        client.shutdown(socket.SHUT_WR)
+        wait_for_issued(gated, 5)
+        with socket.create_connection((host, int(port)), PATIENCE_S) as idle:
+            assert idle.recv(1) == b""  # after idle_s
+        gate.open()
+        received = b""
+        while chunk := client.recv(4096):
+            received += chunk
+    assert received.count(b"HTTP/1.1 200 OK") == 5
+    assert re.findall(rb'"output":([^,]+),', received) == [b"%d.0" % i for i in range(5)]
 
 
 def test_slow_clients_end_and_others_do_not_notice(

@@ -152,6 +152,19 @@ def test_a_disconnect_is_reported_once_and_nothing_more_is_written() -> None:
     assert feed.seen == ["gone"]
 
 
+def test_a_client_that_ends_its_sending_side_gets_the_rest_of_a_stream_with_an_end() -> None:
+    """An endless stream is closed: a client that has left looks the same."""
+    feed = Feed()
+    connection = InMemoryConnection(feed).feed(get("/some"))
+    assert connection.protocol.eof_received()
+    feed.bodies[0].write(b"x")
+    assert not connection.transport.closed
+    feed.bodies[0].end()
+    assert connection.transport.written.endswith(b"1\r\nx\r\n0\r\n\r\n")
+    assert connection.transport.closed
+    assert not InMemoryConnection(feed).feed(get("/feed")).protocol.eof_received()
+
+
 def test_there_is_no_room_until_the_client_reads() -> None:
     feed = Feed()
     connection = InMemoryConnection(feed).feed(get("/feed"))

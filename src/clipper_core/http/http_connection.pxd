@@ -43,6 +43,7 @@ cdef cppclass HttpConnection:
     bint leaving                # the next request is Python's: it goes there once all before it are
                                 # answered
     bint last                   # closed once `out` is sent
+    bint ended                  # its client sends no more: closed once all requests are answered
     bint partial                # a request is partly there
     bint full                   # there may be whole requests left, beyond pipeline_max or
                                 # unsent_bytes_max

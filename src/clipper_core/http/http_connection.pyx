@@ -505,8 +505,11 @@ cdef void http_connection_read(Worker* w, HttpConnection* connection) noexcept n
         n = recv(connection.fd, to, BUFFER_BYTES if fresh else MORE_BYTES, 0)
         if n < 0 and errno == EAGAIN:
             return
-        if n == 0 or (n < 0 and errno != EINTR):
-            # the client is gone, as far as is known
+        if n == 0:              # it may still read: it is answered first
+            connection.ended = True
+            http_connection_settle(w, connection)
+            return
+        if n < 0 and errno != EINTR:
             http_connection_close(w, connection)
             return
     if w.version != w.shared.version.load(acquire):
@@ -579,7 +582,8 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
         if connection.out.size() and not _send(w, connection):
             return
     if connection.out.size() == 0:
-        if connection.last and connection.open == 0:
+        if connection.open == 0 and (connection.last or (
+                connection.ended and not connection.leaving and not connection.full)):
             http_connection_close(w, connection)
             return
         if connection.leaving and connection.open == 0:
@@ -595,7 +599,7 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
         _watch(w, connection, EPOLLOUT)
     else:
         _watch(w, connection, 0 if connection.leaving or connection.last or connection.full
-               or connection.starved else EPOLLIN)
+               or connection.starved or connection.ended else EPOLLIN)
 
 
 cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil:

@@ -21,7 +21,8 @@ when the turn has taken `TURN_S`); the rest waits for the next turn, or until th
 its responses. A response is made only when it can leave: those of a client that does not read stay
 predictions, which the cache shares. All connections together get one large response, or one
 piece of one that is streamed, in a turn (`LARGE_BYTES`), one connection after another. A
-disconnected client cancels its queries. A rejected
+client that ends its sending side gets its responses first. One whose connection breaks, or that
+leaves an endless stream, cancels its queries. A rejected
 connection is read a little longer, or the client's kernel would discard the response.
 """
 
@@ -238,6 +239,7 @@ class HttpConnection(asyncio.Protocol):
         self._stalled_s = 0.0
         self._unsent = 0  # bytes of the last response that had not left at that time
         self._deaf = False  # further bytes are discarded
+        self._ended = False  # the client sends no more: closed once all requests are answered
         self._paused = False
         self.full = False  # the transport's buffer is full
         self._head: MessageHead
@@ -297,8 +299,24 @@ class HttpConnection(asyncio.Protocol):
         self._unparsed = self._partial = b""
 
     def eof_received(self) -> bool:
-        """Close the connection, which cancels its requests: a half-closed client counts as gone."""
-        return False
+        """Note that the client sends no more; return whether it has responses to read.
+
+        A client that has closed its connection looks the same, until it is written to. So an
+        endless stream ends. TLS cannot go on in one direction.
+        """
+        endless = any(
+            exchange.streamed is not None and exchange.streamed.endless for exchange in self._open
+        )
+        if self.gone or endless or not self._transport.can_write_eof():
+            return False
+        self._ended = True
+        self._end_if_answered()
+        return not self.gone
+
+    def _end_if_answered(self) -> None:
+        """Close the connection of a client that sends no more and has all its responses."""
+        if self._ended and not (self.gone or self._open or self._unparsed):
+            self._end()
 
     def pause_writing(self) -> None:
         """Stop reading, because the client does not read its responses."""
@@ -322,7 +340,8 @@ class HttpConnection(asyncio.Protocol):
             or bool(self._unparsed)
             or len(self._open) >= self.service.settings.pipeline_max
         )
-        if wanted != self._paused and not self.gone and not self._transport.is_closing():
+        is_read = not (self.gone or self._ended or self._transport.is_closing())
+        if is_read and wanted != self._paused:
             self._paused = wanted
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()
 
@@ -404,6 +423,7 @@ class HttpConnection(asyncio.Protocol):
             self._read(stored)
         self._regulate()
         self._go_on()
+        self._end_if_answered()
 
     def _read_head(self, data: bytes, at: int) -> int:
         """Read the head of a request; return where it ends: `len(data)` if it is not complete.
@@ -554,12 +574,14 @@ class HttpConnection(asyncio.Protocol):
             if exchange.close:
                 self._end()
                 return
-        if self._paused and not self.full:
+        if (self._paused or self._ended) and not self.full:
             self._regulate()
             self._go_on()
         if self._phase == _IDLE:
             self._since_s = self.service.now_s
-        if self._plain and not self._feeding:
+        if self._ended:
+            self._end_if_answered()
+        elif self._plain and not self._feeding:
             self._return()
 
     def _note_size(self, size: int) -> None:
@@ -639,7 +661,9 @@ class HttpConnection(asyncio.Protocol):
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
-        reads_on = self._phase != _IDLE or self._paused or bool(self._unparsed)
+        reads_on = not self._ended and (
+            self._phase != _IDLE or self._paused or bool(self._unparsed)
+        )
         self._forget_waiting()
         self._stalled_s = self.service.now_s
         self._unsent = self._transport.get_write_buffer_size()
@@ -691,6 +715,12 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection at once."""
         self._transport.abort()
 
+    def _is_broken(self) -> bool:
+        """Return whether the connection was reset; the event loop does not notice it while it
+        neither reads nor writes."""
+        sock = self._transport.get_extra_info("socket")
+        return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
     def check(self, now_s: float) -> None:
         """Check the time limits of this connection. now_s: the loop's time."""
         settings, unsent = self.service.settings, self._transport.get_write_buffer_size()
@@ -701,6 +731,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
         elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
+                self._transport.abort()
+        elif self._ended:
+            if self._is_broken():
                 self._transport.abort()
         elif self._deaf or self._open or self._unparsed:
             return
