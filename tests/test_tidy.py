@@ -26,7 +26,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 #    may import.
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("setting", "version"),
+    ("setting", "version", "host_port"),
     ("errors", "clock", "keys", "json_log", "foreign_text"),
     ("schema",),
     ("types",),

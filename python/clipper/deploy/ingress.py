@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from clipper.errors import ConfigError
+from clipper.host_port import join_host_port
 
 CONNECTIONS_MAX: Final = 8192  # of clients; each needs two descriptors
 CONNECT_S: Final = 1.0
@@ -243,7 +244,7 @@ class Ingress:
                 raise ConfigError(f"cannot listen at {address}: {error.strerror}.") from None
             self._servers.append(server)
             host, number = server.sockets[0].getsockname()[:2]
-            self.addresses[port] = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+            self.addresses[port] = join_host_port(host, number)
         self._run(self._probe_all())
 
     async def _end(self) -> None:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from clipper.errors import ConfigError, NoServer
+from clipper.host_port import join_host_port
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -166,6 +167,11 @@ def node_command(name: str, words: Sequence[str], program: Sequence[str] = NODE)
     return [*program, *words, "--name", name]
 
 
+def node_addresses(host: str, http_port: int) -> list[str]:
+    """Return the arguments that say where a node of this host listens."""
+    return ["--peers", f"tcp:{join_host_port(host, 0)}", "--http", join_host_port(host, http_port)]
+
+
 def here() -> str:
     """Return the address of the machine where Ray runs this actor."""
     import ray
@@ -181,8 +187,8 @@ class RayNode:
 
     def __init__(self, name: str, words: Sequence[str], http_port: int) -> None:
         self._host = host = here()
-        listen = ["--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"]
-        self._process = NodeProcess(name, node_command(name, [*words, *listen]))
+        listens = node_addresses(host, http_port)
+        self._process = NodeProcess(name, node_command(name, [*words, *listens]))
 
     def status(self) -> NodeStatus:
         """Return the status of the process, and `host`."""

@@ -37,6 +37,7 @@ from clipper.deploy.ray_nodes import (
     take_down,
 )
 from clipper.errors import NoServer
+from clipper.host_port import join_host_port
 from clipper.serving.models.scaling import Load, Rule, Trend, follow
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Pressure(NamedTuple):
     cpu_s: float = 0.0
 
 
+def server_addresses(host: str, ports: Sequence[str]) -> list[str]:
+    """Return the arguments that say where a server of this host listens."""
+    return [word for port in ports for word in (f"--{port}", join_host_port(host, 0))]
+
+
 class RayServer:
     """A Ray actor that keeps one server's process running.
 
@@ -73,9 +79,9 @@ class RayServer:
         self, name: str, words: Sequence[str], ports: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         self._host = host = here()
-        listen = [word for port in ports for word in (f"--{port}", f"{host}:0")]
+        listens = server_addresses(host, ports)
         self._token = environment.get(TOKEN, "")
-        self._process = NodeProcess(name, [*SERVER, *words, *listen], environment)
+        self._process = NodeProcess(name, [*SERVER, *words, *listens], environment)
 
     def status(self) -> NodeStatus:
         """Return the status of the process, `host` and `node`."""

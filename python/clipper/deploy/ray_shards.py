@@ -23,6 +23,7 @@ from clipper.deploy.ray_nodes import (
     statuses,
 )
 from clipper.errors import AlreadyExists
+from clipper.host_port import join_host_port
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -33,7 +34,7 @@ SHARD: Final = (sys.executable, "-m", "clipper", "params", "shard")
 
 def shard_command(name: str, folder: str, host: str, program: Sequence[str] = SHARD) -> list[str]:
     """Return the command line of a shard's process."""
-    return [*program, name, "--folder", folder, "--listen", f"{host}:0"]
+    return [*program, name, "--folder", folder, "--listen", join_host_port(host, 0)]
 
 
 class RayShard:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer
+from clipper.host_port import join_host_port
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper_core.http.http_head import ChunkedBody, HttpSyntaxError, MessageHead, read_response
 
@@ -101,7 +102,8 @@ class HttpTarget:
                 " http://HOST:PORT"
             )
             raise NoServer(
-                f"no server answers at {self._host}:{self._port}: {error.strerror or error}.",
+                f"no server answers at {join_host_port(self._host, self._port)}:"
+                f" {error.strerror or error}.",
                 hint=hint,
             ) from None
         first = Measurement(1, 1, 1e9)

@@ -36,6 +36,7 @@ from clipper.errors import (
     NotAllowed,
     PackagingError,
 )
+from clipper.host_port import join_host_port
 from clipper.manage.running import the_one
 from clipper.manage.table_client import TableClient
 from clipper.tls import client_context, fingerprint_of
@@ -541,8 +542,8 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", "") or str(error) or type(error).__name__
             hint = (
-                f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another:"
-                " --url, or CLIPPER_URL."
+                f"Start one with: clipper up --admin {join_host_port(self._host, self._port)}   Or"
+                " name another: --url, or CLIPPER_URL."
             )
             raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
 

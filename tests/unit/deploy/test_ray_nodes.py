@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clipper.deploy.ray_nodes import NodeProcess, RayCluster, node_command
+from clipper.deploy.ingress import host_port
+from clipper.deploy.ray_nodes import NodeProcess, RayCluster, node_addresses, node_command
+from clipper.deploy.ray_servers import server_addresses
+from clipper.deploy.ray_shards import shard_command
 from clipper.errors import ConfigError
 
 PATIENCE_S = 30.0
@@ -104,3 +107,14 @@ def test_without_ray_the_command_that_installs_it_is_printed(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="Ray is not installed"):
         join_ray("auto")
+
+
+@pytest.mark.parametrize("host", ["fd00::7", "10.0.0.7", "machine-7"])
+def test_addresses_of_a_host_are_read_as_they_are_written(host: str) -> None:
+    """An IPv6 address has brackets: without them a URL of it has another host."""
+    peers, http = node_addresses(host, 8000)[1::2]
+    assert host_port(http) == (host, 8000)
+    assert peers.startswith("tcp:")
+    own = [peers.removeprefix("tcp:"), *server_addresses(host, ("http", "grpc"))[1::2]]
+    own.append(shard_command("params-0", "/share", host)[-1])
+    assert [host_port(address) for address in own] == [(host, 0)] * 4

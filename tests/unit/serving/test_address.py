@@ -77,6 +77,7 @@ def test_a_port_is_not_taken(tmp_path, host):
         listener = listen(f"tcp://{host}:0", tmp_path)
     except ConfigError:
         pytest.skip(f"no {host} on this machine")
+    assert listener.connect.startswith(f"tcp:{host}:")
     port = listener.connect.rpartition(":")[2]
     with pytest.raises(
         AddressInUse, match=rf"{port} is taken by process {os.getpid()} \(.+\)\. Use another port"

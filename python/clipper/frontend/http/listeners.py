@@ -23,6 +23,7 @@ from clipper.frontend.http.fast_path import FastPath
 from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPoolName, WorkerTask
 from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.host_port import join_host_port
 from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.models.address import held_by
 from clipper.serving.query.future_watcher import FutureWatcher
@@ -261,5 +262,4 @@ def _bind(key: str, address: str, backlog: int) -> socket.socket:
 
 
 def _address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_host_port(*listener.getsockname()[:2])

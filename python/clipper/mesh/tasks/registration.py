@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from clipper.errors import StoreError
+from clipper.host_port import join_host_port
 from clipper.mesh.decisions import claims, maintenance
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
@@ -175,4 +176,4 @@ def advertised(address: str, host: str) -> str:
     """Return a TCP address with its host replaced by `host`; other addresses unchanged."""
     if not host or not address.startswith("tcp:"):
         return address
-    return f"tcp:{host}:{address.rpartition(':')[2]}"
+    return f"tcp:{join_host_port(host, address.rpartition(':')[2])}"

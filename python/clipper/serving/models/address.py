@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipper.errors import AddressInUse, ConfigError
+from clipper.host_port import join_host_port
 
 _BACKLOG = 512
 _UNIX_PATH_MAX = 107
@@ -97,10 +98,10 @@ def _listen_tcp(address: str) -> Listener:
     except (OSError, ValueError, OverflowError) as error:
         server.close()
         hint = "Use another port, or port 0 for any free one."
-        raise _explain(error, f"{host}:{port}", hint, _tcp_inode(port)) from None
+        raise _explain(error, join_host_port(host, port), hint, _tcp_inode(port)) from None
     server.setblocking(False)
     bound = server.getsockname()[1]
-    return Listener(server.detach(), f"tcp:{host}:{bound}")
+    return Listener(server.detach(), f"tcp:{join_host_port(host, bound)}")
 
 
 def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUse | ConfigError:
