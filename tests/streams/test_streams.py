@@ -245,6 +245,36 @@ def test_records_and_feedback_wait_for_an_application_that_is_away(
     assert [one["output"] for one in answers_of(client, names["answers"])] == ["6.0"]
 
 
+def test_tensors_of_bytes_wait_for_an_application_that_is_away(
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
+) -> None:
+    """A record and feedback that are base64: their tensors are not known when they are read."""
+
+    def sizes(columns: dict[str, Any]) -> Any:
+        return [float(len(photo)) for photo in columns["photo"]]
+
+    server.deploy("photos", sizes, inputs={"photo": "bytes"})
+    server.app("photos", models=["photos"], slo_ms=5000, policy="exp4")
+    names = streams(fresh)
+    names["feedback"] = names["source"] + ".labels"
+    record = json.dumps({"photo": text_of(b"four")})
+    with server.stream("photos", redis_server.url, **names) as stream:
+        server.remove_app("photos")
+        client.xadd(names["source"], {"input": record})
+        client.xadd(names["feedback"], {"input": record, "label": "4"})
+        wait_until(lambda: stream.stats()["in_flight"] == 1)
+        wait_until(lambda: stream.stats()["feedback"]["in_flight"] == 1)
+        server.app("photos", models=["photos"], slo_ms=5000, policy="exp4")
+        wait_until(lambda: stream.stats()["answered"] + stream.stats()["refused"] == 1)
+        wait_until(lambda: not stream.stats()["feedback"]["in_flight"])
+        assert stream.stats()["refused"] == 0
+        assert stream.stats()["feedback"]["refused"] == 0
+    assert [one["output"] for one in answers_of(client, names["answers"])] == ["4.0"]
+
+
 def test_two_entries_of_one_id_are_answered_once(
     server: clipper.ClipperServer,
     redis_server: RedisServer,

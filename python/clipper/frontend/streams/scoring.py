@@ -30,6 +30,7 @@ from clipper.frontend.streams.records import (
     record_of,
 )
 from clipper.metrics.samples import Stats
+from clipper.schema import Tensors
 from clipper.serving.models.intake import Intake, late, untried
 from clipper.serving.query.application import ApplicationHandle
 from clipper.serving.query.future_watcher import Future
@@ -43,10 +44,11 @@ _FEEDBACK_MAX: Final = 1024
 
 
 class PendingRecord(msgspec.Struct, eq=False):
-    """A record in progress. future: of an Answer, or None while the application is unavailable
-    (`trouble`)."""
+    """A record in progress. tensors: as which its input was read; None while their names are not
+    known. future: of an Answer, or None while the application is unavailable (`trouble`)."""
 
     record: StreamRecord
+    tensors: Tensors | None
     future: Future | None
     until_s: float
     trouble: str = ""
@@ -94,10 +96,18 @@ class RecordScorer:
 
     def accept(self, entry: StreamEntry) -> PendingRecord:
         """Submit a record. Raises InvalidInput."""
-        record = record_of(entry.fields, self._app.tensors)
-        pending = PendingRecord(record, None, time.monotonic() + self._patience_s)
+        tensors = self._app.tensors
+        record = record_of(entry.fields, tensors)
+        pending = PendingRecord(record, tensors, None, time.monotonic() + self._patience_s)
         self._query(pending)
         return pending
+
+    def _query_again(self, entry: StreamEntry, pending: PendingRecord) -> None:
+        """Submit the record again, as it is read now: names of tensors may have become known.
+        Raises InvalidInput."""
+        if (tensors := self._app.tensors) is not pending.tensors:
+            pending.record, pending.tensors = record_of(entry.fields, tensors), tensors
+        self._query(pending)
 
     def _query(self, pending: PendingRecord) -> None:
         """Submit the record. Raises InvalidInput; other errors are noted as the application's
@@ -107,9 +117,9 @@ class RecordScorer:
             pending.future = self._app.predict(
                 record.input, record.user, record.slo_ms, context=record.context, id=record.id
             )
-        except InvalidInput:
-            raise
         except ClipperError as error:
+            if isinstance(error, InvalidInput) and self._app.tensors is pending.tensors:
+                raise
             pending.future, pending.trouble = None, str(error)
 
     def is_ready(self, item: PendingRecord) -> bool:
@@ -140,7 +150,7 @@ class RecordScorer:
             consumer.pause(
                 max(0.0, item.sent_s + _AGAIN_S - time.monotonic())
             )  # no pause if the last attempt is long ago
-            self._query(item)
+            self._query_again(entry, item)
 
     def _result(self, future: Future, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
         """Return the answer, or None if there is no time left."""
@@ -175,31 +185,30 @@ class FeedbackLearner:
         """The number of feedback entries in progress."""
         return _FEEDBACK_MAX
 
-    def is_ready(self, item: StreamFeedback) -> bool:
+    def is_ready(self, item: None) -> bool:
         """Return False: learning may wait for the store."""
         return False
 
-    def accept(self, entry: StreamEntry) -> StreamFeedback:
-        """Read the entry. Raises InvalidInput."""
-        return feedback_of(entry.fields, self._app.tensors)
+    def accept(self, entry: StreamEntry) -> None:
+        """Do nothing: the entry is read when it is its turn."""
 
     def outcome(
-        self,
-        entry: StreamEntry,
-        item: StreamFeedback,
-        consumer: StreamConsumer[StreamFeedback],
+        self, entry: StreamEntry, item: None, consumer: StreamConsumer[None]
     ) -> EntryOutcome | None:
         """Learn from the feedback, with retries while the journal, the store or Redis fail."""
         while True:
+            tensors = self._app.tensors
             try:
-                self._learn(item)
-                return EntryOutcome(entry.id, "drop", id=item.id)
-            except (InvalidInput, UnknownPrediction):
-                raise
+                feedback = feedback_of(entry.fields, tensors)
+                self._learn(feedback)
+                return EntryOutcome(entry.id, "drop", id=feedback.id)
             except (
                 ClipperError,
                 ConnectionError,
             ) as error:  # journal full, store or Redis unreachable: retry
+                is_final = isinstance(error, InvalidInput) and self._app.tensors is tensors
+                if is_final or isinstance(error, UnknownPrediction):
+                    raise
                 if consumer.is_stopping:
                     return None
                 consumer.report(str(error))
@@ -306,7 +315,7 @@ class ScoringStream:
             RecordScorer(app, settings, answered),
             settings.deliveries_max,
         )
-        self._learning: StreamConsumer[StreamFeedback] | None = None
+        self._learning: StreamConsumer[None] | None = None
         if answered is not None:
             source = settings.feedback
             settings_shown = msgspec.structs.replace(
