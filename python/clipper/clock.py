@@ -1,9 +1,14 @@
 """Time. Everything inside counts microseconds of the monotonic clock; the wall clock only stamps
-records for people."""
+records for people. Durations as people write and read them."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
+
+_DURATION: Final = re.compile(r"\s*([0-9.]+)\s*(ms|s|m|h|d)?\s*")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
 
 
 def wall_time_us() -> int:
@@ -21,6 +26,24 @@ def wall_clock(now_ns: Callable[[], int]) -> Iterator[None]:
         yield
     finally:
         _wall_ns = known
+
+
+def seconds_in(text: str) -> float:
+    """Parse a duration: "500ms", "10s", "5m", "1h", "7d"; a plain number is seconds. Raises
+    ValueError.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def age_of(seconds: float) -> str:
+    """Format an age in the largest unit of which it has two: "90 min", "3 d"."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 _wall_ns: Callable[[], int] = time.time_ns

@@ -13,6 +13,7 @@ import pytest
 from clipper.catalog_rules import link_replaced
 from clipper.cli.bench import command_line, seconds_of
 from clipper.cli.evaluating import since_of
+from clipper.clock import age_of
 from clipper.deploy.command import check_permitted, command_of, variables
 from clipper.deploy.deployer import ContainerSpec
 from clipper.errors import ClipperError
@@ -26,7 +27,6 @@ from clipper.serving.models.batch_cost import rows_limit, with_costs
 from clipper.serving.query.arrays import _as_array, _with_default
 from clipper.serving.query.named_outputs import columns_of, only, with_default
 from clipper.serving.query.progress import line
-from clipper.store.cached_store import _ago
 from clipper.types import Application, Batching, InputType, Model, VersionedModel
 from clipper_container.adapters.classes import labelled
 from clipper_container.adapters.files import (
@@ -114,7 +114,7 @@ def test_texts_and_numbers() -> None:
     cases = of_text(
         (since_of, [(text, 1e6) for text in ages]),
         (state_of, state),
-        (_ago, [0, 119.4, 120, 7199, 7200, 172_799, 172_800, 1e6]),
+        (age_of, [0, 119.4, 120, 7199, 7200, 172_799, 172_800, 1e6]),
         (line, [(0, 0, "rows", 0), (5120, 10_000, "rows", 3), (3, 3, "x", 0.5), (1, 3, "x", 0)]),
         (lambda text: seconds_of(None, None, text), ["10s", "500ms", "2m", "7", "60m", "1ms"]),
         (_salted, [0, 127, 128, 300, 2**40]),

@@ -8,8 +8,9 @@ import pytest
 
 from clipper.cli import doctor
 from clipper.cli.mesh import _bytes, _fullness, _size
-from clipper.cli.server_command import age_of, short, table
+from clipper.cli.server_command import short, table
 from clipper.cli.top_screen import _ms, _number, _span
+from clipper.clock import age_of
 from clipper.config import _number as setting
 from clipper.config import _shown, _type_name
 from clipper.load.chart import short as tick

@@ -17,7 +17,9 @@ from clipper.cli.server_command import (
     with_server,
     write_text,
 )
+from clipper.clock import seconds_in
 from clipper.errors import InvalidInput, PackagingError
+from clipper.host_port import join_host_port
 
 if TYPE_CHECKING:
     from clipper.load.measurement import Measurement
@@ -27,17 +29,14 @@ if TYPE_CHECKING:
 
 _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _UNANSWERED, _RECENT = 5, 100_000  # clipper.load.measurement.QueryOutcome, of the last so many
 _CHANNELS_MAX = 8  # gRPC channels; each carries many calls at once
 
 
 def seconds_of(_: object, __: object, text: str) -> float:
     """Parse a duration: 10s, 500ms, 2m; a plain number is seconds."""
-    number = text.rstrip("ms")
-    with contextlib.suppress(ValueError, KeyError):
-        seconds = float(number) * _UNITS[text[len(number) :] or "s"]
-        if 0 < seconds <= 3600:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := seconds_in(text)) <= 3600:
             return seconds
     raise click.BadParameter(f"{text!r} is not a time from 1ms to 60m. Example: 10s, 500ms, 2m.")
 
@@ -272,7 +271,9 @@ def _seen_from(host: str, address: str) -> str:
     """Replace a wildcard address by the host through which management was reached."""
     scheme, there, rest = address.rpartition("://")
     name, _, port = rest.rpartition(":")
-    return f"{scheme}{there}{host}:{port}" if name in ("0.0.0.0", "[::]", "::") else address
+    if name not in ("0.0.0.0", "[::]", "::"):
+        return address
+    return f"{scheme}{there}{join_host_port(host, port)}"
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ import click
 from clipper.cli.command_group import CommandGroup
 from clipper.cli.server_command import (
     ServerCommand,
-    age_of,
     dry,
     until_interrupted,
     with_server,
 )
+from clipper.clock import age_of, wall_time_us
 from clipper.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -692,8 +692,6 @@ def _digits(number: float) -> str:
 def _ago(time_ms: int) -> str:
     if not time_ms:
         return "-"
-    from clipper.clock import wall_time_us
-
     return f"{age_of(wall_time_us() / 1e6 - time_ms / 1000)} ago"
 
 

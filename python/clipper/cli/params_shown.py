@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from clipper.cli.server_command import age_of
-from clipper.clock import wall_time_us
+from clipper.clock import age_of, wall_time_us
 from clipper.metrics.stats import ShardReading, ShardStats
 from clipper.params.client.stats_reader import rows_of
 

@@ -138,14 +138,6 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def age_of(seconds: float) -> str:
-    """Format an age in the largest unit of which it has two: "90 min", "3 d"."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
 def table(rows: Sequence[Sequence[object]], empty: str) -> str:
     """Format rows as aligned columns."""
     if len(rows) < 2:

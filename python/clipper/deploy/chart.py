@@ -12,18 +12,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy import sdk
 from clipper.deploy.manifests import (
-    EXTRAS,
     SERVER_IMAGE,
     Shipment,
+    build_contexts,
     kubernetes,
     label_of,
     meta_of,
     mine,
     redis_objects,
-    server_dockerfile,
     server_toml,
+    write_files,
 )
 from clipper.deploy.mesh_manifests import MeshShipment, mesh, node_toml
 from clipper.deploy.params_manifests import SHARDS_FILE, ParamsShipment, params, shards_json
@@ -114,22 +113,9 @@ class ChartContents:
 
 def write_chart(contents: ChartContents, folder: Path) -> list[str]:
     """Write the chart, and the build contexts of its images beside it; return their paths."""
-    written = {**chart(contents), **_sources(contents.servers)}
-    for name, content in written.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return sorted(written)
-
-
-def _sources(shipment: Shipment) -> dict[str, str | bytes]:
-    made: dict[str, str | bytes] = {
-        "images/server/Dockerfile": server_dockerfile(EXTRAS),
-        f"images/server/wheels/{sdk.WHEEL}": sdk.wheel(),
-    }
-    for name, (_, image) in shipment.models.items():
-        made |= {f"images/models/{name}/{path}": content for path, content in image.files.items()}
-    return made
+    files = {**chart(contents), **build_contexts(contents.servers.models, "images/")}
+    write_files(folder, files)
+    return sorted(files)
 
 
 def chart(contents: ChartContents) -> dict[str, str]:

@@ -131,10 +131,7 @@ def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str,
     secret: values for the folder secrets/. An existing value stays, since a new token would lock
     out running containers.
     """
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    write_files(folder, files)
     (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
     for name, content in secret.items():
         path = folder / "secrets" / name
@@ -145,18 +142,35 @@ def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str,
     return sorted([*files, *(f"secrets/{name}" for name in secret), ".gitignore"])
 
 
+def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files below a folder, by their relative paths."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 def _sources(
     shipment: Shipment, redis: str, admin: str = f"127.0.0.1:{ADMIN_PORT}"
 ) -> dict[str, str | bytes]:
     """Return the server's settings and the build contexts."""
-    files: dict[str, str | bytes] = {
-        "clipper.toml": server_toml(shipment, redis, admin),
-        "server/Dockerfile": server_dockerfile(EXTRAS),
-        f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
+    return {"clipper.toml": server_toml(shipment, redis, admin), **build_contexts(shipment.models)}
+
+
+def build_contexts(
+    models: Mapping[str, tuple[Model, Image]], folder: str = ""
+) -> dict[str, str | bytes]:
+    """Return the files from which the images of the server and of models are built.
+
+    folder: where they are, with a slash at the end.
+    """
+    found: dict[str, str | bytes] = {
+        f"{folder}server/Dockerfile": server_dockerfile(EXTRAS),
+        f"{folder}server/wheels/{sdk.WHEEL}": sdk.wheel(),
     }
-    for name, (_, image) in shipment.models.items():
-        files |= {f"models/{name}/{path}": content for path, content in image.files.items()}
-    return files
+    for name, (_, image) in models.items():
+        found |= {f"{folder}models/{name}/{path}": data for path, data in image.files.items()}
+    return found
 
 
 def server_dockerfile(extras: Sequence[str]) -> str:

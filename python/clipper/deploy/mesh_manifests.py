@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clipper.deploy import sdk
 from clipper.deploy.manifests import (
     ADMIN_PORT,
     AWAY_S,
     CONFINED,
-    EXTRAS,
     HTTP_PORT,
     NAME,
     ONE_AT_A_TIME,
@@ -26,6 +24,7 @@ from clipper.deploy.manifests import (
     SERVER_IMAGE,
     TMP_MOUNT,
     budget,
+    build_contexts,
     check_export_name,
     check_shared,
     deployment,
@@ -35,7 +34,6 @@ from clipper.deploy.manifests import (
     mine,
     pod,
     probe,
-    server_dockerfile,
     service,
     spread,
     toml_table,
@@ -88,8 +86,7 @@ def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
     """Write the files; return their paths relative to the folder."""
     sources: dict[str, str | bytes] = {
         "node.toml": node_toml(shipment),
-        "server/Dockerfile": server_dockerfile(EXTRAS),
-        f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
+        **build_contexts({}),
     }
     if shipment.nodes_max:
         sources["prometheus-adapter.yaml"] = _adapter_rules(shipment)

@@ -16,20 +16,18 @@ from typing import Final
 
 import msgspec
 
-from clipper.deploy import sdk
 from clipper.deploy.manifests import (
     CONFINED,
-    EXTRAS,
     NAME,
     SERVER_IMAGE,
     TMP_MOUNT,
     budget,
+    build_contexts,
     check_export_name,
     meta_of,
     mine,
     pod,
     probe,
-    server_dockerfile,
     service,
     written,
 )
@@ -126,12 +124,9 @@ def write_params(shipment: ParamsShipment, folder: Path) -> list[str]:
     """Write the files; return their paths relative to the folder. An existing token stays."""
     token = shipment.settings.token or _token_in(folder) or secrets.token_urlsafe(24)
     (folder / "secrets" / SHARDS_FILE).unlink(missing_ok=True)
-    sources: dict[str, str | bytes] = {
-        "server/Dockerfile": server_dockerfile(EXTRAS),
-        f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
-    }
     files = {name: to_yaml(*documents) for name, documents in params(shipment).items()}
-    return written(folder, {**sources, **files}, {SHARDS_FILE: shards_json(shipment, token)})
+    own = {SHARDS_FILE: shards_json(shipment, token)}
+    return written(folder, {**build_contexts({}), **files}, own)
 
 
 def _token_in(folder: Path) -> str:

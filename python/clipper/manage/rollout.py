@@ -11,7 +11,6 @@ guards is reverted with at most that probability, however long it takes. A pause
 grow. It is reverted all the same.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, Literal
@@ -19,6 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from clipper.catalog_view import Rollout
+from clipper.clock import seconds_in
 from clipper.errors import InvalidInput
 from clipper.serving.rollout.guards import Figures, Guard, Verdict, guards_in
 
@@ -28,8 +28,6 @@ HOLD_S: Final = 60.0
 HOLD_S_MAX: Final = 30 * 86_400.0
 ERROR_RATE: Final = 0.05
 _STAGES_MAX: Final = 20
-_LENGTH: Final = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)?")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -137,9 +135,8 @@ def _share(value: str | float) -> float:
 
 def seconds_of(value: str | float) -> float:
     """60, "60s", "5m", "1h"."""
-    found = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
     try:
-        seconds = float(found[1]) * _SECONDS[found[2]] if found else float(value)
+        seconds = seconds_in(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds <= HOLD_S_MAX:

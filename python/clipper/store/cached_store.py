@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from clipper.clock import wall_time_us
+from clipper.clock import age_of, wall_time_us
 from clipper.errors import StoreError
 from clipper.store.expiring import ExpiringLists
 from clipper.store.store import Compare, Event, Op, Record, Store, TxnResult, Watch, closed_error
@@ -90,8 +90,8 @@ class CachedStore(Store):
         meanwhile = "Nothing is served from it until it is there"
         if self._copy_read is not None:
             meanwhile = (
-                f"Serving continues from a copy of {_ago(self.copy_age_s)} ago, and nothing can be"
-                " changed"
+                f"Serving continues from a copy of {age_of(self.copy_age_s)} ago, and nothing can"
+                " be changed"
             )
         hint = (
             "Start it: it is tried again all the time. Feedback waits in the journal. Or use"
@@ -317,10 +317,3 @@ class _LateWatch:
     def __iter__(self) -> Iterator[Event]:
         while (event := self.next()) is not None:
             yield event
-
-
-def _ago(seconds: float) -> str:
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
