@@ -211,6 +211,21 @@ def test_a_batch_of_one_fixed_tensor(type_: str, n: int) -> None:
         assert_same(found, column, spec)
 
 
+@pytest.mark.parametrize("type_", ["i8", "i16", "i32"])
+def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(type_: str) -> None:
+    """Arrays of numpy as lists are: numpy would keep their last bits."""
+    tensors = Tensors.parse({"x": type_})
+    most = int(np.iinfo(tensors.specs[0].numpy).max)
+    for n in (most, -most - 1):
+        packed = tensors.pack({"x": np.array(n)})
+        assert tensors.unpack(packed)["x"] == n
+    beyond = rf"tensor .x.: .* beyond {-most - 1} to {most}"
+    for n in (most + 1, -most - 2):
+        for pack in (lambda n: tensors.pack({"x": n}), lambda n: tensors.pack_many({"x": n[None]})):
+            with pytest.raises(InvalidTensor, match=beyond):
+                pack(np.array(n))
+
+
 def test_strings_keep_their_last_zeros() -> None:
     tensors = Tensors.parse({"a": "str", "b": "bytes[2]"})
     many = tensors.pack_many({"a": ["x\0"], "b": [[b"\0", b"y\0\0"]]})

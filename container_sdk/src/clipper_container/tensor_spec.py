@@ -171,13 +171,14 @@ class TensorSpec:
                 array = np.asarray(value)
             except (TypeError, ValueError, OverflowError) as error:
                 raise self._refusal(f"a {type(value).__name__} ({error})") from None
-            if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
-                bounds = np.iinfo(wanted)
-                if array.min() < bounds.min or array.max() > bounds.max:
-                    raise self._refusal(f"a value beyond {bounds.min} to {bounds.max}")
-                return array.astype(wanted)
         if array.dtype == wanted:
             return array
+        if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
+            bounds = np.iinfo(wanted)
+            if array.min() < bounds.min or array.max() > bounds.max:
+                raise self._refusal(f"a value beyond {bounds.min} to {bounds.max}")
+            if array is not value:
+                return array.astype(wanted)
         if array.dtype == object and wanted.kind == "f":
             array = _with_nan(array)
         if _has_nulls(array) and wanted.kind != "f":
