@@ -3,6 +3,7 @@ lies just beyond: see test_pure_functions."""
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,12 @@ import msgspec
 import numpy as np
 
 from clipper.catalog_rules import check_settings
+from clipper.cli.cluster import _amount
+from clipper.cli.server_command import short
+from clipper.cli.top_screen import _ms
 from clipper.deploy.deployer import ContainerSpec, options
+from clipper.deploy.package import input_of
+from clipper.deploy.ray_servers import server_addresses
 from clipper.errors import ClipperError
 from clipper.frontend.http.metrics import _prefers_openmetrics
 from clipper.frontend.inference.codec import _array_of_texts, _by_name, _head_size
@@ -22,34 +28,45 @@ from clipper.frontend.params_grpc.service import _cursor, _joined
 from clipper.frontend.params_grpc.tensors import values_in
 from clipper.frontend.streams.records import _array as array_of_record
 from clipper.load.chart import _round_step
+from clipper.load.open_loop import arrivals
 from clipper.manage.client import _error
+from clipper.manage.dashboard.feed import PAST_BYTES
+from clipper.manage.dashboard.feed import _packed as packed_events
+from clipper.manage.overview import one_row_us
 from clipper.manage.tables import _checked
 from clipper.mesh.decisions.failures import _pause_ms
 from clipper.mesh.decisions.placement import UPGRADE_MS, _replaced
 from clipper.mesh.decisions.scaling import limit_of
 from clipper.mesh.decisions.usage import Usage
 from clipper.mesh.records import Instance, MeshModel, Policy
+from clipper.metrics.families import Family
+from clipper.metrics.samples import cumulative
 from clipper.options import types_of
 from clipper.params.client.client import _merged
+from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.snapshots import Part, chain_of
-from clipper.selection import bandits, contextual, mixture, ridge
+from clipper.params.tables import optimizer_in
+from clipper.selection import bandits, contextual, default_policy, mixture, ridge
 from clipper.selection.batch_learning import _coded
 from clipper.selection.decider_schedule import parse_decider
-from clipper.selection.learned_state import LearnedState, log_mean
+from clipper.selection.learned_state import LearnedState, bin_of, label_bit, log_mean
 from clipper.selection.learning_policy import _rightness
 from clipper.selection.one_model import mean_accuracy
 from clipper.selection.policy import Observation, Plan, Truth
 from clipper.selection.prediction_sets import SetThresholds, update_with_number
+from clipper.selection.votes import sorted_models
 from clipper.selection.weighted import check_weights
 from clipper.serving.feedback.window import _number_in
+from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Hello, _check_timings
 from clipper.serving.rollout.guards import _evidence, judged_share
 from clipper.serving.rollout.roles import DECOY_BYTES_MIN, _check_setting, _link_named
 from clipper.serving.rollout.sketch import _by_decile, _by_label, _psi
 from clipper.settings.http import HttpSettings, listener_problems
 from clipper.settings.mesh import MeshSettings
+from clipper.store.history import _json_of
 from clipper.store.redis import _record
-from clipper.types import Application, InputType, VersionedModel
+from clipper.types import Application, Batching, InputType, VersionedModel
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.mlflow import _outputs
 from clipper_container.adapters.oip import server_memory
@@ -59,8 +76,11 @@ from clipper_container.records import as_items, strings_of
 from clipper_container.schema import Tensors, _parted
 from clipper_container.wire.transport import parse_address
 from clipper_container.worker.outputs import InvalidOutput, _array, _packed
+from clipper_container.worker.turns import Turns
 from clipper_container.worker.warmup import _made_up_records
+from clipper_core.runtime.histogram import LatencyHistogram
 from tests.expected import table
+from tests.memory_container import wait_until
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 INF = float("inf")
@@ -660,6 +680,188 @@ def test_models_and_applications_as_they_are_given() -> None:
             ],
         ),
     )
+
+
+def test_texts_that_are_shown() -> None:
+    """Lengths, units and what takes the place of what cannot be shown."""
+    table(
+        "shown",
+        (
+            short,
+            [
+                "x" * 58,
+                "x" * 59,
+                [{"name": "a", "version": 1}, {"name": "b", "version": None}],
+                [{"name": "a"}],
+                [],
+                None,
+            ],
+        ),
+        (_ms, [None, 0.0, 9.994, 9.999, 10, 999.9, 1000]),
+        (lambda value: bytes(_json_of(value)), [b"", b"{", b'{"a":1}']),
+        (
+            lambda profiles: one_row_us(cast(Any, [{"profile": one} for one in profiles])),
+            [[], [[]], [[(1, 50, 1), (2, 10, 1)], [(1, 40, 1)]]],
+        ),
+        (server_addresses, [("h", ["http", "grpc"]), ("::1", ["http"])]),
+        (_amount, ["gpu", "gpu=", "gpu=0.5"]),
+        (
+            lambda sizes: [len(one) for one in packed_events([b"x" * n for n in sizes], b"p", 7)],
+            [[], [10], [PAST_BYTES, 10], [PAST_BYTES + 1, 10], [PAST_BYTES - 1, 1, 1, 1]],
+        ),
+        (
+            lambda models, roles: default_policy(models, roles),
+            [
+                ([A], None),
+                ([A, B], None),
+                ([A, B], {"b:2": "shadow"}),
+                ([A, B], {"b:2": "primary(weight=2)"}),
+                ([], {}),
+            ],
+        ),
+        (
+            optimizer_in,
+            [
+                "sgd",
+                "adam rate=0.001 beta1=0.9",
+                "adam rate=x",
+                "adam speed=1",
+                "none",
+                "",
+                "adam rate",
+            ],
+        ),
+        (
+            lambda cost: shown_costs(
+                Batching(cost=cost), {"sum": 6e6, "most": 1.0}, ["sum", "most"]
+            ),
+            ["", "length", "bytes", "m:cost"],
+        ),
+        (
+            lambda used, models, most: (
+                msgspec.structs.replace(
+                    Instance("a", 0, "", "", capacity_bytes=100),
+                    used_bytes=used,
+                    models=models,
+                    models_max=most,
+                ).free_bytes
+            ),
+            [(0, 0, 0), (99, 5, 0), (100, 0, 0), (101, 0, 0), (50, 4, 5), (50, 5, 5), (50, 6, 5)],
+        ),
+        (bin_of, [0.0, 0.0999, 0.1, 0.5, 0.4999999999, 0.95, 1.0]),
+        (lambda label: label_bit(label).bit_length(), [0, 1, 255, 256, 257, -1, "a", b"a", 1.5]),
+        (sorted_models, [[B, A, B], [VersionedModel("a"), A], [VersionedModel("a", 10), A, B]]),
+        (
+            input_of,
+            [
+                Object(input="f32[2]"),
+                Object(input="any"),
+                Object(n_features_in_=3),
+                Object(),
+                Object(n_features_in_=0),
+                Object(n_features_in_="3"),
+                Object(input="any", n_features_in_=2),
+            ],
+        ),
+        (
+            lambda text: spec_of(text).type,
+            [
+                "f32[3,224]",
+                "float64[ 2 , * ]",
+                "f32[0]",
+                "f32[x]",
+                "F32",
+                "i8[1,1,1,1]",
+                "i8[1,1,1,1,1]",
+            ],
+        ),
+        (
+            lambda type_, value: spec_of(type_).array(value),
+            [
+                ("i8", 127),
+                ("i8", 128),
+                ("i8", -128),
+                ("i8", -129),
+                ("i8", 1.5),
+                ("f32", None),
+                ("i8", np.array(300)),
+                ("i8[*]", []),
+                ("i8[*]", np.zeros(0)),
+                ("f32[2]", [1, None]),
+                ("f32[2]", [1]),
+                ("u8", True),
+                ("i8[2]", [1, None]),
+                ("f32", "a"),
+                ("i64", np.float32(1)),
+            ],
+        ),
+        (
+            lambda names: Tensors.parse('{"a": "f32", "b": "i8", "c": "str"}').select(names),
+            [["c", "a"], [], ["a", "a"], ["d"]],
+        ),
+    )
+
+
+def test_arrivals_keep_their_rate_in_bursts() -> None:
+    """They lie in the first quarter of every 200 ms, four times as dense; none comes after the
+    end."""
+    times = arrivals(500, 20.0, 3)
+    assert 9_000 < len(times) < 11_000
+    assert times[-1] < 20.0
+    assert times[-1] > 19.5
+    bursts = arrivals(500, 20.0, 3, burst=4.0)
+    assert 9_000 < len(bursts) < 11_000
+    assert (bursts % 0.2).max() < 0.05 + 1e-9
+    assert (bursts[1:] >= bursts[:-1]).all()
+    assert len(arrivals(1, 5.0, 1)) < 20
+
+
+def test_counts_up_to_each_edge() -> None:
+    """A value at an edge counts below it; those above the last edge are in the total alone."""
+    family = Family("f", "histogram", (), "help", (1.0, 2.0, 4.0), 1e-6)
+    took = LatencyHistogram()
+    for us in (1_000_000, 3_000_000, 3_000_000, 9_000_000):
+        took.record(us)
+    below, total, whole = cumulative(family, took.snapshot())
+    assert total == 4
+    assert below[-1] == 3
+    assert below[0] <= below[1] == 1
+    assert 15.9 < whole < 16.1
+
+
+def test_turns_are_taken_in_their_order() -> None:
+    """Who waits gets it before who comes later, and nobody shares it."""
+    turns, order, entered = Turns(), [], threading.Semaphore(0)
+    threads = []
+
+    def take(number: int) -> None:
+        with turns:
+            order.append(number)
+            entered.release()
+
+    with turns:
+        for number in range(3):
+            threads.append(threading.Thread(target=take, args=(number,)))
+            threads[-1].start()
+            wait_until(lambda: turns.waiting == len(threads))
+        assert order == []
+    for thread in threads:
+        thread.join(20)
+    assert order == [0, 1, 2]
+    assert turns.waiting == 0
+    with turns:
+        assert turns.waiting == 0
+
+
+def test_a_log_of_changes_that_keeps_none_follows_nothing() -> None:
+    followed: list[int] = []
+    core: Any = Object(epoch=3, position=5, follow=followed.append)
+    for ids_max in (0, 1):
+        log = PrimaryLog(core, ids_max)
+        assert log._base == 0
+        log.start(History(), 7, 6, {})
+        assert log._base == 2
+        assert len(followed) == ids_max
 
 
 def test_instances_that_another_version_replaces() -> None:
