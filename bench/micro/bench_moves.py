@@ -3,26 +3,34 @@
     pytest bench/micro/bench_moves.py --benchmark-columns=min,median,iqr
 
 Beside a query of the same model that reads none; beside forgetting by a map of rows to predictions
-that is told each moved row.
+that is told each moved row; and a whole server beside one that does not cache.
 """
 
 import itertools
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import clipper
+from clipper.params import Client
 from clipper.params.client.row_drift import RowDrift
 from clipper.params.client.row_watcher import RowWatcher, WatchedPredictions
 from clipper.serving.models.reads import ids_of
+from clipper_container import Model as ContainerModel
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 
 OPERATIONS = 10_000
 ROWS = 256
 DIM = 16
+OUTSTANDING = 64
+TABLES = {"t": {"dim": DIM, "initializer": "normal"}}
 
 
 def measure(
@@ -123,3 +131,54 @@ def test_each_prediction_requested(benchmark: Any, predictions: int) -> None:
         values[:] = after
 
     measure(benchmark, run, ROWS)
+
+
+def scorer(row_us: int) -> type[ContainerModel]:
+    """A model that adds up two rows of a table, and computes for `row_us` an input."""
+
+    class Scorer(ContainerModel):
+        input = "i64[2]"
+        tables = TABLES
+
+        def predict_batch(self, inputs: Any) -> Any:
+            rows = self.tables.pull("t", inputs.ravel())
+            until_s = time.perf_counter() + len(inputs) * row_us * 1e-6
+            while time.perf_counter() < until_s:
+                pass
+            return rows.reshape(len(inputs), -1).sum(axis=1)
+
+    return Scorer
+
+
+@pytest.mark.benchmark(group="popular inputs, 64 outstanding, while 100 rows a second are pushed")
+@pytest.mark.parametrize("row_us", [0, 50, 200], ids=lambda us: f"{us} us of the model")
+@pytest.mark.parametrize("cached", [True, False], ids=["reads=, tolerance=0.1", "cache=False"])
+def test_cached_or_not(benchmark: Any, cached: bool, row_us: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    share = [1 / np.arange(1, size + 1) ** 1.1 for size in (2000, 200)]
+    x = np.stack([draw.choice(len(p), 400_000, p=p / p.sum()) for p in share], axis=1)
+    options: dict[str, Any] = {"reads": {"t": [0, 1]}, "tolerance": 0.1} if cached else {}
+    ended, rows = threading.Event(), itertools.cycle(x)
+    with clipper.start(server={"params": str(tmp_path)}, params={"shards": 1}) as server:
+        model = server.deploy("scorer", scorer(row_us), cache=cached, **options)
+
+        def push() -> None:
+            with Client(tmp_path) as client:
+                while not ended.wait(0.01):
+                    client.push("t", draw.choice(x)[:1], np.full((1, DIM), 0.01, np.float32))
+
+        def run() -> None:
+            for _ in range(2000 // OUTSTANDING):
+                answers = [model.predict(next(rows)) for _ in range(OUTSTANDING)]
+                for answer in answers:
+                    answer.result(5.0)
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            for _ in range(20):
+                run()
+            measure(benchmark, run, 2000 // OUTSTANDING * OUTSTANDING)
+        finally:
+            ended.set()
+            pusher.join()
