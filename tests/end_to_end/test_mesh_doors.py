@@ -3,6 +3,7 @@ seen by the others."""
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import threading
@@ -527,15 +528,15 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
             return ask(server.http_address, "POST", f"/v2/models/m{n}/infer", body)
 
         assert infer_within(0, 15_000).status == 200  # the node knows its pace now
-        patient = [threading.Thread(target=infer_within, args=(n, 15_000)) for n in (1, 2, 3)]
+        patient = [threading.Thread(target=infer_within, args=(n, 15_000)) for n in (1, 2, 3, 5, 6, 7)]
         for thread in patient:
             thread.start()
         loader: Any = server.mesh.joined.loader
-        wait_until(lambda: loader.queue.waiting == 2)
+        wait_until(lambda: loader.queue.waiting == 5)
         reply = infer_within(4, 200)
         assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (429, True)
         assert re.search(
-            r"model 'm4' is not loaded: [12] loads wait in \S+, which makes [0-9.]+ in",
+            r"model 'm4' is not loaded: [1-5] loads wait in \S+, which makes [0-9.]+ in",
             reply.body.decode(),
         )
         assert server.mesh.status("m4").status == "NOT_LOADED"
@@ -545,7 +546,23 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
         for predict in (server.model("m4").predict, functools.partial(server.predict, "m4")):
             found = predict([1.0, 2.0, 3.0], slo_ms=150).result(30)  # from the cache
             assert list(getattr(found, "output", found)) == [4.0, 5.0, 6.0]
+        cached = [[1.0, 2.0, 3.0]] * 40
+        found = server.model("m4").predict_many(cached, slo_ms=150).result(30)
+        assert found.tolist() == [[4.0, 5.0, 6.0]] * 40
+        many = {"name": "input", "shape": [40, 3], "datatype": "FP64", "data": sum(cached, [])}
+        body = {"inputs": [many], "parameters": {"timeout": 150_000}}
+        reply = ask(server.http_address, "POST", "/v2/models/m4/infer", body)
+        assert json.loads(reply.body)["outputs"][0]["data"] == [4.0, 5.0, 6.0] * 40
+        many["data"][-1] = 4.0  # of the last row, which is not cached
+        assert ask(server.http_address, "POST", "/v2/models/m4/infer", body).status == 429
+        core: Any = server.model("m4")._route.core
+        for predict in (server.model("m4").predict, functools.partial(server.predict, "m4")):
+            lookups = itertools.count()
+            core.watch = lambda *_, lookups=lookups: next(lookups)  # the second finds nothing
+            with pytest.raises(Overloaded, match="the query has 150 ms"):
+                predict([1.0, 2.0, 3.0], slo_ms=150)
+        core.watch = None
         for thread in patient:
             thread.join()
         assert infer_within(4, 15_000).status == 200  # no load waits: it is loaded
-        assert server.mesh.stats()["refusals"] == 4  # of loads: two answers were in the cache
+        assert server.mesh.stats()["refusals"] == 9  # of loads: four answers were in the cache

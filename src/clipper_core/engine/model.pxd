@@ -56,6 +56,7 @@ cdef class Model:
     cdef object _rows(self, object rows)         # all of them checked
     cdef cnp.ndarray _array(self, object x)
     cdef cnp.ndarray _array_of(self, object x)
+    cdef int _check_whole_numbers(self, object x, object array) except -1
     cdef bint _fits(self, cnp.ndarray array)
     cdef object _refuse(self, object x, object cause)
 
@@ -98,6 +99,8 @@ cdef class Model:
     cdef cnp.ndarray _costs_of_rows(self, object rows)
     cdef object _costs(self, object rows)
     cdef RowsOfArray _block(self, object rows) except *
+    cdef object _row_at(self, object rows, RowsOfArray* lying, u32 i, const void** row,
+                        u64* nbytes)
     cdef int _one_by_one(self, object rows, object costs, u64 slo, u64 salt, u64 now, u64 until,
                          Block* block, u32 slot) except -1
     cdef object _set_intake_rows(self, Intake* intake, object rows)

@@ -226,6 +226,7 @@ cdef class Model:
             if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
                 if not np.can_cast(array.dtype, self.dtype, "same_kind"):
                     raise self._refuse(x, None)
+                self._check_whole_numbers(x, array)
                 array = np.array(array, self.dtype, order="C")
         else:
             array = self._array_of(x)
@@ -245,13 +246,20 @@ cdef class Model:
             array = np.asarray(x)
         except (TypeError, ValueError, OverflowError) as error:
             raise self._refuse(x, error) from None
-        if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
-            bounds = np.iinfo(self.dtype)
-            if array.min() < bounds.min or array.max() > bounds.max:
-                raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
+        if array.dtype.kind in "iu" and self.dtype.kind in "iu":
+            self._check_whole_numbers(x, array)
         elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise self._refuse(x, None)
         return np.array(array, self.dtype, order="C")
+
+    cdef int _check_whole_numbers(self, object x, object array) except -1:
+        """Refuse whole numbers that this type cannot hold: numpy would keep their last bits."""
+        if (array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.dtype != self.dtype
+                and array.size):
+            bounds = np.iinfo(self.dtype)
+            if array.min() < bounds.min or array.max() > bounds.max:
+                raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
+        return 0
 
     @cython.final
     cdef bint _fits(self, cnp.ndarray array):
@@ -326,6 +334,7 @@ cdef class Model:
                 raise self._refuse(rows,
                                    f"predict_many takes an array of shape "
                                    f"(n, {', '.join(map(str, self.shape))})")
+            self._check_whole_numbers(rows, array)
             array = np.ascontiguousarray(array, self.dtype)
             self._check_bytes(self.state.spec.row_bytes)
             for item in array[:1]:
@@ -677,6 +686,25 @@ cdef class Model:
         value_drop(&value)
         return True, output
 
+    def cached_rows(self, rows, u64 salt=0):
+        """Return whether the cache holds the predictions of all rows, as predict_many takes
+        them."""
+        cdef object checked = _packed(self._rows(rows))
+        cdef RowsOfArray lying = self._block(checked)
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef u32 i
+        cdef object x
+        cdef Key key
+        cdef Value value
+        for i in range(<u32> len(checked)):
+            x = self._row_at(checked, &lying, i, &row, &nbytes)
+            key = self._key(row, nbytes, salt, self._mark(x, row, nbytes, salt))
+            if not cache_lookup(self.engine.state.cache, &key, &value):
+                return False
+            value_drop(&value)
+        return True
+
     def predict_many(self, rows, slo_ms=60000, u64 salt=0):
         """Return one future for many rows: an array of shape (n, *shape), or a sequence of inputs.
         Its result is in order.
@@ -720,11 +748,7 @@ cdef class Model:
             cost = <const u32*> cnp.PyArray_DATA(costs)
         try:
             for i in range(n):
-                if lying.data == NULL:
-                    x = self._row(rows[i], &row, &nbytes)
-                else:
-                    _row_of(&lying, i, &row, &nbytes)
-                    x = None if self.watch is None else rows[i] if self.shape else rows[i, ...]
+                x = self._row_at(rows, &lying, i, &row, &nbytes)
                 self._wait_for_room(log2_of(slo), until)
                 self._submit(row, nbytes, salt, self._mark(x, row, nbytes, salt), slo, now,
                              block, slot + i, 0 if cost == NULL else cost[i])
@@ -733,6 +757,15 @@ cdef class Model:
             self._give_up(block, slot + i, slot + n)
             raise
         return 0
+
+    cdef object _row_at(self, object rows, RowsOfArray* lying, u32 i, const void** row,
+                        u64* nbytes):
+        """Point to the bytes of row i of what `_rows` returned; -> it, for `_mark`, and while its
+        bytes are used."""
+        if lying.data == NULL:
+            return self._row(rows[i], row, nbytes)
+        _row_of(lying, i, row, nbytes)
+        return None if self.watch is None else rows[i] if self.shape else rows[i, ...]
 
     cdef object _costs(self, object rows):
         """Return the cost of each row of an array, u32 (n,); None where `_cost` gives none. Called

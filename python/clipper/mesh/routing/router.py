@@ -22,7 +22,7 @@ from clipper.errors import ClipperError, InvalidInput, Overloaded
 from clipper.serving.models.containers import Seat
 from clipper.serving.models.running_models import settle_input, settle_output
 from clipper.serving.query.future_watcher import Future
-from clipper.serving.query.processor import ResolvedApplication
+from clipper.serving.query.processor import ResolvedApplication, if_cached
 from clipper.types import Batching, InputType, Model, UserValue
 
 MESH_VERSION: Final = 1  # of each mesh model, where a version is needed
@@ -203,17 +203,24 @@ class MeshModelHandle:
         self._route.count()
         try:
             self._route.admit(int((slo_ms or 0) * 1000) or self._route.resolved.slo_us)
-        except Overloaded:
+        except Overloaded as refusal:
             if not self.cached(x, salt)[0]:
                 raise
+            return if_cached(self._route.core.predict(x, slo_ms, salt), refusal)
         if slo_ms is None and not self._route.served:
             slo_ms = self._route.current_application().slo_us / 1000
         return self._route.core.predict(x, slo_ms, salt)
 
     def predict_many(self, rows: UserValue, slo_ms: float = 60_000, salt: int = 0) -> Future:
-        """Return the future of the outputs for an array or a list of inputs."""
+        """Return the future of the outputs for an array or a list of inputs. InvalidInput,
+        Overloaded."""
         self._route.count()
-        self._route.admit(int(slo_ms * 1000))
+        try:
+            self._route.admit(int(slo_ms * 1000))
+        except Overloaded as refusal:
+            if not self._route.core.cached_rows(rows, salt):
+                raise
+            return if_cached(self._route.core.predict_many(rows, slo_ms, salt), refusal)
         return self._route.core.predict_many(rows, slo_ms, salt)
 
     def put(self, x: object, output: object, salt: int = 0) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.errors import ForkedProcess, PolicyFailed
+from clipper.errors import ForkedProcess, Overloaded, PolicyFailed
 from clipper.selection import Plan, Prediction
 from clipper.selection.policy import NO_ANSWER, State
 from clipper.selection.stateless_policy import StatelessPolicy
@@ -28,6 +28,7 @@ from clipper.serving.query.processor import (
     NO_FINITE_VALUE,
     FailedQuery,
     ResolvedApplication,
+    if_cached,
     plan_for,
     side_of,
     too_unsure,
@@ -65,12 +66,19 @@ def predict_array(
     outputs: tuple[str, ...] = (),
 ) -> Future:
     """Query the models that the policy selects for every row; -> the future of `Answers`.
-    InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked."""
+    InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked;
+    Overloaded when a model of the mesh cannot be loaded in time, and not all rows are cached."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)
     user = user_of(user)
     if resolved.unlisted_model is not None:
-        resolved.unlisted_model.admit(slo_us)
+        try:
+            resolved.unlisted_model.admit(slo_us)
+        except Overloaded as refusal:
+            if not resolved.cores[resolved.unlisted_model.record.id].cached_rows(inputs, salt):
+                raise
+            known = msgspec.structs.replace(resolved, unlisted_model=None)
+            return if_cached(predict_array(known, inputs, user, slo_us, salt, outputs), refusal)
     resolved = side_of(resolved, user)
     try:
         state, plan = plan_for(resolved, user)

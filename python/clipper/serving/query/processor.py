@@ -241,11 +241,18 @@ def predict(
 
     id: the caller's own, checked. outputs: of named outputs only these. Raises InvalidInput for a
     wrong type or shape; UnknownModel when no model is linked; Overloaded when a model of the mesh
-    cannot be loaded in time.
+    cannot be loaded in time, and no cached output answers the query.
     """
     user = user_of(user)
     if resolved.unlisted_model is not None:
-        _admit(resolved, resolved.unlisted_model, x, slo_us, salt)
+        try:
+            resolved.unlisted_model.admit(slo_us)
+        except Overloaded as refusal:
+            if not resolved.cores[resolved.unlisted_model.record.id].cached(x, salt)[0]:
+                raise
+            known = msgspec.structs.replace(resolved, unlisted_model=None)
+            future = predict(known, x, user, slo_us, salt, context, id, outputs)
+            return if_cached(future, refusal)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
@@ -291,17 +298,13 @@ def predict(
     return future
 
 
-def _admit(
-    resolved: ResolvedApplication, model: UnlistedModel, x: UserValue, slo_us: int, salt: int
-) -> None:
-    """Have a model of the mesh loaded. Overloaded if it cannot be in time, and no cached output
-    answers the query.
-    """
-    try:
-        model.admit(slo_us)
-    except Overloaded:
-        if not resolved.cores[model.record.id].cached(x, salt)[0]:
-            raise
+def if_cached(future: Future, refusal: Overloaded) -> Future:
+    """Return a future that was not refused because its rows are cached. Raises the refusal if the
+    cache has lost one meanwhile: it would wait for a model that is not loaded in time."""
+    if not (future.statuses() == Status.OK).all():
+        future.cancel()
+        raise refusal
+    return future
 
 
 class FailedQuery(msgspec.Struct, frozen=True, eq=False):
