@@ -39,7 +39,7 @@ def test_routes_of_a_mesh() -> None:
         pass
 
     found = []
-    for (method, path), about in of_mesh(Registering, Registering, Registering).items():
+    for (method, path), about in of_mesh(Registering, Registering).items():
         fields = msgspec.structs.asdict(about)
         kept = {
             name: getattr(value, "__name__", value)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clipper.demo import live
 from clipper.demo.faults import InjectedFault
-from clipper.demo.load import Outcomes
+from clipper.demo.load import OutcomeCounts, Outcomes
 from clipper.demo.report import ApplicationFigures, DemoReport, ModelFigures, Sample, between
 from clipper.load.chart import Axis, Chart, Series, short
 from clipper.load.measurement import Measurement, QueryOutcome
@@ -166,12 +166,13 @@ def test_figures_between_two_samples() -> None:
     outcomes = Outcomes()
     outcomes.answer_us.extend([9000, *range(1000, 101_000, 1000)])
     outcomes.wall_us.extend([9000, *range(2000, 102_000, 1000)])
-    before = Sample(10.0, {"models": {"svm:1": counters(1)}}, 5, 1, 1, 1, 1, 1,
-                    Counter(late=1), Counter())  # fmt: skip
-    outcomes.reasons.update(late=4, other=5)
-    outcomes.errors.update(gone=2)
+    outcomes.counts = OutcomeCounts(5, 1, 1, 1, 1, 1, Counter(late=1))
+    before = Sample(10.0, {"models": {"svm:1": counters(1)}}, outcomes.counts.copy())
+    outcomes.counts.reasons.update(late=3, other=5)
+    outcomes.counts.errors.update(gone=2)
     stats = {"models": {"svm:1": counters(3), "new:1": counters(2), "gone:1": {"replicas": []}}}
-    after = Sample(14.0, stats, 125, 101, 21, 6, 61, 91, outcomes.reasons, outcomes.errors)
+    now = OutcomeCounts(125, 101, 21, 6, 61, 91, outcomes.counts.reasons, outcomes.counts.errors)
+    after = Sample(14.0, stats, now)
     report = between(before, after, outcomes, "digits", 20.0)
     figures = report.application
     assert (figures.seconds, figures.sent, figures.answered, figures.defaults) == (4, 120, 100, 20)

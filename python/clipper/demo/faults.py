@@ -98,8 +98,8 @@ class FaultInjector:
         at = len(self.all)
         fault = InjectedFault(kind, container, pid, time.monotonic())
         self.all.append(fault)
-        outcomes = self._outcomes
-        self._before[at] = (outcomes.answered, outcomes.partial, outcomes.defaults)
+        counts = self._outcomes.counts
+        self._before[at] = (counts.answered, counts.partial, counts.defaults)
         if number == signal.SIGSTOP:
             self._frozen[at] = (pid_fd, fault.at_s + FREEZE_S)
         else:
@@ -128,11 +128,11 @@ class FaultInjector:
             fault.gone_s = time.monotonic() - fault.at_s
         if not serves or at in self._frozen:
             return is_new
-        answered, partial, defaults = self._before.pop(at)
+        counts, (answered, partial, defaults) = self._outcomes.counts, self._before.pop(at)
         fault.back_s = time.monotonic() - fault.at_s
-        fault.queries = self._outcomes.answered - answered
-        fault.partial = self._outcomes.partial - partial
-        fault.defaults = self._outcomes.defaults - defaults
+        fault.queries = counts.answered - answered
+        fault.partial = counts.partial - partial
+        fault.defaults = counts.defaults - defaults
         return True
 
     def _replicas(self) -> dict[str, ReplicaStats]:

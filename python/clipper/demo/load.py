@@ -7,7 +7,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import uvloop
@@ -26,13 +26,9 @@ _LATE_MAX_S = 0.25  # a load further behind (after a suspend) skips queries
 
 
 @dataclass(slots=True)
-class Outcomes:
-    """Counts of the demo's queries.
-
-    answer_us, wall_us: latency of each answer, as the server counts it and since the due time.
-    partial: answers without some model. errors: exceptions by type.
-
-    Threads: the load's thread writes; any reads, slightly inconsistent.
+class OutcomeCounts:
+    """Counts of the demo's queries. partial: answers without some model. errors: exceptions by
+    type.
     """
 
     sent: int = 0
@@ -41,10 +37,26 @@ class Outcomes:
     partial: int = 0
     correct: int = 0
     in_time: int = 0
-    answer_us: "array[int]" = field(default_factory=lambda: array("I"))
-    wall_us: "array[int]" = field(default_factory=lambda: array("I"))
     reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+
+    def copy(self) -> "OutcomeCounts":
+        """Return the counts of now."""
+        return replace(self, reasons=self.reasons.copy(), errors=self.errors.copy())
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Outcomes of the demo's queries.
+
+    answer_us, wall_us: latency of each answer, as the server counts it and since the due time.
+
+    Threads: the load's thread writes; any reads, slightly inconsistent.
+    """
+
+    counts: OutcomeCounts = field(default_factory=OutcomeCounts)
+    answer_us: "array[int]" = field(default_factory=lambda: array("I"))
+    wall_us: "array[int]" = field(default_factory=lambda: array("I"))
 
 
 class DemoLoad:
@@ -103,27 +115,26 @@ class DemoLoad:
 
     async def _query(self, due: float) -> None:
         scan, digit = self._next()
-        outcomes = self.outcomes
-        outcomes.sent += 1
+        self.outcomes.counts.sent += 1
         try:
             answer: Answer = await self._app.predict(scan)
         except Exception as error:  # counted and shown; the load must go on
-            outcomes.errors[type(error).__name__] += 1
+            self.outcomes.counts.errors[type(error).__name__] += 1
             return
-        outcomes.wall_us.append(round((time.perf_counter() - due) * 1e6))
+        self.outcomes.wall_us.append(round((time.perf_counter() - due) * 1e6))
         self._count(answer, digit)
 
     def _count(self, answer: Answer, digit: int) -> None:
-        outcomes = self.outcomes
-        outcomes.answered += 1
-        outcomes.answer_us.append(answer.latency_us)
+        counts = self.outcomes.counts
+        counts.answered += 1
+        self.outcomes.answer_us.append(answer.latency_us)
         if answer.is_default:
-            outcomes.defaults += 1
-            outcomes.reasons[answer.reason] += 1
+            counts.defaults += 1
+            counts.reasons[answer.reason] += 1
             return
-        outcomes.partial += bool(answer.missing)
-        outcomes.in_time += answer.latency_us <= self._in_time_us
-        outcomes.correct += answer.output == digit
+        counts.partial += bool(answer.missing)
+        counts.in_time += answer.latency_us <= self._in_time_us
+        counts.correct += answer.output == digit
 
     def _next(self) -> tuple[NDArray[np.float64], int]:
         if self._recent and self._random.random() < REPEATED:

@@ -1,44 +1,19 @@
 """Figures from counters: the difference of two samples of the server and the load."""
 
 import bisect
-from collections import Counter
 from dataclasses import asdict, dataclass
 
-from clipper.demo.load import Outcomes
+from clipper.demo.load import OutcomeCounts, Outcomes
 from clipper.metrics.samples import Stats
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Counters at one time. sent to errors: as in Outcomes. answers: their number."""
+    """Counters at one time."""
 
     at_s: float
     stats: Stats
-    sent: int
-    answers: int
-    defaults: int
-    partial: int
-    correct: int
-    in_time: int
-    reasons: Counter[str]
-    errors: Counter[str]
-
-    @classmethod
-    def take(cls, at_s: float, stats: Stats, outcomes: Outcomes) -> "Sample":
-        """Read the counters."""
-        o = outcomes
-        return cls(
-            at_s,
-            stats,
-            o.sent,
-            o.answered,
-            o.defaults,
-            o.partial,
-            o.correct,
-            o.in_time,
-            o.reasons.copy(),
-            o.errors.copy(),
-        )
+    counts: OutcomeCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +119,29 @@ def _model(id_: str, before: Stats | None, now: Stats, seconds: float) -> ModelF
 def _application(
     before: Sample, after: Sample, outcomes: Outcomes, name: str, slo_ms: float, seconds: float
 ) -> ApplicationFigures:
-    answered = after.answers - before.answers
-    defaults = after.defaults - before.defaults
+    was, now = before.counts, after.counts
+    answered = now.answered - was.answered
+    defaults = now.defaults - was.defaults
     by_models = answered - defaults
-    server_us = sorted(outcomes.answer_us[before.answers : after.answers])
-    wall_us = sorted(outcomes.wall_us[before.answers : after.answers])
+    server_us = sorted(outcomes.answer_us[was.answered : now.answered])
+    wall_us = sorted(outcomes.wall_us[was.answered : now.answered])
     return ApplicationFigures(
         name=name,
         slo_ms=slo_ms,
         seconds=seconds,
-        sent=after.sent - before.sent,
+        sent=now.sent - was.sent,
         answered=answered,
         answers_per_s=answered / seconds,
         p50_ms=quantile(server_us, 0.5) / 1000,
         p99_ms=quantile(server_us, 0.99) / 1000,
         wall_p50_ms=quantile(wall_us, 0.5) / 1000,
         wall_p99_ms=quantile(wall_us, 0.99) / 1000,
-        slo_met=(after.in_time - before.in_time) / answered if answered else 0.0,
-        partial=after.partial - before.partial,
+        slo_met=(now.in_time - was.in_time) / answered if answered else 0.0,
+        partial=now.partial - was.partial,
         defaults=defaults,
-        default_reasons=dict((after.reasons - before.reasons).most_common()),
-        errors=dict(after.errors - before.errors),
-        accuracy=(after.correct - before.correct) / by_models if by_models else 0.0,
+        default_reasons=dict((now.reasons - was.reasons).most_common()),
+        errors=dict(now.errors - was.errors),
+        accuracy=(now.correct - was.correct) / by_models if by_models else 0.0,
     )
 
 

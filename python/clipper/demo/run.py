@@ -294,7 +294,7 @@ class Demo:
         return time.monotonic() - self._started
 
     def _read(self) -> Sample:
-        return Sample.take(self._elapsed(), self._server.stats(), self._load.outcomes)
+        return Sample(self._elapsed(), self._server.stats(), self._load.outcomes.counts.copy())
 
     def _between(self, before: Sample, after: Sample) -> DemoReport:
         return between(before, after, self._load.outcomes, "digits", SLO_MS)

@@ -6,7 +6,7 @@ import msgspec
 
 from clipper.frontend.openapi.document import RouteInfo, RouteTable, Schema
 from clipper.mesh.records import Instance
-from clipper.mesh.reports import LIST_MAX, Explanation, ModelStatus, VModelStatus
+from clipper.mesh.reports import LIST_MAX, Explanation, ModelStatus, VModelRequest, VModelStatus
 
 MESH = "mesh"
 _TEXT: Schema = {"type": "string"}
@@ -70,9 +70,7 @@ def _about(id: str, summary: str, more: str = "", **rest: Any) -> RouteInfo:
     return RouteInfo(id=id, summary=summary, more=more, tag=MESH, names=names, **rest)
 
 
-def of_mesh(
-    registering: type[msgspec.Struct], loading: type[msgspec.Struct], setting: type[msgspec.Struct]
-) -> RouteTable:
+def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct]) -> RouteTable:
     """Return the descriptions, given the types of request bodies."""
     model, vmodel = "/v1/mesh/models/{}", "/v1/mesh/vmodels/{}"
     return {
@@ -150,7 +148,7 @@ def of_mesh(
             "setMeshVModel",
             "Make one, or let it stand for another model",
             "The switch comes when the target serves as well as the active one does.",
-            takes=setting,
+            takes=VModelRequest,
             gives=VModelStatus,
             errors=(403, 404, 409, 429, 503, 504),
             **_CHANGES,

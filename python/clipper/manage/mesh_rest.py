@@ -29,7 +29,7 @@ from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import actor_of, read_query
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.records import Policy
-from clipper.mesh.reports import LIST_MAX, Info, ModelStatus, VModelStatus
+from clipper.mesh.reports import LIST_MAX, ModelStatus, VModelRequest, VModelStatus
 from clipper.store.history import audit_context
 
 if TYPE_CHECKING:
@@ -61,25 +61,9 @@ class Loading(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     used_ms: _Time = 0
 
 
-class Setting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Body of a v-model change: the arguments of `MeshNode.set_vmodel`."""
-
-    target: str
-    owner: str = ""
-    update_only: bool = False
-    model: Info | None = None
-    auto_delete: bool = False
-    load_now: bool = False
-    force: bool = False
-    sync: bool = False
-    expected: str = ""
-    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    give_up_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
-
-
 _REGISTERING: "msgspec.json.Decoder[Registering]" = msgspec.json.Decoder(Registering)
 _LOADING: "msgspec.json.Decoder[Loading]" = msgspec.json.Decoder(Loading)
-_SETTING: "msgspec.json.Decoder[Setting]" = msgspec.json.Decoder(Setting)
+_VMODEL: "msgspec.json.Decoder[VModelRequest]" = msgspec.json.Decoder(VModelRequest)
 
 
 class MeshManagement:
@@ -109,7 +93,7 @@ class MeshManagement:
         for method, pattern, handler in each:
             routes.add(method, pattern, on_worker(handler))
         routes.add("GET", "/v1/mesh/watch", self.watch)
-        routes.describe(of_mesh(Registering, Loading, Setting))
+        routes.describe(of_mesh(Registering, Loading))
 
     # -- looking
 
@@ -175,7 +159,7 @@ class MeshManagement:
 
     def set_vmodel(self, request: HttpRequest) -> HttpResponse:
         """Handle a change of a v-model."""
-        body = read_json(_SETTING, request.body or b"{}")
+        body = read_json(_VMODEL, request.body or b"{}")
         with self._waiting(body.sync), _changing(request):
             return answer_json(
                 self._mesh.set_vmodel(request.params[0], **msgspec.structs.asdict(body))

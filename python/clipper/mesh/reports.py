@@ -3,7 +3,7 @@
 It is plain and fit for JSON by msgspec.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -50,6 +50,22 @@ class ModelStatus(msgspec.Struct, frozen=True):
     copies: tuple[CopyStatus, ...] = ()
     info: MeshModel | None = None
     used_ms: int = 0
+
+
+class VModelRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The arguments of `MeshNode.set_vmodel`, which are the body of its route over HTTP."""
+
+    target: str
+    owner: str = ""
+    update_only: bool = False
+    model: Info | None = None
+    auto_delete: bool = False
+    load_now: bool = False
+    force: bool = False
+    sync: bool = False
+    expected: str = ""
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    give_up_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
 class VModelStatus(msgspec.Struct, frozen=True):

@@ -1,7 +1,6 @@
 """Management of v-models: names that stand for a model, and switch to another. Threads: any."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from clipper.errors import DeadlineExceeded
 from clipper.mesh.decisions import vmodels
@@ -9,27 +8,9 @@ from clipper.mesh.management.models import ModelManagement, page
 from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
-from clipper.mesh.reports import Info, VModelStatus
+from clipper.mesh.reports import VModelRequest, VModelStatus
 from clipper.settings.mesh import MeshSettings
 from clipper.store.history import is_dry_run
-
-
-@dataclass(frozen=True, slots=True)
-class VModelRequest:
-    """The arguments of `MeshNode.set_vmodel`."""
-
-    id: str
-    target: str
-    owner: str
-    update_only: bool
-    model: Info | None
-    auto_delete: bool
-    load_now: bool
-    force: bool
-    sync: bool
-    expected: str
-    share: float
-    give_up_s: float
 
 
 class VModelManagement:
@@ -52,9 +33,9 @@ class VModelManagement:
         self._loop, self._step_vmodels = loop, step_vmodels
         self._refresh_alias = refresh_alias
 
-    def set(self, request: VModelRequest) -> VModelStatus:
+    def set(self, id: str, request: VModelRequest) -> VModelStatus:
         """Make a v-model or change its target; with `sync`, wait until it has switched."""
-        id, owner = request.id, request.owner
+        owner = request.owner
         self._models.check_id(id, "v-model")
         record = None
         if request.model is not None:

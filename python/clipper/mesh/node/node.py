@@ -16,7 +16,6 @@ from typing import Final
 
 from clipper.errors import ShuttingDown
 from clipper.mesh.decision_log import DecisionLog
-from clipper.mesh.management.vmodels import VModelRequest
 from clipper.mesh.node.deferred_join import DeferredJoin
 from clipper.mesh.node.joined_node import JoinedNode
 from clipper.mesh.node.platform import NodePlatform
@@ -30,6 +29,7 @@ from clipper.mesh.reports import (
     MeshEvent,
     MigrationProgress,
     ModelStatus,
+    VModelRequest,
     VModelStatus,
 )
 from clipper.mesh.routing.lookups import Lookups
@@ -387,7 +387,6 @@ class MeshNode:
         (expected), UnknownModel, AlreadyExists.
         """
         request = VModelRequest(
-            id,
             target,
             owner,
             update_only,
@@ -400,7 +399,7 @@ class MeshNode:
             share,
             give_up_s,
         )
-        return self._open().vmodels.set(request)
+        return self._open().vmodels.set(id, request)
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
         """Delete a v-model; no error if there is none. Forbidden for another owner's."""
