@@ -78,16 +78,22 @@ def test_rows_that_differ_in_length_arrive(
 
 
 def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
-    """The twin: the row for x, or None. Casts of the same kind; whole numbers of no array wherever
-    their values fit."""
+    """The twin: the row for x, or None. Whole numbers wherever their values fit, except those of
+    signed arrays for an unsigned type; else casts of the same kind."""
     array, wanted = np.asarray(x), np.dtype(NUMPY[name])
+    whole = array.dtype.kind in "iu" and wanted.kind in "iu"
     if array.shape != shape:
         return None
-    if not isinstance(x, np.ndarray) and array.dtype.kind in "iu" and wanted.kind in "iu":
-        fits = array.size == 0 or (
+    if (
+        whole
+        and array.size
+        and not (
             int(array.min()) >= np.iinfo(wanted).min and int(array.max()) <= np.iinfo(wanted).max
         )
-        return array.astype(wanted) if fits else None
+    ):
+        return None
+    if whole and not isinstance(x, np.ndarray):
+        return array.astype(wanted)
     return array.astype(wanted) if np.can_cast(array.dtype, wanted, "same_kind") else None
 
 
@@ -97,6 +103,8 @@ lists = st.one_of(
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.lists(st.floats(-1e4, 1e4), min_size=3, max_size=3),
     hnp.arrays(st.sampled_from(list(NUMPY.values())), st.just((3,)), elements=st.integers(0, 1)),
+    hnp.arrays(st.sampled_from(["i2", "i8"]), st.just((3,)), elements=st.integers(-130, 300)),
+    hnp.arrays(st.sampled_from(["u2", "u8"]), st.just((3,)), elements=st.integers(0, 40_000)),
     hnp.arrays(
         st.sampled_from(["f8", "i2"]),
         hnp.array_shapes(max_dims=2, max_side=3),
@@ -124,6 +132,16 @@ def test_inputs_become_rows_as_in_the_reference(name: str, x: Any) -> None:
     else:
         model.put(x, 1)
         assert model.cached(row) == (True, 1), "the same key: the same bytes"
+
+
+@pytest.mark.parametrize("rows", [np.array([[1, 127, -128], [1, 2, 128]]), [[1, -129, 0]]])
+def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(rows: Any) -> None:
+    """All rows are, and none is submitted: numpy would keep the last bits."""
+    model = Model(Engine(manual_clock=True), "m:1", 1, "i8", (3,))
+    for x, ask in ((rows, model.predict_many), (np.asarray(rows)[-1], model.predict)):
+        with pytest.raises(StatusError, match=r"a value lies beyond -128 to 127$"):
+            ask(x)
+    model.predict_many(np.array([[1, 127, -128]]))
 
 
 @pytest.mark.parametrize(
