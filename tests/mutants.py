@@ -9,8 +9,9 @@ a condition negated, `and` swapped with `or`, a number moved by one, True and Fa
 statement, `return` or `await` dropped. Texts for people, `raise`, `assert` and the `strict=True` of
 zip, an assertion too, are left alone. Each is made in a copy of the checkout, where a minute of
 tests is run until one fails: first those that run the function (tests/covering.txt, see
-tests.covering), then the test files that name what the module defines. A test that kills a mutant
-must pass on the unchanged copy. A mutant that makes tests take longer than the limit is killed too,
+tests.covering), the whole file of one that has another name since; then the test files that name
+what the module defines and what the mutant changes. A test that kills a mutant must pass on the
+unchanged copy. A mutant that makes tests take longer than the limit is killed too,
 if they do not take as long on the unchanged copy. tests/mutants.toml lists mutants that change
 nothing ("equivalent"). The exit status is 0 if at least 90 % of the others are killed.
 """
@@ -253,9 +254,11 @@ class Relevance:
             own, own_s = [], 0.0
         for test in self._recorded(mutant):
             path, _, name = test.partition("::")
+            if name and f"def {name.rpartition('::')[2]}(" not in self._texts.get(path, ""):
+                test = path  # it was renamed since it was recorded: all of its file
             seconds = self._covering.seconds[test]
-            if f"def {name.rpartition('::')[2]}(" not in self._texts.get(path, "") and name:
-                continue  # it was renamed since it was recorded
+            if test in chosen.get(path, []):
+                continue
             if path in self._texts and (not total or total + seconds <= TESTS_MAX_S - own_s):
                 chosen.setdefault(path, []).append(test)
                 total += seconds
@@ -293,6 +296,7 @@ class Relevance:
         }
         near = {part for part in mutant.function.split(".") if not part.startswith("_")}
         said = set(re.findall(r"\w{4,}", self._source(text, tree, mutant)))
+        changed = {word.strip("_") for word in re.findall(r"\w{4,}", mutant.old)}
         imported = re.compile(
             rf"(from|import) {re.escape(dotted)}\b|from {re.escape(package)} import .*\b{module}\b"
         )
@@ -308,6 +312,7 @@ class Relevance:
                 + 3 * sum(rare(words, name) for name in near)
                 + 2 * rare(words, module)
                 + sum(rare(words, word) for word in said) / 4
+                + 2 * sum(rare(words, word) for word in changed)
             )
             beside = 3 * len(folders.intersection(Path(path).parts))
             same = 25 * is_named_after(path, module)

@@ -127,6 +127,25 @@ def test_a_function_of_which_no_test_is_on_record_is_shown_the_tests_of_its_neig
     assert "tests/unit/deploy/test_fork_servers.py" in tests
 
 
+def test_a_test_that_was_renamed_since_it_was_recorded_stands_for_its_file() -> None:
+    path, file = "python/clipper/store/journal.py", "tests/unit/test_clock.py"
+    relevance = Relevance({})
+    relevance._covering = Covering(
+        {f"{path} Journal.close": [f"{file}::test_a", f"{file}::test_b"]},
+        {f"{file}::test_a": 0.1, f"{file}::test_b": 0.1, file: 0.2},
+    )
+    tests, _ = relevance.tests(Mutant(path, 1, "Journal.close", 0, 0, "", ""))
+    assert tests.count(file) == 1
+    assert not [test for test in tests if "::" in test]
+
+
+def test_words_of_what_is_changed_count() -> None:
+    path, relevance = "python/clipper/store/journal.py", Relevance({})
+    last = relevance.files(Mutant(path, 1, "f", 0, 0, "", ""), 1000)[-1]
+    rare = min(relevance._words[last], key=lambda word: (relevance._files_with[word], -len(word)))
+    assert relevance.files(Mutant(path, 1, "f", 0, 0, f"{rare}()", ""), 1000)[-1] != last
+
+
 class FakeCopy:
     """A copy in which some tests fail always, and others only while a mutant is made."""
 
