@@ -46,7 +46,7 @@ def test_a_read_does_not_see_keys_of_an_expired_lease(store: Store, short_s: flo
     assert store.put_if("a", b"2", ABSENT).lease == ""
 
 
-def test_a_lease_that_is_renewed_lives(store: Store) -> None:
+def test_a_renewed_lease_does_not_expire(store: Store) -> None:
     with store.lease(1) as lease:
         store.put("a", b"1", lease.id)
         until = monotonic() + 1.3
@@ -103,7 +103,7 @@ def test_nothing_is_written_with_a_lease_that_is_lost(store: Store) -> None:
     )
 
 
-def test_another_lease_is_another_lease(store: Store) -> None:
+def test_two_leases_are_independent(store: Store) -> None:
     one, two = store.lease(60), store.lease(60)
     assert one.id != two.id
     one.revoke()
@@ -112,12 +112,12 @@ def test_another_lease_is_another_lease(store: Store) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, 1e9, float("nan")])
-def test_a_lease_has_bounds(store: Store, ttl_s: float) -> None:
+def test_a_lease_time_outside_its_bounds_is_refused(store: Store, ttl_s: float) -> None:
     with pytest.raises(InvalidInput, match="a lease of"):
         store.lease(ttl_s)
 
 
-def test_expiry_against_a_twin_on_a_clock_of_its_own() -> None:
+def test_leases_expire_as_in_a_simple_model() -> None:
     """Each lease ends exactly when its time is over, in the order of the ends, one revision
     each."""
     now = [0.0]
@@ -173,7 +173,7 @@ def test_a_lease_is_lost_here_before_it_is_in_the_store_that_cannot_be_reached()
     lease.revoke()
 
 
-def test_a_keeper_renews_in_time() -> None:
+def test_a_lease_is_renewed_in_the_background() -> None:
     store = Silent()
     store.ttl_s = 1000
     lease = Lease(store, "x", 3, monotonic()).renew_in_background()
@@ -181,6 +181,21 @@ def test_a_keeper_renews_in_time() -> None:
     wait_until(lambda: lease.left_s > 800)
     lease.revoke()
     assert not lease.alive
+
+
+def test_a_renewed_lease_ends_here_an_eighth_of_its_time_before_it_does_in_the_store() -> None:
+    store = Silent()
+    store.ttl_s = 800
+    before_s = monotonic()
+    lease = Lease(store, "x", 80, before_s)
+    assert lease.lost.until_s == before_s + 70
+    lease.keep()
+    assert before_s + 700 <= lease.lost.until_s <= monotonic() + 700
+    store.ttl_s = 8
+    until_s = lease.lost.until_s
+    lease.keep()
+    assert lease.lost.until_s == until_s, "a shorter time takes nothing away"
+    lease.revoke()
 
 
 def test_a_lease_is_lost_while_a_renewal_hangs() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import pytest
 
 from clipper.catalog_rules import check_settings
 from clipper.cli.cluster import _amount
@@ -20,7 +21,7 @@ from clipper.cli.top_screen import _ms
 from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.package import input_of
 from clipper.deploy.ray_servers import server_addresses
-from clipper.errors import ClipperError
+from clipper.errors import ClipperError, InvalidInput
 from clipper.frontend.http.metrics import _prefers_openmetrics
 from clipper.frontend.inference.codec import _array_of_texts, _by_name, _head_size
 from clipper.frontend.openapi.document import schema_of_input
@@ -43,6 +44,12 @@ from clipper.metrics.families import Family
 from clipper.metrics.samples import cumulative
 from clipper.options import types_of
 from clipper.params.client.client import _merged
+from clipper.params.local.address_file import (
+    prepare,
+    read_address_file,
+    write_address_file,
+)
+from clipper.params.local.fork_server import config_in
 from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.snapshots import Part, chain_of
 from clipper.params.tables import optimizer_in
@@ -64,6 +71,7 @@ from clipper.serving.rollout.roles import DECOY_BYTES_MIN, _check_setting, _link
 from clipper.serving.rollout.sketch import _by_decile, _by_label, _psi
 from clipper.settings.http import HttpSettings, listener_problems
 from clipper.settings.mesh import MeshSettings
+from clipper.settings.params import ParamsSettings
 from clipper.store.history import _json_of
 from clipper.store.redis import _record
 from clipper.types import Application, Batching, InputType, VersionedModel
@@ -210,6 +218,31 @@ def test_rows_of_policies() -> None:
             ],
         ),
     )
+
+
+def test_sums_of_a_blend() -> None:
+    """Two servers that saw nothing agree on what both have; a squared error is that of the
+    difference of two columns around their means."""
+    blend = ridge.BlendRows()
+    empty = np.zeros((2, 4))
+    assert (blend.merged(empty, empty, empty) == empty).all()
+    ours = np.array([[2.0, 4, 8, 1], [5.0, 4, 1, 20]])
+    assert blend.merged(empty, ours, empty) == pytest.approx(ours)
+    (standing,) = blend.standing(LearnedState((A,), ours, 4.0, 0, np.zeros((10, 2))))
+    assert standing == pytest.approx(-((8 - 2 * 1 + 20) / 4 + (2 - 5) ** 2))
+
+
+def test_a_shard_has_the_settings_of_its_set(tmp_path: Path) -> None:
+    """Only the first also listens where its set was before."""
+    prepare(ParamsSettings(folder=str(tmp_path), shards=2), "ray")
+    write_address_file(tmp_path, {**read_address_file(tmp_path), "former": ["tcp:h:1"]})
+    first, second = (config_in(tmp_path, number) for number in range(2))
+    assert (first.number, first.former, first.generation) == (0, ("tcp:h:1",), 0)
+    assert (second.number, second.former, second.fills) == (1, (), False)
+    assert second.folder == tmp_path / "shard-1"
+    for number in (-1, 2):
+        with pytest.raises(InvalidInput, match=rf"^no shard {number} in .*: it has 2\.$"):
+            config_in(tmp_path, number)
 
 
 def test_texts_of_deciders() -> None:

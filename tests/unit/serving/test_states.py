@@ -210,6 +210,18 @@ def test_a_context_has_a_state_of_its_own_and_begins_with_the_shared_one(text: s
     server.states.close()
 
 
+def test_only_learners_that_have_a_context_in_memory_hold_its_state() -> None:
+    server, draw = Server(MemoryStore(), None), random.Random(5)
+    learner = server.learner("exp3")
+    server.observe(learner, "u", observation(draw))
+    assert [*server.states.holders(learner.key("u"))] == [(learner, "u")]
+    assert [*server.states.holders(learner.key(SHARED))] == [(learner, SHARED)]
+    assert [*server.states.holders(learner.key("w"))] == [], "not in memory"
+    assert [*server.states.holders(learner.key("x" * 1000))] == []
+    assert [*server.states.holders("elsewhere/u:u")] == []
+    server.states.close()
+
+
 @every_policy
 def test_another_set_of_models_inherits(text: str) -> None:
     server, draw = Server(MemoryStore(), None), random.Random(3)
