@@ -18,11 +18,22 @@ from clipper.catalog_rules import check_settings
 from clipper.cli.cluster import _amount
 from clipper.cli.server_command import short
 from clipper.cli.top_screen import _ms
+from clipper.cli.top_state import ServerReadings
 from clipper.deploy.deployer import ContainerSpec, options
 from clipper.deploy.package import input_of
 from clipper.deploy.ray_servers import server_addresses
-from clipper.errors import ClipperError, InvalidInput
+from clipper.errors import (
+    ClipperError,
+    ConfigError,
+    InvalidInput,
+    NoReplica,
+    Overloaded,
+    ShuttingDown,
+)
+from clipper.frontend import http_post
+from clipper.frontend.http.messages import retry_after_s
 from clipper.frontend.http.metrics import _prefers_openmetrics
+from clipper.frontend.http_post import Poster
 from clipper.frontend.inference.codec import _array_of_texts, _by_name, _head_size
 from clipper.frontend.openapi.document import schema_of_input
 from clipper.frontend.params_grpc.service import _cursor, _joined
@@ -63,6 +74,7 @@ from clipper.selection.policy import Observation, Plan, Truth
 from clipper.selection.prediction_sets import SetThresholds, update_with_number
 from clipper.selection.votes import sorted_models
 from clipper.selection.weighted import check_weights
+from clipper.serving.feedback.online_learning import FRAME_ROWS_MAX, _frames
 from clipper.serving.feedback.window import _number_in
 from clipper.serving.models.batch_cost import shown_costs
 from clipper.serving.models.containers import Hello, _check_timings
@@ -860,6 +872,88 @@ def test_counts_up_to_each_edge() -> None:
     assert below[-1] == 3
     assert below[0] <= below[1] == 1
     assert 15.9 < whole < 16.1
+
+
+def test_a_body_is_posted_so_many_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_post, "_PAUSE_S_MAX", 0.0)
+    outcomes: list[tuple[float | None, str]] = []
+    stopping = threading.Event()
+    poster = Poster("tracing.url", "http://h", {}, "", 1.0, 3, stopping, "spans")
+    monkeypatch.setattr(poster, "_post", lambda body: outcomes.pop(0))
+    for answers, found, left in (
+        ([(0.0, "away")] * 5, "dropped", 2),
+        ([(0.0, "away"), (0.0, "away"), (None, "")], "exported", 0),
+        ([(0.0, "away"), (None, "status 400")], "refused", 0),
+        ([(None, "")] * 2, "exported", 1),
+    ):
+        outcomes[:] = answers
+        assert (poster.send(b"x"), len(outcomes)) == (found, left)
+    stopping.set()
+    outcomes[:] = [(0.0, "away")] * 3
+    assert (poster.send(b"x"), len(outcomes)) == ("dropped", 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://h", 4318), ("https://h", 443), ("http://h:1/p?q", 1)]
+)
+def test_a_port_that_is_not_in_a_url_is_that_of_its_scheme(url: str, port: int) -> None:
+    event = threading.Event()
+    assert Poster("s", url, {}, "", 1.0, 1, event, "spans", port=4318)._port == port
+    for wrong in ("h", "ftp://h", "http://h:65536", "http://"):
+        with pytest.raises(ConfigError, match=r"is not an address\. Write http://HOST:4318\.$"):
+            Poster("s", wrong, {}, "", 1.0, 1, event, "spans", port=4318)
+
+
+def test_feedback_is_cut_into_frames() -> None:
+    """By rows, by half of the bytes that a frame may have, and where the type of labels changes; a
+    row that is larger goes alone."""
+
+    def lengths(updates: list[Any], bytes_max: int = 1 << 20) -> list[int]:
+        return [len(frame) for frame in _frames(cast(Any, None), updates, bytes_max)]
+
+    assert lengths([("ab", 1, 0)] * (2 * FRAME_ROWS_MAX + 1)) == [FRAME_ROWS_MAX] * 2 + [1]
+    assert lengths([("ab", 1, 0)] * 5, 40) == [2, 2, 1], "10 bytes each"
+    assert lengths([("abc", 1, 0)] * 5, 40) == [1] * 5, "11 bytes each"
+    assert lengths([("a" * 99, 1, 0), ("a", 1, 0), ("a", 1, 0)], 40) == [1, 2]
+    assert lengths([("a", 1, 0), ("a", 2.5, 0), ("a", True, 0), ("a", "x", 0), ("a", "y", 0)]) == [
+        3,
+        2,
+    ]
+    assert lengths([("a", np.ones(n), 0) for n in (1, 1, 2)]) == [2, 1]
+    assert lengths([]) == []
+
+
+def test_readings_of_a_server_that_restarts_begin_anew() -> None:
+    """What was read before stays when the connection alone was lost."""
+    readings = ServerReadings()
+    readings.take("about", {"pid": 1})
+    readings.take("past", [{"t": 1}, {"t": 2}])
+    readings.take("row", {"t": 3})
+    readings.lose("away")
+    since_s = readings.lost_s
+    readings.lose("still away")
+    assert (readings.lost_s, readings.why) == (since_s, "still away")
+    assert since_s > 0
+    readings.take("about", {"pid": 1})
+    readings.take("past", [{"t": 2}, {"t": 3}, {"t": 4}])
+    readings.take("now", {})
+    assert [row["t"] for row in readings.rows] == [1, 2, 3, 4]
+    assert (readings.restarts, readings.readings, readings.lost_s, readings.why) == (0, 1, 0.0, "")
+    readings.take("about", {"pid": 2})
+    assert (readings.restarts, len(readings.rows)) == (1, 0)
+
+
+def test_seconds_until_a_retry() -> None:
+    """Whole ones, at least one; those of a restart for a server that shuts down."""
+    assert [retry_after_s(Overloaded("full.", retry_after_s=s)) for s in (0, 0.2, 1, 1.01, 7)] == [
+        1,
+        1,
+        1,
+        2,
+        7,
+    ]
+    assert retry_after_s(ShuttingDown("it ends.")) == 5
+    assert retry_after_s(NoReplica("none.")) == 1
 
 
 def test_turns_are_taken_in_their_order() -> None:
