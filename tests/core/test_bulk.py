@@ -74,6 +74,35 @@ def test_rows_of_named_tensors_are_made_of_their_columns(
     assert not cached or model.predict_many(layouts).done(), "all are known now"
 
 
+@pytest.mark.parametrize("kind", ["array", "list", "str", "fixed", "free", "watched"])
+def test_rows_are_cached_when_the_cache_has_each_of_them(
+    new_world: Callable[..., World], kind: str
+) -> None:
+    world = new_world(cache_bytes_max=1 << 22)
+    rows: Any = np.arange(80.0).reshape(40, 2)
+    one_by_one: Any = rows
+    if kind == "str":
+        model = world.model("str")
+        rows = one_by_one = ["x" * i for i in range(40)]
+    elif kind in ("fixed", "free"):
+        tensors = Tensors.parse({"a": "f64[2]", "b": "f64" if kind == "fixed" else "str"})
+        dtype, shape = ("u8", (tensors.row_bytes,)) if kind == "fixed" else ("bytes", ())
+        model = world.model(dtype, shape, tensors=tensors)
+        rows = {"a": rows, "b": [*range(40)] if kind == "fixed" else ["y" * i for i in range(40)]}
+        one_by_one = [{"a": a, "b": b} for a, b in zip(rows["a"], rows["b"], strict=True)]
+    else:
+        model = world.model("f64", (2,))
+        rows = rows.tolist() if kind == "list" else rows
+    if kind == "watched":
+        model.watch = lambda row, *_: int(row[0]) + 1
+    for i, row in enumerate(one_by_one):
+        assert not model.cached_rows(rows), f"{i} of 40 are there"
+        model.put(row, 1)
+    assert model.cached_rows(rows)
+    assert not model.cached_rows(rows, salt=1)
+    assert model.predict_many(rows).done()
+
+
 @pytest.mark.parametrize("types", [("f64", "f64"), ("i8", "f32", "u16"), ("bool",)])
 @pytest.mark.parametrize("odd", ["", "gap", "type", "tuple", "array"])
 def test_rows_of_free_lengths_are_packed_as_they_are_one_by_one(
