@@ -138,7 +138,7 @@ def scorer(row_us: int) -> type[ContainerModel]:
 
     class Scorer(ContainerModel):
         input = "i64[2]"
-        tables = TABLES
+        tables: Any = TABLES  # an instance has clipper_container.tables.Tables
 
         def predict_batch(self, inputs: Any) -> Any:
             rows = self.tables.pull("t", inputs.ravel())
