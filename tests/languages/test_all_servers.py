@@ -101,7 +101,7 @@ def test_a_container_serves_both_servers_through_a_kill_of_each(
         assert well, text
 
 
-def test_a_container_that_every_server_rejects_ends_with_the_reason(language: str) -> None:
+def test_a_container_that_every_server_rejects_exits_with_the_reason(language: str) -> None:
     with (
         clipper.start(address="tcp://127.0.0.1:0", token=TOKEN) as one,
         clipper.start(address="tcp://127.0.0.1:0", token=TOKEN) as other,
@@ -113,7 +113,7 @@ def test_a_container_that_every_server_rejects_ends_with_the_reason(language: st
     assert text.count("token is missing or wrong") >= 2
 
 
-def test_an_invalid_address_among_several_ends_it(language: str) -> None:
+def test_an_invalid_address_among_several_ends_the_container(language: str) -> None:
     process = started_by_hand(program(language, "noop"), "tcp:127.0.0.1:1,nowhere", TOKEN)
     _, text = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "'nowhere'" in text) == (2, True), text
@@ -153,7 +153,7 @@ def with_hosts(language: str, hosts: Path) -> list[str]:
 
 
 @only_root
-def test_a_rejection_by_a_server_that_is_gone_from_the_name_ends_nothing(
+def test_a_rejection_by_a_server_that_left_the_name_does_not_end_the_container(
     language: str, tmp_path: Path
 ) -> None:
     """It is gone when the rejection comes."""

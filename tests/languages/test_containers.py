@@ -149,7 +149,7 @@ def test_a_command_of_the_configuration_file(tmp_path):
     ],
 )
 @pytest.mark.parametrize("address", ["unix", "tcp://127.0.0.1:0"])
-def test_rows_of_any_length_come_back(language, type_, rows, address, tmp_path):
+def test_rows_of_any_length_are_echoed(language, type_, rows, address, tmp_path):
     with clipper.start(address=address, compression="full", heartbeat_ms=100, drain_s=0.2) as one:
         command = program(language, "echo", type_, type_)
         model = one.deploy("echo", command=command, input=type_, cache=False)
@@ -159,7 +159,7 @@ def test_rows_of_any_length_come_back(language, type_, rows, address, tmp_path):
 
 @pytest.mark.parametrize("address", ["unix", "tcp://127.0.0.1:0"])
 @pytest.mark.parametrize("input", ["f64[4]", "f64[*]"])
-def test_version_1(language, address, input, tmp_path):
+def test_a_container_serves_with_protocol_1(language, address, input, tmp_path):
     weights = weights_file(tmp_path, 3, 4)
     command = program(language, "svm", str(tmp_path / "svm.txt"))
     with clipper.start(address=address, heartbeat_ms=100, drain_s=0.2) as one:
@@ -178,7 +178,7 @@ def test_version_1(language, address, input, tmp_path):
         ({"ids": "i64[3]"}, {"sum": "i64"}),
     ],
 )
-def test_named_tensors(server, deploy, language, inputs, outputs):
+def test_a_container_serves_named_tensors(server, deploy, language, inputs, outputs):
     model = deploy(program(language, "tensors"), inputs=inputs, outputs=outputs)
     rows: list[dict[str, Any]] = [
         {"ids": np.arange(i, i + 3), "name": f"nö {i}"} for i in range(200)
@@ -230,7 +230,7 @@ def faulty(server, deploy, language):
         ("large", "the server's limit is"),
     ],
 )
-def test_what_the_model_does_wrong_fails_its_batch_alone(faulty, server, deploy, text, reason):
+def test_an_error_of_the_model_fails_only_its_batch(faulty, server, deploy, text, reason):
     assert faulty("good").output == "good"
     (name,) = [str(model.id) for model in server.catalog.models()]
     (before,) = server.stats()["models"][name]["replicas"]
@@ -245,7 +245,7 @@ def test_what_the_model_does_wrong_fails_its_batch_alone(faulty, server, deploy,
     ("text", "detail"),
     [("exit", "exit 7"), ("kill", "killed (SIGKILL)"), ("hang", "killed (SIGKILL)")],
 )
-def test_a_process_that_dies_or_hangs_is_started_again(faulty, server, text, detail):
+def test_a_dead_or_hung_process_is_restarted(faulty, server, text, detail):
     assert faulty("good").output == "good"
     answer = faulty(text)
     assert (answer.output, answer.is_default) == ("none", True)
@@ -354,6 +354,6 @@ def test_management_starts_only_programs_that_the_server_names(server, language,
         ({}, "needs a model or a command"),
     ],
 )
-def test_what_cannot_be_deployed_is_refused(server, settings, why):
+def test_invalid_deployments_of_programs_are_refused(server, settings, why):
     with pytest.raises(InvalidInput, match=why):
         server.deploy("no", **settings)

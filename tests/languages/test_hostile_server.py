@@ -72,7 +72,7 @@ def resident_kib(pid):
     return int(status.split("VmRSS:")[1].split()[0])
 
 
-def test_a_server_that_sends_damaged_frames(command, listener):
+def test_a_container_survives_damaged_frames_of_a_server(command, listener):
     numbers = random.Random(5)
     bad = [data for version, data in bytes_of(vectors("refused.json")) if version == 2]
     welcome = frame_named("welcome")

@@ -109,7 +109,7 @@ def test_only_the_rows_that_fail_alone_fail(connect):
         (["a", "count"], "returned 3 outputs for 2 rows"),
     ],
 )
-def test_a_batch_fails_whole(connect, rows, reason):
+def test_without_retry_singly_a_failing_row_fails_its_batch(connect, rows, reason):
     """All its rows failed alone, or it is of one row, or its outputs are invalid."""
     answered = connect("faulty", RETRY_SINGLY="1")
     text = failure(answered(texts(*rows)))
@@ -127,7 +127,7 @@ def test_a_batch_fails_whole(connect, rows, reason):
         ("picky", {"RETRY_SINGLY": ""}),
     ],
 )
-def test_the_environment_has_the_last_word(connect, name, variables):
+def test_the_environment_variable_overrides_retry_singly(connect, name, variables):
     answered = connect(name, **variables)
     if name == "faulty":
         assert "this row cannot be read" in failure(answered(texts("a", "throw")))
@@ -214,7 +214,7 @@ def test_one_poisoned_row_of_many_on_a_server(server, language):
     server.retire("picky")
 
 
-def test_switched_off_by_the_deployment(server, language):
+def test_retry_singly_is_switched_off_by_the_deployment(server, language):
     model = server.deploy(
         "off", command=program(language, "picky"), input="f64[64]", cache=False, warmup=False
     )
@@ -233,7 +233,7 @@ def test_switched_off_by_the_deployment(server, language):
         ({"ids": "i64[3]"}, {"sum": "i64"}),
     ],
 )
-def test_records_of_named_tensors(server, language, inputs, outputs):
+def test_retry_singly_works_on_records_of_named_tensors(server, language, inputs, outputs):
     model = server.deploy(
         "records",
         command=program(language, "tensors"),
@@ -255,7 +255,7 @@ def test_records_of_named_tensors(server, language, inputs, outputs):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_it_is_set_in_a_file_and_on_the_command_line(tmp_path, monkeypatch, wanted):
+def test_retry_singly_is_set_in_a_file_and_on_the_command_line(tmp_path, monkeypatch, wanted):
     command = program("cpp", "picky")
     file = tmp_path / "clipper.toml"
     file.write_text(

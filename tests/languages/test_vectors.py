@@ -85,7 +85,7 @@ def test_replies_and_control_frames_are_encoded_again(reader):
     assert again == {v["name"] for v in golden} - unsaid
 
 
-def test_what_must_be_rejected_is(reader):
+def test_invalid_frames_are_rejected(reader):
     refused = vectors("refused.json")
     for vector, found in zip(refused, reader(bytes_of(refused)), strict=True):
         assert "error" in found, (vector["name"], vector["why"], found)
@@ -215,7 +215,7 @@ def test_records_mean_what_their_descriptions_state(reader):
         np.testing.assert_equal(got["values"], expected, name)
 
 
-def test_records_that_must_be_rejected_are(reader):
+def test_invalid_records_are_rejected(reader):
     bad = [one for one in records() if "why" in one[0]]
     found = reader([("r", data, schema) for _, schema, data in bad])
     for (vector, _, _), got in zip(bad, found, strict=True):

@@ -37,12 +37,14 @@ FAULTS = {
     "each optimizer is its paper's, for rows and for variables": [
         "core/test_optimizer.py::test_steps_are_those_of_the_papers",
         "core/test_embedding.py::test_it_does_what_a_dict_of_rows_would",
-        "params/test_shard.py::test_a_step_of_the_model_is_whole_or_nothing",
+        "params/test_shard.py::test_a_step_of_the_model_is_atomic",
     ],
     "two threads that make one row make one": [
         "stress/test_embedding_threads.py::test_no_update_is_lost_between_threads"
     ],
-    "an equal version sends nothing": ["params/test_shard.py::test_the_first_model_wins"],
+    "an equal version sends nothing": [
+        "params/test_shard.py::test_values_of_the_first_worker_are_kept"
+    ],
     "ids and versions have 64 bits": [
         "core/test_embedding.py::test_ids_are_any_64_bits",
         "params/test_frames.py::test_negative_and_huge_ids_have_a_shard",
@@ -57,20 +59,20 @@ FAULTS = {
         "core/test_shard_loop.py::test_what_python_changed_is_followed_too",
     ],
     "a replica has whole rows, becomes whole again, and hears no dead primary": [
-        "params/test_replication.py::test_a_copy_is_what_its_primary_is",
+        "params/test_replication.py::test_a_copy_equals_its_primary_over_a_lossy_connection",
         "params/test_replication.py::test_a_follower_refuses_a_lower_epoch",
-        "params/test_replication.py::test_a_zombie_changes_nothing",
+        "params/test_replication.py::test_a_replaced_shard_that_still_runs_acknowledges_nothing",
     ],
     "what comes back has the version that it was of": [
-        "params/test_snapshots.py::test_a_shard_comes_back_with_all_it_had",
-        "params/test_replication.py::test_the_fresher_of_replica_and_snapshot_is_taken",
+        "params/test_snapshots.py::test_a_shard_is_restored_from_its_snapshot",
+        "params/test_replication.py::test_recovery_uses_the_newer_of_replica_and_snapshot",
     ],
     "a torn snapshot is not believed": [
-        "params/test_snapshots.py::test_a_broken_snapshot_is_not_believed",
-        "params/test_snapshots.py::test_a_full_disk_leaves_what_was_there",
+        "params/test_snapshots.py::test_a_damaged_snapshot_is_not_used",
+        "params/test_snapshots.py::test_a_full_disk_keeps_earlier_snapshots",
     ],
     "a step is taken by all shards or by none": [
-        "params/test_stepping.py::test_what_one_shard_refuses_no_shard_takes",
+        "params/test_stepping.py::test_a_push_refused_by_one_shard_is_applied_by_none",
         "params/test_stepping.py::test_workers_that_race_agree_on_every_shard",
     ],
     "a set can have another number of shards": [
@@ -78,7 +80,7 @@ FAULTS = {
     ],
     "a push that is sent again counts once": [
         "core/test_shard_loop.py::test_a_repeated_push_counts_once_in_any_order",
-        "params/test_replication.py::test_a_push_that_was_applied_is_not_applied_again_after_a_death",
+        "params/test_replication.py::test_a_push_is_not_applied_again_after_a_kill",
     ],
 }
 
@@ -90,31 +92,31 @@ BEHAVIOURS = {
         "core/test_embedding.py::test_whole_rows_travel",
     ],
     "tables of other widths do not meet": [
-        "params/test_conformance.py::test_tables_of_other_widths_do_not_meet"
+        "params/test_conformance.py::test_tables_of_different_widths_do_not_affect_each_other"
     ],
     "a model before it is pushed; the first wins; tables told twice, and by many": [
-        "params/test_shard.py::test_the_first_model_wins",
-        "params/test_shard.py::test_a_table_is_made_once",
-        "params/test_conformance.py::test_workers_that_start_at_once_make_one_model",
+        "params/test_shard.py::test_values_of_the_first_worker_are_kept",
+        "params/test_shard.py::test_a_table_is_created_once",
+        "params/test_conformance.py::test_workers_that_start_at_once_initialize_one_model",
     ],
     "gradients of no name, shape or number: refused, and nothing of them applied": [
-        "params/test_shard.py::test_a_step_of_the_model_is_whole_or_nothing",
+        "params/test_shard.py::test_a_step_of_the_model_is_atomic",
         "core/test_shard_loop.py::test_what_is_refused_changes_nothing",
         "core/test_embedding.py::test_a_push_that_is_no_number_changes_nothing",
     ],
     "asynchronous: one version a push; what it does not name stays; duplicates are their sum": [
-        "params/test_shard.py::test_the_first_model_wins",
+        "params/test_shard.py::test_values_of_the_first_worker_are_kept",
         "core/test_embedding.py::test_duplicates_are_summed_before_the_step",
         "core/test_shard_loop.py::test_pushes_do_what_the_table_would_do",
     ],
     "synchronous: the last of those waited for makes the step; older ones are refused, or tolerated": [  # noqa: E501
-        "params/test_stepping.py::test_dense_is_averaged_and_rows_are_summed",
-        "params/test_stepping.py::test_a_push_a_little_behind_may_be_taken",
+        "params/test_stepping.py::test_a_step_averages_dense_gradients_and_sums_rows",
+        "params/test_stepping.py::test_lag_max_accepts_slightly_stale_pushes",
     ],
     "staleness: refused, or the rate divided; a rate of 0 is the server's": [
         "params/test_shard.py::test_stale_gradients_are_refused_or_slowed",
         "params/test_shard.py::test_a_stale_gradient_counts_for_less",
-        "params/test_conformance.py::test_a_scale_of_nothing_is_the_servers_rate",
+        "params/test_conformance.py::test_a_scale_of_0_uses_the_rate_of_the_server",
     ],
     "optimizers: a million steps are numbers; threads make some serial order; arguments are checked": [  # noqa: E501
         "core/test_optimizer.py::test_a_million_random_steps_leave_numbers",
@@ -123,21 +125,21 @@ BEHAVIOURS = {
         "core/test_optimizer.py::test_arguments_are_checked",
     ],
     "partition: each id on one shard, the order restored": [
-        "params/test_frames.py::test_each_id_goes_to_one_shard_and_the_order_can_be_had_back"
+        "params/test_frames.py::test_ids_are_split_by_shard_and_their_order_is_restored"
     ],
     "snapshots: the newest whole one; so many are kept; state and version in them; by the calendar": [  # noqa: E501
-        "params/test_snapshots.py::test_old_snapshots_go_and_deltas_keep_what_they_need",
-        "params/test_snapshots.py::test_a_shard_comes_back_with_all_it_had",
+        "params/test_snapshots.py::test_old_snapshots_are_deleted_except_those_that_deltas_need",
+        "params/test_snapshots.py::test_a_shard_is_restored_from_its_snapshot",
         "params/test_conformance.py::test_a_snapshot_that_lacks_a_shard_is_not_complete",
-        "params/test_conformance.py::test_snapshots_come_by_the_calendar",
+        "params/test_conformance.py::test_snapshots_are_taken_at_an_interval",
     ],
     "a worker's loop is the local loop; a shard that dies in the middle changes no weight": [
-        "params/test_torch.py::test_training_through_shards_is_training",
-        "params/test_trained_through_a_kill.py::test_a_kill_in_the_middle_changes_no_parameter",
+        "params/test_torch.py::test_training_through_shards_equals_local_training",
+        "params/test_trained_through_a_kill.py::test_a_kill_during_training_changes_no_parameter",
     ],
     "embedding layers: combiners, padding, repeated ids, called twice": [
-        "params/test_torch.py::test_bags_are_combined_and_padding_is_nothing",
-        "params/test_torch.py::test_a_push_is_the_step_that_a_local_table_would_take",
+        "params/test_torch.py::test_bags_are_combined_and_padding_is_ignored",
+        "params/test_torch.py::test_a_push_equals_a_step_of_a_local_table",
     ],
 }
 
@@ -149,7 +151,7 @@ def functions_in(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("behaviour", [*FAULTS, *BEHAVIOURS])
-def test_each_behaviour_has_its_test(behaviour: str) -> None:
+def test_each_behaviour_of_the_list_has_a_test(behaviour: str) -> None:
     for name in {**FAULTS, **BEHAVIOURS}[behaviour]:
         path, _, function = name.partition("::")
         assert function in functions_in(path), f"{behaviour}: no {name}"
@@ -171,7 +173,7 @@ def test_versions_have_64_bits(shards: Shards) -> None:
     assert shards.servers[0].shard.core.version == (1 << 41) + 2
 
 
-def test_tables_of_other_widths_do_not_meet(shards: Shards) -> None:
+def test_tables_of_different_widths_do_not_affect_each_other(shards: Shards) -> None:
     client = shards.up(2).client()
     specs = [
         TableSpec("narrow", 1),
@@ -189,7 +191,7 @@ def test_tables_of_other_widths_do_not_meet(shards: Shards) -> None:
     assert [sum(shard[spec.name]["rows"] for shard in rows) for spec in specs] == [0, 5, 0]
 
 
-def test_workers_that_start_at_once_make_one_model(shards: Shards) -> None:
+def test_workers_that_start_at_once_initialize_one_model(shards: Shards) -> None:
     clients = [shards.client(worker=1 + k) for k in range(4) if k or shards.up(2)]
     specs = [TableSpec(f"t{i}", 2) for i in range(5)]
     begun = threading.Barrier(4)
@@ -218,7 +220,7 @@ def test_workers_that_start_at_once_make_one_model(shards: Shards) -> None:
     assert all(one == tables[0] for one in tables)
 
 
-def test_a_scale_of_nothing_is_the_servers_rate(shards: Shards) -> None:
+def test_a_scale_of_0_uses_the_rate_of_the_server(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(
         TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 0.5}, initializer="zeros")
@@ -238,7 +240,7 @@ def test_a_snapshot_that_lacks_a_shard_is_not_complete(shards: Shards) -> None:
     assert [one.complete for one in sets_in(shards.root / "snapshots")] == [True, False]
 
 
-def test_snapshots_come_by_the_calendar(shards: Shards) -> None:
+def test_snapshots_are_taken_at_an_interval(shards: Shards) -> None:
     client = shards.up(2, snapshot_s=1.0, snapshots_max=2, deltas_max=0).client()
     teach(client, 1, count=1)
     give_up = threading.Event()

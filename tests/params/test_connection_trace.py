@@ -291,7 +291,7 @@ def test_rows_in_shared_memory() -> None:
     check_expected("tables/connection-shared.txt", "\n".join(out) + "\n")
 
 
-def test_a_connection_has_the_timeouts_of_the_kernel(tmp_path: os.PathLike[str]) -> None:
+def test_a_connection_sets_tcp_timeouts_of_the_kernel(tmp_path: os.PathLike[str]) -> None:
     found = []
     for family, place in ((socket.AF_UNIX, f"{tmp_path}/s"), (socket.AF_INET, ("127.0.0.1", 0))):
         with socket.socket(family) as listener:

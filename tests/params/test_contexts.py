@@ -38,20 +38,20 @@ def rows(two: Shards) -> Iterator[UserRows]:
     found.close()
 
 
-def test_the_row_is_that_of_the_users_session(two: Shards, rows: UserRows) -> None:
+def test_the_context_is_the_row_of_the_users_session(two: Shards, rows: UserRows) -> None:
     users = [f"u{i}" for i in range(20)]
     pulled = two.client().pull("users", np.array([session_of(user) for user in users], np.uint64))
     assert [rows(user) for user in users] == [tuple(row.tolist()) for row in pulled]
     assert rows.stats() == {"table": "users", "pulled": 20, "away": 0, "unusable": 0}
 
 
-def test_a_push_is_what_the_next_query_sees(two: Shards, rows: UserRows) -> None:
+def test_the_next_query_uses_a_pushed_row(two: Shards, rows: UserRows) -> None:
     before = rows("u1")
     two.client().push("users", np.array([session_of("u1")], np.uint64), np.ones((1, 3), np.float32))
     assert rows("u1") != before
 
 
-def test_without_its_shard_a_query_goes_without(two: Shards, rows: UserRows) -> None:
+def test_a_query_has_no_context_while_its_shard_is_unavailable(two: Shards, rows: UserRows) -> None:
     whose = {session_of(user) % 2: user for user in ("u1", "u2", "u3", "u4", "u5")}
     assert len(whose) == 2
     assert rows(whose[0])
@@ -67,7 +67,7 @@ def test_without_its_shard_a_query_goes_without(two: Shards, rows: UserRows) -> 
     assert rows.stats()["away"] >= 1
 
 
-def test_after_one_that_waited_none_does_for_a_while(two: Shards) -> None:
+def test_after_a_timeout_no_query_waits_for_a_while(two: Shards) -> None:
     rows = UserRows(two.root, "users", pause_s=3600.0)
     assert rows("u1")
     two.down(snapshot=False)
@@ -78,7 +78,7 @@ def test_after_one_that_waited_none_does_for_a_while(two: Shards) -> None:
     rows.close()
 
 
-def test_a_shard_that_hangs_holds_nobody_for_long(tmp_path: Path) -> None:
+def test_a_hung_shard_delays_queries_for_a_bounded_time(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "0.sock"))
         silent.listen()
@@ -93,7 +93,7 @@ def test_a_shard_that_hangs_holds_nobody_for_long(tmp_path: Path) -> None:
         rows.close()
 
 
-def test_a_row_that_no_policy_can_use_is_left_out(two: Shards) -> None:
+def test_a_row_with_too_large_numbers_is_not_used_as_context(two: Shards) -> None:
     two.client().create(
         TableSpec("huge", 1, initializer="constant", initializer_settings={"value": 1e9})
     )
@@ -104,7 +104,7 @@ def test_a_row_that_no_policy_can_use_is_left_out(two: Shards) -> None:
     rows.close()
 
 
-def test_what_can_be_a_table_of_contexts(two: Shards) -> None:
+def test_a_table_of_contexts_has_at_most_32_numbers_per_row(two: Shards) -> None:
     client = two.client()
     client.create(TableSpec("fits", 32))
     client.create(TableSpec("broad", 33))

@@ -58,7 +58,9 @@ def followed(server: clipper.ClipperServer, model: str) -> tuple[int, float]:
     return found["predictions"], found["tolerance"]
 
 
-def test_reads_may_be_declared_at_each_place(server: clipper.ClipperServer, here: Path) -> None:
+def test_reads_are_declared_by_shell_python_http_and_file(
+    server: clipper.ClipperServer, here: Path
+) -> None:
     url = f"http://{server.admin_address}"
     words = (
         "deploy",
@@ -94,7 +96,7 @@ def test_reads_may_be_declared_at_each_place(server: clipper.ClipperServer, here
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_what_cannot_be_is_refused_by_a_rehearsal_too(
+def test_invalid_reads_are_refused_by_a_dry_run_too(
     server: clipper.ClipperServer, dry: bool
 ) -> None:
     client = clipper.connect(f"http://{server.admin_address}")
@@ -118,7 +120,7 @@ def test_what_cannot_be_is_refused_by_a_rehearsal_too(
         assert "is not TABLE=COLUMNS" in done.stderr
 
 
-def test_a_server_without_tables_refuses_it_in_a_rehearsal_too(here: Path) -> None:
+def test_a_server_without_tables_refuses_reads_in_a_dry_run_too(here: Path) -> None:
     with (
         clipper.start(http={"admin": "127.0.0.1:0"}) as server,
         pytest.raises(DoesNotFit, match="this server has none"),

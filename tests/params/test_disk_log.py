@@ -92,7 +92,7 @@ def test_push_is_acknowledged_when_it_is_synced_and_many_share_a_sync(
     assert (stats["log"]["pushes"], stats["log"]["records"] >= 3) == (4, True)
 
 
-def test_what_was_acknowledged_comes_back(shards: Shards) -> None:
+def test_acknowledged_pushes_are_recovered(shards: Shards) -> None:
     client = up(shards, 2)
     client.push_model({"w": np.zeros(3, np.float32), "v": np.zeros(2, np.float32)})
     for turn in range(1, 4):
@@ -209,7 +209,7 @@ def test_torn_record_is_cut_off_and_a_damaged_one_is_refused(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_shard_with_a_damaged_log_gives_the_next_step(
+def test_error_of_a_damaged_log_names_the_next_step(
     shards: Shards, files: list[Path], which: int
 ) -> None:
     data = bytearray(files[which].read_bytes())
@@ -229,7 +229,7 @@ def test_missing_file_is_noticed(shards: Shards, files: list[Path]) -> None:
     shards.lose(0)
 
 
-def test_set_of_another_size_does_not_forget_the_log(shards: Shards) -> None:
+def test_set_of_another_size_is_refused_while_a_log_exists(shards: Shards) -> None:
     push(up(shards, 2))
     shards.down(snapshot=False)
     shards.settings = ParamsSettings(durability="disk", recover_s=0.0)

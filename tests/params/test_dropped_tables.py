@@ -62,7 +62,7 @@ def test_dropped_table_is_gone_and_its_name_is_free(shards: Shards) -> None:
     assert names(shards) == [["adam", "plain"]] * 4
 
 
-def test_one_that_was_away_notices_that_a_table_was_made_anew(shards: Shards) -> None:
+def test_a_disconnected_client_notices_that_a_table_was_created_again(shards: Shards) -> None:
     client = taught(shards)
     container = Tables(shards.addresses, token=TOKEN)
     other = shards.client()
@@ -84,7 +84,7 @@ def test_one_that_was_away_notices_that_a_table_was_made_anew(shards: Shards) ->
 @pytest.mark.parametrize(
     ("settings", "again"), [({}, False), ({"replicas": 1}, True), ({"durability": "disk"}, True)]
 )
-def test_dropped_table_stays_away_after_a_kill(
+def test_dropped_table_does_not_return_after_a_kill(
     shards: Shards, settings: dict[str, Any], again: bool
 ) -> None:
     client = taught(shards, **settings)
@@ -115,7 +115,7 @@ def test_dropped_table_stays_away_after_a_kill(
     assert shards.client().pull("plain", [7]).shape == (1, dim)
 
 
-def test_set_of_another_size_has_what_was_not_dropped(shards: Shards) -> None:
+def test_set_of_another_size_has_the_tables_that_were_not_dropped(shards: Shards) -> None:
     client = taught(shards)
     client.drop("plain")
     client.create(TableSpec("other", 2, **SGD))
@@ -158,7 +158,7 @@ def test_restored_snapshot_from_before_has_the_table(tmp_path: Path, shards: Sha
     assert shards.client().pull("plain", [1]).tolist() == [[3] * 3]
 
 
-def test_places_are_used_again_and_numbers_are_not() -> None:
+def test_table_places_are_reused_and_table_numbers_are_not() -> None:
     one, copy, seen = Parameters(), Parameters(), set()
     draw = np.random.default_rng(5)
     early = dict(one.shape())

@@ -68,7 +68,7 @@ def test_workers_join_and_leave_and_every_push_counts_once(shards: Shards) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_and_comes_back_under_its_number_goes_on(shards: Shards) -> None:
+def test_a_killed_worker_continues_under_its_number(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(COUNTS)
     steady, acknowledged = Elastic(shards, 7), 0

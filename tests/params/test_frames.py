@@ -33,9 +33,7 @@ IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 
 
 @given(IDS, st.integers(1, 9))
-def test_each_id_goes_to_one_shard_and_the_order_can_be_had_back(
-    ids: list[int], shards: int
-) -> None:
+def test_ids_are_split_by_shard_and_their_order_is_restored(ids: list[int], shards: int) -> None:
     each = np.array(ids, np.int64)
     back = np.zeros_like(each)
     seen = []
@@ -68,21 +66,23 @@ def test_a_name_has_the_same_shard_in_every_process() -> None:
     st.integers(0, 2**64 - 1),
     st.floats(width=32, allow_nan=False),
 )
-def test_a_head_comes_back(flags: int, rows: int, id: int, scale: float) -> None:
+def test_a_frame_header_is_decoded_as_it_was_encoded(
+    flags: int, rows: int, id: int, scale: float
+) -> None:
     head = Head(MessageKind.PUSH, 1, flags, 3, rows, id, 4, 5, 6, 7, scale, 16)
     assert len(head.packed()) == HEAD_BYTES
     assert read_head(head.packed()) == head
 
 
 @pytest.mark.parametrize("at", [0, 4, 5])
-def test_what_is_no_head_is_refused(at: int) -> None:
+def test_an_invalid_frame_header_is_refused(at: int) -> None:
     data = bytearray(Head(MessageKind.CALL).packed())
     data[at] ^= 0x55
     with pytest.raises(FrameError, match="another version"):
         read_head(data)
 
 
-def test_arrays_travel_in_calls() -> None:
+def test_arrays_are_encoded_in_calls() -> None:
     fields = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": [np.int64(7), {"c": np.zeros((0, 4), np.int64)}],
@@ -107,18 +107,18 @@ def test_arrays_travel_in_calls() -> None:
         {"__array__": ["float32"], "shape": [1], "data": b"1234"},
     ],
 )
-def test_what_is_no_array_is_no_call(fields: dict[str, object]) -> None:
+def test_a_call_with_an_invalid_array_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(FrameError, match="cannot be read"):
         unpacked(packed({"call": "x", "a": fields}))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1" * 8, b"\x93\x01", packed({})[:0] + b"\x01" * 8])
-def test_bytes_that_are_no_map_are_refused(body: bytes) -> None:
+def test_a_call_that_is_not_a_map_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError):
         unpacked(body)
 
 
-def test_refusals_of_the_core_have_its_numbers() -> None:
+def test_refusal_codes_of_the_core_equal_its_statuses() -> None:
     assert {one.name: one.value for one in RefusalCode if one < 100} == {
         one.name: Status[one.name] for one in RefusalCode if one < 100
     }
@@ -167,6 +167,6 @@ def test_refusals_are_errors_with_a_next_step() -> None:
         TableSpec("t", 3, admit_after=0),
     ],
 )
-def test_a_table_that_cannot_be_is_refused(spec: TableSpec) -> None:
+def test_an_invalid_table_specification_is_refused(spec: TableSpec) -> None:
     with pytest.raises(InvalidInput):
         spec.check()

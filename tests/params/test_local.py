@@ -39,7 +39,7 @@ def test_no_acknowledged_push_is_lost_to_kills(stress: int) -> None:
 
 
 @pytest.mark.slow
-def test_shard_that_runs_and_does_not_answer_is_started_again(tmp_path: Path) -> None:
+def test_a_hung_shard_is_restarted(tmp_path: Path) -> None:
     local = LocalSet(settings(tmp_path, replicas=1, hung_s=1.0)).start()
     try:
         local.wait_ready(PATIENCE_S)
@@ -61,7 +61,7 @@ def test_shard_that_runs_and_does_not_answer_is_started_again(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_set_ends_and_begins_again(tmp_path: Path) -> None:
+def test_a_set_is_stopped_and_started_again(tmp_path: Path) -> None:
     local = LocalSet(settings(tmp_path)).start()
     local.wait_ready(PATIENCE_S)
     assert supervisor_of(tmp_path) == os.getpid()
@@ -95,7 +95,7 @@ def test_a_set_ends_and_begins_again(tmp_path: Path) -> None:
     local.stop(snapshot=False)
 
 
-def test_what_a_set_cannot_be(tmp_path: Path) -> None:
+def test_invalid_settings_of_a_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fewer than"):
         LocalSet(settings(tmp_path, 2, replicas=2))
     with pytest.raises(ConfigError, match="too long"):
@@ -115,7 +115,9 @@ def clipper(*words: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_set_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_is_started_and_stopped_from_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = 'shards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\nmetrics = "127.0.0.1:0"\n'
     (tmp_path / "clipper.toml").write_text(f"[params]\n{said}")

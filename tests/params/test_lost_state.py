@@ -51,7 +51,7 @@ def test_shard_that_lost_its_rows_refuses_until_an_operator_decides(shards: Shar
     assert client.pull("plain", [1, 2]).ravel().tolist() == [1, 1]
 
 
-def test_shard_that_began_anew_and_had_nothing_since_has_lost_nothing(shards: Shards) -> None:
+def test_a_shard_that_an_operator_reset_starts_again(shards: Shards) -> None:
     client = trained(shards)
     client.call(1, "begin_anew")
     shards.lose(1)
@@ -60,7 +60,7 @@ def test_shard_that_began_anew_and_had_nothing_since_has_lost_nothing(shards: Sh
     assert client.pull("plain", [1])[0, 0] == 0
 
 
-def test_shard_that_never_had_anything_begins_empty(shards: Shards) -> None:
+def test_a_new_shard_starts_empty(shards: Shards) -> None:
     client = shards.up(1, recover_s=0.0).client()
     shards.lose(0)
     shards.begin(0)

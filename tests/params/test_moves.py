@@ -102,7 +102,9 @@ class World:
     tolerance=st.sampled_from([0.0, 0.25, 1.0, 3.0]),
     rows=st.integers(1, 12),
 )
-def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
+def test_predictions_are_invalidated_as_in_a_simple_model(
+    seed: int, tolerance: float, rows: int
+) -> None:
     rng, world = random.Random(seed), World(tolerance)
     for _ in range(120):
         what = rng.random()
@@ -127,7 +129,7 @@ def settled_world(tolerance: float, ids: list[int], **bounds: int) -> World:
     return world
 
 
-def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
+def test_a_prediction_is_invalidated_when_one_of_its_rows_exceeds_the_tolerance() -> None:
     world = settled_world(0.5, [1, 2])
     number = world.numbers[0, 7]
     world.receive({1: 1.25})
@@ -140,7 +142,7 @@ def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
     assert world.enter(0, [1, 2]) > number, "asked again, under another number"
 
 
-def test_a_way_there_and_back_counts_twice() -> None:
+def test_changes_in_opposite_directions_add_up() -> None:
     world = settled_world(0.5, [1])
     for value in (1.2, 1.0, 1.2):
         assert world.moves.find((0, 7)) is not None
@@ -148,7 +150,7 @@ def test_a_way_there_and_back_counts_twice() -> None:
     assert world.moves.find((0, 7)) is None
 
 
-def test_what_came_later_stays_longer() -> None:
+def test_a_later_prediction_does_not_count_earlier_changes() -> None:
     world = settled_world(0.5, [1])
     world.receive({1: 1.4})
     world.enter(1, [1])
@@ -156,7 +158,7 @@ def test_what_came_later_stays_longer() -> None:
     assert [world.moves.find((name, 7)) is not None for name in (0, 1)] == [False, True]
 
 
-def test_a_change_before_it_is_known_what_the_row_was_forgets() -> None:
+def test_a_change_before_the_row_was_pulled_invalidates() -> None:
     world = World(100.0)
     world.enter(0, [1])
     world.receive({1: 1.1})  # not pulled yet
@@ -173,7 +175,7 @@ def test_a_change_before_it_is_known_what_the_row_was_forgets() -> None:
     assert world.moves.forgotten == {"unsure": 3}
 
 
-def test_a_row_that_was_nothing_has_gone_any_distance() -> None:
+def test_any_change_of_a_zero_row_invalidates() -> None:
     world = World(1e9)
     world.values[1] = 0.0
     world.enter(0, [1])
@@ -188,7 +190,7 @@ def test_a_row_that_was_nothing_has_gone_any_distance() -> None:
 
 
 @pytest.mark.parametrize(("bounds", "kept"), [({"made_max": 5}, 5), ({"rows_max": 6}, 3)])
-def test_the_oldest_makes_room(bounds: dict[str, int], kept: int) -> None:
+def test_the_oldest_predictions_are_removed_at_the_limit(bounds: dict[str, int], kept: int) -> None:
     world = World(1.0, **bounds)
     for name in range(20):
         world.enter(name, [2 * name, 2 * name + 1])
@@ -197,7 +199,7 @@ def test_the_oldest_makes_room(bounds: dict[str, int], kept: int) -> None:
     assert world.moves.forgotten == {"room": 20 - kept}
 
 
-def test_nothing_is_left_of_what_is_forgotten() -> None:
+def test_invalidated_predictions_leave_no_rows_behind() -> None:
     world = World(1.0)
     for round_ in range(50):
         for name in range(20):
@@ -209,7 +211,7 @@ def test_nothing_is_left_of_what_is_forgotten() -> None:
     assert not any(world.moves._tables.values())
 
 
-def test_a_row_that_stays_does_not_remember_what_has_left_by_another() -> None:
+def test_a_row_drops_predictions_that_another_row_invalidated() -> None:
     world = settled_world(1.0, [0])
     for _ in range(500):
         world.enter(1, [0, 1])

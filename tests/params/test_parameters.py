@@ -38,7 +38,7 @@ def all_pieces(made: Parameters) -> tuple[list[list[int]], list[dict[str, Any]]]
 
 @pytest.mark.parametrize("nbytes", [1, 40, 1 << 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_have_each_row_and_variable_once(
+def test_chunks_have_each_row_and_variable_once(
     seed: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", nbytes)
@@ -64,7 +64,7 @@ def test_pieces_have_each_row_and_variable_once(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_changes_are_read_and_cut_by_their_size(seed: int) -> None:
+def test_changes_are_read_in_chunks_of_a_limited_size(seed: int) -> None:
     made, draw = filled(seed), np.random.default_rng(seed + 100)
     changed = {n: draw.permutation(1000)[:50].astype(np.int64) for n in range(len(WIDTHS))}
     changed[DENSE] = np.array([0, 2], np.int64)

@@ -41,7 +41,7 @@ def begin(folder: Path, number: int) -> ShardServer:
     return ShardServer(type(place)(**{**given, "listen": "tcp:127.0.0.1:0"})).start()
 
 
-def test_shards_that_move_are_found(tmp_path: Path) -> None:
+def test_clients_find_shards_that_moved(tmp_path: Path) -> None:
     prepare(settings(tmp_path, replicas=1), "ray")
     assert read_address_file(tmp_path)["addresses"] == [UNKNOWN_ADDRESS, UNKNOWN_ADDRESS]
     client = Client(tmp_path, patience_s=20.0)
@@ -75,7 +75,7 @@ def test_shards_that_move_are_found(tmp_path: Path) -> None:
             server.close()
 
 
-def test_all_that_speak_at_once_are_written_down(tmp_path: Path) -> None:
+def test_addresses_published_at_once_are_all_stored(tmp_path: Path) -> None:
     prepare(settings(tmp_path, 8), "ray")
     gate = threading.Barrier(8)
 
@@ -91,9 +91,7 @@ def test_all_that_speak_at_once_are_written_down(tmp_path: Path) -> None:
     assert read_address_file(tmp_path)["addresses"] == [f"tcp:h:{number}" for number in range(8)]
 
 
-def test_a_book_is_read_again_when_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_address_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(settings(tmp_path), "ray")
     book, now = AddressFile(tmp_path), [100.0]
     monkeypatch.setattr("clipper.params.local.address_file.time.monotonic", lambda: now[0])
@@ -108,7 +106,7 @@ def test_a_book_is_read_again_when_it_is_old(
         book.address(1)
 
 
-def test_what_runs_is_left_alone(tmp_path: Path) -> None:
+def test_running_shards_are_not_started_elsewhere(tmp_path: Path) -> None:
     prepare(settings(tmp_path), "ray")
     assert running_shards(tmp_path) == []
     one = EpochFile(folder_of(tmp_path, 1))
@@ -133,7 +131,7 @@ def test_what_runs_is_left_alone(tmp_path: Path) -> None:
     assert read_address_file(tmp_path)["addresses"] == [UNKNOWN_ADDRESS, UNKNOWN_ADDRESS]
 
 
-def test_what_cannot_be_prepared(tmp_path: Path) -> None:
+def test_a_set_that_does_not_fit_its_folder_is_not_prepared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fewer than"):
         prepare(settings(tmp_path, 2, replicas=2), "ray")
     prepare(settings(tmp_path, 2), "ray")
@@ -159,7 +157,7 @@ def moved_to(folder: Path, shards: int) -> Path:
     return home
 
 
-def test_an_old_shard_that_starts_again_leaves_the_new_set_alone(tmp_path: Path) -> None:
+def test_an_old_shard_that_restarts_does_not_disturb_the_new_set(tmp_path: Path) -> None:
     prepare(settings(tmp_path), "ray")
     home = moved_to(tmp_path, 3)
     assert config_in(tmp_path, 1).generation == 0
@@ -209,7 +207,7 @@ def requested_on_ray(folder: Path, shards: int) -> int:
 
 
 @pytest.mark.parametrize(("shards", "requested"), [(3, 0), (5, 5)])
-def test_what_was_decided_before_is_completed_and_then_another_number_is_requested(
+def test_a_decided_resharding_is_completed_before_another_is_started(
     tmp_path: Path, ended: list[Path], shards: int, requested: int
 ) -> None:
     prepare(settings(tmp_path), "ray")
@@ -220,7 +218,7 @@ def test_what_was_decided_before_is_completed_and_then_another_number_is_request
     assert ended == [tmp_path]
 
 
-def test_a_set_that_serves_is_not_taken_for_one_that_is_left(
+def test_a_serving_set_is_not_mistaken_for_an_abandoned_one(
     tmp_path: Path, ended: list[Path]
 ) -> None:
     """It was resharded while it was stopped, after it had been while it served."""

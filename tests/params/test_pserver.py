@@ -70,7 +70,7 @@ def info(name: str, *dim: int, initializer: str = "zeros") -> Any:
     return document()["EmbeddingTableInfo"](name=name, dim=dim, initializer=initializer)
 
 
-def test_the_service_is_that_of_the_document() -> None:
+def test_the_service_has_the_methods_of_the_document() -> None:
     names = {method.name for method in methods_of("PServer")}
     workers = {"pull_variable", "pull_embedding_vector", "push_model", "push_gradient"}
     assert names == {*workers, "get_replica", "synchronize_embedding"}
@@ -144,7 +144,9 @@ def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
     )
 
 
-def test_rows_of_a_variable_and_rows_that_are_none(fronts: Fronts) -> None:
+def test_gradients_of_rows_of_a_variable_are_applied_and_invalid_rows_refused(
+    fronts: Fronts,
+) -> None:
     (shard,) = fronts.up(1)
     shard.push_model(variables=[tensor("w", np.zeros((4, 2)))], embedding_table_info=[info("t", 2)])
     gradients = [tensor("w", [[1, 1], [2, 2], [4, 4]], [3, 0, 3]), tensor("t", np.zeros((0, 2)))]
@@ -172,7 +174,7 @@ def test_a_push_is_applied_once(fronts: Fronts) -> None:
         assert (code, key in text) == ("INVALID_ARGUMENT", True)
 
 
-def test_a_shard_answers_for_what_is_its_own(fronts: Fronts) -> None:
+def test_a_shard_refuses_rows_and_variables_of_other_shards(fronts: Fronts) -> None:
     one, two = fronts.up(2)
     for shard, name in ((one, W0), (two, W1)):
         shard.push_model(variables=[tensor(name, [1, 1])], embedding_table_info=[info("t", 2)])
@@ -244,7 +246,7 @@ BAD_GRADIENTS = [
 ]
 
 
-def test_a_push_that_is_refused_changes_nothing(fronts: Fronts) -> None:
+def test_a_refused_push_changes_nothing(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     shard.push_model(
         variables=[tensor("w", [0, 0]), tensor("v", [0.0])], embedding_table_info=[info("t", 2)]
@@ -270,7 +272,7 @@ def test_a_push_that_is_refused_changes_nothing(fronts: Fronts) -> None:
     assert shard.push_gradient(gradients=good).accepted
 
 
-def test_a_model_that_is_refused_initializes_nothing(fronts: Fronts) -> None:
+def test_a_refused_model_initializes_nothing(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     fine = [tensor("w", [1.0])]
     for wrong in (
@@ -293,7 +295,7 @@ def test_a_model_that_is_refused_initializes_nothing(fronts: Fronts) -> None:
     assert (code, "rows of 2 floats, not 5" in text) == ("FAILED_PRECONDITION", True)
 
 
-def test_gradients_that_are_too_old(fronts: Fronts) -> None:
+def test_gradients_that_are_too_old_are_refused(fronts: Fronts) -> None:
     (shard,) = fronts.up(1, lag_max=2)
     shard.push_model(variables=[tensor("w", [0.0])], version=10)
     for _ in range(3):
@@ -352,7 +354,7 @@ def test_a_replica_is_requested(fronts: Fronts) -> None:
     assert two.refused("get_replica", replica_index=9)[0] == "INVALID_ARGUMENT"
 
 
-def test_what_is_too_long_for_a_message(fronts: Fronts) -> None:
+def test_replies_above_the_message_limit_are_refused_or_split(fronts: Fronts) -> None:
     one, two = fronts.up(2, replicas=1, grpc_message_bytes_max=65_536)
     for shard in (one, two):
         shard.push_model(embedding_table_info=[info("a", 100), info("b", 100)])
@@ -452,7 +454,7 @@ def test_pushes_that_wait_when_the_shard_ends_get_an_error(fronts: Fronts) -> No
     assert (said[0][0], "shard 0" in said[0][1]) == ("UNAVAILABLE", True)
 
 
-def test_settings_that_are_wrong(fronts: Fronts) -> None:
+def test_invalid_grpc_settings_are_refused(fronts: Fronts) -> None:
     for text in ("", "nobody", "sgd speed=2", "sgd rate", "adam rate=x"):
         with pytest.raises(ConfigError, match="grpc_optimizer"):
             optimizer_in(text)
@@ -473,7 +475,7 @@ def test_settings_that_are_wrong(fronts: Fronts) -> None:
         other.close()
 
 
-def test_rows_of_a_table_made_by_the_other_protocol(fronts: Fronts) -> None:
+def test_tables_created_by_one_protocol_are_used_by_the_other(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     client = fronts.shards.client()
     client.create(TableSpec("t", 3, optimizer="adam", seed=4))
@@ -517,7 +519,7 @@ def pushed(shard: Shard, table: str, ids: Any, by: float = 1.0) -> None:
     assert shard.push_gradient(gradients=[tensor(table, -np.full((len(ids), 2), by), ids)]).accepted
 
 
-def test_who_follows_has_what_has_changed(fronts: Fronts) -> None:
+def test_a_follower_gets_the_changed_rows(fronts: Fronts) -> None:
     one, two = fronts.up(2, replicas=1)
     for shard in (one, two):
         shard.push_model(variables=[], embedding_table_info=[info("t", 2), info("s", 2)])
@@ -546,7 +548,7 @@ def test_who_follows_has_what_has_changed(fronts: Fronts) -> None:
     assert (code, "Use shard 1" in text) == ("INVALID_ARGUMENT", True)
 
 
-def test_a_follower_of_more_than_a_message_holds(fronts: Fronts) -> None:
+def test_changes_above_the_message_limit_reach_a_follower(fronts: Fronts) -> None:
     (one,) = fronts.up(1, grpc_message_bytes_max=65_536)
     one.push_model(embedding_table_info=[info("t", 200)])
     ids = range(100)

@@ -54,7 +54,9 @@ def up(fronts: Fronts, **settings: Any) -> str:
     return fronts.address(0)
 
 
-def test_tls(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+def test_clients_connect_over_tls_with_the_right_authority_and_token(
+    fronts: Fronts, authority: Authority, tmp_path: Path
+) -> None:
     cert, key = authority.sign("shard")
     address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key)
     assert outcome(address, credentials(authority.ca)) == "answered"
@@ -63,7 +65,9 @@ def test_tls(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
         assert outcome(address, wrong) == "UNAVAILABLE"
 
 
-def test_workers_show_certificates(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+def test_workers_need_a_client_certificate(
+    fronts: Fronts, authority: Authority, tmp_path: Path
+) -> None:
     cert, key = authority.sign("mutual")
     address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key, grpc_tls_client_ca=authority.ca)
     assert outcome(address, credentials(authority.ca, authority.sign("worker"))) == "answered"
@@ -79,7 +83,7 @@ def test_workers_show_certificates(fronts: Fronts, authority: Authority, tmp_pat
         assert outcome(address, credentials(authority.ca, shown)) == "UNAVAILABLE"
 
 
-def test_a_new_certificate_is_taken_up(
+def test_a_renewed_certificate_is_loaded(
     fronts: Fronts, authority: Authority, tmp_path: Path
 ) -> None:
     cert, key = str(tmp_path / "live.crt"), str(tmp_path / "live.key")
@@ -96,7 +100,7 @@ def test_a_new_certificate_is_taken_up(
     assert outcome(address, credentials(authority.ca), **name) == "answered"
 
 
-def test_keys(fronts: Fronts, tmp_path: Path) -> None:
+def test_a_changed_keys_file_takes_effect(fronts: Fronts, tmp_path: Path) -> None:
     first, second, file = new_key(), new_key(), tmp_path / "keys"
     file.write_text(line_of("ann", first) + "\n")
     address = up(fronts, grpc_keys_file=str(file))
@@ -158,7 +162,7 @@ def test_invalid_files_are_reported_at_the_start(
         ParamsShipment(ParamsSettings(**ON, grpc_tls_cert=cert, grpc_tls_key=key))
 
 
-def test_a_set_serves_with_files_that_are_named_from_where_it_was_started(
+def test_relative_paths_of_a_set_start_at_its_working_folder(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = authority.sign("relative")

@@ -139,7 +139,7 @@ def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any,
 
 
 @pytest.mark.slow
-def test_a_worker_of_the_document_trains_through_kills(tmp_path: Path) -> None:
+def test_a_grpc_worker_trains_through_kills(tmp_path: Path) -> None:
     losses, rows, v, _ = trained(tmp_path / "calm", {})
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) / 4
     shaken = trained(tmp_path / "shaken", {20: 0, 40: 1})
@@ -149,14 +149,14 @@ def test_a_worker_of_the_document_trains_through_kills(tmp_path: Path) -> None:
     assert (shaken[2] == v).all()
 
 
-def test_a_set_whose_grpc_cannot_be(tmp_path: Path) -> None:
+def test_invalid_grpc_settings_of_a_set_are_refused(tmp_path: Path) -> None:
     for wrong in ({"grpc": "here"}, {"grpc": "127.0.0.1:0", "grpc_optimizer": "magic"}):
         with pytest.raises(ConfigError, match=r"params\.grpc"):
             LocalSet(ParamsSettings(folder=str(tmp_path), **wrong))
 
 
 @pytest.mark.slow
-def test_a_shard_from_a_shell_has_the_service(tmp_path: Path) -> None:
+def test_a_shard_started_from_a_shell_serves_grpc(tmp_path: Path) -> None:
     port = free_port(1)
     said = {
         "addresses": [f"unix:{tmp_path}/0.sock"],

@@ -90,7 +90,7 @@ def test_mangled_messages_are_rejected(front: ShardGrpc, stress: int) -> None:
     assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND"} <= seen
 
 
-def test_many_workers_at_once_lose_nothing_and_double_nothing(front: ShardGrpc) -> None:
+def test_pushes_of_many_workers_at_once_are_applied_exactly_once(front: ShardGrpc) -> None:
     workers, pushes = 6, 30
     info = document()["EmbeddingTableInfo"](name="t", dim=[2], initializer="zeros")
     trouble: list[BaseException] = []

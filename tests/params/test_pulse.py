@@ -35,7 +35,7 @@ def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: boo
         (copy(70, on=False), True),  # it was given up: pushes go on, and so does an update
     ],
 )
-def test_a_shard_is_settled_when_its_copies_are_whole_or_given_up(
+def test_a_shard_is_safe_to_stop_when_its_copies_are_complete_or_abandoned(
     found: Any, settled: bool
 ) -> None:
     settings = ParamsSettings(without_replica_s=20.0)
@@ -79,7 +79,7 @@ def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(
     assert not list(tmp_path.glob("alive*"))
 
 
-def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
+def test_a_shard_without_its_copy_is_not_ready(shards: Shards) -> None:
     alive = shards.root / "alive"
     shards.settings = ParamsSettings(
         shards=2, replicas=1, snapshot_s=0.0, recover_s=0.0, without_replica_s=3.5
@@ -96,7 +96,7 @@ def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
     until((shards.root / "alive.ready").exists)  # it went on without
 
 
-def test_what_cannot_be_touched_is_reported_once(
+def test_an_unwritable_health_file_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulse = HealthFiles(tmp_path / "nowhere" / "alive", ParamsSettings())

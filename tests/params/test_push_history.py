@@ -21,7 +21,7 @@ def history(pushes: list[list[float]], *reads: tuple[float, float, float, float,
     return PushHistory({0: pushes}, each).errors()
 
 
-def test_histories_that_cannot_be_are_found() -> None:
+def test_impossible_histories_are_detected() -> None:
     pushes = [[1.0, 2.0], [3.0, 4.0], [5.0, INF]]
     fine = [(0.0, 0.5, 0, 0.0, 0), (1.0, 1.5, 1, 0.0, 0), (2.5, 3.5, 1, 0.0, 0)]
     fine += [(4.5, 4.6, 2, 0.0, 0), (6.0, 7.0, 2, 0.0, 0), (8.0, 9.0, 3, 0.0, 0)]
@@ -37,7 +37,7 @@ def test_histories_that_cannot_be_are_found() -> None:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_planted_bug_of_replicas_is_found(
+def test_a_planted_bug_of_replicas_is_detected(
     shards: Shards, planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicas that answer whatever they have are seen by their readers."""

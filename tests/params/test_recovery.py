@@ -31,7 +31,7 @@ def test_files_of_a_shard_are_its_owners(tmp_path: Path) -> None:
     assert [mode(tmp_path / name) for name in ("has-state", "lock", "new")] == [0o600, 0o600, 0o700]
 
 
-def test_a_mark_of_state_stays_until_it_is_cleared(
+def test_a_state_mark_persists_until_it_is_cleared(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mark = StateMark(tmp_path)
@@ -52,7 +52,7 @@ def test_a_mark_of_state_stays_until_it_is_cleared(
     assert not without.is_set
 
 
-def test_an_epoch_is_of_one_process_at_a_time(tmp_path: Path) -> None:
+def test_an_epoch_file_has_one_owner_at_a_time(tmp_path: Path) -> None:
     one = EpochFile(tmp_path)
     assert one.last == 0
     one.write(7)
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(
     assert (path.read_bytes(), [one.name for one in tmp_path.iterdir()]) == (b"old", ["file"])
 
 
-def test_changes_are_requested_piece_by_piece_from_the_first_on(
+def test_changes_are_requested_in_chunks_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def test_changes_are_requested_piece_by_piece_from_the_first_on(
 
 
 @pytest.mark.parametrize("differs", [True, False])
-def test_a_base_on_disk_and_what_changed_since_are_all_that_is_read(
+def test_only_the_changes_since_a_snapshot_on_disk_are_copied(
     differs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Read(Exception):
@@ -176,7 +176,7 @@ def test_a_base_on_disk_and_what_changed_since_are_all_that_is_read(
     ("before", "saved", "after"),
     [(None, "saved", "saved"), ("newer", "saved", "newer"), (None, None, None)],
 )
-def test_a_follower_begins_with_the_copy_on_its_disk(
+def test_a_follower_starts_with_the_copy_on_its_disk(
     before: str | None, saved: str | None, after: str | None
 ) -> None:
     follower: Any = SimpleNamespace(
@@ -186,7 +186,7 @@ def test_a_follower_begins_with_the_copy_on_its_disk(
     assert follower._whole == after
 
 
-def test_a_copy_that_cannot_be_read_is_left_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_copy_is_ignored_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> str:
         raise OSError("the disk is gone")
 

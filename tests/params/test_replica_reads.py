@@ -107,7 +107,7 @@ def test_replica_waits_for_a_push_that_is_on_its_way(shards: Shards) -> None:
     assert pull(client, shard=1)["behind"], "it has no such copy"
 
 
-def test_rows_are_read_while_their_shard_is_away(shards: Shards) -> None:
+def test_rows_are_read_from_a_replica_while_their_shard_is_unavailable(shards: Shards) -> None:
     client = shards.up(3, replicas=1).client(patience_s=0.2)
     client.create(PLAIN)
     client.push("plain", IDS, -ones((10, 2)))

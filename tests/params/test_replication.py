@@ -172,7 +172,7 @@ def step(follower: ReplicaFollower) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("still_bytes", [4 << 20, 400])
-def test_a_copy_is_what_its_primary_is(
+def test_a_copy_equals_its_primary_over_a_lossy_connection(
     seed: int, still_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication, "STILL_BYTES_MAX", still_bytes)
@@ -203,7 +203,9 @@ def test_a_copy_is_what_its_primary_is(
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_pushes_are_in_a_complete_copy(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every moment: the pushes that a primary calls sure are all in its follower's whole copy,
     also while that begins anew."""
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
@@ -264,7 +266,7 @@ def test_table_that_a_follower_does_not_know_is_announced_before_its_rows() -> N
 # -- over sockets
 
 
-def test_what_is_acknowledged_is_on_the_replica(shards: Shards) -> None:
+def test_acknowledged_pushes_are_on_the_replica(shards: Shards) -> None:
     shards.up(3, replicas=2)
     client = shards.client()
     client.create(PLAIN)
@@ -280,7 +282,7 @@ def test_what_is_acknowledged_is_on_the_replica(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_lost_shard_comes_back_from_its_replica(shards: Shards, replicas: int) -> None:
+def test_a_lost_shard_is_recovered_from_its_replica(shards: Shards, replicas: int) -> None:
     client = shards.up(3, replicas=replicas).client()
     teach(client, 1)
     for shard in (0, 2, 1, 1):
@@ -296,7 +298,7 @@ def test_a_lost_shard_comes_back_from_its_replica(shards: Shards, replicas: int)
     assert epochs == [2, 3, 2]
 
 
-def test_a_push_that_was_applied_is_not_applied_again_after_a_death(shards: Shards) -> None:
+def test_a_push_is_not_applied_again_after_a_kill(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client(worker=77)
     client.create(PLAIN)
     for _ in range(2):
@@ -316,7 +318,7 @@ def test_a_push_that_was_applied_is_not_applied_again_after_a_death(shards: Shar
     assert (client.pull("plain", [2, 4]) == before).all()
 
 
-def test_pushes_wait_for_a_replica_that_is_away(shards: Shards) -> None:
+def test_pushes_wait_for_an_unavailable_replica(shards: Shards) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.0).client()
     client.create(PLAIN)
     client.push("plain", [0], -ones((1, 2)))
@@ -340,7 +342,7 @@ def test_pushes_wait_for_a_replica_that_is_away(shards: Shards) -> None:
     assert (copy.parameters.tables[0].pull([0]) == client.pull("plain", [0])).all()
 
 
-def test_pushes_go_on_without_a_replica_after_a_while(shards: Shards) -> None:
+def test_pushes_continue_without_a_replica_after_a_timeout(shards: Shards) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.3).client()
     client.create(PLAIN)
     client.push("plain", [0], -ones((1, 2)))
@@ -356,7 +358,7 @@ def test_pushes_go_on_without_a_replica_after_a_while(shards: Shards) -> None:
     assert (client.pull("plain", [0]) == before).all(), "the replica has caught up"
 
 
-def test_periodic_replicas_follow_by_themselves(shards: Shards) -> None:
+def test_periodic_replicas_are_synchronized_in_the_background(shards: Shards) -> None:
     client = shards.up(2, replicas=1, replication="periodic", period_s=0.05).client()
     teach(client, 2)
     before = all_of(shards)
@@ -374,7 +376,7 @@ def test_periodic_replicas_follow_by_themselves(shards: Shards) -> None:
     assert all_of(shards) == before
 
 
-def test_the_fresher_of_replica_and_snapshot_is_taken(shards: Shards) -> None:
+def test_recovery_uses_the_newer_of_replica_and_snapshot(shards: Shards) -> None:
     client = shards.up(2, replicas=1, replication="periodic", period_s=3600.0).client()
     until(lambda: all(s.shard.copies[1 - i].replica is not None for i, s in shards.servers.items()))
     teach(client, 3)
@@ -386,7 +388,7 @@ def test_the_fresher_of_replica_and_snapshot_is_taken(shards: Shards) -> None:
     assert all_of(shards) == before
 
 
-def test_a_zombie_changes_nothing(shards: Shards) -> None:
+def test_a_replaced_shard_that_still_runs_acknowledges_nothing(shards: Shards) -> None:
     """A shard is replaced while it lives, as where a host was given up too soon: nobody
     acknowledges what it does then."""
     client = shards.up(2, replicas=1, without_replica_s=0.4).client(answer_s=0.5)
@@ -430,7 +432,7 @@ def test_a_follower_refuses_a_lower_epoch(shards: Shards) -> None:
     )
 
 
-def test_pushes_do_not_wait_for_a_long_walk_and_the_shard_reports_that_it_is_exposed(
+def test_pushes_do_not_wait_for_a_long_copy_and_the_shard_reports_that_it_has_no_replica(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.0).client(patience_s=5.0)
@@ -472,7 +474,7 @@ def test_pushes_do_not_wait_for_a_long_walk_and_the_shard_reports_that_it_is_exp
     assert (rows[1:] == 1).all()
 
 
-def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
+def test_pushes_wait_for_a_follower_that_stops_during_its_copy() -> None:
     draw = np.random.default_rng(1)
     primary = Primary(3, draw)
     primary.parameters.create(TableSpec("wide", 1024, optimizer="sgd", initializer="zeros"))
@@ -489,7 +491,7 @@ def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
     assert primary.followers.exposed
 
 
-def test_shard_with_a_replica_comes_back_while_the_disk_is_full(
+def test_shard_with_a_replica_restarts_while_the_disk_is_full(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1).client()

@@ -166,7 +166,7 @@ def loaded(folder: Path) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_part_of_a_push_has_one_origin_and_one_place(seed: int) -> None:
+def test_each_part_of_a_push_has_one_source_and_one_target_shard(seed: int) -> None:
     draw = np.random.default_rng(seed)
     old, new = draw.integers(1, 9, 2)
     ids = draw.integers(-(1 << 62), 1 << 62, 200)
@@ -210,7 +210,7 @@ def test_ports_are_above_those_of_the_set_and_not_those_of_earlier_ones(tmp_path
         planned([])
 
 
-def test_the_first_who_decides_decides(tmp_path: Path) -> None:
+def test_the_first_of_two_decisions_is_final(tmp_path: Path) -> None:
     words: list[Any] = ["commit", "abort"] * 8
     prepare_decision(tmp_path)
     found: list[str] = []
@@ -235,7 +235,7 @@ def files_of(folder: Path, first: int, shards: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(14))
-def test_a_start_completes_what_was_decided(
+def test_a_start_completes_a_decided_resharding(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files_of(tmp_path, 10, 2)
@@ -404,7 +404,7 @@ def kills_at(*steps: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "whose"), kills_at(*STEPS))
-def test_a_shard_that_is_killed_at_any_step(
+def test_resharding_survives_a_kill_of_a_shard_at_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
 ) -> None:
     killed: list[int] = []
@@ -430,7 +430,7 @@ def test_a_shard_that_is_killed_at_any_step(
 
 
 @pytest.mark.slow
-def test_an_old_shard_that_starts_when_the_set_has_moved_leaves_the_new_one_alone(
+def test_an_old_shard_that_starts_after_resharding_does_not_disturb_the_new_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old shard is killed at the decision, and reads the addresses of the new set."""
@@ -490,7 +490,7 @@ def test_a_sealed_shard_whose_supervisor_hangs_serves_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "attempt"), [("publish", 1), ("decide", 2)])
-def test_a_disk_that_is_full_for_a_while(
+def test_resharding_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, attempt: int
 ) -> None:
     real, left = getattr(live_reshard, step), [2]
@@ -510,7 +510,7 @@ def test_a_disk_that_is_full_for_a_while(
 
 
 @pytest.mark.slow
-def test_a_client_that_slept_through_three_changes_pushes_again(tmp_path: Path) -> None:
+def test_a_client_that_missed_three_changes_pushes_again(tmp_path: Path) -> None:
     with running(tmp_path, 1) as local, Client(tmp_path, patience_s=PATIENCE_S) as client:
         begin(client)
         sequence = client.push("counts", IDS, -ones((IDS.size, 2))).sequence
@@ -583,7 +583,7 @@ def test_a_set_with_synchronous_steps_is_resharded(tmp_path: Path, options: dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "whose"), kills_at("_sealed", "decide", "publish"))
-def test_a_shard_with_synchronous_steps_is_killed(
+def test_resharding_of_synchronous_shards_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
 ) -> None:
     place: Any = live_reshard.LiveReshard if step == "_sealed" else live_reshard
@@ -644,7 +644,7 @@ def hanging(client: Client) -> tuple[threading.Event, threading.Event]:
 
 
 @pytest.mark.slow
-def test_a_synchronous_push_that_others_made_their_step_without_is_not_acknowledged(
+def test_a_synchronous_push_left_out_of_its_step_is_not_acknowledged(
     tmp_path: Path,
 ) -> None:
     """Its worker hangs between shard 0 and the others for longer than they wait."""
@@ -704,7 +704,7 @@ def test_a_synchronous_push_that_shard_0_has_alone_is_not_lost(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_container_with_a_copy_of_the_addresses_follows(
+def test_a_container_with_a_copy_of_the_addresses_finds_the_new_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedSet, "out_of_reach", "")
@@ -729,7 +729,7 @@ def test_a_container_with_a_copy_of_the_addresses_follows(
 @pytest.mark.parametrize(
     "answer", [{}, {"addresses": None}, {"addresses": [], "generation": "?", "before": 0}]
 )
-def test_a_shard_that_sends_no_addresses_is_passed_over(
+def test_a_shard_that_sends_no_addresses_is_skipped(
     monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("clipper_container.params.shard_set.call_once", lambda *_: (None, answer))
@@ -836,7 +836,7 @@ def test_a_client_with_addresses_learns_the_new_ones_from_the_old_shards(tmp_pat
 
 
 @pytest.mark.slow
-def test_what_cannot_be_resharded_is_refused(tmp_path: Path) -> None:
+def test_impossible_resharding_is_refused(tmp_path: Path) -> None:
     grpc = f"127.0.0.1:{free_ports(1)[0]}"
     with running(tmp_path, 1, grpc=grpc), pytest.raises(DoesNotFit, match=r"params\.grpc"):
         request(tmp_path, 2)
@@ -858,7 +858,7 @@ def rows_of_small(client: Client) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_person_reshards_a_set_that_runs_and_one_that_does_not(tmp_path: Path) -> None:
+def test_the_command_reshards_running_and_stopped_sets(tmp_path: Path) -> None:
     def clipper(*words: str) -> Any:
         done = CliRunner().invoke(main, ["params", *words, "--folder", str(tmp_path), "--json"])
         assert done.exit_code == 0, done.output
@@ -880,7 +880,9 @@ def test_a_person_reshards_a_set_that_runs_and_one_that_does_not(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_watchers_of_rows_follow_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_watchers_follow_a_resharded_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clipper.params.client.row_watcher.WAIT_S", 0.02)
     with running(tmp_path, 1), Client(tmp_path, patience_s=PATIENCE_S) as client:
         client.create(SPEC)

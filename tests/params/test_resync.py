@@ -92,7 +92,7 @@ def copied_rows(shards: Shards, shard: int) -> list[bytes]:
 # -- a follower comes back
 
 
-def test_follower_that_ended_in_order_is_sent_the_changes_alone(
+def test_a_follower_that_shut_down_is_sent_only_the_changes(
     shards: Shards, traffic: Traffic
 ) -> None:
     client = filled(shards)
@@ -113,7 +113,7 @@ def test_follower_that_ended_in_order_is_sent_the_changes_alone(
     assert (client.pull("plain", EVERY) == before).all()
 
 
-def test_follower_that_was_killed_begins_with_its_primarys_snapshot(
+def test_a_killed_follower_starts_with_the_snapshot_of_its_primary(
     shards: Shards, traffic: Traffic
 ) -> None:
     client = filled(shards)
@@ -168,7 +168,7 @@ def test_everything_is_copied_when_the_log_does_not_reach_back(
     assert traffic.since_last()["walk"] > ROWS * DIM * 4
 
 
-def test_spoiled_copy_on_disk_is_not_used(shards: Shards, traffic: Traffic) -> None:
+def test_damaged_copy_on_disk_is_not_used(shards: Shards, traffic: Traffic) -> None:
     client = filled(shards)
     shards.end(1)
     (saved,) = (shards.root / "shard-1" / "copies").glob("*/*/pieces.bin")
@@ -210,7 +210,7 @@ def test_killed_shard_reads_its_snapshot_and_the_changes_since(
         assert moved["synchronize"] < ROWS * DIM * 4 / 10
 
 
-def test_shard_that_ended_in_order_reads_its_snapshot(shards: Shards, traffic: Traffic) -> None:
+def test_a_shard_that_shut_down_reads_its_snapshot(shards: Shards, traffic: Traffic) -> None:
     client = filled(shards)
     change_shard_0(shards, client)
     before = rows_of(shards, 0)
@@ -308,7 +308,7 @@ def test_log_forgets_the_oldest_changes() -> None:
     assert log.first == 12
 
 
-def test_history_contains_what_a_later_epoch_began_with() -> None:
+def test_history_contains_the_start_of_a_later_epoch() -> None:
     history = History().then(3, 0).then(4, 100).then(7, 150)
     assert history.contains(3, 100)
     assert not history.contains(3, 101), "given up when epoch 4 began"

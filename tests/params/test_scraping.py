@@ -146,7 +146,7 @@ def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_where_it_cannot_be(page: MetricsPage) -> None:
+def test_invalid_metrics_addresses_are_refused(page: MetricsPage) -> None:
     with pytest.raises(AddressInUse, match="cannot listen"):
         MetricsPage(page.address, list)
     for address in ("nowhere", ":9300", "127.0.0.1:http"):
@@ -154,7 +154,7 @@ def test_where_it_cannot_be(page: MetricsPage) -> None:
             MetricsPage(address, list)
 
 
-def test_a_silent_client_is_disconnected_and_delays_nobody(page: MetricsPage) -> None:
+def test_a_silent_client_is_disconnected_and_delays_no_other(page: MetricsPage) -> None:
     silent = http.client.HTTPConnection(page.address, timeout=20)
     silent.connect()
     assert get(page)[0] == 200
@@ -199,7 +199,7 @@ def words(*more: str) -> str:
     return done.output
 
 
-def test_a_person_sees_what_shards_have_and_do(busy: Shards) -> None:
+def test_the_command_shows_the_state_of_shards(busy: Shards) -> None:
     folder = ["--folder", str(busy.root)]
     told = words("ps", *folder)
     assert re.search(

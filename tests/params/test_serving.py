@@ -130,7 +130,7 @@ def call_once(app: clipper.ApplicationHandle, id: int) -> clipper.Answer:
 
 
 @pytest.mark.slow
-def test_feedback_is_what_the_next_query_reads(
+def test_the_next_query_reads_rows_trained_by_feedback(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
     deploy("scores", Scores, replicas=2)
@@ -162,7 +162,7 @@ def test_model_with_tables_that_declares_no_reads_is_not_cached(
 
 
 @pytest.mark.slow
-def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
+def test_a_killed_shard_is_restarted_before_the_model_times_out(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
     deploy("after", Scores)
@@ -229,7 +229,7 @@ def says(label: int, rows: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_contexts_that_cannot_be(
+def test_invalid_context_tables_are_refused(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:
     deploy("any", partial(says, 0), input="i64[1]")
@@ -245,7 +245,7 @@ def test_contexts_that_cannot_be(
 
 
 @pytest.mark.slow
-def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
+def test_invalid_tables_of_a_model_are_refused(server: clipper.ClipperServer) -> None:
     with pytest.raises(
         InvalidInput, match=r"declares table 'scores' with 'optimiser'.*'optimizer'"
     ):
@@ -264,7 +264,7 @@ def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
     assert not server.stages("wide"), "nothing was started"
 
 
-def test_tables_need_a_server_that_has_some() -> None:
+def test_a_model_with_tables_needs_a_server_with_a_set() -> None:
     with clipper.start(**QUICK) as server:
         with pytest.raises(
             DoesNotFit, match=r"declares tables \(scores\), and this server has none"
@@ -291,7 +291,7 @@ def test_tables_need_a_server_that_has_some() -> None:
 
 
 @pytest.mark.slow
-def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> None:
+def test_a_set_of_the_server_starts_and_stops_with_it(tmp_path: Path) -> None:
     file = tmp_path / "clipper.toml"
     file.write_text(
         f'[server]\nstate = "{tmp_path}/state"\nparams = "{tmp_path}/set"\n[params]\nshards ='
@@ -328,7 +328,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_takes_its_set_along_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_a_set_ends_with_its_killed_server_and_the_next_server_continues_it(tmp_path: Path) -> None:
     words = [sys.executable, "-c", SERVES, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -342,7 +342,7 @@ def test_a_server_that_is_killed_takes_its_set_along_and_the_next_goes_on(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_set_that_runs_is_used_and_left_running(tmp_path: Path) -> None:
+def test_a_running_set_is_used_and_not_stopped(tmp_path: Path) -> None:
     running = LocalSet(ParamsSettings(folder=str(tmp_path), snapshot_s=0.0)).start()
     try:
         running.wait_ready(PATIENCE_S)
@@ -375,7 +375,7 @@ def test_a_set_that_an_engine_runs_elsewhere_is_used(shards: Shards) -> None:
     assert all(server.ready.is_set() for server in shards.servers.values())
 
 
-def test_settings_are_those_given_else_those_of_the_folder(tmp_path: Path) -> None:
+def test_settings_of_a_set_default_to_those_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "shards.json").write_text(
         '{"settings": {"shards": 5, "replicas": 2, "token": "", "gone": 1}}'
     )

@@ -78,7 +78,7 @@ class Steps:
         self._allowed.release()
 
 
-def test_a_seal_does_not_count_for_the_next_one(
+def test_a_seal_is_not_valid_for_a_later_resharding(
     shards: Shards, target: ShardServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(RowSender._send)
@@ -104,7 +104,7 @@ def test_a_seal_does_not_count_for_the_next_one(
     assert shards.servers[0].shard.core.access == CLOSED
 
 
-def test_only_a_sealed_shard_gives_up_by_time(shards: Shards, target: ShardServer) -> None:
+def test_only_a_sealed_shard_times_out(shards: Shards, target: ShardServer) -> None:
     client, move = begun(shards), shards.servers[0].shard.move
     move.tick(1e12)
     assert decision_in(shards.root / "set-1") == ""
@@ -115,9 +115,7 @@ def test_only_a_sealed_shard_gives_up_by_time(shards: Shards, target: ShardServe
     assert shards.servers[0].shard.core.access == OPEN
 
 
-def test_a_sealed_shard_gives_up_though_the_disk_is_full(
-    shards: Shards, target: ShardServer
-) -> None:
+def test_a_sealed_shard_times_out_on_a_full_disk(shards: Shards, target: ShardServer) -> None:
     client, move = begun(shards), shards.servers[0].shard.move
     client.call(0, "move_seal", sealed=True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -132,7 +130,7 @@ def test_a_sealed_shard_gives_up_though_the_disk_is_full(
     client.push("counts", [1], -ones((1, 2)))
 
 
-def test_a_shard_that_has_moved_is_no_source(shards: Shards, target: ShardServer) -> None:
+def test_a_shard_that_has_moved_refuses_to_be_a_source(shards: Shards, target: ShardServer) -> None:
     client = shards.client()
     client.create(COUNTS)
     shards.servers[0].shard.core.access = MOVED
@@ -173,7 +171,7 @@ def test_the_last_sequence_of_a_worker_moves(
     assert target.shard.core.highest(client.worker) == SEQUENCE_MAX
 
 
-def test_who_pushed_last_is_known_after_reading_it_and_in_the_next_life() -> None:
+def test_the_order_of_workers_survives_a_restart() -> None:
     core, again = ShardLoop(), ShardLoop()
     core.saw(7, SEQUENCES.pack(5, 0, *[0] * 16))
     for worker in (3, 1, 2, 1):

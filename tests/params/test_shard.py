@@ -58,7 +58,7 @@ def test_tables_on_shards_are_one_table(shards: Shards, count: int) -> None:
     assert (client.pull("users", every) == twin.pull(every)).all()
 
 
-def test_a_table_is_made_once(shards: Shards) -> None:
+def test_a_table_is_created_once(shards: Shards) -> None:
     client, other = shards.up(2).client(), shards.client()
     client.create(USERS)
     client.push("users", [1, 2], ones((2, 6)))
@@ -71,7 +71,7 @@ def test_a_table_is_made_once(shards: Shards) -> None:
     assert other.spec("users") == USERS
 
 
-def test_the_token_may_be_where_a_server_has_it_too(
+def test_the_token_is_read_from_the_settings(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards.up(1)
@@ -86,7 +86,7 @@ def test_the_token_may_be_where_a_server_has_it_too(
         shards.client(token="").call(0, "stats")
 
 
-def test_the_first_model_wins(shards: Shards) -> None:
+def test_values_of_the_first_worker_are_kept(shards: Shards) -> None:
     client, other = shards.up(3).client(), shards.client()
     with pytest.raises(InvalidInput, match="no variables yet"):
         client.pull_variables()
@@ -113,7 +113,7 @@ def test_the_first_model_wins(shards: Shards) -> None:
     ], "a push of a model is one version on every shard"
 
 
-def test_a_step_of_the_model_is_whole_or_nothing(shards: Shards) -> None:
+def test_a_step_of_the_model_is_atomic(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(USERS)
     client.push_model({"w": zeros(3)})
@@ -256,7 +256,7 @@ def test_invalid_arguments_of_a_call_are_reported(shards: Shards) -> None:
     assert client.call(0, "tables")["numbers"] == {}
 
 
-def test_rows_nobody_uses_expire(shards: Shards) -> None:
+def test_unused_rows_expire(shards: Shards) -> None:
     shard = shards.up(1).servers[0].shard
     client = shards.client()
     client.create(TableSpec("short", 2, expire_s=60))

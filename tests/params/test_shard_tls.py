@@ -94,7 +94,7 @@ def test_rows_are_trained_and_copied_over_tls(tls_shards: TlsShards, authority: 
 
 
 @pytest.mark.parametrize("wrong", ["other authority", "expired", "other host", "no certificate"])
-def test_certificates_that_are_not_right_are_refused_at_once(
+def test_invalid_certificates_are_refused_at_once(
     tls_shards: TlsShards, authority: Authority, tmp_path: Path, wrong: str
 ) -> None:
     other = Authority(tmp_path, "other")
@@ -206,7 +206,7 @@ def test_a_set_of_processes_with_tls(authority: Authority, tmp_path: Path) -> No
         served.stop()
 
 
-def test_addresses_that_cannot_be(authority: Authority) -> None:
+def test_invalid_addresses_are_refused(authority: Authority) -> None:
     for address, match in (
         ("tls:127.0.0.1:1?cafile=a", "cafile"),
         ("tls:127.0.0.1:1?ca=/nowhere", "nowhere"),

@@ -45,7 +45,7 @@ def test_a_block_is_large_enough_and_not_much_larger(nbytes: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20_000)), max_size=60))
-def test_what_is_held_is_nobody_elses(steps: list[tuple[int, int]]) -> None:
+def test_a_held_block_is_not_given_out_again(steps: list[tuple[int, int]]) -> None:
     rows, held = SharedRows(1 << 16), []
     for kind, nbytes in steps:
         if kind and held:
@@ -73,7 +73,7 @@ def test_what_is_held_is_nobody_elses(steps: list[tuple[int, int]]) -> None:
     rows.close()
 
 
-def test_a_block_comes_back_with_its_last_array() -> None:
+def test_a_block_is_returned_with_its_last_array() -> None:
     rows = SharedRows(1 << 16)
     taken = rows.take(5000)
     assert taken is not None
@@ -91,7 +91,7 @@ def test_a_block_comes_back_with_its_last_array() -> None:
     rows.close()
 
 
-def test_small_blocks_make_room_for_a_large_one() -> None:
+def test_free_small_blocks_are_joined_for_a_large_one() -> None:
     rows = SharedRows(1 << 16)
     for _ in range(3):
         held = [rows.take(4096) for _ in range(16)]
@@ -141,7 +141,7 @@ def shared_bytes(shards: Shards) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8"])
-def test_they_are_what_comes_over_the_socket(shards: Shards, count: int, dtype: str) -> None:
+def test_shared_rows_equal_rows_from_the_socket(shards: Shards, count: int, dtype: str) -> None:
     shared, plain = both(shards.up(count))
     with Tables(shards.addresses, token=TOKEN) as mine:
         for n in (1, 2, 7, 100, N):
@@ -158,9 +158,7 @@ def test_they_are_what_comes_over_the_socket(shards: Shards, count: int, dtype: 
         assert shared.pull("users", []).shape == (0, DIM)
 
 
-def test_rows_stay_as_they_were_for_who_keeps_them(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_rows_do_not_change(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 18)
     shared, plain = both(shards.up(1))
     draw, kept = np.random.default_rng(9), []
@@ -201,7 +199,7 @@ def test_a_shard_that_shares_nothing_sends_rows(shards: Shards) -> None:
     assert shared_bytes(shards) == [0]
 
 
-def test_a_shard_whose_memory_is_given_away_sends_rows(
+def test_a_shard_without_free_shared_memory_sends_rows(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 19)
@@ -230,7 +228,7 @@ def shared_files() -> int:
     return sum("clipper-rows" in os.readlink(path) for path in paths if os.path.islink(path))
 
 
-def test_no_descriptor_is_kept_but_the_one_of_the_mapping(shards: Shards) -> None:
+def test_only_the_descriptor_of_the_mapping_stays_open(shards: Shards) -> None:
     shared, _ = both(shards.up(1))
     gc.collect()
     before = shared_files()
@@ -241,7 +239,7 @@ def test_no_descriptor_is_kept_but_the_one_of_the_mapping(shards: Shards) -> Non
         assert shared_files() <= before + 2, "one of each client's; the shard keeps none"
 
 
-def test_memory_goes_with_who_had_it(shards: Shards) -> None:
+def test_shared_memory_is_freed_with_its_client(shards: Shards) -> None:
     shared, _ = both(shards.up(1))
     gc.collect()
     files, maps = len(os.listdir("/proc/self/fd")), shared_maps()
@@ -254,7 +252,7 @@ def test_memory_goes_with_who_had_it(shards: Shards) -> None:
     until(lambda: len(os.listdir("/proc/self/fd")) <= files + 3)
 
 
-def test_what_was_given_up_harms_nobody(shards: Shards) -> None:
+def test_abandoned_prefetches_change_no_later_pull(shards: Shards) -> None:
     shared, plain = both(shards.up(1))
     expected: Any = plain.pull("users", np.arange(N))
     for _ in range(20):

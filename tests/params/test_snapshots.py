@@ -70,7 +70,7 @@ def versions(shards: Shards) -> list[int]:
     return [shards.servers[i].shard.core.version for i in sorted(shards.servers)]
 
 
-def test_a_shard_comes_back_with_all_it_had(shards: Shards) -> None:
+def test_a_shard_is_restored_from_its_snapshot(shards: Shards) -> None:
     client = shards.up(2).client()
     teach(client, 1)
     before, version = all_of(shards), versions(shards)
@@ -107,7 +107,7 @@ def test_a_set_is_restored_at_any_number_of_shards(shards: Shards, now: int) -> 
             assert (np.mod(table.walk(0, 1000)[0], now) == shard).all(), "each row is on one shard"
 
 
-def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
+def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
     client = shards.up(1, deltas_max=2).client()
     teach(client, 6)
     shard = shards.servers[0].shard
@@ -133,7 +133,7 @@ def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
     assert all_of(shards) == before
 
 
-def test_a_small_delta_is_one_piece(shards: Shards) -> None:
+def test_a_small_delta_is_one_chunk(shards: Shards) -> None:
     """It is read in one step: no push has to wait for further rounds."""
     client = shards.up(1, deltas_max=2).client()
     teach(client, 6)
@@ -146,7 +146,7 @@ def test_a_small_delta_is_one_piece(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_what_was_evicted_is_in_no_delta(shards: Shards, mode: str) -> None:
+def test_evicted_rows_are_in_no_delta(shards: Shards, mode: str) -> None:
     """Pushed by the core, and by a call; replicas and what is read back agree to the row."""
     client = shards.up(2, replicas=1, deltas_max=9, mode=mode).client()
     client.create(TableSpec("few", 2, rows_max=40, evicts=True))
@@ -182,7 +182,7 @@ def test_what_was_evicted_is_in_no_delta(shards: Shards, mode: str) -> None:
     )
 
 
-def test_old_snapshots_go_and_deltas_keep_what_they_need(shards: Shards) -> None:
+def test_old_snapshots_are_deleted_except_those_that_deltas_need(shards: Shards) -> None:
     client = shards.up(2, snapshots_max=2, deltas_max=1).client()
     teach(client, 7, count=1)
     for number in range(1, 9):
@@ -219,7 +219,7 @@ def empty(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [torn, spoiled, of_another, unfinished, empty])
-def test_a_broken_snapshot_is_not_believed(shards: Shards, harm: Any) -> None:
+def test_a_damaged_snapshot_is_not_used(shards: Shards, harm: Any) -> None:
     client = shards.up(1, deltas_max=0).client()
     teach(client, 8)
     client.call(0, "snapshot")
@@ -233,7 +233,9 @@ def test_a_broken_snapshot_is_not_believed(shards: Shards, harm: Any) -> None:
     assert all_of(shards) == before
 
 
-def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_earlier_snapshots(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = shards.up(1).client()
     teach(client, 10)
     client.call(0, "snapshot")
@@ -268,7 +270,7 @@ def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.M
     assert all_of(shards) == latest
 
 
-def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
+def test_a_snapshot_is_consistent(shards: Shards) -> None:
     """While two workers push to the same rows of two tables: every row of it has had the pushes
     that it says it has seen."""
     shards.up(1, deltas_max=3, snapshots_max=9)
@@ -322,7 +324,7 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
             assert np.allclose(rows, rate * count, rtol=1e-4), (source.name, number)
 
 
-def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
+def test_a_second_process_of_one_shard_is_refused(tmp_path: Path) -> None:
     first = EpochFile(tmp_path / "shard-0")
     with pytest.raises(AlreadyExists, match="another process"):
         EpochFile(tmp_path / "shard-0")
@@ -336,7 +338,7 @@ def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
     again.close()
 
 
-def test_pushes_seen_are_united() -> None:
+def test_sequences_of_applied_pushes_are_merged() -> None:
     draw = np.random.default_rng(5)
     for _ in range(50):
         doors, sets = [ShardLoop(), ShardLoop()], [set[int](), set[int]()]
@@ -355,7 +357,7 @@ def test_pushes_seen_are_united() -> None:
             assert both.look(1, one) == (2 if high - one >= 1024 else int(one in sets[0] | sets[1]))
 
 
-def test_a_part_has_one_writer(tmp_path: Path) -> None:
+def test_a_snapshot_part_has_one_writer(tmp_path: Path) -> None:
     first = snapshots.PartWriter(tmp_path, 1, 0, 1)
     first.add({"tables": []})
     part = first.finish(base=0, epoch=1, version=2)
@@ -381,7 +383,7 @@ def recovered(folder: Path, *sources: Source) -> Recovered:
         epochs.close()
 
 
-def test_a_later_life_counts_more_than_a_higher_version(tmp_path: Path) -> None:
+def test_recovery_prefers_a_later_epoch_to_a_higher_version(tmp_path: Path) -> None:
     old, new = source(1, 90, "old"), source(2, 50, "new")
     found = recovered(tmp_path, old, new)
     assert (found.source, found.version, found.epoch) == ("new", 50, 3)
@@ -390,10 +392,10 @@ def test_a_later_life_counts_more_than_a_higher_version(tmp_path: Path) -> None:
     assert (found.source, found.epoch) == ("new", 8)
 
 
-def test_one_that_can_read_nothing_does_not_start_empty(tmp_path: Path) -> None:
+def test_a_shard_that_can_read_no_source_does_not_start_empty(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="can read none of them"):
         recovered(tmp_path, source(1, 5, "torn", OSError(5, "Input/output error")))
 
 
-def test_each_life_has_a_higher_epoch(tmp_path: Path) -> None:
+def test_each_start_has_a_higher_epoch(tmp_path: Path) -> None:
     assert [recovered(tmp_path).epoch for _ in range(4)] == [1, 2, 3, 4]

@@ -40,7 +40,7 @@ def local(tmp_path: Path) -> Iterator[LocalSet]:
 
 
 @pytest.mark.slow
-def test_shards_go_on_when_what_they_were_forked_from_is_killed(local: LocalSet) -> None:
+def test_shards_continue_when_their_fork_server_is_killed(local: LocalSet) -> None:
     with Client(local.folder, patience_s=PATIENCE_S) as client:
         client.create(COUNTS)
         before, template = local.pids(), local._fork_server.popen.pid
@@ -62,7 +62,7 @@ def test_shards_go_on_when_what_they_were_forked_from_is_killed(local: LocalSet)
 
 
 @pytest.mark.slow
-def test_both_killed_at_once(local: LocalSet) -> None:
+def test_shard_and_fork_server_killed_at_once_are_restarted(local: LocalSet) -> None:
     with Client(local.folder, patience_s=PATIENCE_S) as client:
         client.create(COUNTS)
         client.push("counts", range(10), -ones((10, 2)))
@@ -78,7 +78,7 @@ def test_both_killed_at_once(local: LocalSet) -> None:
 
 
 @pytest.mark.slow
-def test_shards_end_in_good_order_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+def test_shards_shut_down_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     words = ["--shards", "2", "--replicas", "1", "--folder", str(tmp_path)]
     up = subprocess.Popen(
         [sys.executable, "-m", "clipper", "params", "up", *words], stdout=subprocess.PIPE, text=True
@@ -108,7 +108,7 @@ def heard(line: socket.socket) -> tuple[Any, list[int]]:
     return json.loads(data), fds
 
 
-def test_what_cannot_be_forked_is_reported_and_tried_again(
+def test_a_failed_fork_is_reported_and_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

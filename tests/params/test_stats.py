@@ -58,7 +58,7 @@ def eventually(
 
 
 @pytest.mark.parametrize("by_call", [False, True])
-def test_rows_are_counted_by_what_became_of_them(shards: Shards, by_call: bool) -> None:
+def test_rows_are_counted_by_outcome(shards: Shards, by_call: bool) -> None:
     """Beside a dictionary, with pulls and pushes of random ids."""
     client, draw, known = shards.up(2).client(), np.random.default_rng(3), set[int]()
     client.create(SPEC)
@@ -88,7 +88,7 @@ def test_rows_are_counted_by_what_became_of_them(shards: Shards, by_call: bool) 
     assert (sum(one["server"]["pushes"] for one in found) > 0) != by_call
 
 
-def test_rows_that_go_or_never_come_are_counted(shards: Shards) -> None:
+def test_removed_and_unadmitted_rows_are_counted(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(TableSpec("few", 2, rows_max=128, evicts=True))
     client.create(TableSpec("full", 2, rows_max=128))
@@ -116,7 +116,7 @@ def test_rows_that_go_or_never_come_are_counted(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("by_call", [False, True])
-def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
+def test_the_age_of_gradients_is_measured_in_versions(shards: Shards, by_call: bool) -> None:
     """Three workers who pull at different times; who is too late is refused, and counted with its
     lag."""
     client = shards.up(1, lag_max=3).client()
@@ -210,7 +210,7 @@ def test_replicas_snapshots_and_recoveries_are_reported(shards: Shards) -> None:
     assert told.get("clipper_params_snapshot_bytes", "0") == back[0]["snapshots"]["nbytes"] > 0
 
 
-def test_the_age_of_a_snapshot_outlives_a_shard(shards: Shards) -> None:
+def test_the_age_of_a_snapshot_survives_a_restart(shards: Shards) -> None:
     client = shards.up(1).client()
     client.push_model({"w": zeros(4)})
     shards.end(0)
@@ -225,7 +225,7 @@ def test_the_age_of_a_snapshot_outlives_a_shard(shards: Shards) -> None:
     )
 
 
-def test_every_metric_of_parameters_is_made(shards: Shards) -> None:
+def test_every_metric_of_parameters_has_samples(shards: Shards) -> None:
     client = shards.up(2, replicas=1, durability="disk").client()
     client.create(SPEC)
     client.push("t", range(4), ones((4, 3)))
@@ -260,7 +260,7 @@ def test_a_reader_follows_a_set_to_other_addresses(shards: Shards, tmp_path: Pat
     st.lists(st.tuples(st.floats(0, 5), st.integers(0, 3)), min_size=1, max_size=40),
     st.integers(0, 60),
 )
-def test_how_old_what_a_follower_lacks_is(
+def test_the_age_of_unsent_changes_is_measured(
     steps: list[tuple[float, int]], acknowledged: int
 ) -> None:
     ages, now, position = ChangeAges(), 0.0, 0
@@ -276,7 +276,7 @@ def test_how_old_what_a_follower_lacks_is(
 
 
 @given(st.lists(st.integers(0, 1 << 50), max_size=50))
-def test_a_histogram_from_its_buckets(values: list[int]) -> None:
+def test_a_histogram_is_rebuilt_from_its_buckets(values: list[int]) -> None:
     one = LatencyHistogram()
     for value in values:
         one.record(value)

@@ -34,7 +34,7 @@ def variables(client: Client) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_dense_is_averaged_and_rows_are_summed(shards: Shards, count: int) -> None:
+def test_a_step_averages_dense_gradients_and_sums_rows(shards: Shards, count: int) -> None:
     client = begun(shards, count, 2)
     other = shards.client()
     versions = client.pull_variables()[0]
@@ -60,7 +60,7 @@ def test_dense_is_averaged_and_rows_are_summed(shards: Shards, count: int) -> No
     assert variables(client) == [2, 0.5, 0.5, 0.5]
 
 
-def test_a_push_a_little_behind_may_be_taken(shards: Shards) -> None:
+def test_lag_max_accepts_slightly_stale_pushes(shards: Shards) -> None:
     client = begun(shards, 2, 1, lag_max=1)
     for _ in range(2):
         client.push_gradients({"w0": -ones(1)})
@@ -69,7 +69,7 @@ def test_a_push_a_little_behind_may_be_taken(shards: Shards) -> None:
     assert variables(client)[0] == 3
 
 
-def test_what_one_shard_refuses_no_shard_takes(shards: Shards) -> None:
+def test_a_push_refused_by_one_shard_is_applied_by_none(shards: Shards) -> None:
     client = begun(shards, 3, 1)
     for wrong in ({"w0": ones(2)}, {"nothing": ones(1)}):
         with pytest.raises(ClipperError):
@@ -86,7 +86,7 @@ def test_what_one_shard_refuses_no_shard_takes(shards: Shards) -> None:
     assert client.pull_variables()[0] == [1, 1, 1]
 
 
-def test_rows_alone_are_no_step(shards: Shards) -> None:
+def test_a_push_of_rows_alone_is_refused_in_synchronous_training(shards: Shards) -> None:
     client = begun(shards, 2, 1)
     with pytest.raises(DoesNotFit, match="push_gradients"):
         client.push("counts", [1], ones((1, 2)))
@@ -121,7 +121,7 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
     assert (client.pull("counts", range(6)) == 32).all()
 
 
-def test_what_was_taken_survives_the_death_of_a_shard(shards: Shards) -> None:
+def test_accepted_gradients_survive_a_kill_of_a_shard(shards: Shards) -> None:
     client = begun(shards, 3, 2, replicas=1)
     assert client.push_gradients(
         {f"w{i}": full(1, -2) for i in range(4)}, {"counts": (range(6), -ones((6, 2)))}
@@ -145,7 +145,7 @@ def test_what_was_taken_survives_the_death_of_a_shard(shards: Shards) -> None:
     assert client.push_gradients({}, {})["versions"] == [3, 3, 3], "a snapshot has it too"
 
 
-def test_a_step_does_not_wait_for_the_dead_for_ever(shards: Shards) -> None:
+def test_a_step_does_not_wait_for_a_dead_worker_forever(shards: Shards) -> None:
     client = begun(shards, 2, 1)
     for server in shards.servers.values():
         server.shard.training._late_s = 0.05  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def test_a_step_does_not_wait_for_the_dead_for_ever(shards: Shards) -> None:
     assert variables(client)[:3] == [1, 1, 1]
 
 
-def test_gradients_for_steps_that_are_never_made_are_bounded(
+def test_pending_gradients_of_incomplete_steps_are_bounded(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stepping, "GATHERED_MAX", 3)

@@ -181,7 +181,7 @@ def test_parts_that_do_not_fit_the_payload_are_refused(shards: Shards, kind: int
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_parts_are_answered(shared: Client, data: st.DataObject) -> None:
+def test_random_parts_are_answered(shared: Client, data: st.DataObject) -> None:
     numbers = st.integers(0, 3) | st.just(VARIABLE) | st.integers(0, 2**32 - 1)
     parts = data.draw(st.lists(st.tuples(numbers, st.integers(0, 40)), max_size=5))
     body = b"".join(part(*one) for one in parts) + bytes(8 * data.draw(st.integers(0, 40)))
@@ -201,7 +201,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Given:
     running.close()
 
 
-def test_synchronous_shards_take_no_step_of_one_message(shards: Shards) -> None:
+def test_synchronous_shards_refuse_a_step_in_one_message(shards: Shards) -> None:
     client = shards.up(1, mode="sync", grads_to_wait=1).client()
     created(client)
     kind, why = send(client, MessageKind.PUSH_STEP, 0, b"")
@@ -212,7 +212,7 @@ def test_synchronous_shards_take_no_step_of_one_message(shards: Shards) -> None:
 
 
 @given(IDS)
-def test_distinct_ids_and_their_places(ids: list[int]) -> None:
+def test_distinct_ids_and_their_positions_are_computed(ids: list[int]) -> None:
     each, where = distinct(np.array(ids, np.int64))
     assert each.tolist() == list(dict.fromkeys(ids))
     assert each[where].tolist() == ids
@@ -230,7 +230,7 @@ def test_gradients_are_summed_by_id(ids: list[int]) -> None:
 
 
 @given(st.lists(IDS, max_size=4), st.integers(1, 5))
-def test_parts_are_split_by_shard_and_come_back(parts: list[list[int]], shards: int) -> None:
+def test_parts_are_split_by_shard_and_merged(parts: list[list[int]], shards: int) -> None:
     each = [np.array(part, np.int64) for part in parts]
     back = [full((len(part), 1), np.nan, np.float32) for part in parts]
     for shard, numbers, counts, ids, places in split_parts(each, shards):
@@ -247,7 +247,7 @@ def test_parts_are_split_by_shard_and_come_back(parts: list[list[int]], shards: 
         assert rows.ravel().tolist() == list(range(len(rows)))
 
 
-def test_rows_go_to_no_place_outside() -> None:
+def test_rows_are_not_written_outside_the_array() -> None:
     out, rows = zeros((2, 3), np.float32), ones((1, 3), np.float32)
     for place in (2, -1, 2**62):
         with pytest.raises(InvalidInput, match="outside"):

@@ -76,7 +76,7 @@ def assert_copied(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_copy_that_is_streamed_to_is_its_primary(shards: Shards, seed: int) -> None:
+def test_a_streamed_copy_equals_its_primary(shards: Shards, seed: int) -> None:
     draw, client = np.random.default_rng(seed), shards.up(2, replicas=1).client()
     client.push_model({"w": zeros(3), "b": zeros((2, 2))}, optimizer="adam")
     for spec in TABLES:
@@ -122,7 +122,7 @@ def test_rows_that_are_removed_are_removed_from_the_copy(shards: Shards) -> None
     until(lambda: state(copy_of(shards, 0).parameters) == state(shard.parameters))
 
 
-def test_shard_that_was_lost_comes_back_with_what_was_streamed(shards: Shards) -> None:
+def test_a_lost_shard_is_recovered_from_a_streamed_copy(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(TABLES[0])
     client.push_model({"w": zeros(3)}, optimizer="sgd", optimizer_settings={"rate": 1.0})
@@ -149,7 +149,7 @@ def test_follower_whose_stream_breaks_is_sent_the_rest(shards: Shards) -> None:
         until(lambda: streams(shards))
 
 
-def test_follower_that_is_hung_is_given_up_and_comes_back(
+def test_a_hung_follower_is_dropped_and_synchronized_again(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.3).client()
@@ -219,7 +219,7 @@ def test_changes_that_do_not_fit_the_copy_are_refused(
 
 
 @pytest.mark.parametrize("data", [b"x" * 64, message(0, 0, b"", MessageKind.PULL)])
-def test_bytes_that_are_no_changes_are_refused(
+def test_invalid_bytes_of_changes_are_refused(
     receiver: tuple[socket.socket, ChangeReceiver], data: bytes
 ) -> None:
     ours, one = receiver
@@ -228,7 +228,9 @@ def test_bytes_that_are_no_changes_are_refused(
         one.receive(1.0)
 
 
-def test_stream_that_ends_in_the_middle(receiver: tuple[socket.socket, ChangeReceiver]) -> None:
+def test_a_stream_that_ends_inside_a_message_is_an_error(
+    receiver: tuple[socket.socket, ChangeReceiver],
+) -> None:
     ours, one = receiver
     ours.sendall(message(0, 0, bytes(8))[:40])
     assert one.receive(0.01) is None

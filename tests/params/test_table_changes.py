@@ -80,7 +80,7 @@ def test_changed_settings_are_in_snapshots(shards: Shards) -> None:
         {"expire_s": "long"},
     ],
 )
-def test_changes_that_cannot_be_change_nothing(
+def test_invalid_changes_of_a_table_change_nothing(
     shards: Shards, changes: dict[str, Settings]
 ) -> None:
     client = taught(shards)
@@ -117,7 +117,7 @@ def test_erased_rows_are_gone_from_replicas_and_the_next_whole_snapshot(shards: 
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])
-def test_table_goes_through_a_file(shards: Shards, tmp_path: Path, kind: str) -> None:
+def test_a_table_is_exported_and_imported(shards: Shards, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(
         {"npz": "numpy", "safetensors": "safetensors", "parquet": "pyarrow"}[kind],
         reason=f"{kind} needs a package: pip install safetensors pyarrow",
@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_give_the_reason(shards: Shards, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "i8"])
-def test_rows_of_fewer_bits_are_the_same_after_all_ways(
+def test_rows_of_fewer_bits_survive_snapshot_copy_and_file(
     shards: Shards, tmp_path: Path, dtype: str
 ) -> None:
     client, every = shards.up(2, replicas=1).client(), np.arange(-10, 20)
@@ -215,7 +215,7 @@ def test_rows_of_fewer_bits_are_the_same_after_all_ways(
         client.create(TableSpec("other", 5, dtype="f8"))
 
 
-def test_copied_table_trains_on_as_the_first_does(shards: Shards) -> None:
+def test_a_copied_table_trains_as_the_original(shards: Shards) -> None:
     client = taught(shards)
     assert copy_table(client, "adam", "twin") == 30
     for name in ("adam", "twin"):

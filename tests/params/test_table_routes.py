@@ -32,7 +32,9 @@ def remote(server: clipper.ClipperServer) -> Iterator[Any]:
         yield found
 
 
-def test_life_of_a_table(server: clipper.ClipperServer, remote: Any) -> None:
+def test_a_table_is_created_altered_and_dropped_over_http(
+    server: clipper.ClipperServer, remote: Any
+) -> None:
     client = server.params
     client.create(TableSpec("plain", 3, **SGD))
     client.push("plain", range(10), -ones((10, 3)))
@@ -160,7 +162,7 @@ def test_the_number_of_shards_changes_over_http(
         ("there/copy", {"to": "a b"}, InvalidInput),
     ],
 )
-def test_requests_that_cannot_be_change_nothing(
+def test_invalid_requests_change_nothing(
     server: clipper.ClipperServer,
     remote: Any,
     path: str,
@@ -174,7 +176,7 @@ def test_requests_that_cannot_be_change_nothing(
     assert (server.params.spec("there"), len(remote.history())) == before
 
 
-def test_server_without_tables_reports_it() -> None:
+def test_a_server_without_tables_refuses_table_requests() -> None:
     with (
         clipper.start(http={"admin": "127.0.0.1:0"}, warmup=False) as server,
         clipper.connect(f"http://{server.admin_address}") as remote,

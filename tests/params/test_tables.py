@@ -100,7 +100,7 @@ def test_invalid_requests_are_rejected(shards: Shards) -> None:
         Tables([])
 
 
-def test_a_push_goes_on_over_a_relaunch(shards: Shards) -> None:
+def test_a_push_continues_after_a_restart_of_the_shard(shards: Shards) -> None:
     shards.up(2, replicas=1)
     with tables(shards) as mine:
         mine.create(
@@ -115,7 +115,7 @@ def test_a_push_goes_on_over_a_relaunch(shards: Shards) -> None:
         assert (mine.pull("users", [0, 1]) == -2).all(), "each was applied once"
 
 
-def test_a_table_is_announced_to_a_shard_that_lost_all(shards: Shards) -> None:
+def test_a_table_is_created_again_on_a_shard_that_lost_its_state(shards: Shards) -> None:
     shards.up(1)
     with tables(shards) as mine, tables(shards) as other:
         mine.create("users", 2, initializer="zeros")
@@ -128,7 +128,7 @@ def test_a_table_is_announced_to_a_shard_that_lost_all(shards: Shards) -> None:
         assert (other.pull("users", [5]) != 0).all()
 
 
-def test_a_shard_that_is_away_is_waited_for_so_long(shards: Shards) -> None:
+def test_requests_wait_for_an_unavailable_shard_for_a_bounded_time(shards: Shards) -> None:
     shards.up(1)
     with tables(shards, patience_s=0.1) as mine:
         mine.create("users", 2)
@@ -139,7 +139,7 @@ def test_a_shard_that_is_away_is_waited_for_so_long(shards: Shards) -> None:
         assert time.monotonic() - begun < 20
 
 
-def test_a_worker_that_comes_back_goes_on_counting(shards: Shards) -> None:
+def test_a_restarted_worker_continues_its_sequence(shards: Shards) -> None:
     shards.up(2)
     with tables(shards, worker=77) as first:
         first.create(
@@ -169,7 +169,7 @@ def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
         assert mine.pull("users", [1, 2]).tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_shard_0_that_hangs_does_not_delay_those_who_need_another(tmp_path: Path) -> None:
+def test_a_hung_shard_0_does_not_delay_requests_to_other_shards(tmp_path: Path) -> None:
     """Shard 1 is away, and shard 0 does not answer whether the set has moved."""
     failed = list[ShardAway]()
     with socket.socket(socket.AF_UNIX) as silent:

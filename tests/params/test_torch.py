@@ -38,7 +38,7 @@ def test_rows_are_those_of_the_shards(shards: Shards, count: int) -> None:
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_bags_are_combined_and_padding_is_nothing(shards: Shards, combiner: Any) -> None:
+def test_bags_are_combined_and_padding_is_ignored(shards: Shards, combiner: Any) -> None:
     embedding = Embedding(shards.up(1).client(), USERS, combiner=combiner, padding=9)
     twin, where = local(embedding, IDS)
     rows = twin(where).detach().numpy() * (IDS.numpy() != 9)[..., None]
@@ -50,12 +50,12 @@ def test_bags_are_combined_and_padding_is_nothing(shards: Shards, combiner: Any)
     assert 9 not in ids.tolist()
 
 
-def test_a_combiner_that_is_none_is_refused(shards: Shards) -> None:
+def test_an_unknown_combiner_is_refused(shards: Shards) -> None:
     with pytest.raises(InvalidInput, match="sum, mean or sqrtn"):
         Embedding(shards.up(1).client(), USERS, combiner="max")  # type: ignore[arg-type]
 
 
-def test_a_push_is_the_step_that_a_local_table_would_take(shards: Shards) -> None:
+def test_a_push_equals_a_step_of_a_local_table(shards: Shards) -> None:
     client = shards.up(2).client()
     embedding = Embedding(client, USERS)
     twin, where = local(embedding, IDS)
@@ -110,7 +110,7 @@ def batches(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("prefetch", [None, lambda model, batch: model.rows.prefetch(batch[0])])
-def test_training_through_shards_is_training(shards: Shards, prefetch: Any) -> None:
+def test_training_through_shards_equals_local_training(shards: Shards, prefetch: Any) -> None:
     client = shards.up(3).client()
     model = Model(Embedding(client, USERS))
     worker = Worker(client, model, optimizer="sgd", settings={"rate": 0.1})
@@ -130,7 +130,7 @@ def test_training_through_shards_is_training(shards: Shards, prefetch: Any) -> N
         assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
 
 
-def test_a_second_worker_takes_the_firsts_values(shards: Shards) -> None:
+def test_a_second_worker_starts_with_the_values_of_the_first(shards: Shards) -> None:
     client = shards.up(2).client()
     first = Worker(client, Model(Embedding(client, USERS)), settings={"rate": 0.1})
     list(first.fit(batches(5), loss_of))

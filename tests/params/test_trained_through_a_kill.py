@@ -9,7 +9,7 @@ from bench.system import params_training
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_changes_no_parameter(tmp_path: Path) -> None:
+def test_a_kill_during_training_changes_no_parameter(tmp_path: Path) -> None:
     calm, killed = (
         params_training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills)
         for kills in (False, True)

@@ -105,7 +105,7 @@ def test_a_request_stays_open_until_something_changes() -> None:
     assert rows_of(shard.said[1]) == {}, "or its time is over"
 
 
-def test_a_watcher_that_is_too_far_behind_loses_its_position(
+def test_a_watcher_that_is_too_far_behind_is_reset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(changes_module, "IDS_MAX", 10)
@@ -120,7 +120,7 @@ def test_a_watcher_that_is_too_far_behind_loses_its_position(
     assert (shard.ask(position + 7) or {})["lost"], "of what has not been"
 
 
-def test_a_log_that_overflows_loses_all_who_watch() -> None:
+def test_a_log_overflow_resets_all_watchers() -> None:
     shard = Shard()
     shard.core = ShardLoop(log_ids_max=10)
     shard.changes = ChangeWatchers(shard.core, lambda: shard.parameters, shard._answer)
@@ -133,7 +133,7 @@ def test_a_log_that_overflows_loses_all_who_watch() -> None:
     assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
 
 
-def test_nothing_is_kept_when_nobody_watches() -> None:
+def test_changes_are_not_recorded_without_watchers() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
     shard.changes.answer_open_questions(changes_module.IDLE_S + 1)
@@ -202,7 +202,9 @@ def push(client: Client, id: int, by: float) -> None:
     client.push("taste", [id], full((1, 2), -by))
 
 
-def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: RowWatcher) -> None:
+def test_cached_predictions_are_invalidated_when_their_row_changes(
+    shards: Shards, watching: RowWatcher
+) -> None:
     client = shards.client()
     client.create(SPEC)
     cache = Cache(watching)
@@ -221,7 +223,9 @@ def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: Row
     assert cache.watched.stats()["predictions"] == 2
 
 
-def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: RowWatcher) -> None:
+def test_a_dead_shard_invalidates_all_cached_predictions(
+    shards: Shards, watching: RowWatcher
+) -> None:
     client = shards.client()
     client.create(SPEC)
     client.push("taste", [2, 3], ones((2, 2)))
@@ -245,7 +249,9 @@ def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: Ro
     wait_until(lambda: len(cache.gone) == 3)
 
 
-def test_a_table_that_is_not_there_yet(shards: Shards, watching: RowWatcher) -> None:
+def test_a_prediction_made_before_its_table_existed_is_invalidated(
+    shards: Shards, watching: RowWatcher
+) -> None:
     client = shards.client()
     cache = Cache(watching)
     number = cache.ask(2)
@@ -255,7 +261,7 @@ def test_a_table_that_is_not_there_yet(shards: Shards, watching: RowWatcher) -> 
     assert cache.gone == [number], "what it was made of is not known"
 
 
-def test_a_set_that_comes_later(
+def test_nothing_is_cached_before_the_set_of_shards_exists(
     shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = RowWatcher(tmp_path / "nowhere")
@@ -347,7 +353,7 @@ def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reads", [{"taste": [0, 1]}, both_columns], ids=["columns", "function"])
-def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(
+def test_a_cached_answer_is_invalidated_when_its_rows_change(
     server: clipper.ClipperServer, reads: Any
 ) -> None:
     with deployed(server, "taste", reads=reads, tolerance=0.5) as model:
@@ -377,7 +383,7 @@ def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(
         assert samples.get("clipper_cache_forgotten_total", "taste", "1", "moved") == 2
 
 
-def test_over_http_too(server: clipper.ClipperServer) -> None:
+def test_cached_answers_are_invalidated_over_http_too(server: clipper.ClipperServer) -> None:
     def say() -> float:
         body = json.dumps({"input": [70_000, 70_001]}).encode()
         request = urllib.request.Request(f"http://{server.http_address}/api/plain/predict", body)
@@ -397,7 +403,7 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
         assert say() == 6.0
 
 
-def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
+def test_rows_of_a_retired_model_are_not_watched(server: clipper.ClipperServer) -> None:
     watching = server._parameters.watching
     assert watching is not None
     before = len(watching._watched)
@@ -422,7 +428,7 @@ def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(
+def test_invalid_reads_are_refused_at_once(
     server: clipper.ClipperServer, settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says):
@@ -438,7 +444,7 @@ def test_a_model_with_tables_on_a_server_without_them_is_reported() -> None:
         server.deploy("wrong", lambda rows: rows[:, 0], input="f64[2]", reads={"taste": 0})
 
 
-def test_what_is_read_is_kept_with_the_model(tmp_path: Path) -> None:
+def test_declared_reads_are_stored_with_the_model(tmp_path: Path) -> None:
     said: dict[str, Any] = {
         "params": str(tmp_path / "set"),
         "state": str(tmp_path / "state"),

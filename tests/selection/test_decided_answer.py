@@ -29,7 +29,7 @@ def heard(
 
 
 @pytest.mark.parametrize("rule", ["all", "majority", "quorum", "weighted"])
-def test_votes(rule: str) -> None:
+def test_votes_give_output_confidence_and_agreement(rule: str) -> None:
     found = decided_answer(rule, heard({A: 1, B: 1}), [A, B])
     assert (found.output, found.confidence, found.used, found.agreement) == (
         1,
@@ -60,7 +60,7 @@ SINGLE = [
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-def test_one_models_word(rule: str) -> None:
+def test_an_answer_from_one_model_has_its_confidence(rule: str) -> None:
     found = decided_answer(rule, heard({A: 1, B: 2, C: 2}), [A])
     assert (found.output, found.used, found.confidence, found.agreement) == (1, (A,), 1 / 3, 1 / 3)
     found = decided_answer(rule, heard({A: Prediction(1, 0.9), B: 1}), [A])
@@ -75,7 +75,7 @@ def test_no_used_models_give_no_answer() -> None:
 
 
 @pytest.mark.parametrize(("rule", "middle"), [("mean", 3.0), ("median", 2.0)])
-def test_numbers(rule: str, middle: float) -> None:
+def test_numbers_are_combined_into_a_mean_or_median(rule: str, middle: float) -> None:
     for outputs in itertools.permutations([1, 2.0, 6.0]):
         found = decided_answer(rule, heard(dict(zip((A, B, C), outputs, strict=True))), [A, B, C])
         assert (found.output, found.used) == (pytest.approx(middle), (A, B, C))
@@ -129,7 +129,7 @@ def test_confidence_is_calibrated_where_the_policy_learns() -> None:
     )
 
 
-def test_ranks() -> None:
+def test_models_are_ranked_by_the_policy() -> None:
     assert rank_models(create_policy("ensemble"), None, None, (C, A, B)) == (C, A, B)
     assert rank_models(create_policy("static(weights={'b': 2})"), None, None, (C, A, B)) == (
         B,
@@ -146,7 +146,7 @@ def test_ranks() -> None:
     assert set(rank_models(stacking, stacking.init([A, B]), None, (C, A, B))) == {A, B, C}
 
 
-def test_weights() -> None:
+def test_vote_weights_are_those_of_the_policy() -> None:
     weights = vote_weights(create_policy("stacking"), taught("stacking"), [A, B, C])
     assert weights[A] > weights[B]
     assert vote_weights(create_policy("static(weights={'b': 2})"), None, [A, B]) == {A: 1.0, B: 2.0}

@@ -66,13 +66,13 @@ def test_text_is_parsed_into_a_schedule(text: str, steps: list[DeciderStep]) -> 
     assert parse_decider(str(schedule)) == schedule
 
 
-def test_only_one_waits_for_all() -> None:
+def test_only_the_decider_all_waits_for_all() -> None:
     assert parse_decider(" all ").waits_for_all
     others = ("first", "all within 3 ms", "a.b:C", "all within 1 ms, else first")
     assert not any(parse_decider(text).waits_for_all for text in others)
 
 
-def test_names_of_answers() -> None:
+def test_steps_have_names() -> None:
     names = [
         step.name
         for step in parse_decider(
@@ -82,7 +82,7 @@ def test_names_of_answers() -> None:
     assert names == ["quorum(2)", "majority", "floor(a)"]
 
 
-def test_the_models_it_names() -> None:
+def test_a_decider_lists_the_models_that_it_names() -> None:
     assert parse_decider("table(0: b; 1: b, a)").models == ("b", "a")
     assert parse_decider("majority within 1 ms, else guaranteed_time(floor=c)").models == ("c",)
     assert parse_decider("guaranteed_time(floor=c)").guaranteed == DeciderStep(
@@ -90,7 +90,7 @@ def test_the_models_it_names() -> None:
     )
 
 
-def test_one_of_your_own() -> None:
+def test_a_user_defined_decider_is_parsed() -> None:
     assert parse_decider("my.rules:Two(need=2)").own == "my.rules:Two(need=2)"
     assert str(parse_decider(" my:Two ")) == "my:Two"
 
@@ -218,7 +218,9 @@ ROW = st.tuples(
 
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=4))
-def test_a_table_only_widens(rows: list[tuple[int, set[str], float]]) -> None:
+def test_a_table_is_accepted_only_if_its_rules_widen(
+    rows: list[tuple[int, set[str], float]],
+) -> None:
     """Accepted are exactly those in which whatever may answer at one time may answer ever after. No
     model: any."""
     text = "; ".join(

@@ -92,7 +92,7 @@ def test_invalid_class_is_refused_with_the_reason(
         assert part in str(caught.value), str(caught.value)
 
 
-def test_deciders() -> None:
+def test_user_defined_deciders_are_loaded_and_checked() -> None:
     assert user_defined_decider("user_classes:Two(need=1)").need == 1  # type: ignore[attr-defined]
     with pytest.raises(
         InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"
@@ -138,7 +138,7 @@ def test_failing_state_methods_keep_the_state() -> None:
         ("absent", "combine used stranger:1, which has not arrived"),
     ],
 )
-def test_nonsense_is_found_out(kind: str, said: str) -> None:
+def test_invalid_results_of_a_policy_are_detected(kind: str, said: str) -> None:
     policy = own(f"Nonsense(kind={kind!r})")
     state = policy.init([A, B])
     if said.startswith("select"):
@@ -149,7 +149,7 @@ def test_nonsense_is_found_out(kind: str, said: str) -> None:
             policy.combine(state, {A: Prediction(1)}, (B,))
 
 
-def test_the_log_has_the_first_traceback_and_then_every_so_many(
+def test_the_log_has_the_first_traceback_and_later_every_nth(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = own("Learns(fails='observe')")

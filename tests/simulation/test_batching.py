@@ -159,7 +159,7 @@ def test_goodput_holds_below_and_beyond_saturation(
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_early_drop_is_worth_seven_times_the_papers_rule(model: Model) -> None:
+def test_early_drop_has_seven_times_the_goodput_of_the_papers_rule(model: Model) -> None:
     arrivals = poisson(1.3 * model.capacity(), model.seconds, 1)
     sizers: list[Sizer] = [BatchSizer("aimd"), PaperAimd(model)]
     ours, paper = (simulate(sizer, Replica(model, 1), arrivals).in_time for sizer in sizers)
@@ -185,7 +185,7 @@ def test_overload_leaves_nothing_behind(mode: str, model: Model) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fit", "aimd", "quantile"])
-def test_a_slowdown_and_its_end_cost_little(mode: str) -> None:
+def test_goodput_recovers_after_a_slowdown(mode: str) -> None:
     """Three times slower in the middle third, at a load that the slow replica cannot carry."""
     third = SVM.seconds * 1e6 / 3
     arrivals = poisson(0.6 * SVM.capacity(), SVM.seconds, 5)

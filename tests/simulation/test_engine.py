@@ -84,7 +84,7 @@ def ask(
 
 
 @pytest.mark.parametrize("seed", range(sized(60, 300)))
-def test_everything_goes_wrong(seed: int) -> None:
+def test_queries_are_answered_once_under_random_faults(seed: int) -> None:
     rng = Random(seed)
     world = World(
         seed, frame_bytes_max=rng.choice([4096, 1 << 20]), connections_max=rng.choice([3, 64])
@@ -101,7 +101,7 @@ def test_everything_goes_wrong(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(sized(25, 100)))
-def test_arrays_among_queries(seed: int) -> None:
+def test_arrays_and_queries_are_answered_once_under_random_faults(seed: int) -> None:
     """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue
     refuses what does not fit."""
     rng = Random(seed)
@@ -128,7 +128,7 @@ def test_arrays_among_queries(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done(seed: int) -> None:
+def test_an_array_too_large_for_its_deadline_is_answered_in_part(seed: int) -> None:
     """All its rows are due together: as many as the container manages by then are answered, the
     rest are dropped, none late."""
     world = World(seed)
@@ -143,7 +143,7 @@ def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done(seed: in
     assert set(ended) <= {Status.OK, Status.DROPPED, Status.DEADLINE}
 
 
-def test_the_faults_do_happen() -> None:
+def test_random_faults_cause_each_status() -> None:
     """Or the runs above would prove nothing."""
     ended: Counter[Status] = Counter()
     for seed in range(25):
@@ -227,7 +227,7 @@ def test_a_lost_row_is_sent_once_more_and_no_more(seed: int, fault: str) -> None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_row_that_kills_has_two_victims_under_any_name(seed: int) -> None:
+def test_a_row_that_kills_containers_is_sent_at_most_twice(seed: int) -> None:
     """Equal queries that come while it waits for its second try take it over with its history."""
     world = World(seed)
     kin = world.model("m", cached=True)
@@ -244,7 +244,7 @@ def test_a_row_that_kills_has_two_victims_under_any_name(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_three_times_too_much(seed: int, mode: int) -> None:
+def test_three_times_the_capacity_costs_no_goodput(seed: int, mode: int) -> None:
     """Early drop: as much is answered in time as the container can do, and next to nothing is sent
     in vain."""
     a_us, b_us, slo_us = 1_000.0, 50.0, 20_000
@@ -294,7 +294,7 @@ def test_batches_are_sized_for_the_slo_of_the_query(mode: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_unequal_replicas_share_as_they_can(seed: int) -> None:
+def test_unequal_replicas_share_rows_by_their_speed(seed: int) -> None:
     """A replica ten times slower takes less, and no row is dropped for its sake while the fast one
     could be in time."""
     world = World(seed)
@@ -328,7 +328,7 @@ def test_equal_replicas_share_equally(seed: int) -> None:
     assert abs(sum(pair[0].batches) - sum(pair[1].batches)) < 200
 
 
-def test_a_popular_row_does_not_wait_for_a_hung_container_for_ever() -> None:
+def test_a_popular_row_does_not_wait_for_a_hung_container_forever() -> None:
     """The container beats but does not answer. Equal queries keep joining its row; they are
     answered by the other one."""
     world = World(1)
@@ -371,7 +371,7 @@ def test_a_hung_container_gets_nothing_until_it_answers() -> None:
     )
 
 
-def test_hearts_beat_both_ways_and_a_silent_container_is_closed_after_three() -> None:
+def test_a_container_without_heartbeats_is_closed_after_three_intervals() -> None:
     world = World(3)
     kin = world.model("m", cached=False)
     container = Container(world, kin, comes_back=False)
@@ -412,7 +412,7 @@ def test_a_connection_without_hello_is_closed() -> None:
     assert not late.conn
 
 
-def test_links_max_turns_away_and_takes_in_again() -> None:
+def test_connections_max_refuses_a_container_until_another_leaves() -> None:
     world = World(6, connections_max=2)
     kin = world.model("m")
     crowd = [Container(world, kin, comes_back=i < 2) for i in range(3)]
@@ -447,7 +447,7 @@ def test_draining_loses_nothing(seed: int) -> None:
     assert set(world.evaluations.values()) == {1}
 
 
-def test_without_replicas_it_is_no_replica_at_the_deadline() -> None:
+def test_a_query_without_replicas_ends_as_no_replica_at_its_deadline() -> None:
     world = World(7)
     kin, other = world.model("m"), world.model("n")
     Container(world, other)
@@ -461,7 +461,7 @@ def test_without_replicas_it_is_no_replica_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 @pytest.mark.parametrize("delay_us", [0, 2_000])
-def test_modes_and_delays(mode: int, delay_us: int) -> None:
+def test_all_batching_modes_answer_with_any_delay(mode: int, delay_us: int) -> None:
     """All modes answer all; holding makes batches larger, and lets go in time."""
     world = World(8)
     kin = world.model("m", cached=False)
@@ -521,7 +521,7 @@ def test_a_full_socket_holds_its_rows_and_no_more(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_end_answers_everyone(seed: int) -> None:
+def test_finishing_the_engine_answers_all_queries(seed: int) -> None:
     """finish() in the middle of everything."""
     rng = Random(seed)
     world = World(seed)

@@ -18,7 +18,7 @@ def ratio(rule: str, trace: Trace, share: float) -> float:
 
 @pytest.mark.parametrize("alpha", [0.8, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_ours_hits_more_than_lru_and_nearly_what_is_known_of_the_demand(
+def test_eviction_hits_more_than_lru_and_nearly_as_much_as_with_known_demand(
     alpha: float, share: float
 ) -> None:
     for trace in (zipf(300, 10_000, alpha), drifting(300, 10_000, alpha)):
@@ -30,7 +30,7 @@ def test_ours_hits_more_than_lru_and_nearly_what_is_known_of_the_demand(
     assert ratio("Belady-size", trace, share) > ratio("known demand", trace, share)
 
 
-def test_one_use_each_hits_nothing_and_a_memory_for_all_misses_only_once() -> None:
+def test_models_used_once_never_hit_and_a_sufficient_memory_misses_each_once() -> None:
     once = Trace(np.arange(50), np.full(50, 10), np.full(50, 1 / 50))
     again = Trace(np.tile(np.arange(5), 20), np.full(5, 10), np.full(5, 1 / 5))
     for rule in RULES.values():

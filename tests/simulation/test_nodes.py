@@ -46,7 +46,7 @@ def history(seed: int) -> str:
         return hashlib.sha256(repr(world.trace).encode()).hexdigest()
 
 
-def test_a_seed_is_one_history() -> None:
+def test_a_seed_determines_the_history() -> None:
     assert history(4) == history(4) != history(5)
 
 
@@ -82,7 +82,7 @@ def test_many_first_queries_at_once_make_one_copy(seed: int) -> None:
         assert [len(world.models()[world.name(n)].copies) for n in range(2)] == [1, 1]
 
 
-def test_while_the_store_is_away_what_is_loaded_answers_and_the_rest_waits() -> None:
+def test_loaded_models_answer_and_others_wait_while_the_store_is_unavailable() -> None:
     with World(QUIET) as world:
         for n in range(3):
             for name in world.nodes:
@@ -199,7 +199,7 @@ def test_two_holders_that_give_up_a_spare_copy_at_once_leave_one(
 
 
 @pytest.mark.parametrize("seed", {*range(SEEDS_MAX), *KEPT} if FULL else KEPT)
-def test_world_without_a_mutation_shows_nothing(seed: int) -> None:
+def test_a_simulated_mesh_without_a_mutation_shows_no_violation(seed: int) -> None:
     plan = planned(seed)
     assert plan.seconds > 2 * max(
         SETTINGS.janitor_s, SETTINGS.reaper_s, SETTINGS.rate_s, SETTINGS.failure_s
@@ -208,17 +208,17 @@ def test_world_without_a_mutation_shows_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", {*range(SEEDS_MAX), *KEPT_RARE} if FULL else KEPT_RARE)
-def test_world_with_faults_of_all_kinds_shows_nothing(seed: int) -> None:
+def test_a_simulated_mesh_with_faults_of_all_kinds_shows_no_violation(seed: int) -> None:
     assert not shown(rare(seed)), rare(seed).faults
 
 
 @pytest.mark.parametrize("seed", range(SEEDS_MAX) if FULL else (0, 24, 79, 156, 750))
-def test_world_whose_nodes_die_one_after_the_other_shows_nothing(seed: int) -> None:
+def test_a_simulated_mesh_whose_nodes_die_in_turn_shows_no_violation(seed: int) -> None:
     assert not shown(churning(seed))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name.replace(" ", "-"))
-def test_wrong_decision_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_decision_is_detected(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.apply(monkeypatch)
     for seed in range(SEEDS_MAX) if FULL else (mutation.seed,):
         plan = mutation.plan(seed)

@@ -101,7 +101,7 @@ def test_overload_costs_no_goodput_and_leaves_nothing_behind(
     assert after.ended[Status.OK] >= 0.99 * after.offered
 
 
-def test_a_step_from_half_to_double_settles_within_ten_slos() -> None:
+def test_a_step_from_half_to_double_load_settles_within_ten_slos() -> None:
     world, kin = a_model(3)
     Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     world.pass_us(1_000)
@@ -131,7 +131,7 @@ def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, le
 
 @pytest.mark.parametrize("load", [0.6, 2.0])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
-def test_a_bad_second_does_not_stop_admission(mode: int, load: float) -> None:
+def test_admission_recovers_after_a_second_of_slow_batches(mode: int, load: float) -> None:
     """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is
     over, all is as before."""
     world, kin = a_model(9)
@@ -212,7 +212,7 @@ def test_admission_keeps_no_replica_from_its_best_batches(mode: int, name: str) 
 # -- replicas of unequal speed
 
 
-def test_work_is_split_by_speed_and_nobody_starves() -> None:
+def test_rows_are_split_by_the_speed_of_replicas_and_none_starves() -> None:
     """Four times slower in every respect, as much as it can do: a quarter of the rows. Next to no
     fixed cost."""
     world, kin = a_model(5)
@@ -226,7 +226,7 @@ def test_work_is_split_by_speed_and_nobody_starves() -> None:
     assert 3.2 <= split <= 4.8
 
 
-def test_a_slow_replica_gets_a_row_now_and_then_to_show_that_it_is_not() -> None:
+def test_a_slow_replica_gets_probe_rows() -> None:
     world, kin = a_model(6)
     fast = Container(world, kin, a_us=500, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     slow = Container(world, kin, a_us=8_000, b_us=ROW_US, checked=False, mode=1, size_max=4096)
@@ -243,7 +243,7 @@ def test_a_slow_replica_gets_a_row_now_and_then_to_show_that_it_is_not() -> None
     assert 0.5 <= share <= 2
 
 
-def test_rows_wait_for_the_fast_one_rather_than_take_longer_on_the_slow() -> None:
+def test_rows_wait_for_a_fast_replica_if_the_slow_one_takes_longer() -> None:
     world, kin = a_model(7)
     Container(world, kin, a_us=1_000, b_us=10, checked=False, mode=1, size_max=4096)
     Container(world, kin, a_us=15_000, b_us=10, checked=False, mode=1, size_max=4096)
@@ -275,7 +275,7 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
     assert len(idle) > 5_000
 
 
-def test_rows_of_arrays_count_in_what_a_query_is_promised() -> None:
+def test_rows_of_arrays_count_in_the_forecast_of_a_query() -> None:
     """Due later, they fill its batch: it is refused while its caller can do something else, not
     dropped in the queue."""
     ended: Counter[Status] = Counter()
@@ -294,7 +294,9 @@ def test_rows_of_arrays_count_in_what_a_query_is_promised() -> None:
 
 @pytest.mark.parametrize("load", [0.1, 0.5])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
-def test_queries_of_short_slos_pass_beside_an_array_of_a_minute(mode: int, load: float) -> None:
+def test_queries_with_short_slos_are_answered_beside_an_array_of_a_minute(
+    mode: int, load: float
+) -> None:
     world, kin = a_model(5)
     Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096)
     world.pass_us(1_000)
@@ -310,7 +312,7 @@ def test_queries_of_short_slos_pass_beside_an_array_of_a_minute(mode: int, load:
     future.cancel()
 
 
-def test_a_slo_of_a_second_leaves_room_for_one_of_twenty_milliseconds() -> None:
+def test_queries_of_a_second_leave_capacity_for_queries_of_20_ms() -> None:
     """Twice too much with a second to spare: their queue is long, and of no concern to those who
     cannot wait."""
     world, kin = a_model(6)

@@ -57,13 +57,13 @@ def a_life(
 GOOD = {"defaults": 0.002, "slow": 0.001, "reward": 0.9, "agrees": 0.95}
 
 
-def test_a_good_version_takes_over() -> None:
+def test_a_good_version_is_promoted() -> None:
     ends = Counter(a_life(seed, **GOOD)[0] for seed in range(40))
     assert ends["reverted"] <= 3, ends
     assert ends["promoted"] >= 36, ends
 
 
-def test_one_that_is_just_good_enough_is_rarely_reverted() -> None:
+def test_a_version_at_the_limit_of_its_guard_is_rarely_reverted() -> None:
     """A version at the limit of a guard is reverted in one of twenty rollouts, and by chance."""
     ends = Counter(a_life(seed, **{**GOOD, "defaults": 0.02}, most_s=120)[0] for seed in range(60))
     assert ends["reverted"] <= 8, ends
@@ -79,14 +79,16 @@ def test_one_that_is_just_good_enough_is_rarely_reverted() -> None:
         ({"agrees": 0.2}, 6.0),
     ],
 )  # fmt: skip
-def test_a_clear_regression_lasts_seconds(bad: dict[str, float], within_s: float) -> None:
+def test_a_clear_regression_is_reverted_within_seconds(
+    bad: dict[str, float], within_s: float
+) -> None:
     """Seconds of the virtual clock, at 10 queries a second for the new version."""
     for seed in range(20):
         state, after_s = a_life(seed, **{**GOOD, **bad})
         assert (state, after_s <= within_s) == ("reverted", True), (seed, after_s)
 
 
-def test_a_key_stays_on_its_side_and_a_share_only_takes_in_more() -> None:
+def test_a_user_stays_with_the_new_version_as_the_share_grows() -> None:
     places = {f"user{i}": place_of("digits svm:2", f"user{i}") for i in range(5000)}
     before: set[str] = set()
     for share in STAGES:

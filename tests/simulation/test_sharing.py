@@ -72,7 +72,7 @@ def run(seed: int, arrays: bool = False) -> tuple[World, Counter[Status]]:
 
 
 @pytest.mark.parametrize("seed", range(sized(12, 60)))
-def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
+def test_rows_changed_under_a_late_model_reach_no_answer(seed: int) -> None:
     """Values are right although models compute them from what lies in the rows when they answer."""
     world, ended = run(seed)
     assert ended[Status.OK]
@@ -81,7 +81,7 @@ def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(sized(12, 60)))
-def test_nor_does_what_changes_under_a_model_of_arrays(seed: int) -> None:
+def test_rows_changed_under_a_late_model_of_arrays_reach_no_answer(seed: int) -> None:
     """The same for spans of pieces, whose cells hold many rows."""
     world, ended = run(seed, arrays=True)
     assert ended[Status.OK]
@@ -90,7 +90,7 @@ def test_nor_does_what_changes_under_a_model_of_arrays(seed: int) -> None:
 
 
 @pytest.mark.parametrize("arrays", [False, True])
-def test_rows_do_change_under_late_models(arrays: bool) -> None:
+def test_late_models_see_changed_rows(arrays: bool) -> None:
     """The runs above are about something: without a rule, some of these outputs would have been
     kept."""
     assert (

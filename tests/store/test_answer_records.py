@@ -153,7 +153,7 @@ def test_feedback_about_answers_of_a_killed_server_counts_exactly_once(
     assert isinstance(other, UnknownPrediction)
 
 
-def test_an_orderly_end_keeps_all_records_and_reports_what_was_sent(server: Build) -> None:
+def test_a_shutdown_writes_all_records_and_marks_those_with_feedback(server: Build) -> None:
     ended, other = server(every_s=60.0), server(every_s=0)
     ids = [ended.answer(number) for number in range(20)]
     ids += [ended.answer(number, "single") for number in range(20, 30)]
@@ -166,7 +166,7 @@ def test_an_orderly_end_keeps_all_records_and_reports_what_was_sent(server: Buil
     assert all(one is None or isinstance(one, Joined) for one in found)
 
 
-def test_records_stay_below_their_limits_and_the_oldest_go(server: Build) -> None:
+def test_records_stay_below_their_limits_and_the_oldest_are_removed(server: Build) -> None:
     small, other = server(bytes_max=100_000), server(every_s=0)
     draw = random.Random(3)
     big = small.answer(0, output="x" * 50_000)
@@ -181,7 +181,7 @@ def test_records_stay_below_their_limits_and_the_oldest_go(server: Build) -> Non
     wait_until(lambda: store.get(SIZES + A) is not None, "it tells its size", 20)
 
 
-def test_a_store_that_is_away_delays_no_feedback_and_has_all_later(
+def test_an_unavailable_store_delays_no_feedback_and_gets_all_later(
     server: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, other = server(), server(every_s=0)

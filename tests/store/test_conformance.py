@@ -47,7 +47,7 @@ def test_deleting_an_absent_key_changes_nothing(store: Store) -> None:
     assert store.revision == 1
 
 
-def test_put_if(store: Store) -> None:
+def test_put_if_writes_only_at_the_expected_revision(store: Store) -> None:
     first = store.put_if("a", b"1", ABSENT)
     with pytest.raises(StoreConflict):
         store.put_if("a", b"2", ABSENT)
@@ -98,7 +98,7 @@ def test_keys_with_like_wildcards_are_ordinary(store: Store) -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"\x00\xff" * 10, bytes(VALUE_BYTES_MAX)], ids=["empty", "binary", "largest"]
 )
-def test_values_come_back_as_they_were(store: Store, value: bytes) -> None:
+def test_values_are_returned_unchanged(store: Store, value: bytes) -> None:
     store.put("k" * KEY_BYTES_MAX, value)
     record = store.get("k" * KEY_BYTES_MAX)
     assert record is not None
@@ -169,7 +169,7 @@ def test_orelse_runs_when_one_compare_fails(store: Store) -> None:
         (Compare("none", b"", "value"), False),
     ],
 )
-def test_compares(store: Store, compare: Compare, holds: bool) -> None:
+def test_each_comparison_holds_or_fails(store: Store, compare: Compare, holds: bool) -> None:
     store.put("a", b"1")
     store.put("a", b"2")
     assert store.txn((compare,), ()).ok is holds
@@ -214,7 +214,7 @@ def test_a_watch_from_now_delivers_nothing_old(store: Store) -> None:
     assert sync.kind == "SYNC", "of etcd it may come before what was put meanwhile"
 
 
-def test_a_watch_that_fell_too_far_behind_is_reset_and_goes_on(open_with: OpenStore) -> None:
+def test_a_watch_that_fell_too_far_behind_is_reset_and_continues(open_with: OpenStore) -> None:
     store = open_with(10)
     watch = store.watch("")
     assert drain(watch, 1) == [Event("SYNC", 0)]
@@ -231,7 +231,7 @@ def test_a_watch_that_fell_too_far_behind_is_reset_and_goes_on(open_with: OpenSt
     ], "the last ten are still there"
 
 
-def test_a_transaction_is_forgotten_as_a_whole(open_with: OpenStore) -> None:
+def test_a_transaction_is_compacted_as_a_whole(open_with: OpenStore) -> None:
     store = open_with(4)
     store.txn((), [Put(f"k{i}", b"") for i in range(6)])
     assert len(drain(store.watch("", 0), 7)) == 6 + 1, "even when it alone is more than the bound"
@@ -240,7 +240,7 @@ def test_a_transaction_is_forgotten_as_a_whole(open_with: OpenStore) -> None:
     assert [e.key for e in drain(store.watch("", 1), 2)] == ["a", ""]
 
 
-def test_a_watch_from_a_future_that_never_was_is_reset(store: Store) -> None:
+def test_a_watch_from_a_future_revision_is_reset(store: Store) -> None:
     store.put("a", b"")
     assert [e.kind for e in drain(store.watch("", 99), 2)] == ["RESET", "SYNC"]
 
@@ -350,7 +350,7 @@ class Twin:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_operations_against_the_twin(store: Store, seed: int) -> None:
+def test_random_operations_equal_those_of_a_simple_store(store: Store, seed: int) -> None:
     rng, twin = random.Random(seed), Twin()
     keys = [f"{p}/{i}" for p in "ab" for i in range(4)]
     watched = [(store.watch(prefix), prefix) for prefix in ("", "a/", "b/1")]

@@ -54,7 +54,7 @@ def test_other_records_are_kept_unless_replace_is_given() -> None:
     assert copying.different(source, target) == []
 
 
-def test_only_a_prefix() -> None:
+def test_only_records_with_the_prefix_are_copied() -> None:
     source, target = MemoryStore(), MemoryStore()
     for key in ("mesh/a", "catalog/a"):
         source.put(key, b"1")
@@ -88,7 +88,7 @@ def test_a_target_follows_its_source(store: Store) -> None:
     assert len(contents(store)) == 31
 
 
-def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
+def test_the_command_copies_and_verifies(tmp_path: Path, etcd_server: EtcdServer) -> None:
     with SqliteStore(tmp_path / "state.db") as source:
         source.put("catalog/a", b"1")
         source.put("learned", b"2")
@@ -109,7 +109,7 @@ def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
 
 
 @pytest.mark.parametrize("source", ["", "memory://", "nowhere", "sqlite:nowhere.db"])
-def test_a_source_that_is_not_there_is_not_made(
+def test_a_missing_source_is_not_created(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,9 @@ def test_a_source_that_is_not_there_is_not_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_difference_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_makes_the_command_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with SqliteStore(tmp_path / "a.db") as source:
         source.put("a", b"1")
     monkeypatch.setattr(copying, "_apply", lambda target, ops: None)
@@ -128,7 +130,9 @@ def test_a_difference_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "1 records differ: a" in found.output
 
 
-def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_follows_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with SqliteStore(tmp_path / "a.db") as source:
         source.put("a", b"1")
 
@@ -143,7 +147,9 @@ def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "both stores are equal" in done.output
 
 
-def test_changes_are_written_by_so_many_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_written_in_transactions_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(copying, "_OPS_MAX", 3)
     monkeypatch.setattr(copying, "_BYTES_MAX", 10)
 

@@ -61,7 +61,7 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
     living.revoke()
 
 
-def test_no_candidate_leads_after_its_lease_is_over_by_its_own_clock() -> None:
+def test_no_candidate_leads_after_its_lease_expired_by_its_own_clock() -> None:
     """Though its store, whose clock stands still, still has the key."""
     store = MemoryStore(now_s=lambda: 0.0)
     lease = store.lease(0.5)
@@ -72,7 +72,7 @@ def test_no_candidate_leads_after_its_lease_is_over_by_its_own_clock() -> None:
     candidate.resign()
 
 
-def test_never_two_leaders(store: Store) -> None:
+def test_there_are_never_two_leaders(store: Store) -> None:
     """Ten stand, each resigns as soon as it leads: whoever leads is alone, and their epochs
     grow."""
     leases = [store.lease(60) for _ in range(10)]

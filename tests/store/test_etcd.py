@@ -148,7 +148,7 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
+def test_a_hung_etcd_raises_an_error_and_is_used_again_later(own_etcd: EtcdServer) -> None:
     """SIGSTOP: calls end by their deadline, the watch by its watchdog; after SIGCONT nothing was
     missed."""
     with open_store(own_etcd.url) as store:
@@ -173,7 +173,7 @@ def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
         assert found == ["b"]
 
 
-def test_a_quiet_watch_is_not_given_up(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_watch_stays_open(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is requested and answered; the stream stays the same one."""
     monkeypatch.setattr(etcd_watch, "SILENCE_S", 0.02)
     watch = etcd_store.watch("")
@@ -211,7 +211,7 @@ def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_
         )
 
 
-def test_a_compaction_is_a_reset_and_costs_a_mirror_nothing(
+def test_a_compaction_resets_a_watch_and_a_mirror_misses_no_change(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes made while the watch had no stream were compacted away; their deletions are reported
@@ -231,7 +231,7 @@ def test_a_compaction_is_a_reset_and_costs_a_mirror_nothing(
         assert (event.kind, event.key) == ("PUT", "after")
 
 
-def test_a_mirror_is_complete_after_a_compaction_it_slept_through(own_etcd: EtcdServer) -> None:
+def test_a_mirror_is_complete_after_a_compaction_that_it_missed(own_etcd: EtcdServer) -> None:
     with open_store(own_etcd.url) as store, open_store(own_etcd.url) as other:
         store.txn((), [Put("gone", b"0"), Put("kept", b"0")])
         seen: dict[str, bytes | None] = {}
@@ -298,9 +298,7 @@ def test_watch_is_reset_by_an_emptied_server_that_has_more_changes_than_it_has_s
 
 
 @pytest.mark.usefixtures("impatient")
-def test_endpoints_that_are_dead_or_hung_are_passed_over(
-    etcd_server: EtcdServer, tmp_path: Path
-) -> None:
+def test_dead_and_hung_endpoints_are_skipped(etcd_server: EtcdServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung, socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
         hosts = f"127.0.0.1:{dead.getsockname()[1]},127.0.0.1:{hung.getsockname()[1]},{etcd_server.address}"  # noqa: E501
@@ -323,7 +321,7 @@ def next_event(watch: etcd_watch.EtcdWatch) -> Event | None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_cluster_goes_on_without_one_of_three_members() -> None:
+def test_a_cluster_continues_without_one_of_three_members() -> None:
     for servers in started(count=3):
         with open_store("etcd://" + ",".join(server.address for server in servers)) as store:
             lease = store.lease(10).renew_in_background()
@@ -427,12 +425,12 @@ def test_tls_with_a_certificate_of_the_client(
                 open_store(servers[0].url + options)
 
 
-def test_a_certificate_that_is_not_there() -> None:
+def test_a_missing_certificate_file_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"cannot read none\.pem"):
         open_store("etcds://127.0.0.1:1?ca=none.pem")
 
 
-def test_users(own_etcd: EtcdServer) -> None:
+def test_a_user_and_password_are_accepted_and_not_shown(own_etcd: EtcdServer) -> None:
     own_etcd.ask("auth/user/add", name="root", password="s3cret")
     own_etcd.ask("auth/user/grant", user="root", role="root")
     own_etcd.ask("auth/enable")
@@ -453,7 +451,7 @@ def test_users(own_etcd: EtcdServer) -> None:
             open_store(url)
 
 
-def test_a_full_etcd_refuses_and_keeps() -> None:
+def test_a_full_etcd_refuses_writes_and_keeps_its_records() -> None:
     for servers in started("--quota-backend-bytes", "65536"):
         with open_store(servers[0].url) as store:
             store.put("a", b"1")
@@ -465,7 +463,7 @@ def test_a_full_etcd_refuses_and_keeps() -> None:
             assert store.get("a") is not None
 
 
-def test_no_server_and_what_it_is_called() -> None:
+def test_an_unreachable_etcd_is_named_without_its_password() -> None:
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
         with pytest.raises(
@@ -487,7 +485,9 @@ def test_no_server_and_what_it_is_called() -> None:
         ("etcd://a?ca=f&user=u&password=p", ("a:2379",), "clipper/", True, "u"),
     ],
 )
-def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, user: str) -> None:
+def test_urls_are_parsed(
+    url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, user: str
+) -> None:
     address = parse_url(url)
     assert (address.endpoints, address.prefix, address.secure, address.user) == (
         endpoints,
@@ -497,7 +497,7 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, u
     )
 
 
-def test_urls_with_too_much_or_nothing_in_them() -> None:
+def test_invalid_urls_are_refused() -> None:
     assert parse_url("etcd://u:p%40q@a").password == "p@q"
     assert (
         redacted_url("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"
@@ -507,7 +507,7 @@ def test_urls_with_too_much_or_nothing_in_them() -> None:
             open_store(url)
 
 
-def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
+def test_a_forked_child_cannot_use_its_parents_store(etcd_server: EtcdServer) -> None:
     with open_store(etcd_server.url) as store:
         assert isinstance(store, EtcdStore)
         store._pid += 1
@@ -516,7 +516,7 @@ def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
         store._pid -= 1
 
 
-def test_etcd_is_here() -> None:
+def test_etcd_is_installed() -> None:
     """`make test` installs it."""
     assert (
         b"etcd Version: 3"
@@ -531,7 +531,7 @@ def total(xs: Any) -> Any:
     return xs.sum(axis=1)
 
 
-def test_a_server_comes_back_from_etcd(etcd_server: EtcdServer, tmp_path: Path) -> None:
+def test_a_server_restores_its_state_from_etcd(etcd_server: EtcdServer, tmp_path: Path) -> None:
     settings = {"state": f"{etcd_server.url}/{tmp_path.name}", "folder": str(tmp_path)}
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
@@ -545,7 +545,7 @@ def test_a_server_comes_back_from_etcd(etcd_server: EtcdServer, tmp_path: Path) 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_feedback_goes_on_without_etcd_and_is_there_afterwards(
+def test_feedback_continues_without_etcd_and_is_written_later(
     own_etcd: EtcdServer, tmp_path: Path, how: str
 ) -> None:
     settings: dict[str, Any] = {

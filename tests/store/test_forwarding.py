@@ -109,7 +109,7 @@ def test_feedback_refused_by_the_answering_server_is_refused(start: Start) -> No
         there.send(A, ForwardedFeedback("app", [f"{A}-1"], [1]))
 
 
-def test_a_server_that_has_ended_knows_nothing(start: Start, connect: Connect) -> None:
+def test_feedback_for_answers_of_an_ended_server_is_refused(start: Start, connect: Connect) -> None:
     here, there = start(A, Counting()), start(B, Counting())
     here.close()
     with pytest.raises(UnknownPrediction, match="has ended"):
@@ -228,7 +228,7 @@ def test_the_server_of_the_same_folder_is_back_at_once_and_one_elsewhere_after_t
 
 
 @pytest.mark.slow
-def test_a_server_that_lost_its_name_to_another_writes_no_more(
+def test_a_server_that_lost_its_name_stops_writing(
     connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "LEASE_S", 0.4)

@@ -139,7 +139,7 @@ def swap(store: Store, key: str, value: bytes, revision: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_memory(seed: int) -> None:
+def test_the_memory_store_is_linearizable(seed: int) -> None:
     store = MemoryStore(1000)
     assert violations(run_clients(lambda number: Shared(store), seed).operations) == []
 
@@ -156,13 +156,13 @@ class Shared(MemoryStore):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sqlite(tmp_path: Path, seed: int) -> None:
+def test_the_sqlite_store_is_linearizable(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "state.db"
     history = run_clients(lambda number: SqliteStore(path, durable=False), seed)
     assert violations(history.operations) == []
 
 
-def test_a_redis_that_is_killed(own_redis: RedisServer) -> None:
+def test_a_redis_store_is_linearizable_through_kills(own_redis: RedisServer) -> None:
     def faults() -> None:
         for _ in range(2):
             time.sleep(0.1)
@@ -174,7 +174,7 @@ def test_a_redis_that_is_killed(own_redis: RedisServer) -> None:
     assert len(history.operations) > CLIENTS * OPERATIONS / 2
 
 
-def test_an_etcd_that_is_killed(own_etcd: EtcdServer) -> None:
+def test_an_etcd_store_is_linearizable_through_kills(own_etcd: EtcdServer) -> None:
     def faults() -> None:
         time.sleep(0.1)
         own_etcd.kill()
@@ -226,7 +226,7 @@ def opened(client: Callable[[MemoryStore], Store], store: MemoryStore, number: i
 
 
 @pytest.mark.parametrize("client", [Stale, Careless])
-def test_a_store_that_lies_is_found_out(client: Callable[[MemoryStore], Store]) -> None:
+def test_a_faulty_store_is_detected(client: Callable[[MemoryStore], Store]) -> None:
     for seed in range(20):
         store = MemoryStore(1000)
         if violations(run_clients(partial(opened, client, store), seed).operations):

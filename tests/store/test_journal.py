@@ -33,7 +33,7 @@ def reopened(folder: Path) -> list[tuple[int, bytes]]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", range(20))
-def test_a_journal_is_a_list_that_forgets(tmp_path: Path, seed: int) -> None:
+def test_a_journal_equals_a_list_without_its_forgotten_records(tmp_path: Path, seed: int) -> None:
     draw, model = random.Random(seed), dict[int, bytes]()
     log = Journal(tmp_path, draw.choice(["os", "fsync"]))
     for _ in range(60):
@@ -103,7 +103,7 @@ def test_damage_in_the_middle_is_reported_and_kept(tmp_path: Path, at: int) -> N
     again.close()
 
 
-def test_full_is_an_answer_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_full_journal_raises_overloaded_and_writes_nothing(tmp_path: Path) -> None:
     log = Journal(tmp_path, bytes_max=100)
     log.append(b"x" * 50)
     with pytest.raises(Overloaded, match="journal_bytes_max"):
@@ -114,7 +114,7 @@ def test_full_is_an_answer_and_leaves_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["os", "fsync"])
-def test_a_disk_that_fails_is_named(tmp_path: Path, mode: journal.Mode) -> None:
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, mode: journal.Mode) -> None:
     log = Journal(tmp_path, mode)
     log.append(b"before")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,7 +169,7 @@ def test_a_full_disk_loses_no_accepted_record(
     assert [record for _, record in reopened(tmp_path)] == taken
 
 
-def test_a_disk_that_failed_to_sync_is_believed_no_more(
+def test_a_journal_refuses_records_after_a_failed_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Journal(tmp_path, "fsync")
@@ -191,7 +191,7 @@ def test_a_disk_that_failed_to_sync_is_believed_no_more(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_kill_leaves_of_the_mapped_end(tmp_path: Path, seed: int) -> None:
+def test_any_end_of_a_mapped_journal_is_recovered(tmp_path: Path, seed: int) -> None:
     """The room that was not used is zeros; a record that was being copied is there up to some
     byte."""
     draw, log = random.Random(seed), Journal(tmp_path)
@@ -285,7 +285,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, mode: str) -> Non
         assert len(found) >= acknowledged
 
 
-def test_memory_keeps_nothing(tmp_path: Path) -> None:
+def test_a_journal_without_a_folder_keeps_nothing(tmp_path: Path) -> None:
     log = Journal(None)
     assert log.append_many([b"a", b"b"]) == 2
     assert list(log.replay()) == []
@@ -293,7 +293,7 @@ def test_memory_keeps_nothing(tmp_path: Path) -> None:
     log.close()
 
 
-def test_numbers_that_others_remember_are_not_given_out_again(tmp_path: Path) -> None:
+def test_skipped_numbers_are_not_used_again(tmp_path: Path) -> None:
     log = Journal(tmp_path)
     assert log.append(b"a") == 1
     log.skip_to(10)
@@ -304,7 +304,7 @@ def test_numbers_that_others_remember_are_not_given_out_again(tmp_path: Path) ->
     assert reopened(tmp_path) == [(1, b"a"), (11, b"b"), (12, b"c")]
 
 
-def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_not_touched(tmp_path: Path) -> None:
     for name in ("abc.log", "1.log", "zzz.log"):
         (tmp_path / name).write_bytes(b"not a journal")
     journal = Journal(tmp_path)

@@ -202,7 +202,7 @@ class Flaky(MemoryStore):
         return watch
 
 
-def test_a_mirror_outlives_a_store_that_is_away() -> None:
+def test_a_mirror_answers_while_its_store_is_unavailable() -> None:
     store = Flaky()
     store.put("a", b"1")
     with Mirror(store, "", int) as mirror:
@@ -274,7 +274,7 @@ def test_a_mirror_ends_with_its_store(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_store_that_hangs_is_not_taken_for_a_quiet_one(own_etcd: EtcdServer) -> None:
+def test_a_hung_store_is_not_mistaken_for_a_quiet_one(own_etcd: EtcdServer) -> None:
     """The test waits twice for the time after which the watch considers etcd hung."""
     with open_store(own_etcd.url) as store, Mirror(store, "m/", int) as mirror:
         own_etcd.signal(signal.SIGSTOP)

@@ -25,7 +25,7 @@ from tests.memory_container import wait_until
 RedisServer = Any  # conftest.py has it
 
 
-def test_a_person_can_read_it(redis_server: RedisServer) -> None:
+def test_records_are_readable_with_redis_cli(redis_server: RedisServer) -> None:
     with RedisStore(redis_server.url + "?prefix=read:") as store:
         store.put("app/digits", b"hello")
     path = redis_server.url.removeprefix("unix://")
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_survives_a_kill(own_redis: RedisServer) -> None:
     store.close()
 
 
-def test_a_server_that_hangs_is_an_error_and_then_goes_on(
+def test_a_hung_redis_raises_an_error_and_is_used_again_later(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
@@ -94,7 +94,7 @@ def test_a_server_that_hangs_is_an_error_and_then_goes_on(
         assert record.value == b"1"
 
 
-def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
+def test_a_read_only_redis_refuses_writes_and_keeps_its_records(own_redis: RedisServer) -> None:
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
         store._redis.replicaof("127.0.0.1", "1")
@@ -104,7 +104,7 @@ def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["out of memory", "busy with a script", "loading"])
-def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(
+def test_an_error_reply_of_redis_is_raised_and_records_are_kept(
     own_redis: RedisServer, how: str
 ) -> None:
     """The server's own errors: OOM, BUSY and LOADING. Acknowledged data is there afterwards."""
@@ -225,7 +225,7 @@ def test_watches_of_other_connections_are_notified(redis_server: RedisServer) ->
         assert watch.next(5) == Event("PUT", 2, "a", record)
 
 
-def test_no_server(tmp_path: Path) -> None:
+def test_an_unreachable_redis_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         StoreError, match=r"store unix://.* cannot be reached: .*redis-server is running there"
     ):
@@ -254,7 +254,7 @@ def total(xs: Any) -> Any:
     return xs.sum(axis=1)
 
 
-def test_a_server_comes_back_from_redis(own_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_server_restores_its_state_from_redis(own_redis: RedisServer, tmp_path: Path) -> None:
     settings = {"state": own_redis.url, "folder": str(tmp_path)}
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
@@ -267,7 +267,7 @@ def test_a_server_comes_back_from_redis(own_redis: RedisServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "read only", "out of memory"])
-def test_feedback_goes_on_without_redis_and_is_there_afterwards(
+def test_feedback_continues_without_redis_and_is_written_later(
     own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Neither a prediction nor feedback waits for it, of users that were never seen either."""

@@ -210,9 +210,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_each_observation_counts_once_whoever_is_killed_and_returns(
-    tmp_path: Path, seed: int
-) -> None:
+def test_each_observation_counts_once_through_kills_and_returns(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed)
     world.run()
     world.check()

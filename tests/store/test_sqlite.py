@@ -186,7 +186,9 @@ def test_a_fork_cannot_use_its_parents_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "junk", [b"only text" * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\7" * 4080]
 )
-def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path, junk: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_named_with_the_remedy(
+    tmp_path: Path, junk: bytes
+) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(junk)
     with pytest.raises(StoreError) as caught:
@@ -434,7 +436,7 @@ def test_servers_that_start_at_once_on_a_new_file_all_come_up(tmp_path: Path) ->
 # -- by name
 
 
-def test_open_store(tmp_path: Path) -> None:
+def test_open_store_parses_paths_and_urls(tmp_path: Path) -> None:
     assert isinstance(open_store(""), MemoryStore)
     assert isinstance(open_store("memory://"), MemoryStore)
     for state, path in {
@@ -469,7 +471,7 @@ pragma journal_mode = wal;
 """
 
 
-def test_a_file_of_the_format_before_leases_is_taken_over(tmp_path: Path) -> None:
+def test_a_file_of_the_format_before_leases_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(sqlite3.connect(path)) as raw:
         raw.executescript(FORMAT_1)
@@ -530,7 +532,9 @@ def test_leased_keys_of_a_dead_process_disappear(tmp_path: Path) -> None:
         assert content(store) == {}
 
 
-def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_waits_behind_one_that_waits_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer that finds another one waiting for the file waits behind it, but no longer than for
     the file itself."""
     path, waits, flock = tmp_path / "state.db", threading.Event(), fcntl.flock

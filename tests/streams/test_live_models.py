@@ -81,7 +81,7 @@ def updates(
         serving.retire(model.id, force=True)
 
 
-def test_versions_come_in_while_serving_without_a_gap(
+def test_versions_are_deployed_from_a_stream_without_a_failed_query(
     serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
 ) -> None:
     """Real models, as ONNX and as skops, by data, key and chunks; meanwhile queries go on: no
@@ -149,7 +149,7 @@ def test_versions_come_in_while_serving_without_a_gap(
     serving.catalog.unregister_application("digits")
 
 
-def test_what_is_no_sound_model_is_refused_and_touches_nothing(
+def test_an_invalid_model_is_refused_and_changes_nothing(
     serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
 ) -> None:
     stream, good = updates.settings.stream, as_onnx(trained(digits, 300))
@@ -205,7 +205,7 @@ def test_what_is_no_sound_model_is_refused_and_touches_nothing(
     serving.catalog.unregister_application("asks")
 
 
-def test_large_ones_and_untrusted_ones_are_refused(
+def test_large_and_untrusted_models_are_refused(
     serving: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -262,6 +262,6 @@ def test_a_server_that_closes_in_the_middle_leaves_the_model_to_the_next(
 
 
 @pytest.mark.parametrize("field", ["versoin", "x"])
-def test_a_slip_in_a_descriptor_is_reported(field: str) -> None:
+def test_an_unknown_field_of_a_descriptor_is_reported(field: str) -> None:
     with pytest.raises(InvalidInput, match=f"unknown field '{field}'"):
         descriptor_of({field.encode(): b"1"})

@@ -15,7 +15,7 @@ def errors(*entries: Heard, kept: tuple[str, ...] = ("1-0",), entry: str = "5-0"
     return found.errors(lambda number: str(2 * number), [*kept])
 
 
-def test_histories_that_cannot_be_are_found() -> None:
+def test_impossible_histories_are_detected() -> None:
     assert not errors(RIGHT)
     assert not errors(kept=(), entry=""), "it was not acknowledged"
     again = RIGHT._replace(at="2-0")
@@ -32,7 +32,7 @@ def test_histories_that_cannot_be_are_found() -> None:
 
 
 @pytest.mark.parametrize(("faults", "seed", "planted"), [(2, 0, ""), (1, 1, "twice")])
-def test_a_killed_or_frozen_server_loses_nothing_and_answers_nothing_twice(
+def test_records_are_answered_exactly_once_through_kills_and_freezes(
     faults: int, seed: int, planted: str
 ) -> None:
     """A short `python -m bench stream_kills`; servers with a planted bug answer twice."""

@@ -77,7 +77,7 @@ def test_records_are_answered_in_order(
     )
 
 
-def test_a_person_can_write_and_read_it(
+def test_records_are_written_and_read_with_redis_cli(
     server: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
 ) -> None:
     names = streams(fresh)
@@ -143,7 +143,7 @@ def test_a_poison_record_is_refused_with_the_reason_and_the_next_is_answered(
     assert client.xpending(names["source"], "clipper")["pending"] == 0
 
 
-def test_bytes_come_in_and_arrays_go_out_alike(
+def test_records_of_bytes_are_answered_with_arrays_of_bytes(
     server: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
 ) -> None:
     names = streams(fresh)
@@ -161,7 +161,7 @@ def test_bytes_come_in_and_arrays_go_out_alike(
     assert json.loads(text[b"output"]) == (row * 2).tolist()
 
 
-def test_records_come_in_and_named_outputs_go_out(
+def test_records_of_named_tensors_are_answered_with_named_outputs(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -207,7 +207,7 @@ def test_records_come_in_and_named_outputs_go_out(
     assert "base64" in reasons[1]
 
 
-def test_text_is_taken_as_it_is(
+def test_text_is_passed_unchanged(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -224,7 +224,7 @@ def test_text_is_taken_as_it_is(
     ]
 
 
-def test_records_and_feedback_wait_for_an_application_that_is_away(
+def test_records_and_feedback_wait_for_a_missing_application(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -328,7 +328,7 @@ def test_wrong_settings_are_refused_at_once(
 # -- models that are slow, or not there
 
 
-def test_no_more_is_read_than_the_models_take(
+def test_records_in_flight_are_bounded_by_the_capacity_of_the_models(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -359,7 +359,7 @@ def test_no_more_is_read_than_the_models_take(
     )
 
 
-def test_records_wait_for_a_model_that_is_not_there_yet(
+def test_records_wait_for_a_model_that_is_not_deployed_yet(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -385,7 +385,7 @@ def test_records_wait_for_a_model_that_is_not_there_yet(
     assert [float(one["output"]) for one in found] == list(range(40)), "none got the default"
 
 
-def test_patience_ends_in_the_default(
+def test_a_record_gets_the_default_after_patience_s(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -405,7 +405,7 @@ def test_patience_ends_in_the_default(
 # -- feedback
 
 
-def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
+def test_feedback_refers_to_a_record_a_prediction_or_an_input(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -489,7 +489,7 @@ def test_two_servers_share_the_records_of_a_group(
     )
 
 
-def test_groups_answer_each_for_themselves(
+def test_each_group_answers_all_records(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -504,7 +504,7 @@ def test_groups_answer_each_for_themselves(
         wait_until(lambda: client.xlen(names["answers"]) == 2)
 
 
-def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
+def test_records_in_work_are_not_claimed_and_ended_consumers_are_removed(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -535,7 +535,7 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
     assert client.xlen(names["answers"]) == 1
 
 
-def test_what_was_trimmed_before_it_was_answered_is_counted(
+def test_records_trimmed_before_their_answer_are_counted(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -556,7 +556,7 @@ def test_what_was_trimmed_before_it_was_answered_is_counted(
 # -- faults
 
 
-def test_redis_is_killed_and_comes_back_midway(
+def test_a_stream_continues_after_redis_is_killed(
     server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]
 ) -> None:
     names = streams(fresh, claim_s=0.5)
@@ -587,7 +587,7 @@ def test_redis_is_killed_and_comes_back_midway(
         assert client.xpending(names["source"], "clipper")["pending"] == 0
 
 
-def test_redis_is_frozen_read_only_and_forgets(
+def test_a_stream_continues_after_redis_is_frozen_read_only_or_wiped(
     server: clipper.ClipperServer,
     own_redis: RedisServer,
     fresh: Callable[[], str],
@@ -649,7 +649,7 @@ def test_answers_that_cannot_be_written_leave_their_records_pending(
         )
 
 
-def test_redis_is_not_there_yet(
+def test_a_stream_starts_before_its_redis(
     server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]
 ) -> None:
     own_redis.kill()
@@ -662,7 +662,7 @@ def test_redis_is_not_there_yet(
             wait_until(lambda: client.xlen(names["answers"]) == 1)
 
 
-def test_a_record_that_nobody_ever_answers_is_refused_in_the_end(
+def test_a_record_that_is_never_answered_is_refused_after_deliveries_max(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -683,7 +683,7 @@ def test_a_record_that_nobody_ever_answers_is_refused_in_the_end(
     assert client.xlen(names["answers"]) == 0
 
 
-def test_who_stops_leaves_what_is_not_answered_to_others(
+def test_a_stopped_stream_leaves_unanswered_records_to_other_servers(
     server: clipper.ClipperServer,
     redis_server: RedisServer,
     client: Client,
@@ -739,7 +739,7 @@ def test_a_server_that_closes_stops_its_streams(
     assert not stream.stats()["running"]
 
 
-def test_predictions_go_on_beside_a_stream_without_redis(
+def test_predictions_continue_while_a_stream_has_no_redis(
     server: clipper.ClipperServer, fresh: Callable[[], str]
 ) -> None:
     names = streams(fresh)
