@@ -473,7 +473,7 @@ class Judge:
                 mutant.function,
                 mutant.old,
                 mutant.new,
-            ):
+            ) and row.get("line", "") in text_of_line(mutant):
                 return Verdict(mutant, "equivalent", row["why"], 0.0)
         copy = self._free.get()
         try:
@@ -511,6 +511,11 @@ class Judge:
 
 
 # -- the command
+
+
+def text_of_line(mutant: Mutant) -> str:
+    """Return the line that a mutant changes, as it is in the checkout."""
+    return (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1]
 
 
 def read_equivalent() -> list[dict[str, str]]:

@@ -17,7 +17,9 @@ from tests.mutants import (
     all_mutants,
     failed_test,
     mutants_of,
+    read_equivalent,
     score,
+    text_of_line,
 )
 
 CODE = b'''"""A text with 1 < 2."""
@@ -144,6 +146,19 @@ def test_words_of_what_is_changed_count() -> None:
     last = relevance.files(Mutant(path, 1, "f", 0, 0, "", ""), 1000)[-1]
     rare = min(relevance._words[last], key=lambda word: (relevance._files_with[word], -len(word)))
     assert relevance.files(Mutant(path, 1, "f", 0, 0, f"{rare}()", ""), 1000)[-1] != last
+
+
+def test_an_equivalent_mutant_may_be_that_of_one_line_alone() -> None:
+    path = "python/clipper/params/shard/disk_log.py"
+    rows = [row for row in read_equivalent() if row["path"] == path and "line" in row]
+    judge = Judge([FakeCopy(set(), set())], rows)
+    kinds = {
+        (text_of_line(mutant).strip()[:12], judge.judge(mutant).kind)
+        for mutant in all_mutants(path)
+        if (mutant.function, mutant.old, mutant.new) == ("DiskLog._commit", "0", "1")
+    }
+    assert {line for line, kind in kinds if kind == "equivalent"} == {"head = RECOR"}
+    assert ("flags = (MOR", "survived") in kinds
 
 
 class FakeCopy:
