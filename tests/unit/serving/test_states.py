@@ -15,6 +15,7 @@ from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows
 from clipper.serving.feedback import journal_records as records
+from clipper.serving.feedback import state_sync
 from clipper.serving.feedback.learning import Learning
 from clipper.serving.feedback.states import Learner, States, _short, check_user, set_id
 from clipper.serving.feedback.stored_state import PREFIX, SHARED, unsealed
@@ -22,6 +23,7 @@ from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.store.sqlite import SqliteStore
+from clipper.store.store import Put
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
@@ -264,6 +266,40 @@ def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     assert counted[0] == pytest.approx(counted[1], rel=0.05), "each in one bin of confidence"
     again.states.close()
     alone.states.close()
+
+
+def test_states_are_written_in_transactions_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parts() -> list[list[int]]:
+        """The bytes of the states of each transaction, of the same observations each time."""
+        written: list[list[int]] = []
+
+        class Listening(MemoryStore):
+            def txn(self, compares, ops, otherwise=()):
+                sizes = [len(op.value) for op in ops if isinstance(op, Put) and "/u:" in op.key]
+                written.extend([sizes] if sizes else [])
+                return super().txn(compares, ops, otherwise)
+
+        server, draw = Server(Listening(), None), random.Random(6)
+        learner = server.learner("exp3")
+        for user in "abcde":
+            server.observe(learner, user, observation(draw))
+            server.states.dirty.pop((learner, SHARED), None)
+        server.states.flush()
+        server.states.close()
+        return written
+
+    (sizes,) = parts()
+    assert len(sizes) == 5
+    for most, first in ((sum(sizes[:3]), 3), (sum(sizes[:3]) - 1, 2), (1, 1)):
+        monkeypatch.setattr(state_sync, "BATCH_BYTES_MAX", most)
+        found = parts()
+        assert [size for part in found for size in part] == sizes
+        assert len(found[0]) == first
+    monkeypatch.undo()
+    monkeypatch.setattr(state_sync, "BATCH_MAX", 2)
+    assert [len(part) for part in parts()] == [2, 2, 1]
 
 
 def test_contexts_in_memory_are_bounded_and_none_is_lost() -> None:
