@@ -62,6 +62,7 @@ from clipper.params.local.address_file import (
 )
 from clipper.params.local.fork_server import config_in
 from clipper.params.shard.change_log import History, PrimaryLog
+from clipper.params.shard.replication import FollowerState, Origin
 from clipper.params.shard.snapshots import Part, chain_of
 from clipper.params.tables import optimizer_in
 from clipper.selection import bandits, contextual, default_policy, mixture, ridge
@@ -978,6 +979,31 @@ def test_turns_are_taken_in_their_order() -> None:
     assert turns.waiting == 0
     with turns:
         assert turns.waiting == 0
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_follower_that_was_given_up_is_not_taken_for_the_one_of_the_recovery(
+    given_up: bool,
+) -> None:
+    """It may have missed changes since, which nobody kept for it."""
+    core: Any = Object(
+        epoch=9,
+        version=0,
+        position=0,
+        follow=lambda *_, **__: None,
+        unfollow=lambda _: None,
+        hold=lambda: None,
+        resume=lambda: None,
+    )
+    asked: list[tuple[int, int]] = []
+    changes: Any = Object(since=lambda *at: asked.append(at))
+    follower = FollowerState(0, 1, True, core, cast(Any, None), changes)
+    follower.start(0.0, Origin(1, 4, 7))
+    if given_up:
+        follower.give_up()
+    copy: Any = {"keeps": True, "epoch": 4, "version": 7, "position": 3}
+    assert follower.start_resync(copy) is None
+    assert asked == ([] if given_up else [(4, 3)])
 
 
 def test_a_log_of_changes_that_keeps_none_follows_nothing() -> None:

@@ -348,6 +348,15 @@ def test_idle_fork_servers_end(deployer, events, spec, monkeypatch):
     until(lambda: not alive(fork_server))
 
 
+def test_at_the_limit_a_fork_server_that_is_idle_gives_way_however_short_it_is(spec, monkeypatch):
+    monkeypatch.setattr(fork_servers, "FORK_SERVERS_MAX", 0)
+    servers = fork_servers.ForkServers(lambda fd, handler: None, lambda fd: None)
+    idle_s = []
+    monkeypatch.setattr(servers, "_end_idle", lambda seconds: idle_s.append(seconds))
+    assert servers._find(spec(), {}) == "0 fork servers run already"
+    assert idle_s == [0.0]
+
+
 def test_what_is_known_of_models_is_bounded(spec, monkeypatch):
     monkeypatch.setattr(fork_servers, "REMEMBERED_MAX", 3)
     servers = fork_servers.ForkServers(lambda fd, handler: None, lambda fd: None)

@@ -1,11 +1,14 @@
 """The versions that a node serves."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clipper.serving.models.running_models import RunningModels, row_shape
+from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, Similar, VersionedModel
 from clipper_core.engine.engine import Engine
@@ -28,6 +31,17 @@ def test_one_for_each_record(running):
     assert running.get(VersionedModel("m", 1)) is first
     assert running.ids() == {VersionedModel("m", 1), VersionedModel("m", 2)}
     assert {one.core.name for one in running} == {"m:1", "m:2"}
+
+
+def test_models_that_no_application_links_run_too(running):
+    """So that they load, and answer by their own names, before an application has them."""
+    resolver: Any = object.__new__(ApplicationResolver)
+    resolver._running, resolver._tallies, resolver._may_roll = running, {}, lambda _: True
+    view: Any = SimpleNamespace(
+        models=lambda: [record(), record("n", 3)], applications={}, rollouts={}
+    )
+    resolver.resolve(view)
+    assert running.ids() == {VersionedModel("m", 1), VersionedModel("n", 3)}
 
 
 def test_the_engine_is_notified_of_models_that_are_cached():
