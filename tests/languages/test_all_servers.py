@@ -156,7 +156,7 @@ def with_hosts(language: str, hosts: Path) -> list[str]:
 def test_a_rejection_by_a_server_that_left_the_name_does_not_end_the_container(
     language: str, tmp_path: Path
 ) -> None:
-    """It is gone when the rejection comes."""
+    """The server has left the host name when its rejection arrives."""
     port, hosts = free_port(), tmp_path / "hosts"
     command = with_hosts(language, hosts)
     with (

@@ -109,8 +109,8 @@ def test_only_the_rows_that_fail_alone_fail(connect):
         (["a", "count"], "returned 3 outputs for 2 rows"),
     ],
 )
-def test_without_retry_singly_a_failing_row_fails_its_batch(connect, rows, reason):
-    """All its rows failed alone, or it is of one row, or its outputs are invalid."""
+def test_a_batch_fails_if_all_its_rows_fail_or_its_outputs_are_invalid(connect, rows, reason):
+    """A batch fails if all its rows fail alone, if it has one row, or if its outputs are wrong."""
     answered = connect("faulty", RETRY_SINGLY="1")
     text = failure(answered(texts(*rows)))
     assert reason in text

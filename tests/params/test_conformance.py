@@ -17,7 +17,7 @@ import pytest
 from clipper.params import Client, TableSpec
 from clipper.params.shard.snapshots import sets_in
 from tests.params.conftest import Shards, ones, zeros
-from tests.params.test_snapshots import teach
+from tests.params.test_snapshots import train_tables
 
 TESTS = Path(__file__).parents[1]
 
@@ -233,7 +233,7 @@ def test_a_scale_of_0_uses_the_rate_of_the_server(shards: Shards) -> None:
 
 def test_a_snapshot_that_lacks_a_shard_is_not_complete(shards: Shards) -> None:
     client = shards.up(2, deltas_max=0).client()
-    teach(client, 1)
+    train_tables(client, 1)
     for shard in range(2):
         client.call(shard, "snapshot", number=1)
     client.call(0, "snapshot", number=2)
@@ -242,7 +242,7 @@ def test_a_snapshot_that_lacks_a_shard_is_not_complete(shards: Shards) -> None:
 
 def test_snapshots_are_taken_at_an_interval(shards: Shards) -> None:
     client = shards.up(2, snapshot_s=1.0, snapshots_max=2, deltas_max=0).client()
-    teach(client, 1, count=1)
+    train_tables(client, 1, count=1)
     give_up = threading.Event()
     for _ in range(2000):
         found = [one.number for one in sets_in(shards.root / "snapshots") if one.complete]

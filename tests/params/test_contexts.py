@@ -1,5 +1,5 @@
-"""Users' rows as contexts: which row it is, and that a query never waits long for it, nor fails for
-want of it."""
+"""Users' rows as contexts: which row a query gets, and that a query neither waits long nor fails if
+the row is unavailable."""
 
 import json
 import socket
@@ -20,14 +20,14 @@ from tests.params.conftest import TOKEN, Shards
 
 @pytest.fixture
 def two(shards: Shards) -> Shards:
-    """Two shards whose folder says where they are; table `users` of rows that are different."""
+    """Two shards whose folder has their addresses; the rows of table `users` differ."""
     shards.up(2)
-    told(shards.root, *shards.addresses)
+    write_addresses(shards.root, *shards.addresses)
     shards.client().create(TableSpec("users", 3, initializer="normal"))
     return shards
 
 
-def told(folder: Path, *addresses: str) -> None:
+def write_addresses(folder: Path, *addresses: str) -> None:
     (folder / "shards.json").write_text(json.dumps({"addresses": addresses, "token": TOKEN}))
 
 
@@ -72,7 +72,7 @@ def test_after_a_timeout_no_query_waits_for_a_while(two: Shards) -> None:
     assert rows("u1")
     two.down(snapshot=False)
     assert rows("u1") is None
-    told(two.root)  # an address that is asked for would be missed now
+    write_addresses(two.root)  # a client that reads the address would miss it now
     assert [rows(f"u{i}") for i in range(5)] == [None] * 5
     assert rows.stats()["away"] == 6
     rows.close()
@@ -82,7 +82,7 @@ def test_a_hung_shard_delays_queries_for_a_bounded_time(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "0.sock"))
         silent.listen()
-        told(tmp_path, f"unix:{tmp_path}/0.sock")
+        write_addresses(tmp_path, f"unix:{tmp_path}/0.sock")
         rows = UserRows(tmp_path, "users", answer_s=0.02, pause_s=0.0)
         threads = [threading.Thread(target=rows, args=(f"u{i}",)) for i in range(8)]
         for thread in threads:

@@ -1,5 +1,5 @@
-"""Which predictions are forgotten when rows move: beside a twin that keeps all that ever happened
-and computes it anew."""
+"""Which cached predictions are invalidated when rows change, compared with a simple model that
+stores all events and recomputes the result."""
 
 import random
 
@@ -15,7 +15,7 @@ Event = tuple[str, int, int, float]  # what, row, question, step
 
 
 class Twin:
-    """Everything that happened, in order; who is forgotten is asked of all of it each time."""
+    """A simple model: it stores all events and computes the invalidated predictions from them."""
 
     def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
@@ -35,8 +35,8 @@ class Twin:
 
 
 class World:
-    """Rows of two shards as they are, a Moves that pulls them, and its twin. Every row's value is a
-    number: its norm."""
+    """The rows of two shards, a RowDrift that pulls them, and the simple model. The value of a row
+    is its norm."""
 
     def __init__(self, tolerance: float, made_max: int = 1000, rows_max: int = 1000) -> None:
         self.values: dict[int, float] = {}

@@ -35,7 +35,7 @@ def settings(folder: Path, shards: int = 2, **more: object) -> ParamsSettings:
 
 
 def begin(folder: Path, number: int) -> ShardServer:
-    """On any free port of this host."""
+    """Start a shard of the folder on a free port of this host."""
     place = config_in(folder, number)
     given = {name: getattr(place, name) for name in place.__struct_fields__}
     return ShardServer(type(place)(**{**given, "listen": "tcp:127.0.0.1:0"})).start()
@@ -221,7 +221,7 @@ def test_a_decided_resharding_is_completed_before_another_is_started(
 def test_a_serving_set_is_not_mistaken_for_an_abandoned_one(
     tmp_path: Path, ended: list[Path]
 ) -> None:
-    """It was resharded while it was stopped, after it had been while it served."""
+    """The set was resharded while it served, and again while it was stopped."""
     prepare(settings(tmp_path), "ray")
     home = moved_to(tmp_path, 3)
     live_reshard.publish(tmp_path, home)

@@ -485,7 +485,7 @@ def test_tables_created_by_one_protocol_are_used_by_the_other(fronts: Fronts) ->
 
 
 class Copy:
-    """Of a shard's rows, as one that follows it has them."""
+    """A copy of a shard's rows, as a follower has it."""
 
     def __init__(self, shard: Shard, number: int, follower: str = "") -> None:
         self.shard, self.number = shard, number

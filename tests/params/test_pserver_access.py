@@ -38,7 +38,7 @@ def credentials(ca: str, shown: tuple[str, str] | None = None) -> Any:
 
 
 def outcome(address: str, credentials: Any = None, token: str = TOKEN, **more: Any) -> str:
-    """What becomes of a call: answered, or the code of its error."""
+    """Return the outcome of a call: "answered", or the code of its error."""
     shard = Shard(address, token, credentials, **more)
     try:
         answered = not shard.pull_variable().model_init_status

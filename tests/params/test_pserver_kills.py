@@ -103,8 +103,8 @@ class Worker:
 
 
 def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any, int]:
-    """By one worker. kills: at which step, which shard. -> losses, rows, the dense vector, how
-    often it asked again"""
+    """Train with one worker. kills: the shard that is killed, by step. Returns the losses, the
+    rows, the dense vector and the number of repeated requests."""
     port = free_port(2)
     settings = ParamsSettings(
         folder=str(folder),

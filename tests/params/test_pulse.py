@@ -1,5 +1,5 @@
-"""What a supervisor of one's own sees of a shard: alive while it answers, ready while it may be
-done without."""
+"""Health files of a shard for an external supervisor: alive while it answers, safe to stop while
+its copies are complete."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.params.conftest import TOKEN, Shards, until
 
 
 def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: bool = False) -> Any:
-    """As `FollowerState` says it; heard_s: when."""
+    """Return the state of a follower. heard_s: when its last request came."""
     call = (0, 1.0) if asks else None
     return SimpleNamespace(is_whole=on and whole, last_seen_s=heard_s, waiting_call=call)
 

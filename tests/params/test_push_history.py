@@ -40,7 +40,7 @@ def test_impossible_histories_are_detected() -> None:
 def test_a_planted_bug_of_replicas_is_detected(
     shards: Shards, planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replicas that answer whatever they have are seen by their readers."""
+    """Readers detect replicas that answer without having the required pushes."""
     if planted:
         monkeypatch.setattr(ShardReplica, "has", lambda *_: True)
     client = shards.up(2, replicas=1, replication="periodic", period_s=0.03).client()

@@ -127,7 +127,7 @@ def test_only_the_changes_since_a_snapshot_on_disk_are_copied(
     differs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Read(Exception):
-        """All of a source is read."""
+        """The whole source is read."""
 
     def read() -> Any:
         raise Read

@@ -21,7 +21,7 @@ from clipper_container.params.connection import ShardConnection
 from clipper_container.params.frames import Head, MessageKind, packed, unpacked
 from clipper_core.params.shard_loop import ShardLoop
 from tests.params.conftest import Shards, ones, until, zeros
-from tests.params.test_snapshots import all_of, teach
+from tests.params.test_snapshots import all_of, train_tables
 
 PLAIN = TableSpec("plain", 2, optimizer="sgd", initializer="zeros")
 PATIENCE_S = 20.0
@@ -126,7 +126,7 @@ class Primary:
 
 
 class LossyLine(ShardConnection):
-    """Where a question, or its answer, is lost now and then."""
+    """A connection that sometimes loses a request or its answer."""
 
     def __init__(self, draw: np.random.Generator, loss: int) -> None:
         super().__init__(0, lambda shard: "unix:nowhere", "", 0, 1.0)
@@ -163,7 +163,7 @@ def same(one: Parameters, other: Parameters) -> None:
 
 
 def step(follower: ReplicaFollower) -> None:
-    """As its thread does."""
+    """Run one round of a follower, as its thread does."""
     try:
         follower._once()
     except (OSError, ClipperError):
@@ -206,8 +206,8 @@ def test_a_copy_equals_its_primary_over_a_lossy_connection(
 def test_acknowledged_pushes_are_in_a_complete_copy(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every moment: the pushes that a primary calls sure are all in its follower's whole copy,
-    also while that begins anew."""
+    """The complete copy of a follower has all pushes that its primary has acknowledged, at every
+    moment, also while the follower starts a new copy."""
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
     draw = np.random.default_rng(seed)
     line = LossyLine(draw, 5)
@@ -284,7 +284,7 @@ def test_acknowledged_pushes_are_on_the_replica(shards: Shards) -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_lost_shard_is_recovered_from_its_replica(shards: Shards, replicas: int) -> None:
     client = shards.up(3, replicas=replicas).client()
-    teach(client, 1)
+    train_tables(client, 1)
     for shard in (0, 2, 1, 1):
         before = all_of(shards)
         shards.wait_for_copies()
@@ -293,7 +293,7 @@ def test_a_lost_shard_is_recovered_from_its_replica(shards: Shards, replicas: in
         assert shards.servers[shard].ready.wait(PATIENCE_S)
         assert "its replica" in shards.servers[shard].recovered
         assert all_of(shards) == before
-        teach(client, 5 + shard, count=2)
+        train_tables(client, 5 + shard, count=2)
     epochs = [client.call(shard, "stats")["server"]["epoch"] for shard in range(3)]
     assert epochs == [2, 3, 2]
 
@@ -360,7 +360,7 @@ def test_pushes_continue_without_a_replica_after_a_timeout(shards: Shards) -> No
 
 def test_periodic_replicas_are_synchronized_in_the_background(shards: Shards) -> None:
     client = shards.up(2, replicas=1, replication="periodic", period_s=0.05).client()
-    teach(client, 2)
+    train_tables(client, 2)
     before = all_of(shards)
     for shard in range(2):
         version = shards.servers[shard].shard.core.version
@@ -379,7 +379,7 @@ def test_periodic_replicas_are_synchronized_in_the_background(shards: Shards) ->
 def test_recovery_uses_the_newer_of_replica_and_snapshot(shards: Shards) -> None:
     client = shards.up(2, replicas=1, replication="periodic", period_s=3600.0).client()
     until(lambda: all(s.shard.copies[1 - i].replica is not None for i, s in shards.servers.items()))
-    teach(client, 3)
+    train_tables(client, 3)
     before = all_of(shards)
     shards.end(0)
     shards.begin(0)
@@ -389,8 +389,8 @@ def test_recovery_uses_the_newer_of_replica_and_snapshot(shards: Shards) -> None
 
 
 def test_a_replaced_shard_that_still_runs_acknowledges_nothing(shards: Shards) -> None:
-    """A shard is replaced while it lives, as where a host was given up too soon: nobody
-    acknowledges what it does then."""
+    """A shard is replaced while it still runs, as when a host was declared dead too early: its
+    later pushes are not acknowledged."""
     client = shards.up(2, replicas=1, without_replica_s=0.4).client(answer_s=0.5)
     client.create(PLAIN)
     client.push("plain", [0, 2], -ones((2, 2)))

@@ -113,7 +113,7 @@ FIRES = {  # alert -> the series that make it fire after half an hour, by the mi
 
 @pytest.mark.parametrize("alert", FIRES)
 def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
-    """And when all is as it should be, none does."""
+    """No alert fires in normal operation."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool: python tools/fetch.py prometheus")

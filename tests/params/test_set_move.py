@@ -43,7 +43,7 @@ def target(shards: Shards, tmp_path: Path) -> Iterator[ShardServer]:
     server.close(snapshot=False)
 
 
-def begun(shards: Shards) -> Client:
+def started_client(shards: Shards) -> Client:
     client = shards.client()
     client.create(COUNTS)
     client.push("counts", [1], -ones((1, 2)))
@@ -83,7 +83,7 @@ def test_a_seal_is_not_valid_for_a_later_resharding(
 ) -> None:
     steps = Steps(RowSender._send)
     monkeypatch.setattr(RowSender, "_send", lambda sender, each: steps.send(sender, each))
-    client = begun(shards)
+    client = started_client(shards)
     try:
         steps.held.set()
         client.call(0, "move_seal", sealed=True)
@@ -105,7 +105,7 @@ def test_a_seal_is_not_valid_for_a_later_resharding(
 
 
 def test_only_a_sealed_shard_times_out(shards: Shards, target: ShardServer) -> None:
-    client, move = begun(shards), shards.servers[0].shard.move
+    client, move = started_client(shards), shards.servers[0].shard.move
     move.tick(1e12)
     assert decision_in(shards.root / "set-1") == ""
     client.call(0, "move_seal", sealed=True)
@@ -116,7 +116,7 @@ def test_only_a_sealed_shard_times_out(shards: Shards, target: ShardServer) -> N
 
 
 def test_a_sealed_shard_times_out_on_a_full_disk(shards: Shards, target: ShardServer) -> None:
-    client, move = begun(shards), shards.servers[0].shard.move
+    client, move = started_client(shards), shards.servers[0].shard.move
     client.call(0, "move_seal", sealed=True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -145,7 +145,7 @@ def test_many_small_pushes_are_sent_in_chunks(
     monkeypatch.setattr(set_move, "PUSHES_IN_PIECE", 2)
     steps = Steps(RowSender._send)
     monkeypatch.setattr(RowSender, "_send", lambda sender, each: steps.send(sender, each))
-    client = begun(shards)
+    client = started_client(shards)
     steps.held.set()
     each = [client.push("counts", [1], -ones((1, 2))).sequence for _ in range(7)]
     steps.held.clear()
@@ -163,7 +163,7 @@ def test_the_last_sequence_of_a_worker_moves(
     client.create(COUNTS)
     if moment == "before":
         client.push("counts", [1], -ones((1, 2)), sequence=SEQUENCE_MAX)
-    begun(shards)
+    started_client(shards)
     if moment == "meanwhile":
         client.push("counts", [1], -ones((1, 2)), sequence=SEQUENCE_MAX)
     until(lambda: value(target) == 2.0)

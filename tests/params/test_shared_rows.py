@@ -218,7 +218,7 @@ def test_a_shard_without_free_shared_memory_sends_rows(
 
 
 def shared_maps() -> int:
-    """Of the whole process: an engine's rows are such as well."""
+    """Count the mappings of this process; rows of an engine count too."""
     return Path("/proc/self/maps").read_text().count("memfd:clipper-rows")
 
 

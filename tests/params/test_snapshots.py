@@ -34,7 +34,7 @@ TABLES = (
 )
 
 
-def teach(client: Client, seed: int, *, count: int = 12) -> None:
+def train_tables(client: Client, seed: int, *, count: int = 12) -> None:
     draw = np.random.default_rng(seed)
     for spec in TABLES:
         client.create(spec)
@@ -72,7 +72,7 @@ def versions(shards: Shards) -> list[int]:
 
 def test_a_shard_is_restored_from_its_snapshot(shards: Shards) -> None:
     client = shards.up(2).client()
-    teach(client, 1)
+    train_tables(client, 1)
     before, version = all_of(shards), versions(shards)
     seen = [server.shard.core.pushes_seen() for server in shards.servers.values()]
     shards.down()
@@ -85,23 +85,23 @@ def test_a_shard_is_restored_from_its_snapshot(shards: Shards) -> None:
     ] == [{w: s[16:] for w, s in one.items()} for one in seen]
     assert [server.recovered for server in shards.servers.values()] == ["snapshot 1", "snapshot 2"]
     assert [t.steps for t in shards.servers[0].shard.parameters.tables] == [12, 12]
-    teach(client, 2)
+    train_tables(client, 2)
     assert versions(shards)[0] > version[0]
 
 
 @pytest.mark.parametrize("now", [1, 2, 5])
 def test_a_set_is_restored_at_any_number_of_shards(shards: Shards, now: int) -> None:
     client = shards.up(3).client()
-    teach(client, 3)
+    train_tables(client, 3)
     client.call(1, "snapshot")
-    teach(client, 4)
+    train_tables(client, 4)
     before, version = all_of(shards), max(versions(shards))
     shards.down()
     shards.up(now)
     assert all_of(shards) == before
     assert versions(shards) == [version] * now
     again = shards.client()
-    teach(again, 5)
+    train_tables(again, 5)
     for shard, server in shards.servers.items():
         for table in server.shard.parameters.tables:
             assert (np.mod(table.walk(0, 1000)[0], now) == shard).all(), "each row is on one shard"
@@ -109,7 +109,7 @@ def test_a_set_is_restored_at_any_number_of_shards(shards: Shards, now: int) -> 
 
 def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
     client = shards.up(1, deltas_max=2).client()
-    teach(client, 6)
+    train_tables(client, 6)
     shard = shards.servers[0].shard
     first = client.call(0, "snapshot")
     client.push("users", [1000, 1001], ones((2, 5)))
@@ -134,9 +134,9 @@ def test_a_delta_has_changed_and_removed_rows(shards: Shards) -> None:
 
 
 def test_a_small_delta_is_one_chunk(shards: Shards) -> None:
-    """It is read in one step: no push has to wait for further rounds."""
+    """The delta is read in one step, so no push waits for further rounds."""
     client = shards.up(1, deltas_max=2).client()
-    teach(client, 6)
+    train_tables(client, 6)
     client.call(0, "snapshot")
     client.push("users", [1000, 1001], ones((2, 5)))
     client.call(0, "snapshot")
@@ -184,7 +184,7 @@ def test_evicted_rows_are_in_no_delta(shards: Shards, mode: str) -> None:
 
 def test_old_snapshots_are_deleted_except_those_that_deltas_need(shards: Shards) -> None:
     client = shards.up(2, snapshots_max=2, deltas_max=1).client()
-    teach(client, 7, count=1)
+    train_tables(client, 7, count=1)
     for number in range(1, 9):
         for shard in range(2):
             client.call(shard, "snapshot", number=number)
@@ -221,10 +221,10 @@ def empty(folder: Path) -> None:
 @pytest.mark.parametrize("harm", [torn, spoiled, of_another, unfinished, empty])
 def test_a_damaged_snapshot_is_not_used(shards: Shards, harm: Any) -> None:
     client = shards.up(1, deltas_max=0).client()
-    teach(client, 8)
+    train_tables(client, 8)
     client.call(0, "snapshot")
     before = all_of(shards)
-    teach(client, 9)
+    train_tables(client, 9)
     client.call(0, "snapshot")
     shards.lose(0)
     harm(sorted(shards.root.glob("snapshots/version-*/shard-*"))[-1])
@@ -237,7 +237,7 @@ def test_a_full_disk_keeps_earlier_snapshots(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(1).client()
-    teach(client, 10)
+    train_tables(client, 10)
     client.call(0, "snapshot")
     first = all_of(shards)
     add = snapshots.PartWriter.add
@@ -260,7 +260,7 @@ def test_a_full_disk_keeps_earlier_snapshots(
     assert sorted(path.name for path in shards.root.glob("snapshots/*/*")) == ["shard-0-of-1"], (
         "no half of one is left"
     )
-    teach(client, 11)
+    train_tables(client, 11)
     monkeypatch.undo()
     assert client.call(0, "snapshot")["base"] == 0, "what was lost count of is not left out"
     latest = all_of(shards)

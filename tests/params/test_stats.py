@@ -59,7 +59,7 @@ def eventually(
 
 @pytest.mark.parametrize("by_call", [False, True])
 def test_rows_are_counted_by_outcome(shards: Shards, by_call: bool) -> None:
-    """Beside a dictionary, with pulls and pushes of random ids."""
+    """The counts equal those of a dictionary, for pulls and pushes of random ids."""
     client, draw, known = shards.up(2).client(), np.random.default_rng(3), set[int]()
     client.create(SPEC)
     pulled = missed = applied = 0
@@ -117,8 +117,8 @@ def test_removed_and_unadmitted_rows_are_counted(shards: Shards) -> None:
 
 @pytest.mark.parametrize("by_call", [False, True])
 def test_the_age_of_gradients_is_measured_in_versions(shards: Shards, by_call: bool) -> None:
-    """Three workers who pull at different times; who is too late is refused, and counted with its
-    lag."""
+    """Three workers pull at different times; a push that is too late is refused and counted with
+    its lag."""
     client = shards.up(1, lag_max=3).client()
     client.create(SPEC)
     twin = LatencyHistogram()

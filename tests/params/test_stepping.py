@@ -19,7 +19,7 @@ COUNTS = TableSpec(
 )
 
 
-def begun(shards: Shards, count: int, grads_to_wait: int, **settings: Any) -> Client:
+def started_client(shards: Shards, count: int, grads_to_wait: int, **settings: Any) -> Client:
     shards.up(count, mode="sync", grads_to_wait=grads_to_wait, **settings)
     client = shards.client()
     client.create(COUNTS)
@@ -35,7 +35,7 @@ def variables(client: Client) -> list[float]:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_averages_dense_gradients_and_sums_rows(shards: Shards, count: int) -> None:
-    client = begun(shards, count, 2)
+    client = started_client(shards, count, 2)
     other = shards.client()
     versions = client.pull_variables()[0]
     assert versions == [1] * count
@@ -61,7 +61,7 @@ def test_a_step_averages_dense_gradients_and_sums_rows(shards: Shards, count: in
 
 
 def test_lag_max_accepts_slightly_stale_pushes(shards: Shards) -> None:
-    client = begun(shards, 2, 1, lag_max=1)
+    client = started_client(shards, 2, 1, lag_max=1)
     for _ in range(2):
         client.push_gradients({"w0": -ones(1)})
     assert client.push_gradients({"w0": -ones(1)}, versions=[2, 2])["accepted"]
@@ -70,7 +70,7 @@ def test_lag_max_accepts_slightly_stale_pushes(shards: Shards) -> None:
 
 
 def test_a_push_refused_by_one_shard_is_applied_by_none(shards: Shards) -> None:
-    client = begun(shards, 3, 1)
+    client = started_client(shards, 3, 1)
     for wrong in ({"w0": ones(2)}, {"nothing": ones(1)}):
         with pytest.raises(ClipperError):
             client.push_gradients(
@@ -87,7 +87,7 @@ def test_a_push_refused_by_one_shard_is_applied_by_none(shards: Shards) -> None:
 
 
 def test_a_push_of_rows_alone_is_refused_in_synchronous_training(shards: Shards) -> None:
-    client = begun(shards, 2, 1)
+    client = started_client(shards, 2, 1)
     with pytest.raises(DoesNotFit, match="push_gradients"):
         client.push("counts", [1], ones((1, 2)))
     with pytest.raises(DoesNotFit, match="push_gradients"):
@@ -96,7 +96,7 @@ def test_a_push_of_rows_alone_is_refused_in_synchronous_training(shards: Shards)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> None:
-    client = begun(shards, 3, 2)
+    client = started_client(shards, 3, 2)
     taken = [0] * 4
 
     def work(number: int) -> None:
@@ -122,7 +122,7 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
 
 
 def test_accepted_gradients_survive_a_kill_of_a_shard(shards: Shards) -> None:
-    client = begun(shards, 3, 2, replicas=1)
+    client = started_client(shards, 3, 2, replicas=1)
     assert client.push_gradients(
         {f"w{i}": full(1, -2) for i in range(4)}, {"counts": (range(6), -ones((6, 2)))}
     )["accepted"]
@@ -146,7 +146,7 @@ def test_accepted_gradients_survive_a_kill_of_a_shard(shards: Shards) -> None:
 
 
 def test_a_step_does_not_wait_for_a_dead_worker_forever(shards: Shards) -> None:
-    client = begun(shards, 2, 1)
+    client = started_client(shards, 2, 1)
     for server in shards.servers.values():
         server.shard.training._late_s = 0.05  # type: ignore[attr-defined]
     for sequence in (1, 2):  # a worker that reached shard 0 alone, twice
@@ -160,7 +160,7 @@ def test_pending_gradients_of_incomplete_steps_are_bounded(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stepping, "GATHERED_MAX", 3)
-    client = begun(shards, 2, 1)
+    client = started_client(shards, 2, 1)
 
     def push(sequence: int) -> None:
         client.call(

@@ -153,7 +153,7 @@ def test_a_position_is_a_whole_number(since: Any) -> None:
 
 
 class Cache:
-    """What forgets, and says of what."""
+    """A cache that records which predictions were invalidated."""
 
     def __init__(self, watching: RowWatcher, tolerance: float = 0.5, made_max: int = 1000) -> None:
         self.gone: list[int] = []
@@ -336,7 +336,7 @@ def evaluated(server: clipper.ClipperServer, model: str) -> int:
 
 
 def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
-    """What is followed, once all of it is known."""
+    """Return what is watched, once all rows are known."""
     watching = server._parameters.watching
     assert watching is not None
     wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))

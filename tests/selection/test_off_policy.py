@@ -80,7 +80,7 @@ def test_doubly_robust_estimates_vary_less_than_ips() -> None:
 
 @pytest.mark.slow
 def test_a_policy_that_learns_is_scored_before_it_learns() -> None:
-    """On a log of all predictions the policy is simulated, and its value is that of a run."""
+    """On a log of all predictions the policy is simulated; the estimate equals that of a run."""
     count, found, true = 1500, [], []
     for seed in range(8):
         found.append(evaluate(create_policy("squarecb"), MODELS, log_of("ensemble", count, seed)))
@@ -144,7 +144,7 @@ def test_observations_without_information_are_skipped_and_counted() -> None:
 
 
 def test_weights_of_known_choices_are_exact() -> None:
-    """Ten queries to each of two models with probability a half each; the policy asks the first."""
+    """Ten queries went to each of two models, at probability 0.5; the policy selects the first."""
     models = MODELS[:2]
     log = [
         Observation(Plan((model,), (0.5,)), {model: Prediction(said)}, Truth(1))

@@ -116,7 +116,7 @@ class RefusesToDecide(Refuses):
 
 
 class Two:
-    """As soon as two were heard."""
+    """Answer as soon as two models have answered."""
 
     def __init__(self, need: int = 2) -> None:
         self.need = need

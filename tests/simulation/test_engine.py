@@ -41,7 +41,7 @@ def a_zoo(world: World, rng: Random, *, lane_rows: int = 256) -> list[Kin]:
     ]
 
 
-def staff(world: World, rng: Random, kin: Kin, *, fault_share: float) -> None:
+def add_containers(world: World, rng: Random, kin: Kin, *, fault_share: float) -> None:
     protocol = 1 if rng.random() < 0.25 and kin.dtype != "f32" else 2
     Container(
         world,
@@ -62,7 +62,7 @@ def staff(world: World, rng: Random, kin: Kin, *, fault_share: float) -> None:
     )
 
 
-def ask(
+def submit_queries(
     world: World, rng: Random, zoo: list[Kin], until_us: int, *, gap_us: int, keys: int
 ) -> None:
     """Send queries as clients do: bursts and lone queries, many keys or few, some cancelled."""
@@ -92,9 +92,9 @@ def test_queries_are_answered_once_under_random_faults(seed: int) -> None:
     zoo = a_zoo(world, rng, lane_rows=rng.choice([32, 256]))
     for kin in zoo[: rng.randint(1, len(zoo))]:
         for _ in range(rng.randint(1, 3)):
-            staff(world, rng, kin, fault_share=rng.choice([0.02, 0.2, 0.6]))
+            add_containers(world, rng, kin, fault_share=rng.choice([0.02, 0.2, 0.6]))
     gap_us = rng.choice([100, 500, 3_000])
-    ask(world, rng, zoo, gap_us * 100, gap_us=gap_us, keys=rng.choice([10, 200, 5_000]))
+    submit_queries(world, rng, zoo, gap_us * 100, gap_us=gap_us, keys=rng.choice([10, 200, 5_000]))
     world.pass_us(300_000)
     world.check()
     world.check_rest()
@@ -102,7 +102,7 @@ def test_queries_are_answered_once_under_random_faults(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(sized(25, 100)))
 def test_arrays_and_queries_are_answered_once_under_random_faults(seed: int) -> None:
-    """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue
+    """Arrays of up to thousands of rows and single queries are sent to faulty models; a small queue
     refuses what does not fit."""
     rng = Random(seed)
     world = World(seed, frame_bytes_max=rng.choice([4096, 1 << 20]))
@@ -110,7 +110,7 @@ def test_arrays_and_queries_are_answered_once_under_random_faults(seed: int) -> 
         "m", cached=rng.random() < 0.5, lane_rows=256, lane_bytes_max=1 << rng.choice([16, 24])
     )
     for _ in range(rng.randint(1, 3)):
-        staff(world, rng, kin, fault_share=rng.choice([0, 0.05, 0.4]))
+        add_containers(world, rng, kin, fault_share=rng.choice([0, 0.05, 0.4]))
     keys = rng.choice([50, 100_000])
     for _ in range(rng.choice([10, 40])):
         n = rng.choice([1, 1, 40, 300, 3_000])
@@ -129,8 +129,8 @@ def test_arrays_and_queries_are_answered_once_under_random_faults(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_an_array_too_large_for_its_deadline_is_answered_in_part(seed: int) -> None:
-    """All its rows are due together: as many as the container manages by then are answered, the
-    rest are dropped, none late."""
+    """All rows have one deadline: those that the container can evaluate by then are answered, the
+    rest are dropped, and none is late."""
     world = World(seed)
     kin = world.model("m", cached=False)
     Container(world, kin, a_us=500, b_us=10)
@@ -144,14 +144,14 @@ def test_an_array_too_large_for_its_deadline_is_answered_in_part(seed: int) -> N
 
 
 def test_random_faults_cause_each_status() -> None:
-    """Or the runs above would prove nothing."""
+    """The faults of the tests above occur; otherwise those tests would show nothing."""
     ended: Counter[Status] = Counter()
     for seed in range(25):
         rng = Random(seed)
         world = World(seed)
         kin = world.model("m", lane_rows=64, cached=False, output="f64", output_shape=())
         Container(world, kin, faults=FAULTS, fault_share=0.5)
-        ask(world, rng, [kin], 100_000, gap_us=1_000, keys=1_000)
+        submit_queries(world, rng, [kin], 100_000, gap_us=1_000, keys=1_000)
         world.pass_us(300_000)
         ended += world.check()
     assert {
@@ -228,7 +228,7 @@ def test_a_lost_row_is_sent_once_more_and_no_more(seed: int, fault: str) -> None
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_row_that_kills_containers_is_sent_at_most_twice(seed: int) -> None:
-    """Equal queries that come while it waits for its second try take it over with its history."""
+    """Equal queries that arrive while the row waits for its retry do not reset its tries."""
     world = World(seed)
     kin = world.model("m", cached=True)
     container = Container(world, kin, faults=["die_before"], fault_share=1)
@@ -245,8 +245,8 @@ def test_a_row_that_kills_containers_is_sent_at_most_twice(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_three_times_the_capacity_costs_no_goodput(seed: int, mode: int) -> None:
-    """Early drop: as much is answered in time as the container can do, and next to nothing is sent
-    in vain."""
+    """Early drop: rows are answered in time up to the capacity of the container, and nearly no row
+    is evaluated too late."""
     a_us, b_us, slo_us = 1_000.0, 50.0, 20_000
     world = World(seed)
     kin = world.model("m", cached=False, lane_rows=4096)
@@ -276,7 +276,7 @@ def test_three_times_the_capacity_costs_no_goodput(seed: int, mode: int) -> None
 
 @pytest.mark.parametrize("mode", [1, 2])
 def test_batches_are_sized_for_the_slo_of_the_query(mode: int) -> None:
-    """And not for the upper bound of its class of SLOs, 32.8 ms here."""
+    """The size follows the SLO of the query, not the bound of its SLO class, 32.8 ms here."""
     world = World(10)
     kin = world.model("m", cached=False, lane_rows=4096)
     container = Container(world, kin, a_us=1_000, b_us=100, latency_us=5, mode=mode)
@@ -462,7 +462,7 @@ def test_a_query_without_replicas_ends_as_no_replica_at_its_deadline() -> None:
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 @pytest.mark.parametrize("delay_us", [0, 2_000])
 def test_all_batching_modes_answer_with_any_delay(mode: int, delay_us: int) -> None:
-    """All modes answer all; holding makes batches larger, and lets go in time."""
+    """All modes answer all queries; a delay makes batches larger and ends before the deadline."""
     world = World(8)
     kin = world.model("m", cached=False)
     container = Container(
@@ -522,13 +522,13 @@ def test_a_full_socket_holds_its_rows_and_no_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_finishing_the_engine_answers_all_queries(seed: int) -> None:
-    """finish() in the middle of everything."""
+    """finish() is called while queries wait and batches are in flight."""
     rng = Random(seed)
     world = World(seed)
     zoo = a_zoo(world, rng)
     for kin in zoo:
-        staff(world, rng, kin, fault_share=0.2)
-    ask(world, rng, zoo, 30_000, gap_us=300, keys=50)
+        add_containers(world, rng, kin, fault_share=0.2)
+    submit_queries(world, rng, zoo, 30_000, gap_us=300, keys=50)
     world.engine.finish()
     assert all(query.future.done() for query in world.queries)
     snapshot = world.engine.snapshot()

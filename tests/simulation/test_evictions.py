@@ -39,8 +39,7 @@ def test_models_used_once_never_hit_and_a_sufficient_memory_misses_each_once() -
 
 
 def test_belady_is_the_best_of_all_where_sizes_are_equal() -> None:
-    """Beside every way to evict, of a cache for two of four models; each has to load what is
-    asked."""
+    """Belady's rule is compared with all sequences of evictions: two of four models fit."""
 
     def best(uses: tuple[int, ...], held: frozenset[int]) -> int:
         if not uses:

@@ -114,8 +114,8 @@ def test_a_step_from_half_to_double_load_settles_within_ten_slos() -> None:
 
 @pytest.mark.parametrize(("factor", "least"), [(0.3, 0.9), (2.0, 0.6)])
 def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, least: float) -> None:
-    """Twice as slow, two batches of the best size no longer fit into the SLO: what can be reached
-    is less than half."""
+    """At half the speed, two batches of the best size exceed the SLO, so less than half of the
+    throughput can be reached."""
     world, kin = a_model(4)
     container = Container(
         world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096
@@ -132,8 +132,8 @@ def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, le
 @pytest.mark.parametrize("load", [0.6, 2.0])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
 def test_admission_recovers_after_a_second_of_slow_batches(mode: int, load: float) -> None:
-    """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is
-    over, all is as before."""
+    """Another process takes the core: for a second batches take longer than the SLO, then times
+    vary widely. Afterwards the goodput is as before."""
     world, kin = a_model(9)
     container = Container(
         world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096
@@ -213,8 +213,8 @@ def test_admission_keeps_no_replica_from_its_best_batches(mode: int, name: str) 
 
 
 def test_rows_are_split_by_the_speed_of_replicas_and_none_starves() -> None:
-    """Four times slower in every respect, as much as it can do: a quarter of the rows. Next to no
-    fixed cost."""
+    """A replica that is four times slower gets a quarter of the rows. The fixed cost of a batch is
+    nearly 0."""
     world, kin = a_model(5)
     fast = Container(world, kin, a_us=20, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     slow = Container(world, kin, a_us=80, b_us=4 * ROW_US, checked=False, mode=1, size_max=4096)
@@ -276,8 +276,8 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
 
 
 def test_rows_of_arrays_count_in_the_forecast_of_a_query() -> None:
-    """Due later, they fill its batch: it is refused while its caller can do something else, not
-    dropped in the queue."""
+    """Rows that are due later fill the batch of the query: it is refused at submission, not dropped
+    in the queue later."""
     ended: Counter[Status] = Counter()
     for seed in range(3):
         world, kin = a_model(seed)
@@ -313,8 +313,8 @@ def test_queries_with_short_slos_are_answered_beside_an_array_of_a_minute(
 
 
 def test_queries_of_a_second_leave_capacity_for_queries_of_20_ms() -> None:
-    """Twice too much with a second to spare: their queue is long, and of no concern to those who
-    cannot wait."""
+    """Queries with an SLO of a second at twice the capacity make a long queue; queries with a short
+    SLO are answered beside them."""
     world, kin = a_model(6)
     Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     world.pass_us(1_000)

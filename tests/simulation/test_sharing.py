@@ -14,7 +14,9 @@ from tests.sizes import sized
 MEANWHILE = ["stuck", "slow", "hang", "die_before", "die_after", "raise", "twice", "old_id"]
 
 
-def ask(world: World, rng: Random, kin: Kin, until_us: int, *, gap_us: int, keys: int) -> None:
+def submit_queries(
+    world: World, rng: Random, kin: Kin, until_us: int, *, gap_us: int, keys: int
+) -> None:
     while world.now_us < until_us:
         for _ in range(rng.choice([1, 1, 8])):
             wanted = (
@@ -66,14 +68,16 @@ def run(seed: int, arrays: bool = False) -> tuple[World, Counter[Status]]:
     if arrays:
         ask_arrays(world, rng, kin, 400_000, keys=rng.choice([200, 50_000]))
     else:
-        ask(world, rng, kin, 400_000, gap_us=rng.choice([100, 500]), keys=rng.choice([200, 5_000]))
+        submit_queries(
+            world, rng, kin, 400_000, gap_us=rng.choice([100, 500]), keys=rng.choice([200, 5_000])
+        )
     world.pass_us(HEARTBEAT_MS * 4_000 + 500_000)
     return world, world.check()
 
 
 @pytest.mark.parametrize("seed", range(sized(12, 60)))
 def test_rows_changed_under_a_late_model_reach_no_answer(seed: int) -> None:
-    """Values are right although models compute them from what lies in the rows when they answer."""
+    """Answers are right although models compute them from the rows as they are at the reply."""
     world, ended = run(seed)
     assert ended[Status.OK]
     assert world.frames["SHARED"]
@@ -82,7 +86,7 @@ def test_rows_changed_under_a_late_model_reach_no_answer(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(sized(12, 60)))
 def test_rows_changed_under_a_late_model_of_arrays_reach_no_answer(seed: int) -> None:
-    """The same for spans of pieces, whose cells hold many rows."""
+    """Answers are right for spans of array chunks too, whose cells hold many rows."""
     world, ended = run(seed, arrays=True)
     assert ended[Status.OK]
     assert world.frames["SHARED"]
@@ -91,8 +95,8 @@ def test_rows_changed_under_a_late_model_of_arrays_reach_no_answer(seed: int) ->
 
 @pytest.mark.parametrize("arrays", [False, True])
 def test_late_models_see_changed_rows(arrays: bool) -> None:
-    """The runs above are about something: without a rule, some of these outputs would have been
-    kept."""
+    """Late models read changed rows in the runs above: without the rule, some outputs would have
+    been cached."""
     assert (
         sum(run(seed, arrays)[0].frames["rows changed"] for seed in range(20 if arrays else 6)) > 20
     )

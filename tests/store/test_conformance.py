@@ -315,7 +315,7 @@ def test_a_closed_store_raises_an_error(store: Store) -> None:
 
 
 class Twin:
-    """The same laws, slow and obvious: every revision's whole content is kept."""
+    """A simple, slow store with the same rules: it keeps the whole content of every revision."""
 
     def __init__(self) -> None:
         self.history: list[dict[str, Record]] = [{}]

@@ -73,8 +73,8 @@ def test_no_candidate_leads_after_its_lease_expired_by_its_own_clock() -> None:
 
 
 def test_there_are_never_two_leaders(store: Store) -> None:
-    """Ten stand, each resigns as soon as it leads: whoever leads is alone, and their epochs
-    grow."""
+    """Each of ten candidates resigns as soon as it leads: one leads at a time, with growing
+    epochs."""
     leases = [store.lease(60) for _ in range(10)]
     epochs: list[int] = []
     busy = threading.Lock()

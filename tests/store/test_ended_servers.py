@@ -30,7 +30,7 @@ class Sharing(Server):
         )
         self.states.replay(self.read)
 
-    def teach(self, draw: random.Random) -> None:
+    def send_feedback(self, draw: random.Random) -> None:
         self.observe(self.learner(TEXT), "u", observation(draw))
 
 
@@ -44,9 +44,9 @@ def test_names_of_ended_servers_leave_the_states_and_each_may_return(
     stays = Sharing(connect(), tmp_path, "stays", now_s)
     for number in range(PODS):
         pod = Sharing(connect(), tmp_path, f"pod-{number}", now_s)
-        pod.teach(draw)
+        pod.send_feedback(draw)
         wait_until(lambda pod=pod: pod.states.flush() or not pod.states.dirty, "written", 20)
-        pod.teach(draw)
+        pod.send_feedback(draw)
         if number % 2:
             pod.states.stop_writing("it is killed")
             pod.kill()
@@ -66,7 +66,7 @@ def test_names_of_ended_servers_leave_the_states_and_each_may_return(
     now_s[0] += ENDED_S
     stays.states._sync.leave_out_ended()
     assert named() == set()
-    stays.teach(draw)
+    stays.send_feedback(draw)
     wait_until(lambda: stays.states.flush() or named() == {"stays"}, "it is written", 20)
     for number in range(PODS):
         Sharing(connect(), tmp_path, f"pod-{number}", now_s).states.close()

@@ -517,7 +517,7 @@ def test_a_forked_child_cannot_use_its_parents_store(etcd_server: EtcdServer) ->
 
 
 def test_etcd_is_installed() -> None:
-    """`make test` installs it."""
+    """`make test` installs etcd."""
     assert (
         b"etcd Version: 3"
         in subprocess.run(["etcd", "--version"], capture_output=True, check=True).stdout

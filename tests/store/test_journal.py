@@ -192,8 +192,7 @@ def test_a_journal_refuses_records_after_a_failed_sync(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_end_of_a_mapped_journal_is_recovered(tmp_path: Path, seed: int) -> None:
-    """The room that was not used is zeros; a record that was being copied is there up to some
-    byte."""
+    """The unused space is zeros; the record that was being copied ends at any byte."""
     draw, log = random.Random(seed), Journal(tmp_path)
     records = [draw.choice([bytes, draw.randbytes])(draw.randrange(200)) for _ in range(20)]
     for record in records[:-1]:
