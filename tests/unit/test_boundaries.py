@@ -1,6 +1,7 @@
 """Results of functions without side effects at the boundaries of their limits, and errors of what
 lies just beyond: see test_pure_functions."""
 
+import errno
 import os
 import socket
 import threading
@@ -93,6 +94,7 @@ from clipper_container.adapters.mlflow import _outputs
 from clipper_container.adapters.oip import server_memory
 from clipper_container.adapters.oip.tensors import BadTensor, Signature, _tensor, _type_of, _values
 from clipper_container.adapters.onnx import _row_type
+from clipper_container.host.server_connection import needs_resolver, start_connecting
 from clipper_container.records import as_items, strings_of
 from clipper_container.schema import Tensors, _parted
 from clipper_container.wire.transport import parse_address
@@ -253,6 +255,10 @@ def test_a_shard_has_the_settings_of_its_set(tmp_path: Path) -> None:
     assert (first.number, first.former, first.generation) == (0, ("tcp:h:1",), 0)
     assert (second.number, second.former, second.fills) == (1, (), False)
     assert second.folder == tmp_path / "shard-1"
+    content = read_address_file(tmp_path)
+    del content["generation"]
+    write_address_file(tmp_path, content)
+    assert config_in(tmp_path, 1).generation == 0, "a set of before there were numbers"
     for number in (-1, 2):
         with pytest.raises(InvalidInput, match=rf"^no shard {number} in .*: it has 2\.$"):
             config_in(tmp_path, number)
@@ -1029,6 +1035,39 @@ def test_instances_that_another_version_replaces() -> None:
     assert replaced(UPGRADE_MS, 0) == frozenset()
     assert replaced(0, SIZE) == frozenset(), "the new one is full"
     assert replaced(0, 0, ("gpu",)) == frozenset(), "it replaces those with its labels only"
+
+
+def test_a_connection_of_a_model_host_notices_a_peer_that_is_gone(tmp_path: Path) -> None:
+    """By keep-alive, after 25 seconds, and what it sends by a limit of 30; small messages go at
+    once. Nothing waits for the connection."""
+    assert [
+        needs_resolver(at) for at in ("unix:/a", "tcp:h:1", "tcp:10.0.0.1:1", "tcp:[::1]:1")
+    ] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock, error = start_connecting(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        with sock:
+            assert error in (0, errno.EINPROGRESS)
+            assert not sock.getblocking()
+            options = [
+                sock.getsockopt(level, getattr(socket, name))
+                for level, name in (
+                    (socket.IPPROTO_TCP, "TCP_NODELAY"),
+                    (socket.SOL_SOCKET, "SO_KEEPALIVE"),
+                    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"),
+                    (socket.IPPROTO_TCP, "TCP_KEEPINTVL"),
+                    (socket.IPPROTO_TCP, "TCP_KEEPCNT"),
+                    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"),
+                )
+            ]
+            assert options == [1, 1, 10, 5, 3, 30_000]
+    sock, error = start_connecting(f"unix:{tmp_path}/none")
+    with sock:
+        assert (error, sock.family, sock.getblocking()) == (errno.ENOENT, socket.AF_UNIX, False)
 
 
 def test_who_listens_on_a_port_and_how_much_it_uses() -> None:

@@ -297,6 +297,9 @@ def test_states_are_written_in_transactions_of_bounded_size(
         found = parts()
         assert [size for part in found for size in part] == sizes
         assert len(found[0]) == first
+    monkeypatch.setattr(state_sync, "BATCH_BYTES_MAX", 2 * max(sizes))
+    assert len({*sizes}) == 1
+    assert [len(part) for part in parts()] == [2, 2, 1], "each begins to count anew"
     monkeypatch.undo()
     monkeypatch.setattr(state_sync, "BATCH_MAX", 2)
     assert [len(part) for part in parts()] == [2, 2, 1]
