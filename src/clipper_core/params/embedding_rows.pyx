@@ -5,9 +5,11 @@ dependent misses an id, its bucket and its row. So ids are taken BLOCK at a time
 fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap; one id
 after the other would take twice as long, and longer blocks overflow what the core can await.
 
-An update is the same, but first sums the gradients of a push for one id: duplicate ids are the rule
-in a minibatch, and the optimizers are not linear, so that an id's gradients must be added before
-its one step. They are added in their order, chained through the push: nothing is sorted or copied.
+An update is the same, except that each step of the optimizer, which waits for roots and divisions,
+fetches a row of the next block; and it first sums the gradients of a push for one id: duplicate ids
+are the rule in a minibatch, and the optimizers are not linear, so that an id's gradients must be
+added before its one step. They are added in their order, chained through the push: nothing is
+sorted or copied.
 
 A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no
 update is ever lost, and no reader sees half of one. ElasticDL and TFRA live with both.
@@ -522,6 +524,14 @@ cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
 # -- pull
 # --------------------------------------------------------------------------------------------------
 
+cdef inline void _fetch(Rows* rows, const Seen* seen, u64 nbytes, bint to_write,
+                        bint stamps) noexcept nogil:
+    if seen.row != NO_ROW:
+        fetch_row(arena_row(&rows.arena, seen.row), nbytes, to_write)
+        if stamps:
+            fetch_to_write(arena_stamp(&rows.arena, seen.row))
+
+
 cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u64 nbytes, bint to_write,
                        bint stamps) noexcept nogil:
     """Return where they seem to lie; and their buckets, and as many bytes of their rows, on the
@@ -532,10 +542,8 @@ cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u64 nbytes
         fetch_to_write(seen[i].home)
     for i in range(n):
         index_look(&seen[i], ids[i])
-        if seen[i].row != NO_ROW:
-            fetch_row(arena_row(&rows.arena, seen[i].row), nbytes, to_write)
-            if stamps:
-                fetch_to_write(arena_stamp(&rows.arena, seen[i].row))
+        if nbytes:
+            _fetch(rows, &seen[i], nbytes, to_write, stamps)
 
 
 cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u64 i,
@@ -812,9 +820,9 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
                     const float* gradients, float* sum, u64 number,
                     u32 stamp, Pushed* pushed) noexcept nogil:
     cdef float* spare = sum + rows.dim
-    cdef Seen[BLOCK] seen
-    cdef i64[BLOCK] block_ids
-    cdef u64 at = 0, block, i, moves
+    cdef Seen[BLOCK] seen, following        # of this block; rows to fetch, of the next one
+    cdef i64[BLOCK] block_ids, following_ids
+    cdef u64 at = 0, block, i, moves, ahead = 0
     cdef Held held
     cdef bint sole = False
     while at < d.n:
@@ -822,9 +830,15 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
         block = min(d.n - at, <u64> BLOCK)
         for i in range(block):
             block_ids[i] = ids[d.first[at + i]]
-        _look(rows, block_ids, block, seen, rows.arena.row_bytes, True, stamp != 0)
+        _look(rows, block_ids, block, seen, 0 if ahead else rows.arena.row_bytes, True, stamp != 0)
+        ahead = min(d.n - at - block, <u64> BLOCK) if (at + block) % BATCH else 0
+        for i in range(ahead):
+            following_ids[i] = ids[d.first[at + block + i]]
+        _look(rows, following_ids, ahead, following, 0, True, False)
         moves = rows.moves
         for i in range(block):
+            if i < ahead:
+                _fetch(rows, &following[i], rows.arena.row_bytes, True, stamp != 0)
             if rows.moves != moves:     # one of those before had no row, and then no room in its
                                         # part
                 _look(rows, block_ids + i, block - i, seen + i, rows.arena.row_bytes, True,
