@@ -21,7 +21,7 @@ export function Params({ rows, fine, about, now, window }) {
     <Panel id="params" title="Parameters" wide aside={<span class="unit">{words}</span>}>
       {away.length > 0 && (
         <p class="bad-text" role="alert">
-          {away.map((one) => `Shard ${one.shard} ${{ away: "is away", recovers: "recovers", exposed: "goes on without its replica" }[one.state]}`).join(". ")}. Next: <code>clipper params ps --folder {about.params}</code>
+          {away.map((one) => `Shard ${one.shard} ${{ away: "is away", recovers: "recovers", exposed: "continues without its replica" }[one.state]}`).join(". ")}. Next: <code>clipper params ps --folder {about.params}</code>
         </p>
       )}
       {!shards.length ? <Empty command={`clipper params ps --folder ${about.params}`}>No shard has answered yet.</Empty> : (

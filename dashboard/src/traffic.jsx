@@ -132,7 +132,7 @@ export function Cache({ rows, window }) {
       <Chart name="Share of tasks answered by the cache" x={x} format={percent} window={window} height={150}
         series={[{ label: "answered at once", color: "--c1", values: hits }, { label: "joined an equal query", color: "--c2", values: joined }]}
         summary={`answered at once ${percent(hits.at(-1))}, joined ${percent(joined.at(-1))}`} />
-      <p class="note">{number(last.entries ?? 0)} predictions · {number(last.gone ?? 0)} gave way in the last reading</p>
+      <p class="note">{number(last.entries ?? 0)} predictions · {number(last.gone ?? 0)} evicted in the last reading</p>
     </Panel>
   );
 }

@@ -684,8 +684,8 @@ class ClipperServer:
     def stream(self, app: str, url: str, **settings: Unpack[StreamOptions]) -> "ScoringStream":
         """Score the records of a Redis stream by an application; write the answers to another.
 
-        settings: those of `[streams.NAME]` in docs/operating.md; docs/streams.md has the fields of
-        records and answers. Each record is answered exactly once by all servers of one group
+        settings: those of `[streams.NAME]` in docs/configuration.md; docs/streams.md has the fields
+        of records and answers. Each record is answered exactly once by all servers of one group
         together, also after crashes. Redis may come up later. Returns a handle with stats() and
         stop(). Raises UnknownApplication, InvalidInput, ConfigError (no Redis URL, or the package
         redis is missing).

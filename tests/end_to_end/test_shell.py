@@ -247,7 +247,8 @@ def test_logs_of_what_is_not_there(here: Path) -> None:
         assert "no container sums:1/7 was started here" in shell(
             "logs", "sums", "--replica", "7", code=1
         )
-        assert "is none that was handed out" in shell_error_of_follow("sums", "nonsense")
+        error = shell_error_of_follow("sums", "nonsense")
+        assert "is not a position that the server has returned" in error
     assert "no server of this user runs on this host" in shell("logs", "-f", "sums", code=1)
 
 
@@ -337,7 +338,7 @@ def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
             top.press("p")
             server.process.kill()
             server.process.wait()
-            top.until("the server is gone for")
+            top.until("the server has not answered for")
             with up():
                 top.until("restarted 1 x while watched")
                 top.press("q")

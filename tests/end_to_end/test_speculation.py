@@ -164,7 +164,7 @@ def test_a_guaranteed_time_must_be_measured(
     for _ in range(200):
         server.model(one.name).predict(next(rows)).result(PATIENCE_S)
     with pytest.raises(
-        InvalidInput, match=rf"nobody is known to answer within 0\.001 ms: {one.name} takes"
+        InvalidInput, match=rf"no model is known to answer within 0\.001 ms: {one.name} takes"
     ):
         app(slow, one, slo_ms=20.001, default=-1, decider=decider)
     handle = app(slow, one, slo_ms=1500, default=-1, decider=decider)

@@ -17,7 +17,7 @@ from clipper.params.shard.parameters import Parameters
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.test_streams import assert_copied, streams
-from tests.params.test_table_changes import PLAIN, SGD, taught
+from tests.params.test_table_changes import PLAIN, SGD, trained_tables
 
 WIDE = TableSpec("plain", 5, **SGD)
 
@@ -31,7 +31,7 @@ def names(shards: Shards) -> list[list[str]]:
 
 
 def test_dropped_table_is_gone_and_its_name_is_free(shards: Shards) -> None:
-    client = taught(shards, replicas=1)
+    client = trained_tables(shards, replicas=1)
     others, container = shards.client(), Tables(shards.addresses, token=TOKEN)
     until(lambda: streams(shards))
     assert others.pull("plain", [1]).shape == container.pull("plain", [1]).shape == (1, 3)
@@ -63,7 +63,7 @@ def test_dropped_table_is_gone_and_its_name_is_free(shards: Shards) -> None:
 
 
 def test_a_disconnected_client_notices_that_a_table_was_created_again(shards: Shards) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
     container = Tables(shards.addresses, token=TOKEN)
     other = shards.client()
     for one in (other, container):
@@ -87,7 +87,7 @@ def test_a_disconnected_client_notices_that_a_table_was_created_again(shards: Sh
 def test_dropped_table_does_not_return_after_a_kill(
     shards: Shards, settings: dict[str, Any], again: bool
 ) -> None:
-    client = taught(shards, **settings)
+    client = trained_tables(shards, **settings)
     client.call_all("snapshot", whole=True)
     client.drop("plain")
     if again:
@@ -116,7 +116,7 @@ def test_dropped_table_does_not_return_after_a_kill(
 
 
 def test_set_of_another_size_has_the_tables_that_were_not_dropped(shards: Shards) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
     client.drop("plain")
     client.create(TableSpec("other", 2, **SGD))
     client.create(WIDE)
@@ -131,7 +131,7 @@ def test_set_of_another_size_has_the_tables_that_were_not_dropped(shards: Shards
 def test_a_drop_that_cannot_be_recorded_changes_nothing(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -146,7 +146,7 @@ def test_a_drop_that_cannot_be_recorded_changes_nothing(
 def test_restored_snapshot_from_before_has_the_table(tmp_path: Path, shards: Shards) -> None:
     from clipper.params.local.local_set import restore
 
-    client = taught(shards)
+    client = trained_tables(shards)
     client.call_all("snapshot", whole=True, number=1)
     client.drop("plain")
     shards.down()
@@ -180,7 +180,7 @@ def test_table_places_are_reused_and_table_numbers_are_not() -> None:
 
 
 def test_tables_are_dropped_while_others_train(shards: Shards) -> None:
-    client = taught(shards, replicas=1)
+    client = trained_tables(shards, replicas=1)
     stop, failed = threading.Event(), list[Exception]()
 
     def trains() -> None:
@@ -213,8 +213,8 @@ def test_tables_are_dropped_while_others_train(shards: Shards) -> None:
 
 
 def test_command_line(shards: Shards, tmp_path: Path) -> None:
-    taught(shards)
+    trained_tables(shards)
     said = {"addresses": list(shards.addresses), "token": TOKEN}
     (tmp_path / "shards.json").write_text(json.dumps(said))
     found = CliRunner().invoke(params, ["drop", "plain", "--folder", str(tmp_path)])
-    assert (found.exit_code, found.output) == (0, "table plain is gone, with 30 rows\n")
+    assert (found.exit_code, found.output) == (0, "table plain is dropped, with 30 rows\n")

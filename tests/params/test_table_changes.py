@@ -26,7 +26,7 @@ PLAIN = TableSpec("plain", 3, **SGD)
 ADAM = TableSpec("adam", 2, optimizer="adam")
 
 
-def taught(shards: Shards, count: int = 2, **settings: Settings) -> Client:
+def trained_tables(shards: Shards, count: int = 2, **settings: Settings) -> Client:
     client = shards.up(count, **settings).client()
     for spec in (PLAIN, ADAM):
         client.create(spec)
@@ -36,7 +36,7 @@ def taught(shards: Shards, count: int = 2, **settings: Settings) -> Client:
 
 
 def test_rate_is_changed_while_a_table_is_trained(shards: Shards) -> None:
-    client = taught(shards, replicas=1)
+    client = trained_tables(shards, replicas=1)
     until(lambda: streams(shards))
     assert client.alter("plain", optimizer_settings={"rate": 0.5}).optimizer_settings["rate"] == 0.5
     client.push("plain", [1, 2], -ones((2, 3)))
@@ -58,7 +58,7 @@ def test_rate_is_changed_while_a_table_is_trained(shards: Shards) -> None:
 
 
 def test_changed_settings_are_in_snapshots(shards: Shards) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
     client.alter("plain", optimizer_settings={"rate": 0.5}, expire_s=1000)
     shards.down()
     for shard in (0, 1):
@@ -83,7 +83,7 @@ def test_changed_settings_are_in_snapshots(shards: Shards) -> None:
 def test_invalid_changes_of_a_table_change_nothing(
     shards: Shards, changes: dict[str, Settings]
 ) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
     before = client.spec("plain")
     with pytest.raises(InvalidInput):
         client.alter("plain", evicts=True, **changes)
@@ -93,7 +93,7 @@ def test_invalid_changes_of_a_table_change_nothing(
 
 
 def test_limit_of_rows_is_lowered_and_raised(shards: Shards) -> None:
-    client = taught(shards, count=1)
+    client = trained_tables(shards, count=1)
     client.alter("plain", rows_max=10, evicts=True)
     assert client.call(0, "stats")["tables"]["plain"]["rows"] == 10
     client.push("plain", range(100, 130), -ones((30, 3)))
@@ -104,7 +104,7 @@ def test_limit_of_rows_is_lowered_and_raised(shards: Shards) -> None:
 
 
 def test_erased_rows_are_gone_from_replicas_and_the_next_whole_snapshot(shards: Shards) -> None:
-    client = taught(shards, replicas=1)
+    client = trained_tables(shards, replicas=1)
     until(lambda: streams(shards))
     assert client.erase("plain", [1, 2, 3, 1000]) == 3
     assert_copied(shards)  # before a pull, which marks rows on the primary alone
@@ -122,7 +122,7 @@ def test_a_table_is_exported_and_imported(shards: Shards, tmp_path: Path, kind: 
         {"npz": "numpy", "safetensors": "safetensors", "parquet": "pyarrow"}[kind],
         reason=f"{kind} needs a package: pip install safetensors pyarrow",
     )
-    client, path = taught(shards), tmp_path / f"rows.{kind}"
+    client, path = trained_tables(shards), tmp_path / f"rows.{kind}"
     assert export_table(client, "plain", path) == 30
     ids, rows = read_rows(path)
     assert ids.tolist() == list(range(-10, 20))
@@ -134,7 +134,7 @@ def test_a_table_is_exported_and_imported(shards: Shards, tmp_path: Path, kind: 
 
 
 def test_pretrained_rows_are_read_and_trained_on(shards: Shards, tmp_path: Path) -> None:
-    client, path = taught(shards, replicas=1), tmp_path / "rows.npy"
+    client, path = trained_tables(shards, replicas=1), tmp_path / "rows.npy"
     rows = np.random.default_rng(1).standard_normal((9000, 3))
     np.save(path, rows)
     assert import_table(client, "plain", path) == 9000
@@ -157,7 +157,7 @@ def test_rows_written_without_steps_leave_those_of_the_table(shards: Shards) -> 
 
 
 def test_files_that_cannot_be_read_give_the_reason(shards: Shards, tmp_path: Path) -> None:
-    client = taught(shards, count=1)
+    client = trained_tables(shards, count=1)
     np.save(tmp_path / "wide.npy", ones((4, 5)))
     np.savez(tmp_path / "other.npz", a=ones(3))
     np.savez(tmp_path / "odd.npz", ids=ones(4), rows=ones((4, 3)))
@@ -216,7 +216,7 @@ def test_rows_of_fewer_bits_survive_snapshot_copy_and_file(
 
 
 def test_a_copied_table_trains_as_the_original(shards: Shards) -> None:
-    client = taught(shards)
+    client = trained_tables(shards)
     assert copy_table(client, "adam", "twin") == 30
     for name in ("adam", "twin"):
         client.push(name, range(20), ones((20, 2)))
@@ -225,7 +225,7 @@ def test_a_copied_table_trains_as_the_original(shards: Shards) -> None:
 
 
 def test_command_line(shards: Shards, tmp_path: Path) -> None:
-    taught(shards)
+    trained_tables(shards)
     folder, run = tmp_path / "set", CliRunner()
     folder.mkdir()
     said = {"addresses": list(shards.addresses), "token": "open sesame"}
@@ -235,7 +235,7 @@ def test_command_line(shards: Shards, tmp_path: Path) -> None:
     for line, shows in (
         ("create small 4 --dtype i8 --optimizer adam --set rate=0.5", "dtype i8"),
         ("alter plain --set rate=0.25", "rate"),
-        (f"erase plain 5 --file {tmp_path}/ids", "3 rows are gone"),
+        (f"erase plain 5 --file {tmp_path}/ids", "3 rows are erased"),
         (f"export plain {tmp_path}/rows.npz", "27 rows"),
         (f"import words {tmp_path}/rows.npy --create", "4 rows"),
         ("copy words more", "4 rows of words are in more"),

@@ -930,7 +930,7 @@ def test_feedback_is_cut_into_frames() -> None:
     assert lengths([]) == []
 
 
-def test_readings_of_a_server_that_restarts_begin_anew() -> None:
+def test_readings_of_a_restarted_server_start_again() -> None:
     """What was read before stays when the connection alone was lost."""
     readings = ServerReadings()
     readings.take("about", {"pid": 1})

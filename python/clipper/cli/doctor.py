@@ -173,8 +173,7 @@ def interpreter() -> Iterator[Finding]:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         yield Finding(
             "fail",
-            f"a container's interpreter: {last}. Install clipper anew, in its checkout: pip"
-            " install .",
+            f"a container's interpreter: {last}. Reinstall clipper in its checkout: pip install .",
         )
     else:
         yield Finding(

@@ -594,7 +594,7 @@ def _change_text(event: "MeshEvent") -> str:
         )
     record = event.record
     if record is None:
-        return f"{event.revision}  {event.of} {event.id} {click.style('gone', fg='red')}"
+        return f"{event.revision}  {event.of} {event.id} {click.style('removed', fg='red')}"
     if isinstance(record, MeshModel):
         loaded = ", ".join(record.loaded)
         return (

@@ -156,7 +156,7 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
 
 
 def _configured(file: Path | None, given: dict[str, UserValue]) -> "Config":
-    """UsageError when the nodes would meet nowhere."""
+    """UsageError if the nodes have no common store."""
     from clipper.config import load
 
     words = ("peers", "name", "advertise", "zone", "capacity_mib")

@@ -187,7 +187,7 @@ def drop(table: str, folder: Path, as_json: bool) -> None:
 
     with Client(folder) as client:
         count = client.drop(table)
-    show({"rows": count}, as_json, f"table {table} is gone, with {count} rows")
+    show({"rows": count}, as_json, f"table {table} is dropped, with {count} rows")
 
 
 @click.command(short_help="Remove rows of a table.")
@@ -215,7 +215,7 @@ def erase(table: str, ids: tuple[int, ...], file: Path | None, folder: Path, as_
         raise click.UsageError("no ids: give IDS, or --file with one id per line.")
     with Client(folder) as client:
         count = client.erase(table, each)
-    show({"erased": count}, as_json, f"{count} rows are gone")
+    show({"erased": count}, as_json, f"{count} rows are erased")
 
 
 @click.command(short_help="Write a table to a file.")

@@ -158,7 +158,7 @@ for _name, _short, _long in (
         "Keep the current share.",
         "Keep APP's rollout at its share; a broken guard reverts it all the same.",
     ),
-    ("resume", "Continue after a pause.", "Let APP's rollout grow again; its stage begins anew."),
+    ("resume", "Continue after a pause.", "Let APP's rollout grow again; its stage starts again."),
     (
         "abort",
         "Return to the old version now.",

@@ -119,7 +119,7 @@ def _change_lines(change: "ChangeResult") -> Iterable[str]:
         else:
             yield (
                 f"  {one['key']}:"
-                f" {'new' if before is None else 'gone' if after is None else 'changed'}"
+                f" {'new' if before is None else 'removed' if after is None else 'changed'}"
             )
 
 

@@ -68,7 +68,8 @@ def _head(watched: ServerReadings, where: str, paused: bool) -> Text:
     if watched.lost_s:
         away_s = time.monotonic() - watched.lost_s
         line.append(
-            f"\n the server is gone for {away_s:.0f} s: {watched.why} Waiting for it.", "bold red"
+            f"\n the server has not answered for {away_s:.0f} s: {watched.why} Waiting for it.",
+            "bold red",
         )
     return line
 

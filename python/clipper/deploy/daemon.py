@@ -159,7 +159,7 @@ class Daemon:
         except FileNotFoundError:
             why, hint = "there is no such socket", _STARTS[self.kind]
         except ConnectionRefusedError:
-            why, hint = "nobody listens there", _STARTS[self.kind]
+            why, hint = "no process listens there", _STARTS[self.kind]
         except OSError as error:
             why, hint = error.strerror or str(error), _ANOTHER
         else:

@@ -475,7 +475,7 @@ class Deployment:
         os.unlink(package.target)
         return (
             f"model '{model.id}' was packed by another version of Python or of its framework, and"
-            " is not the same here. Deploy it anew."
+            " is not the same here. Deploy it again."
         )
 
     def _here(self, model: Model) -> Model | None:

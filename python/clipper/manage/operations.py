@@ -593,7 +593,7 @@ class Operations:
         return self._move_rollout("pause", application, state="paused")
 
     def resume_rollout(self, application: str) -> Change:
-        """Let it grow again; its stage begins anew."""
+        """Let it grow again; its stage starts again."""
         return self._move_rollout("resume", application, state="running")
 
     def abort_rollout(self, application: str) -> Change:

@@ -246,5 +246,6 @@ def _read_after(after: str) -> dict[str, int]:
         return {key: int(total) for key, total in pairs}
     except ValueError:
         raise InvalidInput(
-            f"after={after[:60]!r} is none that was handed out.", hint="Begin without it."
+            f"after={after[:60]!r} is not a position that the server has returned.",
+            hint="Leave it out.",
         ) from None

@@ -43,7 +43,7 @@ def test_an_engine_that_does_not_run(kind: str, command: str, tmp_path: Path) ->
 def test_an_engine_that_has_died(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left.sock"))
-    assert ": nobody listens there. Start it: systemctl start docker." in error_text(
+    assert ": no process listens there. Start it: systemctl start docker." in error_text(
         "docker", f"unix://{tmp_path}/left.sock", tmp_path
     )
 

@@ -204,7 +204,7 @@ def test_one_that_hangs_costs_nobody_else(
             future.arrives(0, 7)
             future.arrives(1, 7)
             assert future.decided.wait(PATIENCE_S)
-        assert "has not returned in its query's time; another thread goes on" in caplog.text
+        assert "has not returned by its query's deadline; another thread continues" in caplog.text
     finally:
         release.set()
 

@@ -237,7 +237,7 @@ def test_a_guarantee_must_be_measured() -> None:
     check_guarantee("app", check_decider("app", "first", LINKS), 20, {A: slow}, {})  # type: ignore[dict-item]
     with pytest.raises(InvalidInput) as caught:
         check_guarantee("app", fixed, 20, {A: slow, B: fast}, {})  # type: ignore[dict-item]
-    assert "nobody is known to answer within 19 ms: a:1 takes 3" in str(caught.value)
+    assert "no model is known to answer within 19 ms: a:1 takes 3" in str(caught.value)
     assert "99th percentile of 100" in str(caught.value)
     assert (
         "run server.model('a:1').predict(x).result() 100 times; or raise slo_ms, or name a faster"

@@ -256,7 +256,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     RefusalCode.TOO_STALE: (
         errors.StalePush,
         "the gradient is {about} versions old",
-        "Pull again, and compute it anew.",
+        "Pull again, and compute it again.",
     ),
     RefusalCode.NOT_SHARED: (
         errors.DoesNotFit,
@@ -272,7 +272,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         errors.StateLost,
         "it restarted without its state: neither replica nor snapshot was found",
         (
-            "Restore a snapshot, or let it begin anew: `clipper params begin-anew`, or"
+            "Restore a snapshot, or let it start empty: `clipper params begin-anew`, or"
             " client.begin_anew()."
         ),
     ),

@@ -169,7 +169,7 @@ class StreamConsumer(Generic[_T]):
                 if not turn():
                     return
             except Exception:
-                _log.exception("stream %s: a fault; it goes on", self.name)
+                _log.exception("stream %s: an error; it continues", self.name)
                 with self._changed:
                     self._changed.wait(_CHECK_S)
 

@@ -99,7 +99,7 @@ def _shard_now(one: ShardReading) -> Row:
         return {
             "shard": one["shard"],
             "state": "away",
-            "why": "it came back without what it had: clipper params begin-anew",
+            "why": "it restarted without its data: clipper params begin-anew",
         }
     lags, snapshots = lags_between(None, one), one["snapshots"]
     return {

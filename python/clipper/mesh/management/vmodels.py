@@ -88,7 +88,7 @@ class VModelManagement:
 
         limit_s = self._settings.load_s * self._settings.tries
         if not self._registry.vmodels.wait_for(is_settled, limit_s):
-            late = f"v-model {id!r} has not switched within {limit_s:g} s; it goes on."
+            late = f"v-model {id!r} has not switched within {limit_s:g} s; the switch continues."
             raise DeadlineExceeded(late, hint="Poll its status.")
         self._refresh_alias(id)  # the watcher on the event loop may be later than this thread
 

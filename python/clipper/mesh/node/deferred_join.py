@@ -85,7 +85,7 @@ class DeferredJoin:
         except ShuttingDown:
             raise
         except Exception as error:
-            self._given_up = f"it cannot be in the mesh: {error}"
+            self._given_up = f"it cannot join the mesh: {error}"
             _log.exception("the mesh: %s gives up", self._name)
             return False
         finally:

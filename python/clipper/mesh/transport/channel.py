@@ -218,7 +218,7 @@ async def dial(
 
 
 async def is_gone(address: str, network: Network = SOCKETS) -> bool:
-    """Return whether the connection to an address is refused, so surely nobody listens there."""
+    """Return whether the connection to an address is refused, so no process listens there."""
     try:
         async with asyncio.timeout(HELLO_S):
             _, writer = await network.connect(address)

@@ -298,7 +298,7 @@ class Shard:
     def _begin_anew(self, _: Piece, __: CallId) -> Piece:
         begins, self._begins = self._begins, None
         if begins is not None:
-            log.warning("shard %d starts anew without its former state", self.config.number)
+            log.warning("shard %d starts empty, without its former state", self.config.number)
             self.mark.clear()
             begins()
         return {"begun": begins is not None}
@@ -482,7 +482,7 @@ class Shard:
             return
         for one in self.followers.silent(time.monotonic(), self.config.settings.without_replica_s):
             log.warning(
-                "shard %d goes on without its replica in shard %d", self.config.number, one.shard
+                "shard %d continues without its replica in shard %d", self.config.number, one.shard
             )
             one.give_up()
 

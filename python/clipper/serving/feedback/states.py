@@ -433,7 +433,7 @@ class States:
             state = learner.policy.decode(stored.state)
         except (msgspec.MsgspecError, ValueError) as error:
             _log.error(
-                "the selection state %s cannot be read and begins anew: %s", record.key, error
+                "the selection state %s cannot be read and starts empty: %s", record.key, error
             )
             return None
         own = stored.applied.get(self.node, 0)

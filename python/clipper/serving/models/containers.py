@@ -225,7 +225,7 @@ class Containers:
         self._turned_away += 1
         if self._turned_away & (self._turned_away - 1) == 0:
             _log.warning(
-                "limits.connections_max is reached: %d containers turned away so far",
+                "limits.connections_max is reached: %d containers refused so far",
                 self._turned_away,
             )
 

@@ -175,7 +175,8 @@ class DeciderPool:
             del self._at_work[thread]
             self._lost += 1
             _log.error(
-                "a decider of your own has not returned in its query's time; another thread goes on"
+                "a user-defined decider has not returned by its query's deadline; another thread"
+                " continues"
                 " (%d lost)",
                 self._lost,
             )

@@ -529,7 +529,7 @@ def check_guarantee(
     call = f"server.model({first!r}).predict(x).result()"
     hint = f"Measure: run {call} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
     raise InvalidInput(
-        f"{step} of application {application!r}: nobody is known to answer within {by_ms:g} ms:"
+        f"{step} of application {application!r}: no model is known to answer within {by_ms:g} ms:"
         f" {'; '.join(notes)}.",
         hint=hint,
     )
