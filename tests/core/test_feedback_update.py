@@ -22,7 +22,7 @@ class Predicted:
 
 def update_of(kind=RuleKind.HEDGE, **settings):
     rule = Rule(kind, **{"eta": 0.1, "share": 0.03, "floor": 1e-6, **settings})
-    return FeedbackUpdate(rule, 0.998, lambda *state: state[:5], lambda label: 1)
+    return FeedbackUpdate(rule, 0.998, lambda *state: state[:5])
 
 
 def columns(seed):
@@ -149,7 +149,7 @@ def test_arrays_that_do_not_go_together_are_refused(wrong):
 )
 def test_labels_of_sets_that_do_not_go_together_are_refused(wrong):
     rule = Rule(RuleKind.HEDGE, eta=0.1, share=0.03)
-    update = FeedbackUpdate(rule, 0.998, tuple, lambda label: 1, LabelSets(0.9, 0.03, 20.0))
+    update = FeedbackUpdate(rule, 0.998, tuple, LabelSets(0.9, 0.03, 20.0))
     rows, sure = np.zeros((2, 1)), np.zeros((BINS, 2))
     outputs = [[7, 8, 7], [7, 7, 8]]
     given = {"threshold": 0.5, "named": [0, 1, 0], "known": [1, 2], "room": 64}

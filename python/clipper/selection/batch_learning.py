@@ -153,7 +153,7 @@ def native_update_of(policy: Policy) -> NativeUpdate | None:
 @functools.lru_cache(maxsize=1024)
 def _native_update(rule: Rule, coverage: float | None) -> NativeUpdate:
     sets = None if coverage is None else LabelSets(coverage, STEP, DOUBT)
-    return NativeUpdate(rule, FADE, LearnedState, label_bit, sets)
+    return NativeUpdate(rule, FADE, LearnedState, sets)
 
 
 def _fits(policy: LearningPolicy, state: LearnedState, rows: ObservationRows) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clipper.selection.votes import Votes, label_key
 from clipper.types import VersionedModel
-from clipper_core.learning.feedback_update import class_evidence, reports_probabilities
+from clipper_core.learning.class_evidence import class_evidence, reports_probabilities
 from clipper_core.learning.mixture import LABELS_MAX
 
 Evidence = np.ndarray[tuple[int, int], np.dtype[np.float64]]

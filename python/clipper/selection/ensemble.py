@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.learned_state import DOUBT, label_bit
+from clipper.selection.learned_state import DOUBT
 from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
 from clipper.selection.stateless_policy import Models, StatelessPolicy
 from clipper.selection.votes import answer_of_first, combine, sorted_models, usable
@@ -14,7 +14,7 @@ from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
 from clipper_core.learning.label_feedback import LabelVotes
 
-_LABELS = LabelVotes(Rule(RuleKind.HEDGE), label_bit, DOUBT)  # weights that never change
+_LABELS = LabelVotes(Rule(RuleKind.HEDGE), DOUBT)  # weights that never change
 _NO_BINS = np.zeros((1, 2))
 
 

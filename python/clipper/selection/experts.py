@@ -23,7 +23,6 @@ from clipper.selection.learned_state import (
     LearnedState,
     RuleRows,
     calibrated,
-    label_bit,
     learn_by_rule,
     log_mean,
 )
@@ -76,7 +75,7 @@ class WeightedVotes:
         | None = None,
     ) -> None:
         self._rule, self._odds, self._best = rule, odds, best
-        self._labels = LabelVotes(rule, label_bit, DOUBT)
+        self._labels = LabelVotes(rule, DOUBT)
 
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]

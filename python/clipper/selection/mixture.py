@@ -206,7 +206,7 @@ class MixedVotes:
     random = False
 
     def __init__(self, rule: Rule) -> None:
-        self._labels = LabelVotes(rule, label_bit, DOUBT)
+        self._labels = LabelVotes(rule, DOUBT)
 
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]

@@ -4,7 +4,8 @@
 #
 # `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
 # `mixture` weighs votes by a mixture of logistic regressions. `linear` has the linear models that
-# predict how good each model is for a query. `feedback_update` applies one observation, or an array
+# predict how good each model is for a query. `class_evidence` reads the class probabilities that
+# models report beside their labels. `feedback_update` applies one observation, or an array
 # of them: losses, calibration, then the rule's step. `label_feedback` has the labels: it combines
 # the votes of a query, keeps the answers that feedback may come for and the pages to which the
 # journal's records are copied, and does all that one label needs.

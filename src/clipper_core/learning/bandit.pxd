@@ -58,6 +58,12 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
                       double weight) noexcept nogil
 # ^ votes[k]: codes of labels, 0 where no prediction arrived
 
+cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const double* evidence,
+                               u32 labels, u32 label, double classes, double weight,
+                               double* p) noexcept nogil
+# ^ evidence[labels, k]: how much each model is for each label.  label: the right one, from 1.
+# p[labels]: for its own use
+
 cdef cnp.ndarray doubles_copied(cnp.ndarray array)     # of a contiguous array of doubles: a few
                                                        # times as fast as numpy's own
 cdef class Rule:

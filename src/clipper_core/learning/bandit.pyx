@@ -476,6 +476,33 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
                             WEIGHT_MAX)
 
 
+cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const double* evidence,
+                               u32 labels, u32 label, double classes, double weight,
+                               double* p) noexcept nogil:
+    """The score of a label is the sum of the models' weights, times their evidence. The right label
+    comes first, so that sums do not depend on its number."""
+    cdef u32 i, j, at
+    cdef double total, gradient, high = 0.0
+    for at in range(labels):
+        p[at] = 0.0
+        for i in range(k):
+            p[at] += rows[i] * evidence[at * k + i]
+        high = max(high, p[at])
+    total = max(classes - labels, 0.0) * exp(-high)
+    for j in range(labels):
+        at = label - 1 if j == 0 else j - (j < label)
+        p[at] = exp(p[at] - high)
+        total += p[at]
+    for at in range(labels):
+        p[at] = p[at] / total - (at + 1 == label)
+    for i in range(k):
+        gradient = 0.0
+        for j in range(labels):
+            at = label - 1 if j == 0 else j - (j < label)
+            gradient += p[at] * evidence[at * k + i]
+        rows[i] = _clip(rows[i] - rule.eta * weight * gradient, 0.0, WEIGHT_MAX)
+
+
 # -- for Python
 # --------------------------------------------------------------------------------------------------
 
@@ -617,9 +644,10 @@ cdef class Rule:
         if cast.ndim != 2 or cast.shape[0] != after.shape[0] or not 1 <= label <= cast.shape[1]:
             raise_for(BAD_INPUT, f"evidence must be f64[{after.shape[0]}, labels], and label the"
                                  " number of one of them")
-        scores = after[:, 0] @ cast
-        p = np.exp(scores - max(scores.max(), 0.0))
-        p /= p.sum() + max(classes - len(p), 0.0) * np.exp(-max(scores.max(), 0.0))
-        p[label - 1] -= 1.0
-        after[:, 0] = np.clip(after[:, 0] - self.state.eta * weight * (cast @ p), 0.0, WEIGHT_MAX)
+        cdef u32 k = <u32> cast.shape[0], labels = <u32> cast.shape[1]
+        cdef cnp.ndarray by_label = np.ascontiguousarray(cast.T)
+        cdef cnp.ndarray p = np.empty(labels)
+        stack_learn_evidence(&self.state, <double*> cnp.PyArray_DATA(after), k,
+                             <double*> cnp.PyArray_DATA(by_label), labels, label, classes, weight,
+                             <double*> cnp.PyArray_DATA(p))
         return after

@@ -11,6 +11,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 
 from clipper_core.learning.bandit cimport MODELS_MAX, Rule, RuleState
+from clipper_core.learning.class_evidence cimport ClassEvidence
 from clipper_core.learning.mixture cimport RowShape
 from clipper_core.runtime.machine cimport i64, u32, u64, u8
 
@@ -30,6 +31,7 @@ cdef struct Learner:              # a state while it learns
     double step                 # of the threshold
     double doubt                # observations in a bin that outweigh the raw confidence
     bint moved                  # the threshold, by the last observation
+    bint calibrated             # the next observation is counted already
 
 cdef struct Observation:               # an observation
     const i64* values           # [k]: the labels the models gave, as numbers that are equal when
@@ -45,20 +47,25 @@ cdef struct Observation:               # an observation
     const double* context       # [features]: of the query; of linear models and a mixture
     u32 features
     bint known                  # whether the right label is among those that sets may have
+    const ClassEvidence* named  # the labels, if models report class probabilities and the rule
+                                # reads them; else NULL
+    u32 right                   # number of the right one among these, from 1; 0 if there is none
 
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
 # ^ False if no prediction arrived: then nothing is changed
+cdef void feedback_update_calibrate(Learner* learner, const Observation* observation) noexcept nogil
+# ^ only the calibration, by the rows as they are; feedback_update_learn() then does the rest
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil
-# ^ confidence before calibration, and a model that gave the answer; -1 if no prediction arrived
+# ^ confidence before calibration, and a model that gave the answer, or k and the index of a label
+# that is only named; -1 if no prediction arrived
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
 
 cdef enum:
     CONTEXT_MAX = 32            # features of a context
 
-cdef bint weighs_probabilities(u32 kind, object prediction) except -1
-# ^ whether a rule of this kind reads class probabilities, and the prediction has some: only the
-# policy itself combines and learns them
+cdef bint reads_classes(u32 kind) noexcept nogil
+# ^ whether a rule of this kind reads class probabilities
 
 cdef inline bint is_label(object kind) noexcept:    # whether outputs of this type are voted on
     return kind is int or kind is str or kind is bool or kind is bytes
@@ -73,23 +80,26 @@ cdef struct Votes:              # the predictions of one query, with the label, 
     double[CONTEXT_MAX] context
     PyObject* label             # borrowed
     Observation observation     # of these arrays
+    ClassEvidence named
 
 cdef class FeedbackUpdate:
     cdef Rule rule
     cdef double fade
-    cdef object make, bit_of, sets, make_thresholds
+    cdef object make, sets, make_thresholds
     cdef double coverage, step, doubt
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   const u8* right, u32 chosen, double p, tuple features, object label,
-                   double weight) except -1
-    # ^ outputs, confidence: of k models, borrowed; NULL where no prediction arrived.  right: those
-    # whose output is the label.  chosen: the only model that was queried, k when all were. False:
-    # it is for `policy.observe`
+                   PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
+                   object label, double weight) except -1
+    # ^ outputs, confidence, qualifiers: of k models, borrowed; NULL where no prediction arrived.
+    # qualifiers: NULL if there are no class probabilities.  right: those whose output is the label.
+    # chosen: the only model that was queried, k when all were. False: it is for `policy.observe`
     cdef OpenState open(self, object state, tuple models)
     # ^ None if the state is of other models, or not finite
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
+    cdef bint _read_classes(self, Votes* votes, u32 k, PyObject** outputs, PyObject** qualifiers,
+                            object kind) except -1
     cdef int follow(self, Learner* learner, double threshold) except -1     # for sets
     cdef cnp.ndarray _rows(self, cnp.ndarray rows, u32 cell)
     cdef cnp.ndarray _with_features(self, cnp.ndarray rows, u32 features)

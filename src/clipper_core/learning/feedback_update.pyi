@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -7,19 +7,6 @@ from numpy.typing import ArrayLike
 from clipper_core.learning.bandit import Rule
 
 _Rows = np.ndarray[Any, np.dtype[np.float64]]
-
-def reports_probabilities(votes: dict[Any, Any]) -> bool:
-    """Return whether a prediction of a dict of them has a class probability."""
-
-def class_evidence(
-    models: Sequence[Any],
-    votes: dict[Any, Any],
-    numbers: dict[object, int],
-    kind: type,
-    label_key: Callable[[object], object],
-    labels_max: int,
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return how much each model is for each label, 0 to 1, by its class probabilities."""
 
 @final
 class FeedbackUpdate:
@@ -30,7 +17,6 @@ class FeedbackUpdate:
         rule: Rule,
         fade: float,
         make: Callable[..., Any],
-        bit_of: Callable[[Any], int],
         sets: object = None,
     ) -> None: ...
     def one(

@@ -2,7 +2,7 @@
 rule."""
 cimport cython
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next
+from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.math cimport NAN, exp, isfinite, log, rint
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from clipper_core.learning.bandit cimport (
     GREEDY, HEDGE, KL_UCB, LINEAR, LOGODDS, MEMORIES, MIXTURE, SQUARECB, STACKING, THOMPSON,
-    doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn,
+    doubles_copied, memory_mean, rule_learn, rule_weights, stack_learn, stack_learn_evidence,
+)
+from clipper_core.learning.class_evidence cimport (
+    LABELS_READ, class_evidence_code, class_evidence_read, label_hash, reports_classes,
 )
 from clipper_core.learning.linear cimport (
     ContextRule, context_columns, context_learn, context_size, context_widened,
 )
 from clipper_core.learning.mixture cimport (
-    Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally, rows_with,
-    rows_with_features,
+    VOTERS_MAX, Ballot, Tally, mixture_is_untouched, mixture_learn, mixture_shape, mixture_tally,
+    rows_with, rows_with_features, rows_with_pool,
 )
 from clipper_core.runtime.object_member cimport ObjectMember, read_member
 from clipper_core.runtime.status cimport BAD_INPUT, raise_for
@@ -37,8 +40,6 @@ LABELS.name, TRACKED.name, DIFFERENCES.name = b"labels", b"tracked", b"differenc
 THRESHOLD.name, NUMBERS.name, SCALE.name = b"labels", b"numbers", b"scale"
 COUNT.name, KNOWN.name = b"count", b"known"
 cdef double[65] CLASSES         # by how many bits of `labels` are set
-cdef double P_MIN = 0.01        # a smaller class probability counts as this one
-cdef double P_SCALE = -log(P_MIN)
 
 
 cdef extern from *:
@@ -99,112 +100,8 @@ cdef double _accuracy(const Learner* learner, u32 i) noexcept nogil:
     return 0.5
 
 
-cdef bint weighs_probabilities(u32 kind, object prediction) except -1:
-    cdef object qualifiers
-    cdef PyObject* name
-    cdef Py_ssize_t at = 0
-    if kind != STACKING and kind != MIXTURE:
-        return False
-    qualifiers = read_member(&QUALIFIERS, prediction)
-    if type(qualifiers) is dict:
-        while PyDict_Next(qualifiers, &at, &name, NULL):
-            if (<str?> <object> name).startswith("p:"):
-                return True
-    return False
-
-
-# -- class probabilities, for the policies that weigh them in Python
-
-def reports_probabilities(dict votes not None):
-    """Return whether a prediction of a dict of them has a class probability."""
-    cdef PyObject* model
-    cdef PyObject* prediction
-    cdef PyObject* name
-    cdef PyObject* p
-    cdef Py_ssize_t at = 0, place
-    cdef object qualifiers
-    while PyDict_Next(votes, &at, &model, &prediction):
-        qualifiers, place = read_member(&QUALIFIERS, <object> prediction), 0
-        while type(qualifiers) is dict and PyDict_Next(qualifiers, &place, &name, &p):
-            if (<str?> <object> name).startswith("p:") and _is_sound(<object> p):
-                return True
-    return False
-
-
-def class_evidence(models, dict votes not None, dict numbers not None, kind, label_key,
-                   Py_ssize_t labels_max):
-    """Return f64[models, labels]: 1 + ln(p) / ln(100) for each class probability p, of 0.01 to 1; 1
-    for the vote of a model that reports none.
-
-    votes: by model, objects with `output` and `qualifiers`.  numbers: codes of the labels from 1,
-    by label key, the key of each vote among them; labels that are only named are added, up to
-    labels_max in all.  kind: int, bool, bytes or str, the type of the labels.  label_key: returns
-    the key of an output.
-    """
-    cdef list rows = [votes.get(model) for model in models]
-    cdef Py_ssize_t width = len(numbers), i = 0, at, code
-    cdef PyObject* name
-    cdef PyObject* found
-    cdef PyObject* p
-    cdef object qualifiers, key
-    cdef double* row
-    cdef bint empty
-    for one in rows:
-        width += len(one.qualifiers) if one is not None else 0
-    cdef cnp.ndarray evidence = np.zeros((len(rows), min(width, labels_max)))
-    for one in rows:
-        row = <double*> cnp.PyArray_DATA(evidence) + i * evidence.shape[1]
-        i += 1
-        if one is None:
-            continue
-        at, empty, qualifiers = 0, True, one.qualifiers
-        while PyDict_Next(<dict?> qualifiers, &at, &name, &p):
-            if not (<str?> <object> name).startswith("p:") or not _is_sound(<object> p):
-                continue
-            key = _label_of(<str> <object> name, kind)
-            if key is None:
-                continue
-            found = PyDict_GetItemWithError(numbers, key)
-            if found != NULL:
-                code = <object> found
-            elif len(numbers) < labels_max:
-                code = len(numbers) + 1
-                numbers[key] = code
-            else:
-                continue
-            row[code - 1] = 1.0 + log(min(max(<double> <object> p, P_MIN), 1.0)) / P_SCALE
-            empty = False
-        if empty:
-            row[<Py_ssize_t> numbers[label_key(one.output)] - 1] = 1.0
-    return np.ascontiguousarray(evidence[:, :len(numbers)])
-
-
-cdef bint _is_sound(object p) except -1:
-    return (isinstance(p, float) and <double> p == <double> p) or isinstance(p, int)
-
-
-cdef object _label_of(str name, object kind):
-    """Return the label key that the name of a class probability stands for; None if it stands for
-    no label of this kind."""
-    cdef Py_ssize_t n = len(name), i, begin
-    cdef i64 number = 0
-    cdef Py_UCS4 digit
-    if kind is bool:
-        return {"p:True": ("bool", True), "p:False": ("bool", False)}.get(name)
-    if kind is not int:
-        return name[2:].encode() if kind is bytes else name[2:]
-    begin = 3 if n > 2 and name[2] == u"-" else 2
-    if begin == n or n > 21:
-        return None
-    for i in range(begin, n):
-        digit = name[i]
-        if not 48 <= digit <= 57:
-            return int(name[2:]) if name[begin:].isdecimal() else None
-        if i < 20:
-            number = 10 * number + <i64> digit - 48
-    if n > 20:
-        return int(name[2:])
-    return -number if begin == 3 else number
+cdef bint reads_classes(u32 kind) noexcept nogil:
+    return kind == STACKING or kind == MIXTURE
 
 
 cdef inline bint _votes(const Learner* learner, const Observation* observation,
@@ -277,6 +174,67 @@ cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
     return top / (others + max(CLASSES[popcount(learner.labels)] - labels, 0.0) * exp(-high))
 
 
+cdef double _stacked(const Learner* learner, const Observation* observation,
+                     double* p) noexcept nogil:
+    """Compute the probability of each label that models gave or named, by stacking. -> that of each
+    other label."""
+    cdef const ClassEvidence* named = observation.named
+    cdef double[MODELS_MAX] w
+    cdef double total = 0.0, high = 0.0, other, sum
+    cdef u32 i, at
+    _queried_weights(learner, observation, w)
+    for i in range(learner.k):
+        total += learner.rows[i]
+    for at in range(named.labels):
+        p[at] = 0.0
+        for i in range(learner.k):
+            if named.codes[i]:
+                p[at] += w[i] * named.of[at * learner.k + i]
+        p[at] *= total
+        high = max(high, p[at])
+    other = exp(-high)
+    sum = max(CLASSES[popcount(learner.labels)] - named.labels, 0.0) * other
+    for at in range(named.labels):
+        p[at] = exp(p[at] - high)
+        sum += p[at]
+    for at in range(named.labels):
+        p[at] /= sum
+    return other / sum
+
+
+cdef double _likeliest_stacked(const Learner* learner, const Observation* observation,
+                               u32* winner) noexcept nogil:
+    """Return the probability of the winner of the votes, or of the label that is more probable and
+    is then the winner."""
+    cdef double[LABELS_READ + 1] p
+    cdef u32 at, best = 0
+    _stacked(learner, observation, p)
+    for at in range(observation.named.labels):
+        if p[at] > p[best]:
+            best = at
+    at = observation.named.codes[winner[0]] - 1
+    if p[at] >= p[best] * (1 - 1e-12):
+        return p[at]
+    winner[0] = _voter_of(observation, learner.k, best)
+    return p[best]
+
+
+cdef inline u32 _voter_of(const Observation* observation, u32 k, u32 at) noexcept nogil:
+    """Return the first model that gave the label of this index; k and the index if none did."""
+    cdef u32 i
+    for i in range(k):
+        if observation.named.codes[i] == at + 1:
+            return i
+    return k + at
+
+
+cdef inline bint _is_right(const Learner* learner, const Observation* observation,
+                           u32 winner) noexcept nogil:
+    if winner < learner.k:
+        return observation.values[winner] == observation.label
+    return winner - learner.k + 1 == observation.right
+
+
 cdef u32 _codes(const Learner* learner, const Observation* observation, bint queried,
                 u32* votes) noexcept nogil:
     """Number the labels: 1 for the right one, 2 and above for others, 0 where no prediction
@@ -305,20 +263,28 @@ cdef void _ballot(const Learner* learner, const Observation* observation, const 
     ballot.k, ballot.classes = learner.k, classes
     ballot.context, ballot.features = observation.context, observation.features
     ballot.evidence = NULL
-    ballot.labels = 0
+    ballot.labels = ballot.right = 0
+    if observation.named != NULL:
+        ballot.votes = &observation.named.codes[0]
+        ballot.evidence = &observation.named.of[0]
+        ballot.label_cells = &observation.named.cells[0]
+        ballot.labels = observation.named.labels
+        ballot.classes = max(classes, <double> ballot.labels)
 
 
 cdef double _likeliest(const Learner* learner, const Observation* observation, const Tally* tally,
                        u32* winner) noexcept nogil:
-    """Return the highest probability of a label, and a model that gave it; -1 without votes."""
+    """Return the highest probability of a label, and a model that gave it, or k and the index of a
+    label that is only named; -1 without votes."""
     cdef double[MODELS_MAX] surely
     cdef u32 i, at
     cdef double top = 0.0, high = -1.0
     if tally.labels == 0:
         return -1.0
+    for at in range(tally.named):
+        top = max(top, tally.p[at])
     for at in range(tally.labels):
         surely[at] = 0.0
-        top = max(top, tally.p[at])
     for i in range(learner.k):
         if _votes(learner, observation, i):
             surely[tally.of[i]] += (_sound(observation.confidence[i])
@@ -328,6 +294,11 @@ cdef double _likeliest(const Learner* learner, const Observation* observation, c
         if tally.p[at] >= top * (1 - 1e-12) and surely[at] > high:
             high = surely[at]
             winner[0] = tally.first[at]
+    if high < 0.0:                      # the first of those that are only named
+        winner[0] = learner.k + VOTERS_MAX
+        for at in range(tally.labels, tally.named):
+            if tally.p[at] == top:
+                winner[0] = min(winner[0], learner.k + tally.code[at] - 1)
     return min(top, 1.0)
 
 
@@ -369,6 +340,8 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
         if behind[i] >= 0 and behind[i] >= top * (1 - 1e-12) and surely[i] > high:
             high = surely[i]
             winner[0] = i
+    if learner.rule.kind == STACKING and observation.named != NULL:
+        return _likeliest_stacked(learner, observation, winner)
     if learner.rule.kind == STACKING:
         return _softmax(learner, behind, labels, winner[0])
     return min(behind[winner[0]] / behind_all, 1.0) if behind_all > 0 else 0.0
@@ -377,7 +350,9 @@ cdef double feedback_update_raw(const Learner* learner, const Observation* obser
 cdef double _probability(const Learner* learner, const Observation* observation, double raw,
                          const Tally* known, bint* voted) noexcept nogil:
     """Return the probability that the state gave the right label, where that is not the answer.
-    known: a mixture's probabilities, or NULL.  voted: whether a queried model gave the label."""
+    known: a mixture's probabilities, or NULL.  voted: whether a queried model gave the label, or
+    named it."""
+    cdef double[LABELS_READ + 1] p
     cdef double[MODELS_MAX] w
     cdef double[MODELS_MAX] behind
     cdef double[MODELS_MAX] surely
@@ -394,11 +369,21 @@ cdef double _probability(const Learner* learner, const Observation* observation,
         if first == learner.k and _votes(learner, observation, i) and (observation.values[i]
                                                                        == observation.label):
             first, voted[0] = i, True
+    if observation.named != NULL:
+        voted[0] = observation.right <= observation.named.labels
     if learner.rule.kind == MIXTURE:
         if known == NULL:
             _mixed(learner, observation, &tally)
             known = &tally
-        return known.p[known.of[first]] if voted[0] else known.other
+        if first < learner.k:
+            return known.p[known.of[first]]
+        for i in range(known.labels, known.named if voted[0] else 0):
+            if known.code[i] == observation.right:
+                return known.p[i]
+        return known.other
+    if learner.rule.kind == STACKING and observation.named != NULL:
+        top = _stacked(learner, observation, p)
+        return p[observation.right - 1] if voted[0] else top
     behind_all = _queried_weights(learner, observation, w)
     labels = _tally(learner, observation, w, behind, surely, &top)
     if learner.rule.kind == STACKING:
@@ -416,7 +401,7 @@ cdef double _probability(const Learner* learner, const Observation* observation,
 cdef void _move(Learner* learner, const Observation* observation, double raw, u32 winner,
                 const Tally* known) noexcept nogil:
     """Adjust the threshold of the sets' labels: Gibbs and Candes 2021."""
-    cdef bint held = observation.values[winner] == observation.label, voted
+    cdef bint held = _is_right(learner, observation, winner), voted
     cdef double p
     if not held:
         p = _probability(learner, observation, raw, known, &voted)
@@ -436,7 +421,7 @@ cdef void _calibrate(Learner* learner, const Observation* observation, double ra
     if learner.coverage > 0:
         _move(learner, observation, raw, winner, known)
     bin = _bin(learner, raw)
-    bin[0] = learner.fade * bin[0] + (observation.values[winner] == observation.label)
+    bin[0] = learner.fade * bin[0] + _is_right(learner, observation, winner)
     bin[1] = learner.fade * bin[1] + 1.0
 
 
@@ -462,8 +447,16 @@ cdef void _step(Learner* learner, const double* losses, u32 chosen, double p, do
 
 
 cdef void _stack(Learner* learner, const Observation* observation) noexcept nogil:
+    cdef double[LABELS_READ + 1] p
     cdef u32[MODELS_MAX] votes
-    cdef u32 codes = _codes(learner, observation, False, votes)
+    cdef u32 codes
+    if observation.named != NULL:
+        codes = max(observation.named.labels, observation.right)
+        stack_learn_evidence(learner.rule, learner.rows, learner.k, observation.named.of, codes,
+                             observation.right, max(CLASSES[popcount(learner.labels)],
+                                                    <double> codes), observation.weight, p)
+        return
+    codes = _codes(learner, observation, False, votes)
     stack_learn(learner.rule, learner.rows, learner.k, votes, 1,
                 max(CLASSES[popcount(learner.labels)], <double> codes), observation.weight)
 
@@ -472,10 +465,15 @@ cdef void _mix(Learner* learner, const Observation* observation, const u32* vote
                Tally* tally) noexcept nogil:
     """Learn; tally: the probabilities before, among at least as many labels as votes name."""
     cdef Ballot ballot
+    cdef u32 label = 1
     _ballot(learner, observation, votes,
             max(CLASSES[popcount(learner.labels)], <double> codes), &ballot)
-    mixture_learn(learner.rows, learner.shape, &ballot, 1, <u8> lowest_bit(observation.bit), 1.0,
-                  observation.weight, tally)
+    if observation.named != NULL:
+        label = ballot.right = observation.right
+        ballot.labels = max(ballot.labels, label)
+        ballot.classes = max(ballot.classes, <double> ballot.labels)
+    mixture_learn(learner.rows, learner.shape, &ballot, label, <u8> lowest_bit(observation.bit),
+                  1.0, observation.weight, tally)
 
 
 cdef void _learn_mixture(Learner* learner, const Observation* observation) noexcept nogil:
@@ -484,12 +482,14 @@ cdef void _learn_mixture(Learner* learner, const Observation* observation) noexc
     step, nor while a label is new that makes the known number of labels too small."""
     cdef u32[MODELS_MAX] votes
     cdef u32 winner = 0, codes = _codes(learner, observation, False, votes)
+    cdef bint is_new = (codes > CLASSES[popcount(learner.labels)] if observation.named == NULL
+                        else observation.right > observation.named.labels)
     cdef Tally tally
     cdef double raw
-    if (observation.chosen < learner.k or codes > CLASSES[popcount(learner.labels)]
+    if (learner.calibrated or observation.chosen < learner.k or is_new
             or mixture_is_untouched(learner.rows, learner.shape, learner.k)):
-        raw = feedback_update_raw(learner, observation, &winner)
-        _calibrate(learner, observation, raw, winner, NULL)
+        if not learner.calibrated:
+            feedback_update_calibrate(learner, observation)
         _mix(learner, observation, votes, codes, &tally)
     else:
         _mix(learner, observation, votes, codes, &tally)
@@ -497,11 +497,18 @@ cdef void _learn_mixture(Learner* learner, const Observation* observation) noexc
         _calibrate(learner, observation, raw, winner, &tally)
 
 
+cdef void feedback_update_calibrate(Learner* learner,
+                                    const Observation* observation) noexcept nogil:
+    cdef u32 winner = 0
+    cdef double raw = feedback_update_raw(learner, observation, &winner)
+    _calibrate(learner, observation, raw, winner, NULL)
+    learner.calibrated = True
+
+
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil:
     cdef double[MODELS_MAX] losses
-    cdef u32 i, winner = 0
+    cdef u32 i
     cdef bint anyone = False
-    cdef double raw
     for i in range(learner.k):
         losses[i] = <double> (observation.values[i] != observation.label)
         if observation.arrived[i]:
@@ -510,12 +517,12 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
             losses[i] = NAN
     if not anyone:
         return False
-    learner.moved = False
+    if not learner.calibrated:
+        learner.moved = False
     if learner.rule.kind == MIXTURE:
         _learn_mixture(learner, observation)
     else:
-        raw = feedback_update_raw(learner, observation, &winner)
-        _calibrate(learner, observation, raw, winner, NULL)
+        feedback_update_calibrate(learner, observation)
         if learner.rule.kind == STACKING:
             _stack(learner, observation)
         else:
@@ -523,6 +530,7 @@ cdef bint feedback_update_learn(Learner* learner, const Observation* observation
                   observation.context, observation.features)
     learner.labels |= observation.bit
     learner.seen += observation.weight
+    learner.calibrated = False
     return True
 
 
@@ -563,16 +571,15 @@ cdef class FeedbackUpdate:
     A state is rows f64[k, columns], sure f64[bins, 2], the weight of the observations, and one bit
     for each label seen. fade: the share of a bin's counts that remains after an observation in that
     bin.  make: makes a state from (models, rows, seen, labels, sure, thresholds) and, if it was
-    made of a state, that state's `differences`.  bit_of: returns the bit of a label that is no
-    number.  sets: makes prediction sets of labels, with `coverage`, `step`, `doubt`,
-    `remembered(known, label)` and `make(labels, numbers, scale, count, known)`, which returns
-    thresholds; None: thresholds stay.
+    made of a state, that state's `differences`.  sets: makes prediction sets of labels, with
+    `coverage`, `step`, `doubt`, `remembered(known, label)` and `make(labels, numbers, scale, count,
+    known)`, which returns thresholds; None: thresholds stay.
     """
 
-    def __cinit__(self, Rule rule not None, double fade, make, bit_of, sets=None):
+    def __cinit__(self, Rule rule not None, double fade, make, sets=None):
         self.rule = rule
         self.fade = fade
-        self.make, self.bit_of, self.sets = make, bit_of, sets
+        self.make, self.sets = make, sets
         if sets is not None:
             self.coverage, self.step, self.doubt = sets.coverage, sets.step, sets.doubt
             self.make_thresholds = sets.make
@@ -592,6 +599,7 @@ cdef class FeedbackUpdate:
         learner.sure = <double*> cnp.PyArray_DATA(sure)
         learner.k, learner.columns = <u32> rows.shape[0], <u32> rows.shape[1]
         learner.coverage = 0.0
+        learner.moved = learner.calibrated = False
         learner.shape.buckets = learner.shape.features = 0
         if self.rule.state.kind == MIXTURE:
             learner.k -= 1
@@ -642,9 +650,11 @@ cdef class FeedbackUpdate:
         cdef OpenState opened = OpenState.__new__(OpenState)
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
+        cdef PyObject* qualifiers[MODELS_MAX]
         cdef u8 right[MODELS_MAX]
         cdef PyObject* found
         cdef object value
+        cdef bint named = False, reads = reads_classes(self.rule.state.kind)
         cdef u32 i, k = <u32> len(models), chosen = k
         if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
                 or type(predictions) is not dict or not is_label(type(label))):
@@ -659,13 +669,16 @@ cdef class FeedbackUpdate:
                                               and PyObject_RichCompareBool(value, label, Py_EQ))
                 value = read_member(&CONFIDENCE, <object> found)
                 confidence[i] = <PyObject*> value
-                if weighs_probabilities(self.rule.state.kind, <object> found):
-                    return None
+                if reads:
+                    value = read_member(&QUALIFIERS, <object> found)
+                    qualifiers[i] = <PyObject*> value
+                    named = named or reports_classes(value)
             if len(queried) == 1 and queried[0] == models[i]:
                 chosen = i
         if chosen == k and queried != models:
             return None
-        if not self.read(&votes, k, outputs, confidence, right, chosen,
+        if not self.read(&votes, k, outputs, confidence,
+                         &qualifiers[0] if named else NULL, right, chosen,
                          odds[0] if odds and len(queried) == 1 else 1.0, features, label, weight):
             return None
         if not opened.start(self, rows, sure, seen, labels, thresholds):
@@ -676,8 +689,8 @@ cdef class FeedbackUpdate:
         return opened.made(models)
 
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
-                   const u8* right, u32 chosen, double p, tuple features, object label,
-                   double weight) except -1:
+                   PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
+                   object label, double weight) except -1:
         cdef object kind = type(label)
         cdef Observation* observation = &votes.observation
         cdef u32 i, j
@@ -713,13 +726,27 @@ cdef class FeedbackUpdate:
         observation.label, observation.weight = 0, weight
         observation.chosen, observation.p = chosen, p
         observation.context, observation.features = votes.context, <u32> len(features)
-        observation.known = False
-        observation.bit = (<u64> 1 << <u32> (label & 63) if kind is int
-                           or kind is bool else self.bit_of(label))
-        votes.cell = <u32> lowest_bit(observation.bit)
+        observation.known, observation.right = False, 0
+        observation.named = NULL
+        votes.cell = label_hash(label, kind)
+        observation.bit = <u64> 1 << votes.cell
         if self.rule.state.kind == MIXTURE:
             votes.cell = self._hashes(votes, k, outputs, kind)
-        return True
+        return qualifiers == NULL or self._read_classes(votes, k, outputs, qualifiers, kind)
+
+    cdef bint _read_classes(self, Votes* votes, u32 k, PyObject** outputs, PyObject** qualifiers,
+                            object kind) except -1:
+        """Read class probabilities. False: they are for `policy.observe`."""
+        cdef ClassEvidence* named = &votes.named
+        cdef u32 at
+        if (votes.observation.chosen < k
+                or not class_evidence_read(named, k, outputs, qualifiers, kind)):
+            return False
+        votes.observation.right = class_evidence_code(named, <object> votes.label, kind)
+        votes.observation.named = named
+        for at in range(max(named.labels, votes.observation.right)):
+            votes.cell = max(votes.cell, <u32> named.cells[at])
+        return votes.observation.right != 0
 
     cdef OpenState open(self, object state, tuple models):
         cdef OpenState opened = OpenState.__new__(OpenState)
@@ -743,10 +770,8 @@ cdef class FeedbackUpdate:
                 continue
             if votes.values[i] == 0:
                 cell = votes.cell
-            elif kind is int or kind is bool:
-                cell = <u32> (<object> outputs[i] & 63)
             else:
-                cell = <u32> lowest_bit(<u64> self.bit_of(<object> outputs[i]))
+                cell = label_hash(<object> outputs[i], kind)
             votes.cells[i] = <u8> cell
             high = max(high, cell)
         return high
@@ -862,6 +887,10 @@ cdef class OpenState:
                 self.use(rows)
         if update.sets is not None:
             votes.observation.known = _contains(self.known, <object> votes.label)
+        if (update.rule.state.kind == MIXTURE and votes.observation.named != NULL
+                and not self.learner.shape.pooled):
+            feedback_update_calibrate(&self.learner, &votes.observation)    # by the rows before
+            self.use(rows_with_pool(self.rows))
         feedback_update_learn(&self.learner, &votes.observation)
         self.changed = True
         if update.sets is not None and self.learner.moved and not votes.observation.known:
@@ -944,7 +973,8 @@ cdef void _learn_rows(Learner* learner, u64 n, const i64* values, const u8* arri
             mask, own, 1.0)
     observation.cells = cells
     observation.context = NULL
-    observation.features, observation.known = 0, False
+    observation.named = NULL
+    observation.features, observation.known, observation.right = 0, False, 0
     with nogil:
         for i in range(n):
             for j in range(learner.k):

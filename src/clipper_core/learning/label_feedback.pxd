@@ -12,7 +12,6 @@ from clipper_core.runtime.machine cimport i64, u64, u8
 # Threads: any; the state belongs to the caller.
 cdef class LabelVotes:
     cdef Rule rule
-    cdef object bit_of
     cdef double doubt           # observations in a bin from which on they outweigh the confidence
 
 # -- Answers that feedback may still come for, by id, oldest first.

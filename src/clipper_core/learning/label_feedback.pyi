@@ -13,7 +13,7 @@ _Model = TypeVar("_Model")
 class LabelVotes:
     """Combines labels by the weights of one rule. Threads: any."""
 
-    def __init__(self, rule: Rule, bit_of: Callable[[object], int], doubt: float) -> None: ...
+    def __init__(self, rule: Rule, doubt: float) -> None: ...
     def answer(
         self,
         models: tuple[_Model, ...],

@@ -18,9 +18,12 @@ from numpy import ndarray
 from clipper_core.learning.bandit cimport (
     HEDGE, LOGODDS, MIXTURE, MODELS_MAX, STACKING, rule_weights,
 )
+from clipper_core.learning.class_evidence cimport (
+    ClassEvidence, class_evidence_label, class_evidence_read, label_hash, reports_classes,
+)
 from clipper_core.learning.feedback_update cimport (
     FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
-    feedback_update_raw, is_label, weighs_probabilities,
+    feedback_update_raw, is_label, reads_classes,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
 from clipper_core.runtime.machine cimport i32, u32
@@ -32,9 +35,6 @@ cnp.import_array()
 
 # -- The answer of a policy that queries all models and votes on labels, from a query's objects.
 
-cdef extern from *:
-    int lowest_bit "__builtin_ctzll"(unsigned long long x) noexcept nogil
-
 cdef ObjectMember OUTPUT, CONFIDENCE, QUALIFIERS    # of a prediction
 OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qualifiers"
 
@@ -43,30 +43,32 @@ OUTPUT.name, CONFIDENCE.name, QUALIFIERS.name = b"output", b"confidence", b"qual
 cdef class LabelVotes:
     """Combines labels by the weights of one rule. Threads: any.
 
-    rule: of a policy that queries all models.  bit_of: returns the bit of a label that is no
-    number. doubt: observations in a bin from which on they outweigh the raw confidence.
+    rule: of a policy that queries all models.  doubt: observations in a bin from which on they
+    outweigh the raw confidence.
     """
 
-    def __cinit__(self, Rule rule not None, bit_of, double doubt):
+    def __cinit__(self, Rule rule not None, double doubt):
         if rule.state.kind not in (HEDGE, LOGODDS, STACKING, MIXTURE):
             raise_for(BAD_INPUT, f"rule {rule.state.kind} queries one model")
-        self.rule, self.bit_of, self.doubt = rule, bit_of, doubt
+        self.rule, self.doubt = rule, doubt
 
     @cython.binding(False)
     def answer(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, u64 labels, predictions,
                Py_ssize_t missing):
         """Return (output, confidence, models used, agreement) of the predictions that arrived.
-        None if an output is no label, their types differ, a model is not of the state, or the rule
-        reads class probabilities and there are some.
+        None if an output is no label, their types differ, or a model is not of the state.
 
-        rows, sure, labels: the state.  predictions: by model, objects with `output` and
-        `confidence`.  missing: number of queried models without a prediction; together these are
-        all of `models`.
+        rows, sure, labels: the state.  predictions: by model, objects with `output`, `confidence`
+        and `qualifiers`.  missing: number of queried models without a prediction; together these
+        are all of `models`.
         """
         cdef i64[MODELS_MAX] values
         cdef u8[MODELS_MAX] arrived
         cdef u8[MODELS_MAX] cells
         cdef double[MODELS_MAX] confidence
+        cdef PyObject* said[MODELS_MAX]
+        cdef PyObject* qualifiers[MODELS_MAX]
+        cdef ClassEvidence named
         cdef list outputs = []
         cdef list used = []
         cdef PyObject* found
@@ -75,6 +77,7 @@ cdef class LabelVotes:
         cdef Learner learner
         cdef u32 i, j, winner = 0, k = <u32> len(models)
         cdef bint mixed = self.rule.state.kind == MIXTURE
+        cdef bint reads = reads_classes(self.rule.state.kind), reported = False
         cdef double raw, share
         cdef double* bin
         if type(predictions) is not dict or not 2 <= k <= MODELS_MAX:
@@ -86,6 +89,7 @@ cdef class LabelVotes:
             found = PyDict_GetItem(<dict> predictions, models[i])
             arrived[i] = found != NULL
             values[i], cells[i], confidence[i] = 0, 0, NAN
+            said[i] = NULL
             if found == NULL:
                 outputs.append(None)
                 continue
@@ -104,12 +108,14 @@ cdef class LabelVotes:
                     break
             else:
                 if mixed:
-                    cells[i] = (<u8> (output & 63) if kind is int or kind is bool
-                                else <u8> lowest_bit(<u64> self.bit_of(output)))
+                    cells[i] = <u8> label_hash(output, kind)
             outputs.append(output)
             used.append(models[i])
-            if weighs_probabilities(self.rule.state.kind, <object> found):
-                return None
+            said[i] = <PyObject*> output
+            if reads:
+                output = read_member(&QUALIFIERS, <object> found)
+                qualifiers[i] = <PyObject*> output
+                reported = reported or reports_classes(output)
             if own is not None:
                 confidence[i] = own
                 if confidence[i] != confidence[i]:
@@ -127,7 +133,12 @@ cdef class LabelVotes:
         observation.values, observation.arrived, observation.cells = values, arrived, cells
         observation.confidence, observation.label, observation.chosen = confidence, -1, k
         observation.context = NULL
-        observation.features = 0
+        observation.named = NULL
+        observation.features = observation.right = 0
+        if reported:
+            if not class_evidence_read(&named, k, said, qualifiers, kind):
+                return None
+            observation.named = &named
         raw = feedback_update_raw(&learner, &observation, &winner)
         if raw < 0.0:
             return None
@@ -137,7 +148,8 @@ cdef class LabelVotes:
             raw = (bin[0] + self.doubt * raw) / (bin[1] + self.doubt)
         else:
             share = raw
-        return outputs[winner], raw, tuple(used), share
+        output = outputs[winner] if winner < k else class_evidence_label(&named, winner - k, kind)
+        return output, raw, tuple(used), share
 
 
 cdef bint used_bins(cnp.ndarray sure):
@@ -151,6 +163,8 @@ cdef double _agreement(const Learner* learner, const i64* values, const u8* arri
     cdef double[MODELS_MAX] weights
     cdef double total = 0.0, behind = 0.0
     cdef u32 i
+    if winner >= learner.k:
+        return 0.0
     if learner.rule.kind == MIXTURE:
         mixture_weights(learner.rows, learner.shape, learner.k, weights)
     else:
@@ -890,7 +904,11 @@ cdef class LabelSteps:
                    tuple features, object label) except -1:
         cdef PyObject* outputs[MODELS_MAX]
         cdef PyObject* confidence[MODELS_MAX]
+        cdef PyObject* qualifiers[MODELS_MAX]
         cdef u8 right[MODELS_MAX]
+        cdef object value
+        cdef bint named = False
+        cdef bint reads = arrived.qualified and reads_classes(self.update.rule.state.kind)
         cdef u32 i, at, k = <u32> len(self.models)
         for i in range(k):
             outputs[i] = NULL
@@ -899,11 +917,13 @@ cdef class LabelSteps:
                 at = arrived.place[i]
                 outputs[at], confidence[at] = arrived.output[i], arrived.confidence[i]
                 right[at] = arrived.right[i]
-                if arrived.qualified and weighs_probabilities(self.update.rule.state.kind,
-                                                              <object> arrived.prediction[i]):
-                    return False
-        return self.update.read(votes, k, outputs, confidence, right, chosen, p, features, label,
-                                1.0)
+                if reads:
+                    value = read_member(&QUALIFIERS, <object> arrived.prediction[i])
+                    qualifiers[at] = <PyObject*> value
+                    named = named or reports_classes(value)
+        return self.update.read(votes, k, outputs, confidence,
+                                &qualifiers[0] if named else NULL, right, chosen, p,
+                                features, label, 1.0)
 
     cdef u64 append(self, const u8* records, u64 nbytes, u64 count) except 0:
         cdef u64 number = self.end.put(records, nbytes, count)

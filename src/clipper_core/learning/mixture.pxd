@@ -38,10 +38,11 @@ cdef struct Ballot:
     double classes              # number of different labels
     const double* context       # [features]: of the query; it counts if the rows have as many
     u32 features
-    const double* evidence      # [k, labels]: how much each model is for each label, 0 to 1, by the
+    const double* evidence      # [labels, k]: how much each model is for each label, 0 to 1, by the
                                 # label's code less 1; NULL: 1 for the label that it votes for
     const u8* label_cells       # [labels]: hashes of the labels
     u32 labels                  # at most VOTERS_MAX
+    u32 right                   # code of the label that comes first among those without a vote
 
 cdef struct Tally:
     u32 labels                  # different labels that were voted for

@@ -153,7 +153,10 @@ cdef void _count(const double* rows, RowShape shape, const Ballot* ballot, Votes
         n += 1
     votes.n, tally.labels = n, labels
     if ballot.evidence != NULL:
-        for code in range(1, ballot.labels + 1):
+        for i in range(ballot.labels + 1):
+            code = i if i else ballot.right
+            if code == 0 or (i and code == ballot.right):
+                continue
             for at in range(tally.labels):
                 if tally.code[at] == code:
                     break
@@ -227,7 +230,7 @@ cdef inline double _evidence(const Ballot* ballot, const Tally* tally, const Vot
                              u32 at) noexcept nogil:
     if ballot.evidence == NULL:
         return <double> (voter.of == at)
-    return ballot.evidence[voter.model * ballot.labels + tally.code[at] - 1]
+    return ballot.evidence[(tally.code[at] - 1) * ballot.k + voter.model]
 
 
 cdef inline u8 _cell(const Ballot* ballot, const Tally* tally, u32 at) noexcept nogil:
@@ -729,7 +732,7 @@ def tallied(cnp.ndarray rows, votes, cells, confidence, double classes, evidence
     cdef cnp.ndarray proof = _matrix(evidence, rows)
     cdef cnp.ndarray named = np.ascontiguousarray(() if label_cells is None else label_cells,
                                                   np.uint8)
-    cdef cnp.ndarray found = np.zeros(max(<u32> cast.max(), <u32> proof.shape[1]))
+    cdef cnp.ndarray found = np.zeros(max(<u32> cast.max(), <u32> proof.shape[0]))
     _fill(&ballot, cast, hashes, sure, classes)
     _fill_evidence(&ballot, proof, named)
     mixture_tally(<double*> cnp.PyArray_DATA(rows), shape, &ballot, &tally)
@@ -763,6 +766,7 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
     _fill(&ballot, cast, hashes, sure, classes)
     _fill_evidence(&ballot, proof, named)
     ballot.context, ballot.features = <double*> cnp.PyArray_DATA(x), <u32> x.shape[0]
+    ballot.right = label if 0 < label <= ballot.labels else 0
     mixture_learn(<double*> cnp.PyArray_DATA(after), mixture_shape(after), &ballot, label, cell,
                   right, weight, &tally)
     return after
@@ -785,22 +789,23 @@ cdef cnp.ndarray _column(object values, object dtype, cnp.ndarray rows, str name
 
 
 cdef cnp.ndarray _matrix(object evidence, cnp.ndarray rows):
-    found = np.ascontiguousarray(np.zeros((rows.shape[0] - 1, 0)) if evidence is None else evidence,
-                                 np.float64)
+    """Return the evidence by label, then model."""
+    found = np.asarray(np.zeros((rows.shape[0] - 1, 0)) if evidence is None else evidence,
+                       np.float64)
     if found.ndim != 2 or found.shape[0] != rows.shape[0] - 1 or found.shape[1] > VOTERS_MAX:
         raise_for(BAD_INPUT, f"evidence must be f64[{rows.shape[0] - 1}, labels] of at most"
                              f" {VOTERS_MAX} labels")
-    return found
+    return np.ascontiguousarray(found.T)
 
 
 cdef int _fill_evidence(Ballot* ballot, cnp.ndarray evidence, cnp.ndarray label_cells) except -1:
     cdef u32 i
-    if not evidence.shape[1]:
+    if not evidence.shape[0]:
         return 0
-    ballot.evidence, ballot.labels = <double*> cnp.PyArray_DATA(evidence), <u32> evidence.shape[1]
+    ballot.evidence, ballot.labels = <double*> cnp.PyArray_DATA(evidence), <u32> evidence.shape[0]
     ballot.label_cells = <u8*> cnp.PyArray_DATA(label_cells)
     for i in range(ballot.k):
-        if ballot.votes[i] > ballot.labels or label_cells.shape[0] != evidence.shape[1]:
+        if ballot.votes[i] > ballot.labels or label_cells.shape[0] != evidence.shape[0]:
             raise_for(BAD_INPUT, f"evidence has {ballot.labels} labels; each vote must be for one"
                                  " of them, and label_cells must have as many numbers")
     return 0
@@ -816,4 +821,4 @@ cdef void _fill(Ballot* ballot, cnp.ndarray votes, cnp.ndarray cells, cnp.ndarra
     ballot.context = NULL
     ballot.features = 0
     ballot.evidence = NULL
-    ballot.labels = 0
+    ballot.labels = ballot.right = 0

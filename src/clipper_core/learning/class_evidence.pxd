@@ -1,0 +1,38 @@
+# How much each model is for each label of a query, by the class probabilities that models report
+# beside their answers: qualifiers whose names are `p:` and the text of the label.
+#
+# Threads: any, with the GIL.
+from cpython.object cimport PyObject
+
+from clipper_core.learning.bandit cimport MODELS_MAX
+from clipper_core.runtime.machine cimport i64, u32, u8
+
+cdef enum:
+    LABELS_READ = 255           # labels of a query, at most; there is room for the right one
+    EVIDENCE_READ = 4096        # labels, with the right one, times models, at most
+
+cdef struct Label:
+    i64 number                  # its value; of a text its length in bytes
+    const char* text            # of bytes, or of a str in UTF-8: borrowed; NULL: a number
+
+cdef struct ClassEvidence:      # of the labels of one query: those of votes, in the order of the
+                                # models, then those that are only named
+    double[EVIDENCE_READ] of    # [labels, k]: 0 to 1
+    Label[LABELS_READ + 1] label
+    u8[LABELS_READ + 1] cells   # hashes, 0 to 63
+    u32[MODELS_MAX] codes       # of the models' votes: the number of the label, from 1; 0 without
+    u32 labels
+    u32 k
+
+cdef u32 label_hash(object label, object kind) except? 64
+# ^ of a label of this type, 0 to 63; that of Python's label_bit()
+cdef bint reports_classes(object qualifiers) except -1
+# ^ whether there is a class probability among them
+cdef bint class_evidence_read(ClassEvidence* found, u32 k, PyObject** outputs,
+                              PyObject** qualifiers, object kind) except -1
+# ^ outputs, qualifiers: of k models, borrowed; outputs are of this type, NULL where there is none.
+# False: there are too many labels, or an int has more than 64 bits
+cdef u32 class_evidence_code(ClassEvidence* found, object label, object kind) except? 0
+# ^ the number of the right label; labels + 1, with a row of its own, if no model gave or named it.
+# 0: it has more than 64 bits
+cdef object class_evidence_label(const ClassEvidence* found, u32 at, object kind)

@@ -1,0 +1,145 @@
+"""The core combines and learns class probabilities as the policies do for any predictions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
+from clipper.selection.batch_learning import native_update_of, observe
+from clipper.types import VersionedModel
+
+MODELS = tuple(VersionedModel(name, 1) for name in ("a", "b", "c", "d"))
+LABELS: dict[str, list[Any]] = {
+    "int": [0, 1, -77, 9, 64, 2**63 - 1],
+    "str": ["x", "é", "", "label 5", "\N{GRINNING FACE}", "7"],
+    "bytes": [b"x", "é".encode(), b"", b"\xff", b"label 5", b"7"],
+    "bool": [True, False],
+}
+NAMES = [
+    *("p:x", "p:é", "p:", "p:-", "p:--1", "p:label 5", "p:\N{GRINNING FACE}", "p:True", "p:False"),
+    *("p:0", "p:1", "p:01", "p:-0", "p:-77", "p:7", "p:9", "p:64", "p:\u0663", "p:1\u0663", "p:²"),
+    *("p", "speed", "q:1", "p:9223372036854775807", "p:999999999999999999", "p:" + "1" * 20),
+]
+ODD = [0.001, 2.0, -1.0, 0, 1, True, math.nan, math.inf, None, "x", 10**18]
+
+
+class NotADict(dict[VersionedModel, Prediction]):
+    """Predictions that the core leaves to Python."""
+
+
+def drawn(rng: np.random.Generator, labels: list[Any], share_named: float) -> dict[Any, Any]:
+    found = {}
+    for model in MODELS:
+        if rng.random() < 0.1:
+            continue
+        n = int(rng.integers(1, 8)) if rng.random() < share_named else 0
+        named = {
+            NAMES[int(i)]: ODD[int(rng.integers(len(ODD)))] if rng.random() < 0.2 else rng.random()
+            for i in rng.integers(0, len(NAMES), n)
+        }
+        sure = [None, math.nan, rng.random(), 3.0][int(rng.integers(4))]
+        found[model] = Prediction(labels[int(rng.integers(len(labels)))], sure, named)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["mixture", "mixture(coverage=0.9)", "stacking", "stacking(coverage=0.8)"]
+)
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("share_named", [1.0, 0.2])
+def test_the_core_learns_and_answers_as_the_policy_does(
+    name: str, kind: str, share_named: float
+) -> None:
+    """Queries have a context from the 40th on; some labels are given or named by no model."""
+    policy: Any = create_policy(name)
+    labels, rng = LABELS[kind], np.random.default_rng(12)
+    native = native_update_of(policy)
+    assert native is not None
+    fast, slow = policy.init(MODELS), policy.init(MODELS)
+    learned = 0
+    for t in range(80):
+        arrived = drawn(rng, labels, share_named)
+        missing = [model for model in MODELS if model not in arrived]
+        found = policy.combine(fast, arrived, missing)
+        expected = policy.combine(fast, NotADict(arrived), missing)
+        assert type(found.output) is type(expected.output)
+        assert (found.output, found.used, found.set) == (
+            expected.output,
+            expected.used,
+            expected.set,
+        ), t
+        assert abs(found.confidence - expected.confidence) < 1e-12
+        assert abs(found.agreement - expected.agreement) < 1e-12
+        context = tuple(rng.random(2).tolist()) if t >= 40 else ()
+        truth = Truth(labels[int(rng.integers(len(labels)))])
+        seen = Observation(Plan(MODELS, features=context), arrived, truth, found.output)
+        before = fast
+        fast, slow = observe(policy, fast, seen, native), policy.observe(slow, seen)
+        learned += core_learns(native, before, seen)
+        assert fast.rows.shape == slow.rows.shape
+        assert np.isfinite(fast.rows).all()
+        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12), t
+        assert np.array_equal(fast.sure, slow.sure), t
+        assert (fast.labels, fast.seen, fast.tracked.known) == (
+            slow.labels,
+            slow.seen,
+            slow.tracked.known,
+        )
+        assert fast.tracked.labels == pytest.approx(slow.tracked.labels, abs=1e-12)
+    assert learned > 70
+
+
+def core_learns(native: Any, state: Any, seen: Observation) -> bool:
+    found = native.one(
+        state.models,
+        state.rows,
+        state.sure,
+        state.seen,
+        state.labels,
+        state.tracked,
+        seen.plan.models,
+        seen.plan.probabilities,
+        seen.predictions,
+        seen.truth.label,
+        seen.weight,
+        seen.plan.features,
+    )
+    return found is not None
+
+
+@pytest.mark.parametrize("name", ["mixture", "stacking"])
+@pytest.mark.parametrize("each", [60, 90, 300])
+def test_more_labels_than_the_core_reads_are_learned_by_the_policy(name: str, each: int) -> None:
+    """Four models name other labels each, so 240, 360 or 1200 in all."""
+    policy: Any = create_policy(name)
+    native = native_update_of(policy)
+    fast = slow = policy.init(MODELS)
+    for t in range(20):
+        arrived = {
+            model: Prediction(t % 5, 0.5, {f"p:{1000 * i + j}": 0.3 for j in range(each)})
+            for i, model in enumerate(MODELS)
+        }
+        seen = Observation(Plan(MODELS), arrived, Truth([t % 5, 77_777][t % 2]))
+        assert core_learns(native, fast, seen) == (each == 60)
+        fast, slow = observe(policy, fast, seen, native), policy.observe(slow, seen)
+        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12)
+        answers = [policy.combine(fast, one, ()) for one in (arrived, NotADict(arrived))]
+        assert answers[0].output == answers[1].output
+        assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=1e-12)
+
+
+def test_the_order_of_equals_is_that_of_the_first_model_that_names_them() -> None:
+    policy: Any = create_policy("mixture")
+    state = policy.init(MODELS[:2])
+    for t in range(40):
+        seen = {
+            model: Prediction(20 + i, None, {f"p:{t % 4}": 0.9})
+            for i, model in enumerate(MODELS[:2])
+        }
+        state = policy.observe(state, Observation(Plan(MODELS[:2]), seen, Truth(t % 4)))
+    named = {"p:8": 1.0, "p:9": 1.0}
+    arrived = {MODELS[0]: Prediction(4, None, named), MODELS[1]: Prediction(5, None, named)}
+    answers = [policy.combine(state, one, ()) for one in (arrived, NotADict(arrived))]
+    assert answers[0].output == answers[1].output == 8
