@@ -39,6 +39,8 @@ from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
 
 BATCH = 4096
+PULL_LIMIT = "limit: index line and row"
+PUSH_LIMIT = "limit: index line and the same arithmetic"
 SOURCE = Path(__file__).with_name("rows_floor.c")
 NO_TORCH = "not measured: torch is not installed"
 NO_COMPILER = "not measured: no C compiler to build bench/system/rows_floor.c"
@@ -115,7 +117,7 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
             beside = np.ones(
                 (n, world.table.width), np.float32
             )  # rows as the table has them, with their state
-            cases["limit: index line and row"] = lambda places, _: kernel.gather_by_lines(
+            cases[PULL_LIMIT] = lambda places, _: kernel.gather_by_lines(
                 _at(beside),
                 dim,
                 world.table.width,
@@ -136,7 +138,7 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
         f"pull, dim {dim}",
         rates,
         {
-            "limit: index line and row": Goal("at_least", 0.65 if dim == 16 else 0.8),
+            PULL_LIMIT: Goal("at_least", 0.65 if dim == 16 else 0.8),
             "searchsorted and take": Goal("at_least", 6),
             "torch index_select, rows known": Goal("at_least", 0.65) if dim == 64 else None,
             "numpy.take, rows known": None,
@@ -149,6 +151,8 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
                 else {}
             ),
         },
+        PULL_LIMIT,
+        "memory: a loop that reads a line of an index and copies the row",
     )
 
 
@@ -167,6 +171,16 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
             cases["limit: read, change, write"] = lambda places, _: kernel.update(
                 _at(moved), dim, _at(places), len(places), _at(gradients)
             )
+            beside = np.ones((n, world.table.width), np.float32)
+            cases[PUSH_LIMIT] = lambda places, _: kernel.step(
+                optimizer,
+                _at(beside),
+                dim,
+                _at(world.lines),
+                _at(places),
+                len(places),
+                _at(gradients),
+            )
         if (torch := torch_module()) is not None:
             cases["torch, sparse gradients"] = _torch_step(
                 torch, world.weights.copy(), optimizer, gradients
@@ -180,7 +194,10 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
                     "fbgemm both": fbgemm.forward_and_backward,
                 }
         rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
-    goals = {"torch, sparse gradients": Goal("at_least", better)}
+    goals: dict[str, Goal | None] = {
+        "torch, sparse gradients": Goal("at_least", better),
+        PUSH_LIMIT: None,
+    }
     if optimizer == "adagrad":
         goals["limit: read, change, write"] = Goal("at_least", 0.55)
         goals["fbgemm, exact Adagrad"] = Goal("at_least", 2.5)
@@ -190,7 +207,14 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
             )
     else:
         rates.pop("limit: read, change, write", None)  # Adam moves half as much again
-    return _beside(f"push, exact {optimizer}, dim {dim}", rates, goals)
+    return _beside(
+        f"push, exact {optimizer}, dim {dim}",
+        rates,
+        goals,
+        PUSH_LIMIT,
+        "roots, divisions and memory: a loop that reads a line of an index and does the same"
+        " arithmetic",
+    )
 
 
 def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Case:
@@ -326,11 +350,25 @@ class World:
         return interleave({name: measure(run) for name, run in cases.items()}, turns)
 
 
-def _beside(name: str, rates: dict[str, Sample], goals: Mapping[str, Goal | None]) -> list[Row]:
-    """Ours, beside each of the others."""
+def _beside(
+    name: str,
+    rates: dict[str, Sample],
+    goals: Mapping[str, Goal | None],
+    limit: str,
+    limit_is: str,
+) -> list[Row]:
+    """Ours, beside each of the others. limit: the case that bounds what ours can reach, which is
+    `limit_is` in words."""
     ours = rates["ours"]
+
+    def bound(peer: str) -> str:
+        if limit not in rates or peer == limit:
+            return ""
+        most, share = rates[limit].median / rates[peer].median, ours.median / rates[limit].median
+        return f"{limit_is} is {most:.2g} x here, and ours {share:.2g} of that loop"
+
     found = [
-        row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal)
+        row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal, bounded_by=bound(peer))
         for peer, goal in goals.items()
         if peer in rates
     ]
@@ -351,7 +389,9 @@ def floor() -> Iterator[Any]:
     """rows_floor.c; None where there is no compiler."""
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         library = Path(folder, "rows.so")
-        if not compiled(SOURCE, library, "-O3", "-march=native", "-shared", "-fPIC"):
+        if not compiled(
+            SOURCE, library, "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC"
+        ):
             yield None
             return
         found = ctypes.CDLL(str(library))
@@ -371,6 +411,12 @@ class Kernel:
 
     def update(self, rows: int, dim: int, places: int, n: int, gradients: int) -> None:
         self._call(self._library.update, rows, dim, places, n, gradients)
+
+    def step(
+        self, optimizer: str, rows: int, dim: int, lines: int, places: int, n: int, gradients: int
+    ) -> None:
+        function = getattr(self._library, f"update_{optimizer}")
+        self._call(function, rows, dim, lines, places, n, gradients)
 
     @staticmethod
     def _call(function: Any, *values: int) -> None:

@@ -2,10 +2,12 @@
 arrays, protobuf, a file.
 
 Our shard is a process. Its snapshot has the optimizer's state and checksums, and is on disk when it
-is acknowledged. The other one has the weights only, and leaves them in the page cache. `python -m
+is acknowledged. The other one has the weights only, and leaves them in the page cache. What the
+disk takes for as many bytes as ours is measured beside both. `python -m
 bench.system.params_snapshot FOLDER` is the process.
 """
 
+import os
 import sys
 import tempfile
 import threading
@@ -22,7 +24,10 @@ from bench.system.params_wire import TOKEN, messages, process
 from bench.system.store_servers import free_ports
 
 DIM, BATCH, PUSHED = 64, 4096, 512
+ROW_BYTES = 8 + 4 + 4 * 2 * DIM  # with its stamp and Adagrad's state
 NAME = "bench"
+SYNCED = "write and fdatasync of as many bytes"
+WRITE_BYTES = 1 << 20
 
 
 def rows(quick: bool = False) -> list[Row]:
@@ -33,6 +38,7 @@ def rows(quick: bool = False) -> list[Row]:
         cases = {
             "ours": lambda: snapshot_s(client),
             "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client)),
+            SYNCED: lambda: synced_s(Path(folder, "floor"), n * ROW_BYTES),
         }
         missing = ""
         try:
@@ -48,7 +54,12 @@ def rows(quick: bool = False) -> list[Row]:
     note = f"{n} rows of {DIM} floats, {nbytes:.0f} MB with their state, on disk"
     whole = f"snapshot of {n} rows"
     if peer in found:
-        first = row(whole, found["ours"], "s", peer, found[peer], goal, note=note)
+        disk = found[SYNCED].median
+        why = (
+            f"to write and sync as many bytes takes {disk / found[peer].median:.2g} x, which is"
+            f" {disk / found['ours'].median:.2g} of the snapshot; the rest is the shard's own"
+        )
+        first = row(whole, found["ours"], "s", peer, found[peer], goal, note, why)
     else:
         first = absent(whole, "s", missing, peer, goal)
     during = Sample(tuple(pushing.took_ms))
@@ -59,6 +70,7 @@ def rows(quick: bool = False) -> list[Row]:
     )
     return [
         first,
+        row(whole, found["ours"], "s", SYNCED, found[SYNCED]),
         row(
             f"{whole}, beside pushes",
             found["ours, beside pushes"],
@@ -110,6 +122,18 @@ def snapshot_s(client: Any) -> float:
     begun = time.perf_counter()
     client.call(0, "snapshot", whole=True)
     return time.perf_counter() - begun
+
+
+def synced_s(path: Path, nbytes: int) -> float:
+    """Write a file of so many bytes, and sync it."""
+    data, begun = os.urandom(WRITE_BYTES), time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(-(-nbytes // WRITE_BYTES)):
+            file.write(data)
+        os.fdatasync(file.fileno())
+    took = time.perf_counter() - begun
+    path.unlink()
+    return took
 
 
 class Pushing:

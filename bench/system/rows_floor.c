@@ -1,5 +1,6 @@
 // What memory asks of whoever gathers rows: the rows alone, and with one line of an index before each. Random places, known ahead,
-// fetched in blocks as the tables do it. gcc -O3 -march=native -shared
+// fetched in blocks as the tables do it. gcc -O3 -march=native -fno-math-errno -shared
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -45,6 +46,49 @@ void update(float *rows, int64_t dim, const int64_t *places, int64_t n, const fl
             for (int64_t d = 0; d < dim; ++d) {
                 row[d] += g[d];
                 row[dim + d] += g[d];
+            }
+        }
+    }
+}
+
+// The arithmetic of Adagrad, and the place of each row read from a line of an index: rows[n, 2, dim], weights and sums of squares.
+void update_adagrad(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, const float *gradients) {
+    int64_t places[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
+        for (int64_t i = at; i < end; ++i) {
+            places[i - at] = lines[8 * at_line[i]];
+            fetch(rows + places[i - at] * 2 * dim, 2 * dim);
+        }
+        for (int64_t i = at; i < end; ++i) {
+            float *restrict w = rows + places[i - at] * 2 * dim;
+            const float *restrict g = gradients + i * dim;
+            for (int64_t d = 0; d < dim; ++d) {
+                w[dim + d] += g[d] * g[d];
+                w[d] -= 0.01f * g[d] / (sqrtf(w[dim + d]) + 1e-10f);
+            }
+        }
+    }
+}
+
+// That of Adam: rows[n, 3, dim], weights and both moments.
+void update_adam(float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, const float *gradients) {
+    int64_t places[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
+        for (int64_t i = at; i < end; ++i) {
+            places[i - at] = lines[8 * at_line[i]];
+            fetch(rows + places[i - at] * 3 * dim, 3 * dim);
+        }
+        for (int64_t i = at; i < end; ++i) {
+            float *restrict w = rows + places[i - at] * 3 * dim;
+            const float *restrict g = gradients + i * dim;
+            for (int64_t d = 0; d < dim; ++d) {
+                w[dim + d] += 0.1f * (g[d] - w[dim + d]);
+                w[2 * dim + d] = 0.999f * w[2 * dim + d] + 0.001f * g[d] * g[d];
+                w[d] -= 0.01f * w[dim + d] / (sqrtf(w[2 * dim + d]) + 1e-8f);
             }
         }
     }
