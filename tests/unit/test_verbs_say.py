@@ -66,6 +66,7 @@ def transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
         monkeypatch.delenv(name, raising=False)
     time.tzset()
     monkeypatch.setattr("clipper.clock.wall_time_us", lambda: NOW_MS * 1000)
+    monkeypatch.setattr("clipper.cli.mesh.wall_time_us", lambda: NOW_MS * 1000)
 
     def run(line: str, answers: dict[str, Any]) -> str:
         notes: list[str] = []
