@@ -218,6 +218,7 @@ def rows_of(size: int, found: dict[str, Served], at_random: float) -> list[Row]:
             "waiting for all",
             everybody.ms(0.5),
             Goal("at_most", 0.6) if size == 16 else None,
+            bounded_by=f"votes: {size - early.missing:.1f} of {size} had come when it was decided",
         ),
         row(
             f"{models}, as soon as decided: right",

@@ -61,9 +61,8 @@ def main(quick: bool, rows: list[str] | None = None, seed: int = 1, seeds: int =
             title = f"{world}: {name}"
             if name in errors:
                 goal = goal_of(name, world, errors)
-                lines.append(
-                    row(title, errors[name], "", BEST, best, goal, note=interval(errors[name]))
-                )
+                note, why = interval(errors[name]), bound_of(name, errors)
+                lines.append(row(title, errors[name], "", BEST, best, goal, note, why))
             else:
                 lines.append(absent(title, "", missing(name), BEST))
     return lines
@@ -78,6 +77,17 @@ def goal_of(name: str, world: str, errors: dict[str, Sample]) -> Goal | None:
         return None
     bound = min(errors[STILL].median, errors[LEARNING].median) + SLACK
     return Goal("value_at_most", round(min(bound, GOALS.get(world, 1.0)), 4))
+
+
+def bound_of(name: str, errors: dict[str, Sample]) -> str:
+    """Return what the other policies of the same kind reach in this world."""
+    alike = ONE_MODEL if name in ONE_MODEL else ALL_MODELS
+    others = {other: errors[other].median for other in alike if other in errors and other != name}
+    if not others:
+        return ""
+    best = min(others, key=lambda other: others[other])
+    found = f"{best}, {others[best]:.4f}"
+    return f"the best of the other {len(others)} policies of its kind here is {found}"
 
 
 def interval(sample: Sample) -> str:

@@ -474,13 +474,19 @@ def costs(quick: bool) -> list[Row]:
         name = "CPU of servers and containers per query, 2 servers"
         rows.append(row(name, two, "us", "1 server", one, goal=goal, bounded_by=why))
         name = "the same, twice the clients, so that each server has as many as 1 server had"
-        rows.append(row(name, two_busy, "us", "1 server", one, goal=goal))
+        alone = two_apart.median / one_apart.median
+        left = f"not the store alone: 2 servers that share no state need {alone:.2f} x"
+        rows.append(row(name, two_busy, "us", "1 server", one, goal=goal, bounded_by=left))
         name = "the same, answers not written to Redis"
         rows.append(row(name, two_off, "us", "1 server", one_off))
         name = "the same, each server with a state of its own"
         rows.append(row(name, two_apart, "us", "1 server", one_apart))
         name = "CPU per query of 2 servers that share a store"
-        rows.append(row(name, two, "us", "2 that share nothing", two_apart, goal=goal))
+        written = one.median / one_off.median
+        stored = f"records of answers: 1 server that writes them needs {written:.2f} x"
+        rows.append(
+            row(name, two, "us", "2 that share nothing", two_apart, goal=goal, bounded_by=stored)
+        )
         name = "CPU per query of 1 server that writes answers to Redis"
         rows.append(row(name, one, "us", "not written", one_off))
         used = record_bytes(with_records)
