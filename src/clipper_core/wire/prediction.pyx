@@ -410,10 +410,11 @@ cdef object _scalars(const Seen* c, u8 dtype):
     return _widened(words.view(name)[::8 // name.itemsize])
 
 
-cdef object _arrays(const Seen* c, const Blob* like):
+cdef object _arrays(const Seen* c, const Blob* like, bint is_complete):
     cdef u64 nbytes = like.nbytes
     cdef tuple dims = tuple([like.dims[i] for i in range(like.rank)])
-    cdef cnp.ndarray rows = np.empty((c.n, *dims), np.dtype(_names[like.dtype]))
+    make = np.empty if is_complete else np.zeros
+    cdef cnp.ndarray rows = make((c.n, *dims), np.dtype(_names[like.dtype]))
     _copy_blobs(c, <u8*> cnp.PyArray_DATA(rows), nbytes)
     return _widened(rows) if like.rank == 0 else rows
 
@@ -451,9 +452,7 @@ cdef object _with_missing(object rows, object states, object missing):
 cdef object _columns(const Seen* c, const Blob* like, object states, u32 absent, object missing,
                      object name):
     """Return the columns of records of fixed sizes: a dict, or one of them."""
-    cdef object rows = _arrays(c, like)
-    if absent:
-        rows[states != <int> OK] = 0
+    cdef object rows = _arrays(c, like, absent == 0)
     columns = record_columns(record_type(like), rows, None)
     if not name:
         return columns
@@ -498,7 +497,7 @@ cdef object column_outputs(const Column* column, object missing, object name):
         elif blob_of(column.word[first]).dtype not in (STR, BYTES):
             if record_type(blob_of(column.word[first])):
                 return _columns(&seen, blob_of(column.word[first]), states, absent, missing, name)
-            rows = _arrays(&seen, blob_of(column.word[first]))
+            rows = _arrays(&seen, blob_of(column.word[first]), absent == 0)
         if rows is not None and absent:
             rows = _with_missing(rows, states, missing)
     if rows is None:
