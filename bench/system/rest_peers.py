@@ -245,7 +245,9 @@ def rows_of(name: str, them: Figures, us: Figures) -> Iterator[Row]:
         times = GOALS.get(name, {}).get(model)
         goal = Goal("at_least", times) if times else None
         ours_, theirs_ = (Sample(tuple(one.per_s[model])) for one in (us, them))
-        yield row(f"{title}: requests", ours_, "1/s", name, theirs_, goal)
+        cpu_us = [float(np.median(one.cpu_us[model])) for one in (us, them)]
+        why = f"CPU: a request takes {cpu_us[0]:.0f} us here, {cpu_us[1]:.0f} us in {name}"
+        yield row(f"{title}: requests", ours_, "1/s", name, theirs_, goal, bounded_by=why)
         ours_, theirs_ = (Sample(tuple(one.cpu_us[model])) for one in (us, them))
         yield row(f"{title}: CPU a request", ours_, "us", name, theirs_)
     yield row(

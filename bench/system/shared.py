@@ -6,6 +6,7 @@ costs nothing; their runs alternate with a memcpy of the same rows, which is wha
 them over costs at least.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def main(quick: bool) -> list[Row]:
         name: Sample(tuple(1e9 / ns for ns in sample.values)) for name, sample in found.items()
     }
     rows = []
+    threads = (
+        f"submitter, loop and container share {os.cpu_count()} cores; the container alone needs"
+        f" {mean(shared.cpu['miss']):.0f} ns a row with shared memory, {mean(unix.cpu['miss']):.0f}"
+        " without"
+    )
+    copy = f"a copy of a row takes {found['copy'].median:.0f} ns"
     for way, goal in (("shared", 1.5e6), ("unix", 0.7e6)):
         rows.append(
             row(
@@ -106,6 +113,7 @@ def main(quick: bool) -> list[Row]:
                 "unix",
                 per_s["unix miss"],
                 Goal("value_at_least", goal),
+                bounded_by=threads,
             )
         )
     for way in ("shared", "unix"):
@@ -118,6 +126,7 @@ def main(quick: bool) -> list[Row]:
                 "memcpy",
                 per_s["copy"],
                 goal_bulk,
+                bounded_by=f"{copy}: one is made into the region, and one in the container",
             )
         )
         rows.append(
@@ -138,6 +147,7 @@ def main(quick: bool) -> list[Row]:
                 "unix",
                 mean(unix.cpu[name]),
                 Goal("at_most", 0.1) if name == "bulk" else None,
+                bounded_by=f"{copy}: a batch of rows of several arrays is joined in the container",
             )
         )
     for name, title in (("rtt", "RTT, f64[1]"), ("rtt wide", f"RTT, f32[{WIDE}]")):
