@@ -15,7 +15,7 @@ import pytest
 from clipper.errors import ClipperError
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.http import json_body
-from clipper.frontend.http.connection import PIECE_BYTES
+from clipper.frontend.http.connection import PIECE_BYTES, HttpConnection
 from clipper.frontend.http.messages import (
     DeferredResponse,
     HandlerResult,
@@ -158,6 +158,18 @@ def test_a_client_that_ends_its_sending_side_is_answered_before_it_is_closed() -
     assert bodies == [b"/1", b"now", b"/2", b"now"]
     assert connection.transport.closed
     assert not connection.transport.eof, "nothing is left to be read"
+
+
+def test_requests_that_wait_for_their_turn_are_answered_after_the_end_of_the_sending_side() -> None:
+    """uvloop reads once after `connection_made`, so the end may come before they are parsed."""
+    connection = InMemoryConnection(echo)
+    protocol = HttpConnection(connection.service, get("/a") * 200)
+    protocol.connection_made(connection.transport)  # type: ignore[arg-type]
+    assert protocol.eof_received()
+    while connection.watcher.turn():
+        pass
+    assert connection.statuses == [200] * 200
+    assert connection.transport.closed
 
 
 def test_a_client_that_ends_its_sending_side_when_all_is_answered_is_closed() -> None:

@@ -57,7 +57,9 @@ def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
     """Yield a server whose application `app` waits for the gate and has a short queue."""
     limits = {"queue_rows_max": 16, "tasks_max": 256}
     with clipper.start(
-        http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4}, limits=limits, **QUICK
+        http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4, "pipeline_max": 6},
+        limits=limits,
+        **QUICK,
     ) as server:
         server.deploy(
             "gate",
@@ -179,6 +181,23 @@ def test_a_client_that_ends_its_sending_side_gets_all_its_answers(
             received += chunk
     assert received.count(b"HTTP/1.1 200 OK") == 5
     assert re.findall(rb'"output":([^,]+),', received) == [b"%d.0" % i for i in range(5)]
+
+
+def test_a_client_that_sends_without_end_is_not_read_once_its_requests_are_pythons(
+    gated: clipper.ClipperServer,
+) -> None:
+    """They come together with the connection, which is paused while it is handed over."""
+    host, _, port = gated.http_address.rpartition(":")
+    head = "POST /api/app/predict HTTP/1.1\r\nHost: a\r\nClipper-Deadline-Ms: 30000\r\n"
+    data = f'{head}Content-Length: 14\r\n\r\n{{"input": [1]}}'.encode() * 1000
+    sent_bytes = 0
+    with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+        client.sendall(data)
+        wait_for_issued(gated, 6)
+        client.setblocking(False)
+        while sent_bytes < 1 << 26 and select.select([], [client], [], 1.0)[1]:
+            sent_bytes += client.send(data)
+    assert sent_bytes < 1 << 26, "more than the buffers of the kernel"
 
 
 def test_slow_clients_end_and_others_do_not_notice(

@@ -295,6 +295,11 @@ class HttpConnection(asyncio.Protocol):
         self._open.clear()
         self._forget_waiting()
 
+    def pause_again(self) -> None:
+        """Pause reading if that is wanted: uvloop has begun it after `connection_made`."""
+        if self._paused:
+            self._transport.pause_reading()
+
     def _forget_waiting(self) -> None:
         self._unparsed = self._partial = b""
 
@@ -315,7 +320,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _end_if_answered(self) -> None:
         """Close the connection of a client that sends no more and has all its responses."""
-        if self._ended and not (self.gone or self._open or self._unparsed):
+        if self._ended and not (self.gone or self._feeding or self._open or self._unparsed):
             self._end()
 
     def pause_writing(self) -> None:

@@ -345,7 +345,8 @@ class FastPath:
 
     async def _connect(self, make: Callable[[], HttpConnection], line: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(make, line)
+            _, connection = await self._loop.connect_accepted_socket(make, line)
+            connection.pause_again()
         except OSError as error:  # the connection was lost during the handover
             _log.debug("a connection was lost: %s", error)
             line.close()
