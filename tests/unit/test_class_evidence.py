@@ -143,3 +143,23 @@ def test_the_order_of_equals_is_that_of_the_first_model_that_names_them() -> Non
     arrived = {MODELS[0]: Prediction(4, None, named), MODELS[1]: Prediction(5, None, named)}
     answers = [policy.combine(state, one, ()) for one in (arrived, NotADict(arrived))]
     assert answers[0].output == answers[1].output == 8
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("named", [{}, {"p:x": 0.5, "p:7": 0.5}])
+def test_a_context_that_overflows_the_weights_gives_an_output_of_a_model(
+    kind: str, named: dict[str, Any]
+) -> None:
+    """Its numbers are finite, but their sums are not, so the probabilities are no numbers."""
+    policy: Any = create_policy("mixture")
+    state, labels = policy.init(MODELS), LABELS[kind][:2]
+    arrived = {model: Prediction(labels[i % 2], 0.5, named) for i, model in enumerate(MODELS)}
+    for t in range(40):
+        plan = Plan(MODELS, features=(1.0,) * 32)
+        state = policy.observe(state, Observation(plan, arrived, Truth(labels[t % 3 == 0])))
+    with np.errstate(all="ignore"):
+        state = policy.in_context(state, (1.7e308,) * 32)
+    assert not np.isfinite(state.rows).all()
+    assert policy.combine(state, arrived, ()).output in labels
+    arrived.pop(MODELS[0])
+    assert policy.combine(state, arrived, MODELS[:1]).output in labels

@@ -277,7 +277,7 @@ cdef double _likeliest(const Learner* learner, const Observation* observation, c
     """Return the highest probability of a label, and a model that gave it, or k and the index of a
     label that is only named; -1 without votes."""
     cdef double[MODELS_MAX] surely
-    cdef u32 i, at
+    cdef u32 i, at, code = VOTERS_MAX + 1
     cdef double top = 0.0, high = -1.0
     if tally.labels == 0:
         return -1.0
@@ -295,10 +295,11 @@ cdef double _likeliest(const Learner* learner, const Observation* observation, c
             high = surely[at]
             winner[0] = tally.first[at]
     if high < 0.0:                      # the first of those that are only named
-        winner[0] = learner.k + VOTERS_MAX
         for at in range(tally.labels, tally.named):
             if tally.p[at] == top:
-                winner[0] = min(winner[0], learner.k + tally.code[at] - 1)
+                code = min(code, tally.code[at])
+        # none if the probabilities are not numbers
+        winner[0] = learner.k + code - 1 if code <= VOTERS_MAX else tally.first[0]
     return min(top, 1.0)
 
 
