@@ -144,6 +144,23 @@ def test_whole_numbers_of_an_array_that_the_type_cannot_hold_are_refused(rows: A
     model.predict_many(np.array([[1, 127, -128]]))
 
 
+def test_whole_numbers_of_a_list_of_rows_are_taken_by_their_values(
+    new_world: Callable[..., World],
+) -> None:
+    """As those of a list of one row, also for an unsigned type; of an array, the type counts."""
+    world = new_world()
+    model = world.model("u8", (3,))
+    container = world.container(model)
+    model.predict_many([[1, 2, 255]])
+    world.step()
+    assert [rows.tolist() for _, rows in container.read()] == [[[1, 2, 255]]]
+    for rows in ([[1, 2, 256]], [[-1, 0, 0]]):
+        with pytest.raises(StatusError, match=r"a value lies beyond 0 to 255$"):
+            model.predict_many(rows)
+    with pytest.raises(StatusError, match=r"got int64\[1, 3\]"):
+        model.predict_many(np.array([[1, 2, 3]], "i8"))
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -329,8 +329,9 @@ cdef class Model:
                 array = np.asarray(rows)
             except ValueError as error:
                 raise self._refuse(rows, error) from None
-            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype,
-                                                                    "same_kind"):
+            if array.ndim != len(self.shape) + 1 or not (
+                    np.can_cast(array.dtype, self.dtype, "same_kind")
+                    or array is not rows and array.dtype.kind in "iu" and self.dtype.kind in "iu"):
                 raise self._refuse(rows,
                                    f"predict_many takes an array of shape "
                                    f"(n, {', '.join(map(str, self.shape))})")
