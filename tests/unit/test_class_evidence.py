@@ -8,7 +8,10 @@ import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import native_update_of, observe
+from clipper.selection.votes import label_key
 from clipper.types import VersionedModel
+from clipper_core.learning.class_evidence import class_evidence
+from clipper_core.runtime.status import StatusError
 
 MODELS = tuple(VersionedModel(name, 1) for name in ("a", "b", "c", "d"))
 LABELS: dict[str, list[Any]] = {
@@ -163,3 +166,24 @@ def test_a_context_that_overflows_the_weights_gives_an_output_of_a_model(
     assert policy.combine(state, arrived, ()).output in labels
     arrived.pop(MODELS[0])
     assert policy.combine(state, arrived, MODELS[:1]).output in labels
+
+
+@pytest.mark.parametrize("number", [-3, 0, 3, 100_000])
+@pytest.mark.parametrize("named", [{}, {"p:1": 0.5}])
+def test_numbers_of_labels_outside_the_evidence_are_refused(
+    number: int, named: dict[str, Any]
+) -> None:
+    votes = {MODELS[0]: Prediction(1, None, named)}
+    with pytest.raises(StatusError, match="numbers must be"):
+        class_evidence(MODELS, votes, {1: number}, int, label_key, 2)
+
+
+def test_names_that_come_while_evidence_is_read_have_no_room() -> None:
+    named = {"p:1": 0.5}
+    votes = {MODELS[0]: Prediction(1), MODELS[1]: Prediction(1, None, named)}
+
+    def key_of(output: Any) -> Any:
+        named.update({f"p:{i}": 0.5 for i in range(100)})
+        return output
+
+    assert class_evidence(MODELS[:2], votes, {1: 1}, int, key_of, 256).shape == (2, 2)

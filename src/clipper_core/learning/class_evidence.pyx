@@ -13,6 +13,7 @@ from libc.string cimport memcmp, memset
 import numpy as np
 
 from clipper_core.runtime.machine cimport u64
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
 from clipper_core.wire.codec cimport crc32
 
 cnp.import_array()
@@ -258,16 +259,23 @@ def class_evidence(models, dict votes not None, dict numbers not None, kind, lab
             found = PyDict_GetItemWithError(numbers, key)
             if found != NULL:
                 code = <object> found
-            elif len(numbers) < labels_max:
+            elif len(numbers) < evidence.shape[1]:
                 code = len(numbers) + 1
                 numbers[key] = code
             else:
                 continue
-            row[code - 1] = _evidence_of(<object> p)
+            row[_column(code, evidence)] = _evidence_of(<object> p)
             empty = False
         if empty:
-            row[<Py_ssize_t> numbers[label_key(one.output)] - 1] = 1.0
+            row[_column(numbers[label_key(one.output)], evidence)] = 1.0
     return np.ascontiguousarray(evidence[:, :len(numbers)])
+
+
+cdef Py_ssize_t _column(Py_ssize_t code, cnp.ndarray evidence) except -1:
+    """Return the column of a label."""
+    if not 0 < code <= evidence.shape[1]:
+        raise_for(BAD_INPUT, f"numbers must be 1 to {evidence.shape[1]}, not {code}")
+    return code - 1
 
 
 cdef object _label_of(str name, object kind):
