@@ -153,7 +153,8 @@ def test_the_order_of_equals_is_that_of_the_first_model_that_names_them() -> Non
 def test_a_context_that_overflows_the_weights_gives_an_output_of_a_model(
     kind: str, named: dict[str, Any]
 ) -> None:
-    """Its numbers are finite, but their sums are not, so the probabilities are no numbers."""
+    """Servers refuse such a context: its numbers are finite, but their sums are not, so the
+    probabilities are no numbers."""
     policy: Any = create_policy("mixture")
     state, labels = policy.init(MODELS), LABELS[kind][:2]
     arrived = {model: Prediction(labels[i % 2], 0.5, named) for i, model in enumerate(MODELS)}
@@ -187,3 +188,37 @@ def test_names_that_come_while_evidence_is_read_have_no_room() -> None:
         return output
 
     assert class_evidence(MODELS[:2], votes, {1: 1}, int, key_of, 256).shape == (2, 2)
+
+
+class Computed:
+    """A prediction whose attributes are made anew each time they are read."""
+
+    def __init__(self, i: int) -> None:
+        self.i = i
+
+    @property
+    def output(self) -> str:
+        return "a label of model " + "xyz"[self.i % 2 :]
+
+    @property
+    def confidence(self) -> float:
+        return self.i / 7
+
+    @property
+    def qualifiers(self) -> dict[str, float]:
+        return {f"p:{self.i} {j}": 0.5 + self.i / 10 for j in range(20)}
+
+
+@pytest.mark.parametrize("name", ["mixture", "stacking"])
+def test_attributes_of_predictions_may_be_computed(name: str) -> None:
+    policy: Any = create_policy(name)
+    native, fast = native_update_of(policy), policy.init(MODELS)
+    arrived: Any = {model: Computed(i) for i, model in enumerate(MODELS)}
+    seen = Observation(Plan(MODELS), arrived, Truth("a label of model xyz"))
+    for _ in range(20):
+        answers = [policy.combine(fast, one, ()) for one in (arrived, NotADict(arrived))]
+        assert answers[0].output == answers[1].output
+        assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=1e-12)
+        slow = policy.observe(fast, seen)
+        fast = observe(policy, fast, seen, native)
+        assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12)

@@ -70,6 +70,15 @@ cdef bint reads_classes(u32 kind) noexcept nogil
 cdef inline bint is_label(object kind) noexcept:    # whether outputs of this type are voted on
     return kind is int or kind is str or kind is bool or kind is bytes
 
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object value)
+
+cdef inline PyObject* kept(object value, list computed) except NULL:
+    # an attribute that was just read, borrowed of its object; of the list if it was computed
+    if Py_REFCNT(value) == 1:
+        computed.append(value)
+    return <PyObject*> value
+
 cdef struct Votes:              # the predictions of one query, with the label, as numbers
     i64[MODELS_MAX] values
     u8[MODELS_MAX] arrived

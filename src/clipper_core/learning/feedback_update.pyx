@@ -655,6 +655,7 @@ cdef class FeedbackUpdate:
         cdef u8 right[MODELS_MAX]
         cdef PyObject* found
         cdef object value
+        cdef list computed = []
         cdef bint named = False, reads = reads_classes(self.rule.state.kind)
         cdef u32 i, k = <u32> len(models), chosen = k
         if (k == 0 or k > MODELS_MAX or rows.shape[0] != k + (self.rule.state.kind == MIXTURE)
@@ -663,16 +664,16 @@ cdef class FeedbackUpdate:
         for i in range(k):
             found = PyDict_GetItem(<dict> predictions, models[i])
             outputs[i] = confidence[i] = NULL
-            if found != NULL:           # the prediction keeps them
+            if found != NULL:
                 value = read_member(&OUTPUT, <object> found)
-                outputs[i] = <PyObject*> value
+                outputs[i] = kept(value, computed)
                 right[i] = value is label or (type(value) is type(label)
                                               and PyObject_RichCompareBool(value, label, Py_EQ))
                 value = read_member(&CONFIDENCE, <object> found)
-                confidence[i] = <PyObject*> value
+                confidence[i] = kept(value, computed)
                 if reads:
                     value = read_member(&QUALIFIERS, <object> found)
-                    qualifiers[i] = <PyObject*> value
+                    qualifiers[i] = kept(value, computed)
                     named = named or reports_classes(value)
             if len(queried) == 1 and queried[0] == models[i]:
                 chosen = i

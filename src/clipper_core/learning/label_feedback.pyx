@@ -23,7 +23,7 @@ from clipper_core.learning.class_evidence cimport (
 )
 from clipper_core.learning.feedback_update cimport (
     FeedbackUpdate, Learner, Observation, OpenState, Votes, feedback_update_classes,
-    feedback_update_raw, is_label, reads_classes,
+    feedback_update_raw, is_label, kept, reads_classes,
 )
 from clipper_core.learning.mixture cimport mixture_is_untouched, mixture_shape, mixture_weights
 from clipper_core.runtime.machine cimport i32, u32
@@ -71,6 +71,7 @@ cdef class LabelVotes:
         cdef ClassEvidence named
         cdef list outputs = []
         cdef list used = []
+        cdef list computed = []
         cdef PyObject* found
         cdef object kind = None, output, own
         cdef Observation observation
@@ -114,7 +115,7 @@ cdef class LabelVotes:
             said[i] = <PyObject*> output
             if reads:
                 output = read_member(&QUALIFIERS, <object> found)
-                qualifiers[i] = <PyObject*> output
+                qualifiers[i] = kept(output, computed)
                 reported = reported or reports_classes(output)
             if own is not None:
                 confidence[i] = own
