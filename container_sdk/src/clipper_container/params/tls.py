@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from clipper_container.errors import InvalidInput, ShardAway, TlsFailed
 
+# How a handshake fails when the peer closes the connection; the second is that of Python 3.11.2.
+CLOSED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
 _PARAMETERS = ("ca", "cert", "key")
 
 
@@ -58,7 +61,7 @@ def _handshake(
     try:
         line.settimeout(answer_s)
         return context.wrap_socket(line, server_hostname=address.host)
-    except (ssl.SSLEOFError, ConnectionError):
+    except (*CLOSED, ConnectionError):
         line.close()
         raise ShardAway(
             f"{address.plain} closed the connection during the TLS handshake.",
@@ -91,7 +94,7 @@ def tls_failed(error: OSError, where: str) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "Name the authority that signed it: tls:HOST:PORT?ca=FILE."
         return TlsFailed(f"{where}: its certificate: {error.verify_message}.", hint=hint)
-    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+    if isinstance(error, ssl.SSLError) and not isinstance(error, CLOSED):
         hint = "A shard that requires certificates: tls:HOST:PORT?ca=FILE&cert=FILE&key=FILE."
         return TlsFailed(f"{where}: TLS failed: {_reason(error)}.", hint=hint)
     return error

@@ -22,6 +22,7 @@ from typing import Final
 from clipper.tls import Certificate
 from clipper_container.params.connection import connected, set_timeouts
 from clipper_container.params.frames import HEAD_BYTES, Head, MessageKind, RefusalCode, packed
+from clipper_container.params.tls import CLOSED
 
 log = logging.getLogger("clipper.params")
 CHUNK: Final = 64 << 10
@@ -201,7 +202,7 @@ class TlsRelay:
         except ssl.SSLWantWriteError:
             pair.wants = _WRITE
             return False
-        except (ssl.SSLEOFError, ConnectionError):
+        except (*CLOSED, ConnectionError):
             raise
         except ssl.SSLError as error:
             log.debug("a TLS handshake failed: %s", error)
