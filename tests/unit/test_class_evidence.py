@@ -222,3 +222,19 @@ def test_attributes_of_predictions_may_be_computed(name: str) -> None:
         slow = policy.observe(fast, seen)
         fast = observe(policy, fast, seen, native)
         assert fast.rows == pytest.approx(slow.rows, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("arrived_as", [dict, NotADict])
+def test_labels_that_are_equal_but_for_rounding_keep_their_order(arrived_as: Any) -> None:
+    """Three labels have the same sums, added up in other orders: the first that is named wins."""
+    policy: Any = create_policy("stacking")
+    models, numbers = MODELS[:3], np.random.default_rng(3).uniform(0.5, 1.0, (200, 3)).tolist()
+    for p in numbers:
+        arrived = {
+            model: Prediction(20 + i, None, {f"p:{7 - j}": p[(i + j) % 3] for j in range(3)})
+            for i, model in enumerate(models)
+        }
+        state = policy.init(models)
+        assert policy.combine(state, arrived_as(arrived), ()).output == 7
+        seen = Observation(Plan(models), arrived_as(arrived), Truth(7))
+        assert observe(policy, state, seen, native_update_of(policy)).sure[:, 0].sum() == 1.0

@@ -257,8 +257,8 @@ def _most_probable(
     """Return the answer by the votes with its probability, or by the class probabilities."""
     voted, others, _ = _softmax(state, votes, weights)
     key, total = label_key(found.output), sum(voted.values()) + others
-    if voted[key] < (top := max(voted.values())) * (1 - 1e-12) and has_probabilities(votes):
-        key = next(key for key, value in voted.items() if value == top)
+    if voted[key] < (top := max(voted.values()) * (1 - 1e-12)) and has_probabilities(votes):
+        key = next(key for key, value in voted.items() if value >= top)
         behind = label_weights(votes, weights).get(key, 0.0) / sum(weights.values())
         found = Combined(label_of(key), behind, found.used, behind)
     return found, voted[key] / total

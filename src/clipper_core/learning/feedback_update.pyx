@@ -204,17 +204,22 @@ cdef double _stacked(const Learner* learner, const Observation* observation,
 
 cdef double _likeliest_stacked(const Learner* learner, const Observation* observation,
                                u32* winner) noexcept nogil:
-    """Return the probability of the winner of the votes, or of the label that is more probable and
-    is then the winner."""
+    """Return the probability of the winner of the votes, or of the label that is more probable, of
+    equals the first, and is then the winner."""
     cdef double[LABELS_READ + 1] p
+    cdef double top = 0.0
     cdef u32 at, best = 0
     _stacked(learner, observation, p)
     for at in range(observation.named.labels):
-        if p[at] > p[best]:
-            best = at
+        top = max(top, p[at])
+    top *= 1 - 1e-12
     at = observation.named.codes[winner[0]] - 1
-    if p[at] >= p[best] * (1 - 1e-12):
+    if p[at] >= top:
         return p[at]
+    for at in range(observation.named.labels):
+        if p[at] >= top:
+            best = at
+            break
     winner[0] = _voter_of(observation, learner.k, best)
     return p[best]
 
