@@ -193,6 +193,20 @@ def test_a_half_closed_connection_that_breaks_is_aborted() -> None:
     ours.close()
 
 
+def test_a_half_closed_connection_is_sent_one_response_that_is_skipped() -> None:
+    """A client that has closed it resets it then. In HTTP/1.0 there is no such response."""
+    handle = Waiting()
+    connection = InMemoryConnection(handle).feed(get("/1") + get("/2"))
+    assert not connection.at(1.0).statuses
+    assert connection.protocol.eof_received()
+    assert connection.at(2.0).at(3.0).statuses == [100]
+    handle.finish(connection, 0)
+    assert connection.at(4.0).statuses == [100, 200]
+    old = InMemoryConnection(Waiting()).feed(b"GET /1 HTTP/1.0\r\n\r\n")
+    assert old.protocol.eof_received()
+    assert not old.at(1.0).statuses
+
+
 def test_tls_ends_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = InMemoryConnection(Waiting()).feed(get("/1"))
     monkeypatch.setattr(connection.transport, "can_write_eof", lambda: False)

@@ -138,19 +138,23 @@ def reset(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("by_python", [False, True])
-@pytest.mark.parametrize("half_closed", [False, True])
-def test_a_connection_that_is_reset_cancels_its_query(
-    gated: clipper.ClipperServer, gate: Gate, by_python: bool, half_closed: bool
+@pytest.mark.parametrize("way", ["reset", "half-closed, then reset", "closed"])
+def test_a_connection_that_is_closed_or_reset_cancels_its_query(
+    gated: clipper.ClipperServer, gate: Gate, by_python: bool, way: str
 ) -> None:
-    """Also after the client had ended its sending side, when nothing is read from it."""
+    """Also after the client had ended its sending side, when nothing is read from it. One that is
+    closed is reset when it is written to."""
     first = send(gated.http_address, 1)
     gate.wait_until_seen()
     second = send(gated.http_address, 2, by_python=by_python)
     wait_for_issued(gated, 2)
-    if half_closed:
-        second.sock.shutdown(socket.SHUT_WR)
-        assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
-    reset(second.sock)
+    if way == "closed":
+        second.close()
+    else:
+        if way != "reset":
+            second.sock.shutdown(socket.SHUT_WR)
+            assert ask(gated.http_address, "GET", "/v2/health/live").status == 200
+        reset(second.sock)
     until = time.monotonic() + PATIENCE_S
     while gated.stats()["answered"] < 1:  # while the model still holds the first
         assert time.monotonic() < until
@@ -164,7 +168,8 @@ def test_a_connection_that_is_reset_cancels_its_query(
 def test_a_client_that_ends_its_sending_side_gets_all_its_answers(
     gated: clipper.ClipperServer, gate: Gate, by_python: bool
 ) -> None:
-    """Its queries wait for longer than `idle_s`; the begin of a request after them is dropped."""
+    """Its queries wait for longer than `idle_s`; the begin of a request after them is dropped.
+    Meanwhile it is sent one response that is skipped."""
     host, _, port = gated.http_address.rpartition(":")
     body = b'{"input": [%d]}'
     more = b"Clipper-Deadline-Ms: 30000\r\n" if by_python else b""
@@ -179,6 +184,8 @@ def test_a_client_that_ends_its_sending_side_gets_all_its_answers(
         received = b""
         while chunk := client.recv(4096):
             received += chunk
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert received.count(b"HTTP/1.1 ") == 6
     assert received.count(b"HTTP/1.1 200 OK") == 5
     assert re.findall(rb'"output":([^,]+),', received) == [b"%d.0" % i for i in range(5)]
 
@@ -198,6 +205,40 @@ def test_a_client_that_sends_without_end_is_not_read_once_its_requests_are_pytho
         while sent_bytes < 1 << 26 and select.select([], [client], [], 1.0)[1]:
             sent_bytes += client.send(data)
     assert sent_bytes < 1 << 26, "more than the buffers of the kernel"
+
+
+@pytest.mark.parametrize("by_python", [False, True])
+@pytest.mark.parametrize("half_closed", [False, True])
+def test_a_client_that_reads_nothing_of_large_responses_is_closed(
+    by_python: bool, half_closed: bool
+) -> None:
+    """After `idle_s`, also when the kernel takes nothing of a response that has begun."""
+    http = {"address": "127.0.0.1:0", "idle_s": 0.4}
+    with clipper.start(http=http, **QUICK) as server:
+        server.deploy("wide", lambda rows: ["x" * 100_000] * len(rows), input="f64[1]")
+        server.app("app", models=["wide"], slo_ms=30_000)
+        first = send(server.http_address, 1, by_python=by_python)
+        assert first.getresponse().read()
+        first.close()
+        host, _, port = server.http_address.rpartition(":")
+        more = b"Clipper-Deadline-Ms: 30000\r\n" if by_python else b""
+        head = b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\n%sContent-Length: 14\r\n\r\n" % more
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(PATIENCE_S)
+            client.connect((host, int(port)))
+            client.sendall((head + b'{"input": [1]}') * 200)
+            if half_closed:
+                client.shutdown(socket.SHUT_WR)
+            frontends: Any = server._endpoints.frontends
+            core_server = frontends._listeners._hot.core_server
+            until = time.monotonic() + PATIENCE_S
+            while not core_server.connections + core_server.outside:
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            while core_server.connections + core_server.outside:
+                assert time.monotonic() < until
+                time.sleep(0.005)
 
 
 def test_slow_clients_end_and_others_do_not_notice(

@@ -44,6 +44,7 @@ cdef cppclass HttpConnection:
                                 # answered
     bint last                   # closed once `out` is sent
     bint ended                  # its client sends no more: closed once all requests are answered
+    bint probed                 # it was sent a response that is skipped since then
     bint partial                # a request is partly there
     bint full                   # there may be whole requests left, beyond pipeline_max or
                                 # unsent_bytes_max

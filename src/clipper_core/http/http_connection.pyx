@@ -78,6 +78,8 @@ cdef const char* NO_MEMORY_RESPONSE = (
     "{\"type\":\"urn:clipper:error:http-503\",\"title\":\"Service "
     "Unavailable\",\"status\":503,\"detail\":\"out of memory.\"}")
 
+cdef const char* CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"
+
 
 # -- coming and going
 # --------------------------------------------------------------------------------------------------
@@ -596,19 +598,30 @@ cdef void http_connection_settle(Worker* w, HttpConnection* connection) noexcept
     if connection.out.size() or _has_rest(connection) or (
             connection.full and not connection.last and _has_room(w, connection)):
         # nothing to send, but more to answer: in the next turn, after the others
+        if _has_rest(connection):
+            connection.stalled_us = connection.stalled_us or w.now_us
         _watch(w, connection, EPOLLOUT)
     else:
         _watch(w, connection, 0 if connection.leaving or connection.last or connection.full
                or connection.starved or connection.ended else EPOLLIN)
 
 
+cdef void _probe(Worker* w, HttpConnection* connection) noexcept nogil:
+    """Send what a client skips that waits for a response: one that has closed its connection, not
+    only its sending side, resets it."""
+    connection.probed = True
+    connection.out.put_text(CONTINUE)
+    http_connection_settle(w, connection)
+
+
 cdef void http_connection_check_times(Worker* w, HttpConnection* connection) noexcept nogil:
     cdef Settings* s = &w.shared.settings
-    if connection.out.size():
+    if connection.out.size() or _has_rest(connection):
         if w.now_us > connection.stalled_us + s.idle_us:
             http_connection_close(w, connection)
     elif connection.open:
-        return
+        if connection.ended and not connection.probed:
+            _probe(w, connection)
     elif connection.partial:
         if w.now_us > connection.since_us + s.header_us:
             _hand_over(w, connection)

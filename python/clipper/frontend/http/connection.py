@@ -240,6 +240,7 @@ class HttpConnection(asyncio.Protocol):
         self._unsent = 0  # bytes of the last response that had not left at that time
         self._deaf = False  # further bytes are discarded
         self._ended = False  # the client sends no more: closed once all requests are answered
+        self._probed = False
         self._paused = False
         self.full = False  # the transport's buffer is full
         self._head: MessageHead
@@ -306,8 +307,8 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Note that the client sends no more; return whether it has responses to read.
 
-        A client that has closed its connection looks the same, until it is written to. So an
-        endless stream ends. TLS cannot go on in one direction.
+        A client that has closed its connection looks the same, until it is written to (`_probe`).
+        So an endless stream ends. TLS cannot go on in one direction.
         """
         endless = any(
             exchange.streamed is not None and exchange.streamed.endless for exchange in self._open
@@ -726,6 +727,14 @@ class HttpConnection(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket")
         return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
+    def _probe(self) -> None:
+        """Send once what a client skips that waits for a response: one that has closed its
+        connection, not only its sending side, resets it."""
+        waits = bool(self._open) and self._open[0].data is None and self._head.minor > 0
+        if waits and not self._probed:
+            self._probed = True
+            self._transport.write(_CONTINUE)
+
     def check(self, now_s: float) -> None:
         """Check the time limits of this connection. now_s: the loop's time."""
         settings, unsent = self.service.settings, self._transport.get_write_buffer_size()
@@ -740,6 +749,8 @@ class HttpConnection(asyncio.Protocol):
         elif self._ended:
             if self._is_broken():
                 self._transport.abort()
+            else:
+                self._probe()
         elif self._deaf or self._open or self._unparsed:
             return
         elif self._phase == _IDLE:
