@@ -528,7 +528,9 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
             return ask(server.http_address, "POST", f"/v2/models/m{n}/infer", body)
 
         assert infer_within(0, 15_000).status == 200  # the node knows its pace now
-        patient = [threading.Thread(target=infer_within, args=(n, 15_000)) for n in (1, 2, 3, 5, 6, 7)]
+        patient = [
+            threading.Thread(target=infer_within, args=(n, 15_000)) for n in (1, 2, 3, 5, 6, 7)
+        ]
         for thread in patient:
             thread.start()
         loader: Any = server.mesh.joined.loader
@@ -549,7 +551,8 @@ def test_a_query_whose_load_would_be_late_is_refused_at_once(tmp_path: Path) -> 
         cached = [[1.0, 2.0, 3.0]] * 40
         found = server.model("m4").predict_many(cached, slo_ms=150).result(30)
         assert found.tolist() == [[4.0, 5.0, 6.0]] * 40
-        many = {"name": "input", "shape": [40, 3], "datatype": "FP64", "data": sum(cached, [])}
+        numbers = [*itertools.chain(*cached)]
+        many = {"name": "input", "shape": [40, 3], "datatype": "FP64", "data": numbers}
         body = {"inputs": [many], "parameters": {"timeout": 150_000}}
         reply = ask(server.http_address, "POST", "/v2/models/m4/infer", body)
         assert json.loads(reply.body)["outputs"][0]["data"] == [4.0, 5.0, 6.0] * 40
