@@ -163,6 +163,11 @@ def test_a_client_that_ends_its_sending_side_gets_the_rest_of_a_stream_with_an_e
     assert connection.transport.written.endswith(b"1\r\nx\r\n0\r\n\r\n")
     assert connection.transport.closed
     assert not InMemoryConnection(feed).feed(get("/feed")).protocol.eof_received()
+    waits = InMemoryConnection(feed).feed(get("/some") + get("/feed"))
+    assert waits.protocol.eof_received()
+    feed.bodies[-1].end()
+    assert waits.transport.written.count(b"HTTP/1.1 200") == 1, "one that waits does not begin"
+    assert waits.transport.closed
 
 
 def test_there_is_no_room_until_the_client_reads() -> None:

@@ -310,14 +310,16 @@ class HttpConnection(asyncio.Protocol):
         A client that has closed its connection looks the same, until it is written to (`_probe`).
         So an endless stream ends. TLS cannot go on in one direction.
         """
-        endless = any(
-            exchange.streamed is not None and exchange.streamed.endless for exchange in self._open
-        )
-        if self.gone or endless or not self._transport.can_write_eof():
+        if self.gone or self._is_endless() or not self._transport.can_write_eof():
             return False
         self._ended = True
         self._end_if_answered()
         return not self.gone
+
+    def _is_endless(self) -> bool:
+        """Return whether it is the turn of a stream without end."""
+        streamed = self._open[0].streamed if self._open else None
+        return streamed is not None and streamed.endless
 
     def _end_if_answered(self) -> None:
         """Close the connection of a client that sends no more and has all its responses."""
@@ -567,6 +569,9 @@ class HttpConnection(asyncio.Protocol):
                     self._go_on()
                     break
                 exchange.make()
+            if self._ended and self._is_endless():
+                self._end()
+                return
             if exchange.streamed is not None and not self.gone and not self._has_streamed(exchange):
                 break
             waiting.popleft()
