@@ -126,9 +126,9 @@ class Forwarding:
         return "" if found is None or found[1] == self.node else found[1]
 
     def send(self, node: str, feedback: ForwardedFeedback) -> Reply:
-        """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
-        it does not live, Overloaded, StoreError when it is not known whether it was learned: if it
-        is sent again, it counts once."""
+        """Have that server learn the feedback and return the counts. Raises what it raised;
+        UnknownPrediction when the server has ended, Overloaded, StoreError when it is not known
+        whether the feedback was learned: if it is sent again, it counts once."""
         total = Reply()
         for data in _parts(feedback):
             reply = self._send(node, data)

@@ -169,8 +169,8 @@ Read = tuple[str, str, tuple[VersionedModel, ...], str, Observation | Observatio
 
 
 def read(record: bytes) -> Read:
-    """-> application, policy, models, user, and what was observed. ValueError for what is no
-    record."""
+    """Return the application, policy, models, user, and what was observed, of a record. Raises
+    ValueError for bytes that are no record."""
     return read_with_time(record)[0]
 
 

@@ -196,8 +196,8 @@ def _send_to_owners(
     labels: Sequence[object],
     missing: list[int],
 ) -> Reply:
-    """Forward feedback to the servers that gave the answers at these places; -> how many count,
-    and had feedback before."""
+    """Forward feedback to the servers that gave the answers at these places. Return how many count,
+    and how many had feedback before."""
     total = Reply()
     assert window.forwarding is not None
     for node, places in by_node(window.forwarding, ids, missing).items():

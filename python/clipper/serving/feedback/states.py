@@ -503,7 +503,8 @@ class States:
     # -- learning
 
     def observe_one(self, learner: Learner, user: str, seen: Seen, record: bytes) -> int:
-        """Write down and apply; -> the number to `commit`."""
+        """Append the record to the journal and apply the observation. Return the number to
+        `commit`."""
         with self.lock:
             if user:
                 learner.admit(user)
@@ -512,7 +513,8 @@ class States:
         return number
 
     def observe_many(self, items: Sequence[tuple[Learner, str, Seen, bytes]]) -> int:
-        """Write down all at once, and apply one after another; -> the number to `commit`."""
+        """Append all records to the journal together and apply the observations one after another.
+        Return the number to `commit`."""
         with self.lock:
             for learner, user, _, _ in items:
                 if user:
@@ -532,8 +534,8 @@ class States:
         return self.journal.mode == "fsync" or not self._sync.writes
 
     def replay(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
-        """Apply what the journal has and the states have not; -> how many were applied. Once,
-        before the first observation."""
+        """Apply the observations that the journal has and the states lack. Return how many were
+        applied. Called once, before the first observation."""
         applied = 0
         with self.lock:
             for number, record in self.journal.replay():

@@ -1,7 +1,7 @@
 """The rows of tables that a prediction for an input depends on, from `deploy(reads=)`.
 
-Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a function (input) ->
-{"users": ids}, kept as "module:function".
+Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a function that
+returns {"users": ids} for an input, kept as "module:function".
 """
 
 from collections.abc import Callable, Mapping

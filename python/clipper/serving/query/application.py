@@ -51,7 +51,7 @@ class ApplicationHandle:
         id: str = "",
         outputs: Sequence[str] = (),
     ) -> Future:
-        """Schedule one query; -> the Future of an `Answer`, at once.
+        """Schedule one query and return the Future of its `Answer` at once.
 
         x: one input of the application's type; of named tensors a dict.  user: whose selection
         state applies.  slo_ms: instead of the application's; the answer is there by then, from the
@@ -79,13 +79,13 @@ class ApplicationHandle:
         weight: float = 1.0,
         context: object = None,
     ) -> bool:
-        """Tell what was right about a query; the application's policy learns from it before this
-        returns, and a crash loses nothing that returned.
+        """Learn what was right about a query. The application's policy has learned it when this
+        returns, and a crash after that does not lose it.
 
         prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the
         models are queried again.  label: the right output; or `correct`: whether the answer was; or
-        `score`: how good it was, 0 to 1.  weight: as so many feedbacks. -> True when it counts,
-        False when this prediction's feedback had come before. Raises InvalidInput,
+        `score`: how good it was, 0 to 1.  weight: as so many feedbacks. Returns True when it
+        counts, False when this prediction had feedback before. Raises InvalidInput,
         UnknownPrediction (too old, of a server that has ended or shares no store, another
         application's), Overloaded, StoreError. Threads: any.
         """
@@ -104,16 +104,15 @@ class ApplicationHandle:
         labels: Sequence[object],
         rows: ArrayLike | None = None,
     ) -> Counted:
-        """The right outputs of many predictions, written down together.
+        """Learn the right outputs of many predictions, which are written to the journal together.
 
         predictions: a list of `Answer`s or their ids; or the `Answers` of an array, which costs far
         less: then labels is an array too, a label a row.  rows: of `Answers`, the places of the
-        rows that `labels` are of; all if not given. -> how many counted, had feedback before, and
-        are about predictions that are not known any more or that no model made. Raises
-        InvalidInput, Overloaded, StoreError: then all may be sent again, and what was written
-        counts once. Feedback about answers of other servers on this store is sent to those; about
-        an array only to its own server.
-        Threads: any.
+        rows that `labels` are of; all if not given. Returns how many counted, how many had feedback
+        before, and how many are about predictions that are not known any more or that no model
+        made. Raises InvalidInput, Overloaded, StoreError: then all may be sent again, and what was
+        written counts once. Feedback about answers of other servers on this store is sent to those;
+        about an array only to its own server. Threads: any.
         """
         return observe_many(self._resolve(self.name), predictions, labels, rows)
 
@@ -154,7 +153,8 @@ class ApplicationHandle:
         salt: int = 0,
         outputs: Sequence[str] = (),
     ) -> Future:
-        """Schedule an array of queries; -> the Future of `Answers`, with a row for each.
+        """Schedule an array of queries and return the Future of their `Answers`, with a row for
+        each.
 
         inputs: an array of shape (n, *shape), or a sequence of inputs; of named tensors a dict of
         these, or a sequence of dicts.  outputs: of named outputs only these.  slo_ms: by when all

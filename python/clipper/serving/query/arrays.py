@@ -65,8 +65,8 @@ def predict_array(
     salt: int,
     outputs: tuple[str, ...] = (),
 ) -> Future:
-    """Query the models that the policy selects for every row; -> the future of `Answers`.
-    InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked;
+    """Query the models that the policy selects for every row and return the future of `Answers`.
+    Raises InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked;
     Overloaded when a model of the mesh cannot be loaded in time, and not all rows are cached."""
     if outputs:
         outputs = chosen_outputs(resolved, outputs)

@@ -64,8 +64,8 @@ class Collector:
         salt: int = 0,
         context: object = None,
     ) -> str:
-        """Start one query; -> its id, at once: `id`, or one made up. The other arguments are those
-        of `app.predict`.
+        """Start one query and return its id at once: `id`, or a generated one. The other arguments
+        are those of `app.predict`.
 
         Raises Overloaded (`capacity` of them wait to be collected; nothing was started),
         ShuttingDown (closed), and what `app.predict` raises.

@@ -55,8 +55,8 @@ class Listener:
         return self.call.started_s + self.call.slo_us * 1e-6
 
     def decide(self) -> float | None:
-        """Call the decider, and rule if it has an answer. -> when to call it again even if nothing
-        arrives; None if it set no time."""
+        """Call the decider, and rule if it has an answer. Return when to call it again even if
+        nothing arrives; None if it set no time."""
         call, future = self.call, self.future
         view = view_of(future, call, time.monotonic())
         try:

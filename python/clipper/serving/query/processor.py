@@ -428,7 +428,8 @@ Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Comb
 
 
 def _arrived(future: Future, query: QueryContext) -> Outcome:
-    """-> what arrived, who is missing, the policy's combination, and by which rule."""
+    """Return what arrived, which models are missing, the policy's combination, and the rule that
+    decided."""
     arrived: dict[VersionedModel, Prediction] = {}
     missing: list[VersionedModel] = []
     for i, model in enumerate(query.plan.models):

@@ -12,10 +12,11 @@ _WIDTH = 30
 
 
 def progress(future: Future, noun: str = "rows", stream: TextIO | None = None) -> Future:
-    """Wait for `future`; on a terminal, show how far it is once that has taken two seconds. -> the
-    same future, done.
+    """Wait for `future` and return it, done. On a terminal, show its progress once the wait has
+    taken two seconds.
 
-    stream: where to, stderr if not given; what is no terminal is left alone. Ctrl-C interrupts it.
+    stream: where to write, stderr if not given; nothing is written to what is no terminal. Ctrl-C
+    interrupts it.
     """
     stream = stream or sys.stderr
     began = time.monotonic()

@@ -281,7 +281,7 @@ class Speculation:
             self.failures = getattr(policy, "failures", self.failures)
 
     def decided(self, at: int) -> tuple[str, str]:
-        """-> the rule of the step that decided, and its name as answers have it."""
+        """Return the rule of the step that decided, and its name in answers."""
         if at == OWN_STEP and self.own is not None:
             return "own", self.schedule.own or "policy"
         step = self.steps[at]

@@ -91,7 +91,8 @@ class Guard(msgspec.Struct, frozen=True):
         return Verdict(self.text, judged_share(n, bad, most, error_rate), text)
 
     def _bad(self, figures: Figures) -> tuple[float, float, float, str]:
-        """-> observations, how many of them were bad, the share that may be, and in words."""
+        """Return the number of observations, how many of them were bad, the share that may be bad,
+        and the same in words."""
         new = figures.new
         if self.q:
             slower = new.slower.get(round(self.limit), 0)
