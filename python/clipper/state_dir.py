@@ -52,9 +52,9 @@ class StateDir:
 
 
 def _marked(run: Path) -> int:
-    """A lock in the folder of a server that lives; it goes with the process, however that ends. ->
-    its descriptor. Locked before it has its name, so that nobody finds it free while it is being
-    made."""
+    """Lock a file in the folder of a running server and return its descriptor. The lock ends with
+    the process, however that ends. The file is locked before it has its name, so that no other
+    process finds it unlocked while it is being made."""
     fd = os.open(run / "alive.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.rename(run / "alive.new", run / "alive")
@@ -81,7 +81,7 @@ def is_alive(run: Path) -> bool:
 
 
 def sweep() -> int:
-    """Remove the folders of this user's servers that were killed; -> how many there were."""
+    """Remove the folders of this user's servers that were killed. Return how many there were."""
     found = 0
     for mark in Path(tempfile.gettempdir()).glob("clipper-*/alive"):
         with contextlib.suppress(OSError):

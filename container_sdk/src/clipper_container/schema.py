@@ -2,8 +2,8 @@
 one row as bytes.
 
 Text form: `{"ids": "i64[*]", "mask": "i64[*]"} -> {"embedding": "f32[384]"}`; a `*` is a size that
-may differ from row to row. A model with one tensor without a name has the short form, `f64[64] ->
-f64[10]`. docs/wire.md describes the record.
+may differ from row to row. A model with one tensor without a name has the short form,
+`f64[64] -> f64[10]`. docs/wire.md describes the record.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ __all__ = [
 TENSORS_MAX = 64
 
 Record = Array | bytes | memoryview
-# (a sequence of arrays for each tensor, their types) -> `data` and `offsets` of Records, or None if
-# a value is not a contiguous 1-d array of the type
+# A function of a sequence of arrays for each tensor, and of their types, that returns `data` and
+# `offsets` of Records, or None if a value is not a contiguous 1-d array of the type.
 PackVectors = Callable[[list[Given], list[NumpyType]], tuple[Array, Array] | None]
 ColumnT = TypeVar("ColumnT", bound=Column)
 

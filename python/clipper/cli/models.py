@@ -207,7 +207,7 @@ def deploy(
 
 
 def _sides(schema: str, input: str) -> dict[str, str]:
-    """Parse `inputs -> outputs`."""
+    """Parse the text `inputs -> outputs` of a schema."""
     if input:
         raise click.BadParameter("it cannot be combined with --input.", param_hint="--schema")
     try:

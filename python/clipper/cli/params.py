@@ -190,7 +190,8 @@ def _signalled() -> int:
 
 @contextlib.contextmanager
 def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]:
-    """-> where they are, in words"""
+    """Serve the metrics at `address`, if it is given, and yield the line of text that tells
+    where."""
     from clipper.params.local.metrics_page import MetricsPage
 
     if not address:

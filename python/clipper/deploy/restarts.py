@@ -79,7 +79,7 @@ class StartLimit(Generic[_Name]):
 
     def __init__(self, at_once: int = 0) -> None:
         self._at_once = at_once or max(1, cores() - 1)
-        self._starting: dict[_Name, float] = {}  # -> when it counts no more
+        self._starting: dict[_Name, float] = {}  # name -> when it counts no more
         self._waiting: deque[_Name] = deque()
 
     def wait(self, name: _Name) -> int:

@@ -36,8 +36,10 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Building:
-    """Threads: any. models: -> all that are in service or being deployed.  done: called in a thread
-    of the building, with what went wrong or ""."""
+    """Builds the environments of models, each in a thread. Threads: any.
+
+    models: returns all models that are in service or being deployed.  done: called in the thread of
+    a build, with the error or ""."""
 
     def __init__(
         self,
@@ -130,7 +132,8 @@ class Building:
             del thread
 
     def sweep(self) -> int:
-        """Remove the environments of retired models, and those half built; -> how many."""
+        """Remove the environments of retired models, and those half built. Return how many were
+        removed."""
         if not self._environments.folder.is_dir():
             return 0
         wanted = []

@@ -102,7 +102,9 @@ class Incident(msgspec.Struct, frozen=True):
 
 
 class Deployment:
-    """Threads: any. address: -> where containers dial in."""
+    """The deployment of models and their containers. Threads: any.
+
+    address: returns the address that containers connect to."""
 
     def __init__(
         self,

@@ -185,7 +185,7 @@ class Operations:
         """Estimate the accuracy that another policy would have had on the application's feedback.
 
         policy: with settings if any.  count: of the newest feedbacks, at most 20 000; each takes 20
-        to 150 us. -> members as of `Evaluation`, each estimate with its 95 % interval. Raises
+        to 150 us. Returns the members of `Evaluation`, each estimate with its 95 % interval. Raises
         UnknownApplication, InvalidInput, DoesNotFit where the journal allows no estimate.
         """
         name = self._server.catalog.application(application).name

@@ -302,7 +302,8 @@ class Worker:
         sequence: int = 0,
         prefetch: Callable[[nn.Module], None] | None = None,
     ) -> float:
-        """One batch: pull, forward, backward, push. loss_of: (module) -> a scalar. -> the loss.
+        """Train on one batch (pull, forward, backward, push) and return the loss. loss_of: returns
+        a scalar for the module.
 
         A push that is refused as too old is computed anew from newer parameters, up to 64 times;
         shards that have taken it do not take it again. sequence: that of ShardAway or StalePush, to
@@ -355,7 +356,8 @@ class Worker:
         prefetch: Callable[[nn.Module, Batch], None] | None = None,
         overlap: bool = False,
     ) -> Iterator[float]:
-        """Yield the loss of each batch, as it is trained. loss_of: (module, batch) -> a scalar.
+        """Yield the loss of each batch, as it is trained. loss_of: returns a scalar for the module
+        and a batch.
 
         prefetch: (module, batch), called with the next batch when the gradients of this one are on
         their way; it calls `prefetch` of the module's embeddings. What a step needs comes in one

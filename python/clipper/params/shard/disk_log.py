@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clipper.params")
 SLOT = 10  # follower number in the shard's log
+# Fields: magic, crc32 of what follows it, flags, unused, size, epoch, start, position, version.
 RECORD = struct.Struct("<4sIIIQQQQQ")
-# ^ magic, crc32 of what follows it, flags, unused, size, epoch, start, position, version
 MAGIC, CRC_END = b"CLPL", 8
 MORE, EMPTY = 1, 2  # flags: the next record belongs to it; the shard was empty before it
 BODY_BYTES = 64 << 20  # of rows in one record; more of one moment are several
