@@ -33,22 +33,21 @@ cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant vari
 cdef void cache_free(CacheState* cache) noexcept nogil
 # a blob comes with a reference
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil
+# Look up n keys and return how many were found. values[i] and found[i] (1 or 0) are set for each
+# key as by cache_lookup. Buckets are fetched ahead.
 cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values,
                            u8* found) noexcept nogil
-# -> how many; values[i] and found[i] (1 or 0) for each key, as cache_lookup returns them; buckets
-# are fetched ahead
-# ahead of lookups in bulk
+# Fetch the bucket of a key ahead of lookups in bulk.
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil
-# takes its own reference
+# Fill the entry of a key. The cache takes its own reference.
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil
-# False: it was not there
+# Remove the entry of a key. Return False if there was none. An evaluation in progress may still
+# fill it: to remove an entry for good, use another key from then on.
 cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil
-# ^ an evaluation in progress may still fill it: to forget for good, use another key from then on
+# Have the system find memory for the pages of a stretch of the table that begins with bucket
+# `start`, so that no fill waits for them. No entry changes. Return the bucket to go on with; 0 at
+# the end of the table. It may take milliseconds, so the loop must not call it.
 cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil
-# ^ the pages of a stretch of the table that begins with bucket `start` are there afterwards, so
-# that no fill waits for them;
-# nothing changes. -> the bucket to go on with; 0: the table ends. It may take milliseconds: not for
-# the loop
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
 cdef u64 cache_entries(const CacheState* cache) noexcept nogil
 cdef u64 cache_evictions(const CacheState* cache) noexcept nogil

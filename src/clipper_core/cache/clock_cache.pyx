@@ -559,13 +559,13 @@ cdef class ClockCache:
         value_drop(&held)
 
     def forget(self, u64 model, row, u64 salt=0):
-        """Empty the way of this row. -> whether it was there."""
+        """Remove the entry of this row. Return True if it was there."""
         cdef Key key = self._key(model, row, salt)
         return cache_forget(self.state, &key)
 
     def race(self, u64 seed, u64 ops, u64 key_max, tuple shared=()):
-        """Random lookups, fills and a few forgets without the GIL; -> (hits, wrong answers). For
-        tests: run it from many threads.
+        """Run random lookups, fills and a few removals without the GIL. Return (hits, wrong
+        answers). For tests: run it from many threads.
 
         Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i
         holds i in 8 bytes.
@@ -601,7 +601,7 @@ cdef class ClockCache:
     def touch(self, u64 start=0):
         """Have the system find memory for a stretch of the table that begins with bucket `start`.
 
-        What it holds stays as it is. -> the bucket to go on with, 0 after the last stretch.
+        No entry changes. Return the bucket to go on with, 0 after the last stretch.
         """
         with nogil:
             start = cache_touch(self.state, start)
