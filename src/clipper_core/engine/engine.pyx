@@ -392,12 +392,12 @@ cdef class Engine:
     # -- time and bytes: for a simulator or a test; the IO loop uses the same from below
 
     def step(self, u64 now_us):
-        """Decide everything that is due; -> when to step again at the latest (us)."""
+        """Decide everything that is due. Return when to step again at the latest (us)."""
         return engine_step(self.state, now_us)
 
     def open(self, u64 now_us, *, bint remote=False, bint passes=False):
-        """A connection came, `remote` if from another host; -> its number, 0 when connections_max
-        is reached. passes: it can hand over descriptors."""
+        """Add a connection. Return its number, 0 when connections_max is reached. remote: it is
+        from another host.  passes: it can pass descriptors."""
         cdef u32 conn = engine_open(self.state, -1, now_us)
         if conn:
             engine_connection(self.state, conn).remote = remote
@@ -707,12 +707,12 @@ cdef class BatchLog:
             self.kept_tail += 1
 
     def find(self, ids):
-        """Which batches the tasks with these ids (of a Future: `id`, and one more for each further
-        task) went in.
+        """Return the batches in which the tasks with these ids were sent. The ids of a Future are
+        `id`, and one more for each further task.
 
-        -> {id: (replica, rows, sent_us, begun_us, ended_us)}, times by the monotonic clock; begun:
-        when the container had nothing before it. A task that no batch has ended, or one too long
-        ago, is not there.
+        Returns {id: (replica, rows, sent_us, begun_us, ended_us)}, times by the monotonic clock;
+        begun: when the container had no earlier batch left. A task whose batch has not ended,
+        or ended too long ago, is not in it.
         """
         cdef unordered_set[u64] wanted
         cdef dict found = {}

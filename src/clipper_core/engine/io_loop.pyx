@@ -272,12 +272,12 @@ cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event,
 
 
 cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
-    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events,
-    0 for news or time over.
+    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. Return the
+    number of events; 0 when other work is published or the time is over.
 
-    Only while it pays: each spin that ends with news is one for, each that does not is one
-    against, and with the score below zero only one turn in SPIN_TRIAL tries again. A gap between
-    two polls shows that the machine has more threads to run than cores, and halves the score.
+    Only while it pays: a spin that ends with work adds one to the score, one that does not takes
+    one off, and with a score below zero only one turn in SPIN_TRIAL tries again. A gap between two
+    polls shows that the machine has more threads to run than cores, and halves the score.
     """
     cdef u64 now = monotonic_us()
     cdef u64 end = min(until_us, now + SPIN_US)
@@ -308,8 +308,9 @@ cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
 
 cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
                 const u32* epoch) noexcept nogil:
-    """Wait for events, news or the time, -> events; -1: a signal. One who leads does not if an
-    epoch has ended since `epoch`."""
+    """Wait for events, for work that another thread publishes, or until the time. Return the number
+    of events; -1 after a signal. A leading thread does not wait if an epoch has ended since
+    `epoch`."""
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
@@ -361,8 +362,8 @@ cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
 
 
 cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
-    """Give the ownership of the loop away, but no news that came while we held it. -> whether
-    nobody holds it now."""
+    """Give up the ownership of the loop, unless work was published while this thread held it.
+    Return True if no thread owns the loop now."""
     cdef EngineState* e = s.engine
     cdef u64 ready, commands
     while True:

@@ -179,7 +179,7 @@ cdef class Model:
         return 0
 
     cdef object _row(self, object x, const void** row, u64* nbytes):
-        """Point at the row's bytes; -> the object that must stay alive meanwhile."""
+        """Point at the row's bytes. Return the object that must stay alive while they are used."""
         cdef Py_ssize_t size = 0
         cdef cnp.ndarray array
         if self.state.spec.dtype == ANY:
@@ -470,8 +470,8 @@ cdef class Model:
         return marks
 
     def forget(self, u64 lo, u64 hi, u64 generation):
-        """Take the prediction out of the cache that a row has under what `watch` gave for it; ->
-        whether it was there."""
+        """Remove from the cache the prediction of a row, under the key that `watch` returned for
+        it. Return True if it was there."""
         cdef Key key = key_marked(Key(lo, hi), generation * SPREAD)
         return cache_forget(self.engine.state.cache, &key)
 
@@ -651,8 +651,8 @@ cdef class Model:
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
-        """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type
-        or shape.
+        """Schedule one prediction and return its Future at once. Raises only for an input of the
+        wrong type or shape.
 
         `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
         of equal inputs; a session.
@@ -761,8 +761,8 @@ cdef class Model:
 
     cdef object _row_at(self, object rows, RowsOfArray* lying, u32 i, const void** row,
                         u64* nbytes):
-        """Point to the bytes of row i of what `_rows` returned; -> it, for `_mark`, and while its
-        bytes are used."""
+        """Point to the bytes of row i of what `_rows` returned. Return the object of the row, for
+        `_mark`, which must stay alive while its bytes are used."""
         if lying.data == NULL:
             return self._row(rows[i], row, nbytes)
         _row_of(lying, i, row, nbytes)
@@ -800,7 +800,8 @@ cdef class Model:
         return lying
 
     cdef object _set_intake_rows(self, Intake* intake, object rows):
-        """Rows or columns of an intake; -> the objects that must stay alive meanwhile."""
+        """Set the rows or columns of an intake. Return the objects that must stay alive while they
+        are used."""
         cdef u64 row_bytes = self.state.spec.row_bytes
         cdef cnp.ndarray array, columns
         cdef TensorColumn* column
@@ -830,7 +831,7 @@ cdef class Model:
 
     cdef object _begin_intake(self, Intake* intake, object rows, u64 slo, u64 salt, u64 now,
                               Block* block, u32 slot):
-        """-> the objects that must stay alive until the intake's rows are in."""
+        """Begin an intake. Return the objects that must stay alive until its rows are submitted."""
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
         cdef int klass = log2_of(slo)
@@ -1018,7 +1019,7 @@ cdef class EnsembleRequest:
         raise TypeError("it is made by predict_ensemble()")
 
     cdef u64 read(self, object x) except? 0:
-        """Every row is checked before the first is submitted; -> bytes of them all."""
+        """Check every row before the first is submitted. Return the number of bytes of all rows."""
         cdef Row row
         cdef u64 total = 0
         self.kept = []
