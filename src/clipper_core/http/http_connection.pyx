@@ -447,7 +447,7 @@ cdef inline bint _must_wait(const Worker* w, const HttpConnection* connection,
 
 
 cdef u64 _parse(Worker* w, HttpConnection* connection, const u8* at, u64 n) noexcept nogil:
-    """Take the whole requests at the beginning of `at`; -> how many bytes they were."""
+    """Parse the complete requests at the beginning of `at`. Return how many bytes they had."""
     cdef Head head
     cdef RouteState* route
     cdef u64 used = 0, whole, before

@@ -41,6 +41,7 @@ cdef struct Known:
     const char* name
     Meaning meaning
 
+# KNOWN adds `clipper-actor`, which only management reads.
 cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
                                                                        REQUEST_ID),
@@ -58,7 +59,6 @@ cdef Known[KNOWN_COUNT] _known = [
                                                                             FOREIGN),
     Known(12, "mm-vmodel-id", FOREIGN), Known(12, "content-type", NOTHING),
     Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING)]
-# ^ and `clipper-actor`, a word of management
 
 cdef struct HeaderLine:
     const u8* value
@@ -152,7 +152,8 @@ cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
 
 
 cdef int _line(const u8** place, const u8* end, HeaderLine* line) noexcept nogil:
-    """Scan a line `Name: value`; -> HEAD_PLAIN, HEAD_UNFINISHED, or HEAD_OTHER: malformed."""
+    """Scan a line `Name: value`. Return HEAD_PLAIN, HEAD_UNFINISHED, or HEAD_OTHER for a malformed
+    line."""
     cdef const u8* p = place[0]
     cdef const u8* last
     line.name_bytes, line.is_odd = 0, False
@@ -190,7 +191,7 @@ cdef int _line(const u8** place, const u8* end, HeaderLine* line) noexcept nogil
 
 
 cdef int _header(const u8** place, const u8* end, u32* hosts, Head* head) noexcept nogil:
-    """Read a header; -> HEAD_PLAIN, or the reason why it is not plain."""
+    """Read a header. Return HEAD_PLAIN, or the reason why it is not plain."""
     cdef HeaderLine line
     cdef int found = _line(place, end, &line)
     if found != HEAD_PLAIN or line.is_odd:
@@ -339,7 +340,7 @@ cdef bint _has_word(const u8* at, const u8* end, const char* word, u64 n) noexce
 
 cdef bint _read_headers(const u8** place, const u8* end, known, repeated,
                         MessageHead head) except -1:
-    """Read headers up to the empty line; -> whether that is there."""
+    """Read headers up to the empty line. Return True if that line is there."""
     cdef HeaderLine line
     cdef Meaning meaning
     cdef int found
@@ -527,7 +528,7 @@ cdef class ChunkedBody:
                              else len(data))
 
     cdef int _step(self, const u8** place, const u8* end) noexcept nogil:
-        """Read one line; -> HEAD_PLAIN, HEAD_UNFINISHED or HEAD_OTHER, as _line()."""
+        """Read one line. Return HEAD_PLAIN, HEAD_UNFINISHED or HEAD_OTHER, as _line() does."""
         cdef HeaderLine line
         cdef const u8* p = place[0]
         cdef int found = HEAD_PLAIN

@@ -25,16 +25,17 @@ from clipper_core.wire.prediction cimport Value
 #
 # Threads: any (pure functions). As with heads, what is not plain is not read: tensors of many rows,
 # nested data, other members.
+#
+# Read a request: the row to `row`, the request's own id as JSON to `tag`. Return False if it is not
+# plain. json_bytes: of the JSON, if the row follows it; else NO_LENGTH.
 cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
                      Bytes* row, Bytes* tag,
                      bint* binary) noexcept nogil
-# ^ the row to `row`, the request's own id as JSON to `tag`. json_bytes: of the JSON, if the row
-# follows it; else NO_LENGTH
+# Write the output tensor and the end of the response: `"outputs":[...]}`, and the bytes behind it.
+# Return False if it is not plain. large: takes the elements, or the bytes, and what follows them;
+# NULL: everything is written to `out`.
 cdef bint infer_write(Bytes* out, const Value* value, bint binary, u64* json_bytes,
                       LargeBody* large) noexcept nogil
-# ^ the output tensor and the end of the response: `"outputs":[...]}`, and the bytes behind it.
-# False: it is not plain. large: takes the elements, or the bytes, and what follows them; NULL: all
-# goes to `out`
 
 # -- The answers that were written without Python (http_route), kept for a while so that feedback
 # can name them by their id.
@@ -128,12 +129,12 @@ cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexce
 # its route and began_us are set
 cdef QueryOutcome query_submit(Query* q, const Head* head, const u8* body,
                                Bytes* row) noexcept nogil
+# Append the response to `out` and count it. Return False if Python must write it; then nothing was
+# written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
+# one.  body: scratch space.  rest: what is left to be written of a large response; else unchanged.
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
                        const Bytes* made, bint close,
                        Bytes* body, Bytes* out, LargeBody** rest) noexcept nogil
-# ^ appends the response to `out`, and counts it. False: it is not for here, and nothing was
-# written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
-# one.  body: room to work in.  rest: what is left to be written, of a large one; else as it was
 cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
 cdef CompletionState* query_home(const Query* q) noexcept nogil
 

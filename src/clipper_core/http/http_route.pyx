@@ -559,7 +559,7 @@ cdef class RecentAnswers:
         value_drop(&value)
 
     def take(self, u64 number):
-        """Remove the answer of that number. -> (owner, output, confidence, seconds since it was
+        """Remove the answer of that number. Return (owner, output, confidence, seconds since it was
         given); None if it is not there."""
         cdef RecentState* r = self.state
         cdef Entry* entry = &r.entries[_place(r, number)]

@@ -507,7 +507,7 @@ cdef class HttpServer:
             self.shared.version.fetch_add(1, release)
 
     def sweep(self):
-        """Let go of former tables that nobody needs any more; -> how many are kept."""
+        """Free former tables that no thread uses any more. Return how many are kept."""
         with self.guard:
             self.retired = [table for table in self.retired if table.users]
             return len(self.retired)

@@ -243,8 +243,8 @@ cdef bint _read_one(Text* text, u8 dtype, u8* cell) noexcept nogil:
 
 
 cdef u8* _read_level(Text* text, const Wanted* wanted, u32 level, u8* cell) noexcept nogil:
-    """Fill cells from `cell` on with the array at hand; -> the cell after the last, NULL if it is
-    not what is wanted."""
+    """Fill cells from `cell` on with the array at the position of `text`. Return the cell after the
+    last; NULL if the array is not of the expected form."""
     cdef u64 i
     cdef u32 step = itemsize(wanted.dtype)
     if level == wanted.rank:
@@ -305,8 +305,8 @@ cdef class RowReader:
         self.shape = shape
 
     def read(self, text, Py_ssize_t at=0):
-        """The row that begins at byte `at` of `text`: -> (the array, the byte after it), or None
-        when it is anything else."""
+        """Read the row that begins at byte `at` of `text`. Return (the array, the offset after it),
+        or None when it is anything else."""
         cdef Py_buffer view
         cdef Text rest
         cdef Wanted wanted = self.wanted
@@ -340,7 +340,8 @@ cdef class RowReader:
 cdef extern from *:
     """
     #include <charconv>
-    // The shortest digits, and where the point stands: 0.d1d2d3... * 10^*point. -> how many digits.
+    // Write the shortest digits and the decimal exponent, 0.d1d2d3... * 10^*point. Return the
+    // number of digits.
     static inline int clipper_digits(double value, char* digits, int* point) {
         char text[40];
         auto end = std::to_chars(text, text + sizeof text, value,
