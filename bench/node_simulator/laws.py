@@ -25,7 +25,7 @@ HOT: Final = 3.0  # times the rate of one copy, at which another must come
 ROOM: Final = 0.25  # of its memory that is free: another node could have taken it
 SWITCH_LOADS: Final = 12  # times the limit of a load, in which a name has switched or failed to
 SEEN_WRONG: Final = 0.5  # of its memory, by which a node's record may be wrong for a while
-ARTIFACT_FAILURES: Final = 4  # of one model at once: two are believed, a third is on its way
+BELIEVED: Final = 2  # nodes that blame the artifact of a model, after which no other tries it
 LATE_S: Final = 0.002
 CLAIMED_S: Final = 0.1  # after a claim of a loaded copy, in which a false one is taken back
 TOLD_S: Final = 1.0  # in which a failed load is written, if the store can be reached
@@ -169,11 +169,12 @@ class Laws:
 
     def _claimed(self, life: "Life", before: MeshModel, after: MeshModel) -> None:
         world, me, id = self._world, life.name, after.id
-        failure = before.failures.get(me)
-        now_ms = world.now_ms
-        if failure is not None and not world.clocks:
-            left_ms = failure.time_ms + self._block_ms(failure) - now_ms
+        if not world.clocks:
+            left_ms = self._blocked(before).get(me, 0)
             world.check(left_ms <= 0, f"{me} tries {id} again {left_ms} ms too early")
+            blaming = self._blaming(before)  # loads that began before the second may still fail
+            what = f"{me} tries {id}, whose artifact {blaming} have found invalid"
+            world.check(len(blaming) < BELIEVED, what)
         if after.copies[me].loaded_ms:
             node = world.nodes[me].node
             ends_a_load = node is not None and node.joined.loader.is_loading(id)
@@ -184,7 +185,7 @@ class Laws:
             len(alive) <= self._copies_max(after),
             f"{id} has copies in {alive}, and nothing asks for more than {self._copies_max(after)}",
         )
-        if not before.copies and not failure:
+        if not before.copies and me not in before.failures:
             self._placed(me, after)
 
     def _check_claim(self, one: "SimulatedNode", id: str) -> None:
@@ -318,6 +319,33 @@ class Laws:
             not had or bool(has), f"{after.id} switches to {new.id}, which is not loaded"
         )
 
+    def _blocked(self, model: MeshModel) -> dict[str, int]:
+        """Return the nodes that do not try a model now, since it failed there, and for how many ms.
+
+        A failure counts as over if the clock of its node was far ahead.
+        """
+        now_ms, longest_ms = self._world.now_ms, 2000 * self._world.plan.settings.failure_s
+        left = {i: f.time_ms + self._block_ms(f) - now_ms for i, f in model.failures.items()}
+        return {i: left_ms for i, left_ms in left.items() if 0 < left_ms <= longest_ms}
+
+    def _blaming(self, model: MeshModel) -> list[str]:
+        """Return the nodes of `_blocked` where the artifact was at fault."""
+        failures = model.failures
+        return [
+            i
+            for i in self._blocked(model)
+            if failures[i].fault == "artifact" and not failures[i].crashed
+        ]
+
+    def _has_failed(self, model: MeshModel) -> bool:
+        """Return whether no node tries a model now, whether it failed there or not."""
+        blocked = self._blocked(model)
+        return (
+            len(self._blaming(model)) >= BELIEVED
+            or len(blocked) >= self._world.plan.settings.tries
+            or any(model.failures[i].crashed for i in blocked)
+        )
+
     def _block_ms(self, failure: Failure) -> int:
         longest = self._world.plan.settings.failure_s * 1000
         if failure.fault == "artifact" and not failure.crashed:
@@ -365,7 +393,13 @@ class Laws:
             gone = [i for i in model.copies if i not in instances]
             what = "{} is said to be in {}, which are gone,"
             self._hold("dead", id, not gone, round_s, what, id, gone)
-            self._look_at_failures(model, round_s)
+            stale = [
+                i
+                for i, failure in model.failures.items()
+                if world.now_ms - failure.time_ms > 1000 * settings.failure_s
+            ]
+            what = "failures of {} in {} are kept"
+            self._hold("failures", id, not stale, round_s, what, id, stale)
             rate = self.rate(model)
             enough = rate < HOT * settings.rate_per_copy or not self._has_one_copy(model)
             what = "{} has one copy at {:.0f} queries a minute"
@@ -375,24 +409,13 @@ class Laws:
             within_s = (1 + ROUNDS) * settings.reaper_s + 2 * settings.lease_s
             self._hold("policy", id, kept, within_s, "{} has {} of {} copies", id, alive, least)
 
-    def _look_at_failures(self, model: MeshModel, round_s: float) -> None:
-        id, now_ms = model.id, self._world.now_ms
-        failure_ms = 1000 * self._world.plan.settings.failure_s
-        stale = [i for i, f in model.failures.items() if now_ms - f.time_ms > failure_ms]
-        self._hold("failures", id, not stale, round_s, "failures of {} in {} are kept", id, stale)
-        blamed = sum(
-            now_ms - f.time_ms < failure_ms and (f.fault, f.crashed) == ("artifact", False)
-            for f in model.failures.values()
-        )
-        what = f"{blamed} nodes have tried {id}, which has failed"
-        self._world.check(blamed < ARTIFACT_FAILURES, what)
-
     def _has_one_copy(self, model: MeshModel) -> bool:
-        """Return whether one live node has it loaded, and others could."""
+        """Return whether one live node has it loaded, and others could: not where it has failed."""
         instances = self._world.instances()
         loaded = [i for i, c in model.copies.items() if c.loaded_ms and i in instances]
-        others = [i for i in instances.values() if i.id not in loaded and not i.stopping]
-        return len(loaded) == 1 and bool(others)
+        no_place = {*loaded, *self._blocked(model)}
+        others = [i for i in instances.values() if i.id not in no_place and not i.stopping]
+        return len(loaded) == 1 and bool(others) and not self._has_failed(model)
 
     def _has_room(self, model: MeshModel) -> bool:
         """Return whether a node without a copy has much memory for it."""

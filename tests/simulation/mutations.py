@@ -1,7 +1,7 @@
 """Decisions of the mesh, made wrong one at a time: what the simulator has to find.
 
-A mutation is a name, the function that is replaced, and what replaces it, made from the function
-that was there.
+A mutation is a name, the function or number that is replaced, and what replaces it, made from what
+was there.
 """
 
 import importlib
@@ -25,9 +25,9 @@ DECISIONS = "clipper.mesh.decisions."
 class Mutation(NamedTuple):
     """A wrong decision that the simulator must notice.
 
-    name: shown by the test.  target: name of the function below DECISIONS.  make: returns the
-    wrong function, given the right one.  seed: seed of a world that shows the difference.  plan:
-    the kind of that world.  share: its memory; 0: as the seed says.
+    name: shown by the test.  target: name of the function, or number, below DECISIONS.  make:
+    returns the wrong one, given the right one.  seed: seed of a world that shows the difference.
+    plan: the kind of that world.  share: its memory; 0: as the seed says.
     """
 
     name: str
@@ -88,6 +88,10 @@ def _always(answer: Any) -> Callable[[Any], Callable[..., Any]]:
     return lambda was: lambda *args, **named: answer
 
 
+def _one_more(was: int) -> Any:
+    return was + 1
+
+
 def _first(was: Any) -> Callable[..., Any]:
     """Return a function that returns its first argument."""
     return lambda first, *args, **named: first
@@ -143,6 +147,7 @@ MUTATIONS = (
     Mutation("failures are never forgotten", "failures.is_over", _always(False), 0),
     Mutation("failures are never expired", "claims.without_failures", _first, 0),
     Mutation("a model never has failed", "failures.verdict", _always(None), 10),
+    Mutation("a third node tries a failed model", "failures.ARTIFACT_TRIES", _one_more, 10),
     Mutation(
         "what the dead held stays", "maintenance.reaper", _without(RemoveClaim), 14, plan=rare
     ),
