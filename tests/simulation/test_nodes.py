@@ -25,7 +25,8 @@ from tests.simulation.mutations import LAST_IS_SPARE, MUTATIONS, Mutation
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 SEEDS_MAX = 200
 KEPT = (0, 1, 58, 134, 368, 416, 5195, 5481)  # seeds that have shown what was wrong
-KEPT_RARE = (0, 34, 54, 84, 419, 437, 476, 802)
+KEPT_RARE = (0, 34, 54, 84, 419, 437, 476, 802, 5226, 5517, 6022, 6033)
+KEPT_CHURNING = (0, 24, 79, 156, 750, 5655)
 QUIET = replace(PLAN, nodes=3, models=6, rate_per_s=0, vmodels=0, pinned=0, doubled=0, share=2.0)
 
 
@@ -142,6 +143,20 @@ def test_a_copy_that_is_evicted_while_it_is_claimed_again_is_not_reported_as_loa
         assert not [id for id, record in world.models().items() if record.copies]
 
 
+def test_a_loaded_copy_that_the_store_says_is_loading_is_written_as_loaded_again() -> None:
+    settings = msgspec.structs.replace(SETTINGS, janitor_s=600, reaper_s=600)
+    with World(replace(QUIET, settings=settings)) as world:
+        id = world.name(0)
+        world.query(id)
+        world.step(3)
+        before = world.models()[id]
+        (holder,) = before.loaded
+        loading = {holder: msgspec.structs.replace(before.copies[holder], loaded_ms=0)}
+        world.store.put(MODELS + id, encode(msgspec.structs.replace(before, copies=loading)))
+        world.step(1)
+        assert world.models()[id].loaded == (holder,)
+
+
 def test_a_store_that_is_emptied_again_while_it_is_restored_takes_no_model_away() -> None:
     with World(QUIET) as world:
         for n in range(4):
@@ -212,7 +227,7 @@ def test_a_simulated_mesh_with_faults_of_all_kinds_shows_no_violation(seed: int)
     assert not shown(rare(seed)), rare(seed).faults
 
 
-@pytest.mark.parametrize("seed", range(SEEDS_MAX) if FULL else (0, 24, 79, 156, 750))
+@pytest.mark.parametrize("seed", {*range(SEEDS_MAX), *KEPT_CHURNING} if FULL else KEPT_CHURNING)
 def test_a_simulated_mesh_whose_nodes_die_in_turn_shows_no_violation(seed: int) -> None:
     assert not shown(churning(seed))
 

@@ -264,6 +264,24 @@ def test_what_a_dead_host_held_is_loaded_again_without_a_new_claim() -> None:
     with_models(test)
 
 
+def test_a_copy_that_is_dropped_before_its_claim_is_written_again_is_not_claimed() -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        await local.load("m0", 1, waiting=True)
+        registry.change("m0", lambda model: claims.released(model, "a"))
+        host.gate.clear()
+        claim = asyncio.ensure_future(local.reclaim("m0"))
+        await asyncio.sleep(0)  # the change waits now
+        await local.drop("m0", "of the test")
+        load = asyncio.ensure_future(local.load("m0", 2, waiting=True))
+        await claim
+        assert not copies(registry, "m0").get("a")  # not loaded, at most loading
+        host.gate.set()
+        await load
+        assert copies(registry, "m0") == {"a": True}
+
+    with_models(test)
+
+
 def test_one_larger_than_was_thought_has_others_go() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.sizes = {"m2": 2 * SIZE}

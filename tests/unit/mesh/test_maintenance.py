@@ -82,13 +82,17 @@ def test_the_registry_and_the_memory_are_made_the_same() -> None:
     ]
     begun = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000)})
     assert janitor(view_of(begun)) == []
+    assert janitor(view_of(begun, resident={"m": (1, NOW)}, loading={"m"})) == []
+    assert janitor(view_of(begun, resident={"m": (1, NOW)})) == [
+        UnloadCopy("m", "the registry does not know it here")
+    ]
     assert janitor(view_of(begun), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
 
 
 def test_one_corrupt_entry_does_not_end_the_round() -> None:
     """Model-mesh's janitor returned at the first corrupt time stamp."""
     bad: Any = msgspec.structs.replace(
-        some("bad", "a"), copies={"a": Copy("yesterday"), "b": LOADED}
+        some("bad", "a"), copies={"a": Copy("yesterday", 1), "b": LOADED}
     )  # type: ignore[arg-type]
     view = MeshView(
         "a",

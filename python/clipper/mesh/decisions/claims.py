@@ -19,10 +19,9 @@ from clipper.settings.mesh import MeshSettings
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """A change that is not made. final: reading the record again will not help."""
+    """A change that is not made."""
 
     why: str
-    final: bool = False
 
 
 def alive_copies(model: MeshModel, alive: Container[object]) -> dict[str, Copy]:
@@ -52,7 +51,7 @@ def claimed(
     instances have failed to load the model.
     """
     if me in model.copies:
-        return ClaimRefused(f"{me} has claimed it already", final=True)
+        return ClaimRefused(f"{me} has claimed it already")
     held = alive_copies(model, alive)
     if len(held) >= copies:
         return ClaimRefused(f"it has {len(held)} of {copies} copies: {', '.join(sorted(held))}")
@@ -80,7 +79,7 @@ def completed(
     """Mark the claim of `me` as loaded. Refused if the claim is gone; then unload the copy."""
     copy = model.copies.get(me)
     if copy is None:
-        return ClaimRefused(f"the claim of {me} was taken away while it loaded", final=True)
+        return ClaimRefused(f"the claim of {me} was taken away while it loaded")
     reported: dict[str, object] = {}
     if model.input == "any" and input:
         reported["input"] = input

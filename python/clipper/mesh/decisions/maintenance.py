@@ -202,7 +202,7 @@ def _check_entry(
         if copy.loaded_ms or now_ms - copy.claimed_ms > LOST_LOADS * settings.load_s * 1000:
             yield RemoveClaim(view.me, id, "it is not loaded here")
         return
-    if copy is None:
+    if copy is None or not copy.loaded_ms:
         if id not in view.loading:
             yield UnloadCopy(id, "the registry does not know it here")
         return

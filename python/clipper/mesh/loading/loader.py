@@ -678,37 +678,44 @@ class ModelLoader:
         await self._release_alone(id)
 
     async def reclaim(self, id: str) -> None:
-        """Claim a loaded copy again after other nodes have removed its claim.
+        """Write the claim of a loaded copy again, after other nodes have removed it, or the store
+        has returned to a state in which the copy was loading.
 
         The copy is dropped instead when there are enough others by now.
         """
-        resident = self.cache.get(id)
-        if id not in self.held or resident is None:
+        held, resident = self.held.get(id), self.cache.get(id)
+        if held is None or resident is None:
             return
         size, me = resident.size_bytes, self.me
 
         def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
-            copies = max(1, model.policy.copies_min)
-            found = claims.claimed(
-                model,
-                me,
-                now_ms(),
-                alive=alive,
-                copies=copies,
-                settings=self._settings,
-                size_bytes=size,
-            )
-            if isinstance(found, claims.ClaimRefused):
-                return found
-            return claims.completed(found, me, now_ms(), size_bytes=size)
+            if self.held.get(id) is not held:  # dropped or evicted, since this waits for its turn
+                return claims.ClaimRefused(f"{me} does not hold it any more")
+            copy = model.copies.get(me)
+            if copy is not None and copy.loaded_ms:
+                return model
+            if copy is None:
+                found = claims.claimed(
+                    model,
+                    me,
+                    now_ms(),
+                    alive=alive,
+                    copies=max(1, model.policy.copies_min),
+                    settings=self._settings,
+                    size_bytes=size,
+                )
+                if isinstance(found, claims.ClaimRefused):
+                    return found
+                model = found
+            return claims.completed(model, me, now_ms(), size_bytes=size)
 
         try:
             found = await self._records.change_copies(id, step)
         except ClipperError:
             return
-        if id not in self.cache:  # evicted meanwhile, perhaps before the claim was written
+        if id not in self.cache:  # evicted while the claim was being written
             await self._disclaim(id)
-        elif isinstance(found, claims.ClaimRefused) and id in self.held and not found.final:
+        elif isinstance(found, claims.ClaimRefused) and self.held.get(id) is held:
             await self.drop(id, f"its claim was gone: {found.why}")
 
     async def _disclaim(self, id: str) -> None:

@@ -91,7 +91,7 @@ class RegistryWatcher:
 
     def _check_held(self, record: MeshModel) -> None:
         held = self._loader.held[record.id]
-        if self._registration.id not in record.copies and not self._registry.is_fenced:
+        if self._registration.id not in record.loaded and not self._registry.is_fenced:
             self._loop.tasks.spawn(self._loader.reclaim(record.id))
         if held.record.policy != record.policy:
             self._loader.cache.pin(record.id, record.policy.pinned)
