@@ -37,35 +37,36 @@ cdef struct RuleState:
     double floor                # least probability of a model
     double discount             # of what was known, an observation
 
-cdef double _random(u64* state) noexcept nogil     # in (0, 1), from a stream that the query's
-                                                   # uniform number starts
+# Return a number in (0, 1), from a stream that the query's uniform number starts.
+cdef double _random(u64* state) noexcept nogil
+# Return the expected loss of a model, by its row of MEMORIES.
 cdef double memory_mean(const double* row) noexcept nogil
-# ^ expected loss of a model by its row of MEMORIES
+# Return the model to query. p[k] is set to the probability of each model; to that of the chosen one
+# alone where the others' are not known.
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
                      double* p) noexcept nogil
-# ^ the model to query; p[k] gets the probability of each (of the chosen one alone where the others'
-# are not known)
+# Learn the losses of one observation. losses[k]: NaN where unknown.  chosen: the only model that
+# was queried, k if all were.  p: its probability then.
 cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses,
                      u32 chosen, double p,
                      double weight) noexcept nogil
-# ^ losses[k]: NaN where unknown.  chosen: the only model that was queried, k if all were.  p: its
-# probability then
+# Compute the weights of the models' votes, which add up to 1.
 cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
                        double* weights) noexcept nogil
-# ^ of each model's vote; they add up to 1
+# Learn one label by stacking. votes[k]: codes of labels, 0 where no prediction arrived.
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
                       double classes,
                       double weight) noexcept nogil
-# ^ votes[k]: codes of labels, 0 where no prediction arrived
 
+# Learn one label by stacking, from class probabilities. evidence[labels, k]: how much each model is
+# for each label.  label: the right one, from 1.  p[labels]: scratch space.
 cdef void stack_learn_evidence(const RuleState* rule, double* rows, u32 k, const double* evidence,
                                u32 labels, u32 label, double classes, double weight,
                                double* p) noexcept nogil
-# ^ evidence[labels, k]: how much each model is for each label.  label: the right one, from 1.
-# p[labels]: for its own use
 
-cdef cnp.ndarray doubles_copied(cnp.ndarray array)     # of a contiguous array of doubles: a few
-                                                       # times as fast as numpy's own
+# Return a copy of a contiguous array of doubles: a few times as fast as numpy's own.
+cdef cnp.ndarray doubles_copied(cnp.ndarray array)
+
 cdef class Rule:
     cdef RuleState state
     cdef cnp.ndarray checked(self, cnp.ndarray rows)

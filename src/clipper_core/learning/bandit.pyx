@@ -192,8 +192,8 @@ cdef u32 _choose_optimist(const RuleState* rule, const double* rows, u32 k, doub
 
 
 cdef void _tsallis(const double* rows, u32 k, double eta, double* p) noexcept nogil:
-    """p[i] = 4 / (eta (L[i] - x))^2 with the x below all L that makes them add up to 1: Newton's
-    steps from the right."""
+    """Compute p[i] = 4 / (eta (L[i] - x))^2 with the x below all L that makes them add up to 1, by
+    Newton's steps from the right."""
     cdef u32 i, at = 0, _j
     cdef double low = _lowest(rows, k, 1, &at)
     cdef double x = low - 2.0 / eta
@@ -563,15 +563,15 @@ cdef class Rule:
         return i, p[i]
 
     def probabilities(self, cnp.ndarray rows, double seen):
-        """f64[k]: how probable each choice is now; of sampled and optimistic rules, only whose turn
-        it would be."""
+        """Return how probable each choice is now, f64[k]; of sampled and optimistic rules, 1 for
+        the model that would be chosen now."""
         cdef cnp.ndarray p = np.zeros(self.checked(rows).shape[0])
         rule_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], seen, 0.5,
                     <double*> cnp.PyArray_DATA(p))
         return p
 
     def weights(self, cnp.ndarray rows, double classes=2.0):
-        """f64[k]: the weight of each model's vote; they add up to 1."""
+        """Return the weights of the models' votes, f64[k], which add up to 1."""
         cdef cnp.ndarray w = np.zeros(self.checked(rows).shape[0])
         rule_weights(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], classes,
                      <double*> cnp.PyArray_DATA(w))

@@ -24,15 +24,16 @@ cdef struct ClassEvidence:      # of the labels of one query: those of votes, in
     u32 labels
     u32 k
 
+# Return the hash of a label of this type, 0 to 63, which is that of Python's label_bit().
 cdef u32 label_hash(object label, object kind) except? 64
-# ^ of a label of this type, 0 to 63; that of Python's label_bit()
+# Return whether there is a class probability among the qualifiers.
 cdef bint reports_classes(object qualifiers) except -1
-# ^ whether there is a class probability among them
+# Read the labels of k models and their class probabilities. Return False if there are too many
+# labels, or an int has more than 64 bits. outputs, qualifiers: borrowed; outputs are of type
+# `kind`, NULL where there is none.
 cdef bint class_evidence_read(ClassEvidence* found, u32 k, PyObject** outputs,
                               PyObject** qualifiers, object kind) except -1
-# ^ outputs, qualifiers: of k models, borrowed; outputs are of this type, NULL where there is none.
-# False: there are too many labels, or an int has more than 64 bits
+# Return the number of the right label; labels + 1, with a row of its own, if no model gave or named
+# it; 0 if it has more than 64 bits.
 cdef u32 class_evidence_code(ClassEvidence* found, object label, object kind) except? 0
-# ^ the number of the right label; labels + 1, with a row of its own, if no model gave or named it.
-# 0: it has more than 64 bits
 cdef object class_evidence_label(const ClassEvidence* found, u32 at, object kind)

@@ -80,7 +80,7 @@ cdef bint class_evidence_read(ClassEvidence* found, u32 k, PyObject** outputs,
 
 
 cdef bint _read_model(ClassEvidence* found, u32 i, object qualifiers, object kind) except -1:
-    """Read the class probabilities of model i. -> False if they are not for this module."""
+    """Read the class probabilities of model i. Return False if this module cannot read them."""
     cdef PyObject* name
     cdef PyObject* p
     cdef Py_ssize_t at = 0
@@ -162,7 +162,7 @@ cdef object class_evidence_label(const ClassEvidence* found, u32 at, object kind
 
 
 cdef bint _read_label(object output, object kind, Label* label) except -1:
-    """-> False if it is an int of more than 64 bits."""
+    """Read a label. Return False if it is an int of more than 64 bits."""
     cdef int overflow = 0
     cdef Py_ssize_t n = 0
     label.text = NULL

@@ -51,21 +51,21 @@ cdef struct Observation:               # an observation
                                 # reads them; else NULL
     u32 right                   # number of the right one among these, from 1; 0 if there is none
 
+# Learn an observation. Return False, and change nothing, if no prediction arrived.
 cdef bint feedback_update_learn(Learner* learner, const Observation* observation) noexcept nogil
-# ^ False if no prediction arrived: then nothing is changed
+# Learn only the calibration, by the rows as they are. feedback_update_learn() then does the rest.
 cdef void feedback_update_calibrate(Learner* learner, const Observation* observation) noexcept nogil
-# ^ only the calibration, by the rows as they are; feedback_update_learn() then does the rest
+# Return the confidence before calibration; -1 if no prediction arrived. winner: set to a model that
+# gave the answer, or to k plus the index of a label that is only named.
 cdef double feedback_update_raw(const Learner* learner, const Observation* observation,
                                 u32* winner) noexcept nogil
-# ^ confidence before calibration, and a model that gave the answer, or k and the index of a label
-# that is only named; -1 if no prediction arrived
 cdef double feedback_update_classes(u64 labels) noexcept nogil     # number of labels seen
 
 cdef enum:
     CONTEXT_MAX = 32            # features of a context
 
+# Return whether a rule of this kind reads class probabilities.
 cdef bint reads_classes(u32 kind) noexcept nogil
-# ^ whether a rule of this kind reads class probabilities
 
 cdef inline bint is_label(object kind) noexcept:    # whether outputs of this type are voted on
     return kind is int or kind is str or kind is bool or kind is bytes
@@ -97,14 +97,15 @@ cdef class FeedbackUpdate:
     cdef object make, sets, make_thresholds
     cdef double coverage, step, doubt
 
+    # Read the predictions of k models. Return False if `policy.observe` must learn the observation.
+    # outputs, confidence, qualifiers: borrowed; NULL where no prediction arrived; qualifiers is
+    # NULL if there are no class probabilities.  right: which outputs are the label.  chosen: the
+    # only model that was queried, k when all were.
     cdef bint read(self, Votes* votes, u32 k, PyObject** outputs, PyObject** confidence,
                    PyObject** qualifiers, const u8* right, u32 chosen, double p, tuple features,
                    object label, double weight) except -1
-    # ^ outputs, confidence, qualifiers: of k models, borrowed; NULL where no prediction arrived.
-    # qualifiers: NULL if there are no class probabilities.  right: those whose output is the label.
-    # chosen: the only model that was queried, k when all were. False: it is for `policy.observe`
+    # Open a state. Return None if it is of other models, or not finite.
     cdef OpenState open(self, object state, tuple models)
-    # ^ None if the state is of other models, or not finite
     cdef cnp.ndarray _bins(self, cnp.ndarray sure)
     cdef Learner _pupil(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels) except *
     cdef bint _read_classes(self, Votes* votes, u32 k, PyObject** outputs, PyObject** qualifiers,

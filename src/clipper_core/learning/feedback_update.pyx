@@ -111,7 +111,7 @@ cdef inline bint _votes(const Learner* learner, const Observation* observation,
 
 cdef double _queried_weights(const Learner* learner, const Observation* observation,
                            double* w) noexcept nogil:
-    """Compute the weight of each model's vote; -> the total weight of the queried models."""
+    """Compute the weight of each model's vote. Return the total weight of the queried models."""
     cdef u32 i
     cdef double total = 0.0
     cdef bint some = False
@@ -130,7 +130,7 @@ cdef u32 _tally(const Learner* learner, const Observation* observation, const do
                 double* behind,
                 double* surely,
                 double* top) noexcept nogil:
-    """Add up the votes for each label; -> the number of different labels.
+    """Add up the votes for each label. Return the number of different labels.
 
     behind[i]: the weight of the votes for model i's label if it is the first model with that label,
     else -1.  surely[i]: the sum of these models' own confidences."""
@@ -176,8 +176,8 @@ cdef double _softmax(const Learner* learner, const double* behind, u32 labels,
 
 cdef double _stacked(const Learner* learner, const Observation* observation,
                      double* p) noexcept nogil:
-    """Compute the probability of each label that models gave or named, by stacking. -> that of each
-    other label."""
+    """Compute the probability of each label that models gave or named, by stacking. Return that of
+    each other label."""
     cdef const ClassEvidence* named = observation.named
     cdef double[MODELS_MAX] w
     cdef double total = 0.0, high = 0.0, other, sum
@@ -243,7 +243,7 @@ cdef inline bint _is_right(const Learner* learner, const Observation* observatio
 cdef u32 _codes(const Learner* learner, const Observation* observation, bint queried,
                 u32* votes) noexcept nogil:
     """Number the labels: 1 for the right one, 2 and above for others, 0 where no prediction
-    arrived. queried: 0 also for models that were not queried. -> the highest number."""
+    arrived. Return the highest number. queried: 0 also for models that were not queried."""
     cdef u32 i, j, codes = 1
     for i in range(learner.k):
         votes[i] = 0
@@ -644,9 +644,9 @@ cdef class FeedbackUpdate:
     @cython.binding(False)
     def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels,
             thresholds, tuple queried, odds, predictions, label, double weight, tuple features=()):
-        """Learn one observation of a label: -> the new state; False if no prediction arrived; None
-        if `policy.observe` must learn it, because it is not about a label, is of other models, or
-        mixes types.
+        """Learn one observation of a label. Return the new state; False if no prediction arrived;
+        None if `policy.observe` must learn it, because it is not about a label, is of other models,
+        or mixes types.
 
         thresholds: of the prediction sets.  queried: models, with the probabilities `odds` of their
         choice.  predictions: by model, objects with `output` and `confidence`.  features: of the
@@ -768,7 +768,7 @@ cdef class FeedbackUpdate:
                                       read_member(&TRACKED, state)) else None
 
     cdef u32 _hashes(self, Votes* votes, u32 k, PyObject** outputs, object kind) except? 0:
-        """Hash the labels that the models gave to 0 to 63; -> the largest hash. `votes.cell` is
+        """Hash the labels that the models gave to 0 to 63. Return the largest hash. `votes.cell` is
         that of the right label."""
         cdef u32 i, cell, high = votes.cell
         for i in range(k):
@@ -786,7 +786,7 @@ cdef class FeedbackUpdate:
     def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, arrived,
              confidence, label, bits, chosen, p, cells=None, double threshold=0.0, named=None,
              known=(), u32 room=0):
-        """Learn n observations of weight 1, without a context, in their order: -> (rows, sure,
+        """Learn n observations of weight 1, without a context, in their order. Return (rows, sure,
         seen, labels, threshold, known). Releases the GIL.
 
         values: i64[k, n], labels as numbers.  arrived: u8[k, n], 0 where there is no prediction.
@@ -840,8 +840,8 @@ cdef class FeedbackUpdate:
                 learner.threshold if self.sets is not None else threshold, found)
 
     def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
-        """Learn n observations of weight 1 from their losses, in their order, without calibration:
-        -> (rows, seen).
+        """Learn n observations of weight 1 from their losses, in their order, without calibration.
+        Return (rows, seen).
 
         losses: f64[k, n], NaN where no prediction arrived; an observation without predictions does
         not count. Stacking and mixtures learn nothing from losses. Releases the GIL.

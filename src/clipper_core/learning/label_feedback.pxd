@@ -57,7 +57,8 @@ cdef class JournalEnd:
     cdef public u64 next        # number of the next record
     cdef bint keeps             # False: records are numbered only
 
+    # Append `count` records that have their heads. Return the number of the last; 0 when there is
+    # no room.
     cdef u64 put(self, const u8* framed, u64 nbytes, u64 count) noexcept
-    # ^ so many records with their heads: the number of the last; 0 when there is no room
 
 cdef void head_of(u8* at, const u8* record, u64 nbytes) noexcept nogil     # writes HEAD_BYTES

@@ -206,7 +206,7 @@ cdef class Joined:
         self.has_feedback = has_feedback
 
     def claim(self):
-        """Set `has_feedback`. -> whether it was not set before."""
+        """Set `has_feedback`. Return True if it was not set before."""
         cdef bint before = self.has_feedback
         self.has_feedback = True
         return not before
@@ -249,7 +249,7 @@ cdef class JoinTable:
         return list(self.known.items())
 
     def add(self, str id not None, learner, str user, plan, arrived, answer, tuple late=()):
-        """Add an answer. -> its entry; that of the earlier answer if the id is known."""
+        """Add an answer. Return its entry; that of the earlier answer if the id is known."""
         cdef double now = self.now_s()
         cdef Joined joined = Joined(learner, user, plan, arrived, answer, late, now + self.window_s)
         cdef Joined oldest
@@ -321,7 +321,7 @@ cdef class JournalEnd:
         return self.next - 1
 
     def append(self, bytes record not None):
-        """Append a record. -> its number; 0, and nothing has changed, if there is no room."""
+        """Append a record. Return its number; 0, and nothing has changed, if there is no room."""
         cdef u64 n = <u64> PyBytes_GET_SIZE(record), end = self.at + HEAD_BYTES + n
         cdef const u8* data = <const u8*> PyBytes_AS_STRING(record)
         if self.keeps:
@@ -334,8 +334,8 @@ cdef class JournalEnd:
         return self.next - 1
 
     def append_framed(self, bytes framed not None, u64 count):
-        """Append `count` records that have their heads. -> the number of the last; 0, and nothing
-        has changed, if there is no room."""
+        """Append `count` records that have their heads. Return the number of the last; 0, and
+        nothing has changed, if there is no room."""
         return self.put(<const u8*> PyBytes_AS_STRING(framed), <u64> PyBytes_GET_SIZE(framed),
                         count)
 
@@ -478,7 +478,7 @@ cdef inline void _put_array(Bytes* out, Py_ssize_t n) noexcept:
 
 
 cdef inline bint _put_value(Bytes* out, object value) except -1:
-    """Write a None, bool, int, float, str or bytes. -> False for other types."""
+    """Write a None, bool, int, float, str or bytes. Return False for other types."""
     if value is None:
         _put_tag(out, 0xc0, 0, 0)
         return True
@@ -489,7 +489,7 @@ cdef inline bint _put_value(Bytes* out, object value) except -1:
 
 
 cdef bint _put_label(Bytes* out, object value) except -1:
-    """Write a bool, int, str or bytes. -> False for other types."""
+    """Write a bool, int, str or bytes. Return False for other types."""
     cdef object kind = type(value)
     cdef Py_ssize_t n
     cdef const char* text
@@ -561,7 +561,7 @@ cdef struct Arrived:            # predictions of one query; the objects belong t
 
 
 cdef bint _gather(Arrived* arrived, object predictions, tuple models, dict place) except -1:
-    """Read a dict of predictions. -> False if it is no dict, or too large.
+    """Read a dict of predictions. Return False if it is no dict, or too large.
 
     models, place: the learner's, and the position by model. A dict in their order, which is the
     usual one, is read without a lookup.
@@ -598,7 +598,7 @@ cdef inline bint _equal(PyObject* output, object label) except -1:
 
 
 cdef bint _judge(Arrived* arrived, object label) except -1:
-    """Compare the outputs with a label. -> False unless all are labels of one type."""
+    """Compare the outputs with a label. Return False unless all are labels of one type."""
     cdef u32 i
     if not is_label(type(label)):
         return False
@@ -748,8 +748,8 @@ cdef class Tally:
     cdef double answers, right_answers
 
     cdef bint add(self, const Arrived* arrived, object answer, object label) except -1:
-        """Count a label that was judged. -> False, and nothing is counted, if the answer has
-        another type, or a model has no place."""
+        """Count a label that was judged. Return False, and count nothing, if the answer has another
+        type, or a model has no place."""
         cdef u32 i
         if type(answer) is not type(label):
             return False
@@ -777,16 +777,16 @@ cdef class LabelCounts:
         self.models, self.right = models, right
 
     def count(self, predictions, label, answer, double weight):
-        """Count a label; predictions: by model. -> False, and nothing is counted, unless all are
-        labels of one type."""
+        """Count a label. Return False, and count nothing, unless all are labels of one type.
+        predictions: by model."""
         cdef Arrived arrived
         return (_gather(&arrived, predictions, (), {}) and _judge(&arrived, label)
                 and self.add(&arrived, label, answer, weight))
 
     cdef bint add(self, const Arrived* arrived, object label, object answer,
                   double weight) except -1:
-        """Count a label that was judged. -> False, and nothing is counted, if the answer has
-        another type."""
+        """Count a label that was judged. Return False, and count nothing, if the answer has another
+        type."""
         cdef PyObject* found
         cdef Mean mean
         cdef u32 i
@@ -932,8 +932,8 @@ cdef class LabelSteps:
             PyBytes_FromStringAndSize(<const char*> records, <Py_ssize_t> nbytes), count)
 
     cdef u64 learn(self, Joined joined, object label) except? 0:
-        """Write and learn a label. -> the number of the record; 0, and nothing has changed, if the
-        general path must learn it."""
+        """Write and learn a label. Return the number of the record; 0, and nothing has changed, if
+        the general path must learn it."""
         cdef u8[HEAD_BYTES + RECORD_MAX] buffer
         cdef Bytes out
         cdef Arrived arrived
@@ -1015,8 +1015,8 @@ cdef class LabelSteps:
         return True
 
     cdef int learn_block(self, list found, list labels) except -1:
-        """Write the records of labels together and apply them. -> DONE; ALONE or GENERAL, and
-        nothing has changed. Under the lock."""
+        """Write the records of labels together and apply them. Return DONE; or ALONE or GENERAL,
+        and nothing has changed. The caller holds the lock."""
         cdef Py_ssize_t i, n = len(found)
         cdef u8* records = NULL
         cdef u8* grown
@@ -1113,8 +1113,8 @@ cdef class LabelSteps:
 
 @cython.binding(False)
 def learn_label(JoinTable table not None, prediction, str application, label):
-    """Learn the label of an answer of this server. -> True if it counts, False if the answer has
-    feedback already; None, and nothing has changed, if the general path must learn it.
+    """Learn the label of an answer of this server. Return True if it counts, False if the answer
+    has feedback already; None, and nothing has changed, if the general path must learn it.
 
     prediction: an answer or its id.
     """
@@ -1145,8 +1145,8 @@ cdef Joined _ready(JoinTable table, object prediction, str application, object l
 
 def learn_labels(JoinTable table not None, list predictions not None, str application,
                  list labels not None):
-    """Learn labels of answers of this server. -> how many count; the others have feedback already.
-    None, and nothing has changed, if the general path must learn them.
+    """Learn labels of answers of this server. Return how many count; the others have feedback
+    already. Return None, and nothing has changed, if the general path must learn them.
 
     Raises what the journal raises: then all may be sent again, and what was written counts once.
     """
@@ -1189,7 +1189,8 @@ def take_listed(list ids not None, JoinTable table not None, find, str applicati
     `has_feedback`.
 
     find: returns the answer of an id that is not in the table, or None.
-    -> (positions in `ids`, the answers, positions of unknown ids).
+
+    Returns (positions in `ids`, the answers, positions of unknown ids).
     """
     cdef list places = []
     cdef list found = []

@@ -24,22 +24,25 @@ cdef struct ContextRule:
     bint sampled                # LinTS: a draw instead of the upper bound
 
 cdef u32 context_columns(u32 d) noexcept nogil
+# Return the d of rows with so many columns; 0 if there is none.
 cdef u32 context_size(cnp.npy_intp columns) noexcept nogil
-# ^ d of rows with so many columns; 0 if there is none
+# Return rows that have the constant only, with d features added that nothing is known of.
 cdef cnp.ndarray context_widened(cnp.ndarray rows, u32 d, double ridge)
-# ^ rows that have the constant only, with features that nothing is known of
+# Return the model to query.
 cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
                         double uniform) noexcept nogil
-# ^ the model to query
+# Learn a reward into one model's row. reward: NaN, only to apply the discount.  turn: the number of
+# the observation.
 cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,
                         double weight,
                         u64 turn) noexcept nogil
-# ^ one model's row; reward NaN: only time passes.  turn: the number of the observation
 
+# Learn one observation. z[n, k + 1]: outputs and the label, by element; NaN, where no prediction
+# arrived, is replaced.
 cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
                       double weight) noexcept nogil
-# ^ z[n, k + 1]: outputs and the label, by element; NaN, where no prediction arrived, is filled in
+# Compute the weights w[k + 1], the last one of which is the constant. Return the standard deviation
+# of the errors that they leave.
 cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) noexcept nogil
-# ^ w[k + 1], the last one the constant; -> standard deviation of what they leave unexplained
+# Replace NaN by the outputs that are expected, given those that arrived.
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil
-# ^ replaces NaN by the outputs that are expected, given those that arrived

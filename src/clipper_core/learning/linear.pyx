@@ -183,7 +183,7 @@ cdef double _unexplained(const double* rows, u32 k, const double* w) noexcept no
 
 cdef void _regress(const double* rows, u32 k, double ridge, const u32* on, u32 m, u32 target,
                    double* w) noexcept nogil:
-    """w[m]: of the variables `on`, to explain `target`; drawn to 1/m."""
+    """Compute the weights w[m] of the variables `on` that explain `target`, drawn to 1/m."""
     cdef double[TRIANGLE_MAX] a
     cdef double[BLENDED_MAX] u
     cdef double even = 1.0 / m, trace = 0.0, left, pull
@@ -379,7 +379,7 @@ cdef class Context:
         return after
 
     def sums(self, cnp.ndarray rows, u32 d):
-        """-> (sums of x x', f64[k, d, d], the ridge taken off; sums of reward x, f64[k, d])."""
+        """Return (sums of x x', f64[k, d, d], without the ridge; sums of reward x, f64[k, d])."""
         self._checked(rows, d)
         lower = np.zeros((rows.shape[0], d, d))
         lower[:, *np.tril_indices(d)] = rows[:, :_row(d)]
@@ -476,7 +476,7 @@ cdef class Blend:
         return w, left
 
     def blended(self, cnp.ndarray rows, outputs):
-        """Blend outputs f64[n, k], NaN for a model without one. -> (answers f64[n]; standard
+        """Blend outputs f64[n, k], NaN for a model without one. Return (answers f64[n]; standard
         deviation of the errors that the weights leave; standard deviation of the outputs around
         their mean, averaged over the elements)."""
         cdef u32 k = self._models(rows), i

@@ -53,21 +53,22 @@ cdef struct Tally:
     double[VOTERS_MAX] p        # by label, its probability
     double other                # probability of each label that is not named
 
+# Return the shape of the rows of a mixture. Raises BadInput for other rows.
 cdef RowShape mixture_shape(cnp.ndarray rows) except *
-# ^ raises BadInput if these are no rows of a mixture
+# Return a copy of the rows, with enough buckets for the cell.
 cdef cnp.ndarray rows_with(cnp.ndarray rows, u32 cell)
-# ^ a copy, with enough buckets for the cell
+# Return the rows with weights for so many features of a context, if they had none; else the rows
+# themselves.
 cdef cnp.ndarray rows_with_features(cnp.ndarray rows, u32 features)
-# ^ with weights for so many features of a context, if they had none; else the rows themselves
+# Return the rows with weights of class probabilities, if they had none; else the rows themselves.
 cdef cnp.ndarray rows_with_pool(cnp.ndarray rows)
-# ^ with weights of class probabilities, if they had none; else the rows themselves
+# Return whether the rows have learned nothing: then the vote is equal.
 cdef bint mixture_is_untouched(const double* rows, RowShape shape, u32 k) noexcept nogil
-# ^ nothing was learned: it is an equal vote
 cdef void mixture_tally(const double* rows, RowShape shape, const Ballot* ballot,
                         Tally* tally) noexcept nogil
+# Learn one feedback. label, cell: the label that the feedback is about.  right: 1 if it is the
+# right one, 0 if not.  tally: the result of mixture_tally() for the rows before.
 cdef void mixture_learn(double* rows, RowShape shape, const Ballot* ballot, u32 label, u8 cell,
                         double right, double weight, Tally* tally) noexcept nogil
-# ^ label, cell: the label that the feedback is about.  right: 1 if it is the right one, 0 if not.
-# tally: as mixture_tally() gives it by the rows before
+# Compute the weights of the models' votes, which add up to 1.
 cdef void mixture_weights(const double* rows, RowShape shape, u32 k, double* weights) noexcept nogil
-# ^ of each model's vote; they add up to 1

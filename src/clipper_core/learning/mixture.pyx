@@ -211,7 +211,7 @@ cdef void _probabilities(const double* shared, RowShape shape, const Ballot* bal
 
 
 cdef inline double _softmax(double* p, u32 labels, double classes) noexcept nogil:
-    """Make probabilities of scores. -> that of each other label, whose score is 0."""
+    """Turn scores into probabilities. Return that of each other label, whose score is 0."""
     cdef double other, high = 0.0, total
     cdef u32 at
     for at in range(labels):
@@ -240,7 +240,8 @@ cdef inline u8 _cell(const Ballot* ballot, const Tally* tally, u32 at) noexcept 
 
 cdef double _pooled(const double* rows, RowShape shape, const Ballot* ballot, const Votes* votes,
                     const Tally* tally, double* p) noexcept nogil:
-    """Compute the probability of each named label, by component 8. -> that of each other label."""
+    """Compute the probability of each named label, by component 8. Return that of each other
+    label."""
     cdef u32 i, at, column = _pool_column(shape)
     cdef const double* row = rows + ballot.k * _width(shape) + column + 2
     cdef double weight
@@ -258,8 +259,8 @@ cdef double _pooled(const double* rows, RowShape shape, const Ballot* ballot, co
 
 cdef double _favoured(const double* rows, u32 width, const Ballot* ballot, const Tally* tally,
                       const double* base, double* p) noexcept nogil:
-    """Component 7's probabilities from those of component 3, base[labels, LANES]. -> that of
-    each other label, as a share of component 3's.
+    """Compute component 7's probabilities from those of component 3, base[labels, LANES]. Return
+    that of each other label, as a share of component 3's.
 
     With model i as the better one, the odds of its label are FAVOURED times as high, so that all
     are divided by 1 + base (FAVOURED - 1).
@@ -410,8 +411,9 @@ cdef void _learn_votes(double* shared, RowShape shape, const Ballot* ballot, con
 cdef void _learn_pool(double* rows, RowShape shape, const Ballot* ballot, const Votes* votes,
                       const Tally* tally, const double* p, const double* slope,
                       double weight) noexcept nogil:
-    """p: of each named label, by component 8.  slope: of the loss, by their scores. The second
-    derivative by a model's weight is the variance of its evidence."""
+    """Learn one observation for component 8. p: the probability of each named label, by component
+    8.  slope: of the loss, by their scores. The second derivative by a model's weight is the
+    variance of its evidence."""
     cdef u32 i, at, column = _pool_column(shape)
     cdef double* row = rows + ballot.k * _width(shape)
     cdef double x, gradient, mean, square
@@ -448,8 +450,8 @@ cdef inline double _likelihood(double found, double right, double weight) noexce
 cdef double _learn_favourite(double* rows, u32 width, const Ballot* ballot, const Tally* tally,
                              const double* base, double other, u32 place, double right,
                              double weight, double* favoured) noexcept nogil:
-    """-> component 7's probability of each label without a vote before this observation; favoured:
-    of those with one.
+    """Learn one observation for component 7. Return its probability of each label without a vote,
+    as it was before this observation.  favoured: set to those of the labels with a vote.
 
     base, other: component 3's probabilities, base[labels, LANES].
     """
@@ -715,7 +717,8 @@ def in_context(cnp.ndarray rows, context):
 
 def tallied(cnp.ndarray rows, votes, cells, confidence, double classes, evidence=None,
             label_cells=None):
-    """-> (f64[labels], the probability of each label by its code less 1; that of each other label).
+    """Return (f64[labels], the probability of each label by its code less 1; that of each other
+    label).
 
     votes: u32[k], codes of labels from 1, 0 where a model did not answer.  cells: u8[k], hashes of
     the labels, 0 to 63.  confidence: f64[k], NaN where a model reports none.  classes: number of
@@ -773,7 +776,7 @@ def learned(cnp.ndarray rows, votes, cells, confidence, double classes, u32 labe
 
 
 def weights(cnp.ndarray rows):
-    """f64[k]: the weight of each model's vote; they add up to 1."""
+    """Return the weights of the models' votes, f64[k], which add up to 1."""
     cdef RowShape shape = mixture_shape(rows)
     cdef cnp.ndarray found = np.zeros(rows.shape[0] - 1)
     mixture_weights(<double*> cnp.PyArray_DATA(rows), shape, <u32> (rows.shape[0] - 1),
