@@ -52,7 +52,7 @@ cdef int _readable(int fd, int wait_ms) noexcept nogil:
 
 cdef i64 _apply_rows(ShardLoopState* s, const ChangedPart* part, const u8* at,
                      const u8* end) noexcept nogil:
-    """-> bytes of the part; -1: it does not fit the table"""
+    """Apply a part of changed rows. Return its number of bytes; -1 if it does not fit the table."""
     cdef Rows* rows
     cdef u64 i, n = part.n, stamps_at = 8 * n, found_at = stamps_at + padded(4 * n)
     cdef u64 rows_at = found_at + padded(n), whole

@@ -67,7 +67,7 @@ inline void row_to_bf16(const float* row, std::uint32_t n, std::uint16_t* out) {
     for (std::uint32_t i = 0; i < n; ++i) out[i] = bf16_of(row[i]);
 }
 
-// -> what to multiply them by
+// Quantize a row of n floats. Return the factor to multiply the integers by.
 inline float row_to_i8(const float* row, std::uint32_t n, std::int8_t* out) {
     float top = 0.0f;
     for (std::uint32_t i = 0; i < n; ++i) top = std::fabs(row[i]) > top ? std::fabs(row[i]) : top;

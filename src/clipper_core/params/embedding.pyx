@@ -31,8 +31,8 @@ _DTYPES = {"f32": (PULL_F32, np.float32), "f16": (PULL_F16, np.float16),
 
 
 def key_of(str name not None, u64 seed=0):
-    """u64: what a table of this name and seed draws its rows by, and a name's place among shards;
-    the same for ever."""
+    """Return the u64 key of a table of this name and seed, by which its initial rows are drawn and
+    a name is assigned to a shard. It never changes."""
     digest = hashlib.blake2b(name.encode(), digest_size=8,
                            salt=int(seed).to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little")
@@ -193,8 +193,8 @@ cdef class Table:
         dim].
 
         scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more
-        than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. -> dict of
-        counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
+        than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. Returns a dict
+        of counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
         Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id:
         then nothing has changed.
         """
@@ -239,8 +239,8 @@ cdef class Table:
         return _counts(&pushed)
 
     def write(self, ids, values, stamps=None):
-        """Rows as they are given: f32[n, dim], which keeps the state there is, or f32[n, width]
-        with it. -> counts, as push."""
+        """Write rows as they are given: f32[n, dim], which keeps the present state, or f32[n,
+        width] with the state. Return counts, as push does."""
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
         array = np.ascontiguousarray(values, np.float32)
@@ -297,7 +297,7 @@ cdef class Table:
         return ids[:n], values[:n], stamps[:n], None if ended else hash
 
     def remove(self, ids):
-        """-> how many of the ids had a row, and have none now."""
+        """Remove the rows of the ids. Return how many of the ids had a row."""
         cdef cnp.ndarray given = _ids(ids)
         cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
         cdef u64 n = cnp.PyArray_SIZE(given), gone
@@ -306,7 +306,7 @@ cdef class Table:
         return gone
 
     def expire(self, u32 before):
-        """Removes rows whose stamp is less. -> how many"""
+        """Remove the rows whose stamp is less. Return how many were removed."""
         cdef u64 gone
         with nogil:
             gone = rows_expire(self.rows, before)
@@ -324,7 +324,7 @@ cdef class Table:
 
 
 cdef cnp.ndarray _ids(ids):
-    """i64[n], contiguous; u64 as the same bits."""
+    """Return the ids as a contiguous i64[n]; u64 as the same bits."""
     array = np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)

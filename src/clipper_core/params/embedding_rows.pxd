@@ -89,7 +89,7 @@ cdef extern from "params/row_index.hpp" namespace "clipper" nogil:
 
     void fetch_to_write(const void* at) noexcept
     void index_look(Seen* seen, i64 id) noexcept        # its home is set
-    u32 hold_seen(const Seen* seen, i64 id) noexcept    # as index_hold -> the row
+    u32 hold_seen(const Seen* seen, i64 id) noexcept    # as index_hold; returns the row
     void* row_pages_new(size_t bytes) noexcept
     void row_pages_free(void* at, size_t bytes) noexcept
     void row_pages_touch(void* at, size_t bytes) noexcept
@@ -99,20 +99,20 @@ cdef enum:
 
 cdef bint index_init(Index* index) noexcept nogil
 cdef void index_free(Index* index) noexcept nogil
+# Return the least hash of the next bucket; 0 for the last bucket.
 cdef u64 index_after(const Index* index, u64 hash) noexcept nogil
-# ^ the least hash of the next bucket; 0: this is the last one
+# Add an id. Return False if the part must grow first.
 cdef bint index_add(Index* index, u64 hash, const Held* held, i64 id, u32 row) noexcept nogil
-# ^ False: the part must grow first
 cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil
+# Collect all ids whose home is this locked bucket, and their rows: at most GATHER_MAX. Return how
+# many.  hash: any that leads to this bucket.
 cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids,
                       u32* rows) noexcept nogil
-# ^ all ids whose home this locked bucket is, and their rows: at most GATHER_MAX.  hash: any that
-# leads here
-cdef bint index_full(const Index* index, u64 hash) noexcept nogil    # its part wants to grow
-# of its part; another one once it has grown
+cdef bint index_full(const Index* index, u64 hash) noexcept nogil    # its part should grow
+# Return the size of the part of this hash, which changes when the part grows.
 cdef u64 index_size(const Index* index, u64 hash) noexcept nogil
+# Grow the part of this hash. Return False when there is no memory.
 cdef bint index_grow(Index* index, u64 hash) noexcept nogil
-# ^ the part of this hash. False: no memory
 cdef u64 index_used(const Index* index) noexcept nogil
 cdef u64 index_bytes(const Index* index) noexcept nogil
 
@@ -205,38 +205,38 @@ cdef struct Distinct:       # the ids of a push, each once, in the order of thei
     u64 mask
 
 cdef inline u64 spare_floats(u64 dim) noexcept nogil:
-    """Of a row, and of the same as it is stored."""
+    """Return how many floats a row needs, and the same row as it is stored."""
     return 2 * dim + 2
 
 # its settings are in place.  seen: counters, 2^k or 0
 cdef bint rows_init(Rows* rows, u64 rows_max, u64 seen) noexcept nogil
 cdef void rows_free(Rows* rows) noexcept nogil
 
+# Pull rows. Return how many of the ids have no row; for these, `out` has their initial values.
+# fresh: room for spare_floats.  stamp: 0 leaves the stamps as they are.
 cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales,
                    float* fresh,
                    u32 stamp) noexcept nogil
-# ^ -> how many of them have no row: what they would begin as.  fresh: room for spare_floats.
-# stamp: 0 leaves theirs as it is
 
 cdef bint distinct_init(Distinct* distinct, const i64* ids, u64 n) noexcept nogil
+# Take one step of the optimizer. gradients[n, dim]: all finite; those of one id are summed first.
+# sum: room for spare_floats.  number: of the step; rounding depends on it.
 cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* distinct,
                     const float* gradients, float* sum, u64 number,
                     u32 stamp, Pushed* pushed) noexcept nogil
-# ^ gradients[n, dim], all finite; those of one id are summed first.  sum: room for spare_floats.
-# number: of the step, which rounding depends on
 
+# Write rows. width: dim, to keep the present state, or that of rows with state.
 cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width,
                      const u32* stamps,
                      Pushed* pushed) noexcept nogil
-# ^ width: dim, to keep the state there is, or that of rows with theirs
 cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps,
                    u8* found) noexcept nogil
 cdef u64 rows_remove(Rows* rows, const i64* ids, u64 n) noexcept nogil
+# Read whole rows in the order of their hashes, from `hash` on. Each row that exists during the
+# whole walk is read once. room: GATHER_MAX at least.
 cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values,
                    u32* stamps) noexcept nogil
-# ^ whole rows in the order of their hashes, from `hash` on; room: GATHER_MAX at least. Each row
-# that is there all the time, once
-# if it evicts, the oldest go at once
+# Set the bound of rows. If the table evicts, the oldest rows beyond it are removed at once.
 cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil
 cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil      # of a lesser stamp
 cdef u64 rows_count(Rows* rows) noexcept nogil

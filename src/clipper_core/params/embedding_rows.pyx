@@ -489,8 +489,8 @@ cdef void _enter(Rows* rows) noexcept nogil:
 
 
 cdef inline bint _enter_for(Rows* rows, u64 ids) noexcept nogil:
-    """-> as the sole one: unless a block of them takes long, or so few come that the next one would
-    wait for their end."""
+    """Enter for a batch of this many ids, and return whether as the sole caller: not if a block of
+    them takes long, or if there are so few that the next caller would wait for their end."""
     if ids >= BLOCK and rows.width <= SOLE_WIDTH and rows.gate.enter_sole():
         return True
     _enter(rows)
@@ -875,7 +875,7 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
 cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width,
                      const u32* stamps,
                      Pushed* pushed) noexcept nogil:
-    """width: dim, to keep the state, or that of rows with state."""
+    """Write rows. width: dim, to keep the state, or that of rows with state."""
     cdef u64 i, hash
     cdef Held held
     for i in range(n):

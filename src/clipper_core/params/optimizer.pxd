@@ -31,15 +31,15 @@ cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
     u64 state_floats(const Rule& rule, u64 n) noexcept      # of n weights
     bint all_finite(const float* values, u64 n) noexcept
     void add_row(float* sum, const float* gradient, u64 n) noexcept
+    # Take one step for w[n] and its slots, each of which lies `apart` floats after the one before.
     void optimizer_step(const Rule& rule, const Stride& step, float* w, float* slots, u64 apart,
                         const float* gradient,
                         u64 n) noexcept
-    # ^ w[n] and its slots, each `apart` floats after the one before
 
+# Return the factors of step t, from 1, with the rate times `scale`.
 cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil
-# ^ of step t, from 1, with the rate times `scale`
+# Set the initial state of n weights, slots[state_floats(rule, n)].
 cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil
-# ^ slots[state_floats(rule, n)]
 
 cdef class Optimizer:
     cdef Rule rule

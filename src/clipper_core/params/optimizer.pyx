@@ -108,7 +108,7 @@ cdef class Optimizer:
         return _SLOTS[self.name]
 
     def state(self, cnp.npy_intp n):
-        """f32[slots, n]: the state of n weights before their first step; f32[1, 1] of
+        """Return the state of n weights before their first step, f32[slots, n]; f32[1, 1] of
         rowwise_adagrad."""
         cdef cnp.ndarray made = np.empty(self._shape(n), np.float32)
         start_slots(&self.rule, <float*> cnp.PyArray_DATA(made), n)

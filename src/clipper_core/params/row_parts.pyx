@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef cnp.ndarray _ids(ids):
-    """i64[n], contiguous; u64 as the same bits."""
+    """Return the ids as a contiguous i64[n]; u64 as the same bits."""
     array = np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)

@@ -294,8 +294,8 @@ cdef object _array(const vector[i64]& ids):
 
 
 def each_once(ids):
-    """i64[n], sorted: np.unique, which takes fifteen times as long where numpy sorts by vector
-    instructions."""
+    """Return the distinct ids, i64[n], sorted. np.unique takes fifteen times as long where numpy
+    sorts by vector instructions."""
     ids = np.sort(ids)
     return ids[np.concatenate([ids[:1] == ids[:1], ids[1:] != ids[:ids.size - 1]])]
 
@@ -391,9 +391,10 @@ cdef class ShardLoop:
     # -- tables
 
     def add_table(self, Table table not None, number=None, *, bint by_python=False):
-        """-> its number for pulls and pushes. number: None for the next place; else this one, whose
-        place is the next, or that of a dropped table (in a loop that does not run, of any).
-        by_python: pushes of it are calls, for who sums gradients of several workers."""
+        """Add a table and return its number for pulls and pushes. number: None for the next number;
+        else this one, which is the next, or that of a dropped table (in a loop that does not run,
+        any).  by_python: pushes of it call Python, for a caller that sums gradients of several
+        workers."""
         cdef ShardLoopState* s = self.state
         cdef u32 count = s.place_count.load(relaxed)
         cdef u32 new = count if number is None else number
@@ -696,8 +697,8 @@ cdef class ShardLoop:
         return sight
 
     def note(self, u32 table, ids, u64 worker=0, u64 sequence=0):
-        """Rows that Python changed, be it for a push. -> the position from which on followers have
-        them; see `sure`."""
+        """Note that Python changed rows, for a push or not. Return the position from which on
+        followers have them; see `sure`."""
         cdef cnp.ndarray each = np.ascontiguousarray(ids, np.int64)
         cdef bint marked
         self.state.log.guard.lock()
@@ -728,7 +729,8 @@ cdef class ShardLoop:
         return found
 
     def pushes_seen(self):
-        """worker -> what is known of its pushes, as bytes for `saw` of another shard door."""
+        """Return by worker what is known of its pushes, as bytes for `saw` of another shard
+        door."""
         cdef dict found = {}
         cdef vector[u64] workers
         cdef size_t i

@@ -78,9 +78,9 @@ cdef extern from "params/shard_log.hpp" namespace "clipper" nogil:
         const Sequences* find(u64 worker) noexcept      # NULL: unknown
         u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
         bint known(vector[u64]& into) noexcept  # False: no memory
+        # Append a change. Return False when there is no memory to recognize a repetition of this
+        # push. Without memory for the ids all followers are lost.
         bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
-        # ^ False: no memory to recognize a repetition of this push; without memory for the ids
-        # every follower is lost
         # False: no memory
         bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& pushes, u64 most) noexcept
         void trim() noexcept

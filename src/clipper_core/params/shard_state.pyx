@@ -139,8 +139,8 @@ cdef class Counts:
         return self.state.taken.load(relaxed)
 
     def table(self, u32 table):
-        """-> rows pulled, missed among them; ids applied, unadmitted, refused; rows made, evicted,
-        expired"""
+        """Return the counts of a table: rows pulled, missed among them; ids applied, unadmitted,
+        refused; rows made, evicted, expired."""
         cdef TableCounts* one = self._table(table)
         return {"pulled": one.pulled.load(relaxed), "missed": one.missed.load(relaxed),
                 "applied": one.applied.load(relaxed),

@@ -117,7 +117,8 @@ cdef bint _put_rows(ShardLoopState* s, ShardConnection* c, u32 table,
 
 cdef u64 _put_variables(ShardLoopState* s, ShardConnection* c,
                         const vector[i64]& numbers) noexcept nogil:
-    """-> how many parts"""
+    """Put the variables of these numbers into the connection's output. Return the number of
+    parts."""
     cdef const DenseVariable* one
     cdef ChangedPart part
     cdef u64 i, k, count = 0, state, nothing = 0
