@@ -733,8 +733,8 @@ cdef class Similarity:
                     self.worst = max(self.worst, apart)
 
     def stats(self):
-        """`hits` of single queries, and of those `checked`, `disagreed`, and the `worst` difference
-        seen."""
+        """Return the counts: `hits` of single queries, those of them that were `checked`, those
+        that `disagreed`, and the `worst` difference seen."""
         self.compare()
         return {"hits": self.hits.load(relaxed), "checked": self.checked,
                 "disagreed": self.disagreed, "worst": self.worst}

@@ -462,14 +462,15 @@ cdef class Engine:
         self.completion.kill(status)
 
     def touch_cache(self, u64 start=0):
-        """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take
+        """Do `ClockCache.touch` for the engine's cache. Threads: any but a loop's, as it may take
         milliseconds."""
         with nogil:
             start = cache_touch(self.state.cache, start)
         return start
 
     def touch_pending(self, u64 start=0):
-        """`Pending.touch` of the table of evaluations in flight. Threads: as for touch_cache."""
+        """Do `Pending.touch` for the table of evaluations in flight. Threads: as for
+        touch_cache."""
         with nogil:
             start = pending_touch(self.state.lanes.pending, start)
         return start
