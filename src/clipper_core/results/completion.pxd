@@ -134,14 +134,15 @@ cdef inline CompletionState* home_of(CompletionState* d, const Block* block) noe
 
 # -- ending a task, a peer's too. Threads: loop only. Takes over the value's reference and the
 # task's reference to the block.
+#
+# Return the status with which it ended: this one, or an earlier one.
 cdef Status slot_end(CompletionState* d, Block* block, u32 slot, Status status, Value* value,
                      u32 latency_us) noexcept nogil
-# ^ returns the status with which it ended: this one, or an earlier one
 # Notify the mailboxes that watch a slot that has ended.
 cdef void slot_notify(CompletionState* d, u64 slot_id, u32 boxes) noexcept nogil
+# Notify the mailboxes that watch a slot of d or of a peer that has ended and was counted.
 cdef void completion_notify(CompletionState* d, CompletionState* home, u64 slot_id,
                         u32 boxes) noexcept nogil
-# ^ a slot of d or of a peer has ended, and was counted
 # Wake the waiters of all slots that have ended. Called once per step.
 cdef void completion_flush(CompletionState* d) noexcept nogil
 # Return the number of open tasks at this moment.
@@ -169,6 +170,6 @@ cdef void slot_fill(CompletionState* d, Block* block, u32 slot, Status status,
 
 cdef class Completion:
     cdef CompletionState* state
-    cdef public object on_await        # (Future) -> an asyncio.Future of the running event loop;
-                                       # set by the asyncio interface
-    cdef public object on_callback     # (Future, fn) -> None
+    cdef public object on_await        # returns an asyncio.Future of the running event loop for a
+                                       # Future; set by the asyncio interface
+    cdef public object on_callback     # called with a Future and a function

@@ -102,7 +102,7 @@ cdef bint _claim_own(CompletionState* d, u32 count, Block** block, u32* first) n
 
 
 cdef bint slots_claim(CompletionState* d, u32 count, Block** block, u32* first) noexcept nogil:
-    """`count` consecutive slots; each comes with its future's reference and its task's."""
+    """Claim `count` consecutive slots; each has the references of its future and of its task."""
     cdef Block* b
     cdef Block* full = NULL
     if count > BLOCK_SLOTS:
@@ -181,7 +181,7 @@ cdef void completion_notify(CompletionState* d, CompletionState* home, u64 slot_
 
 
 cdef u32 _notify(CompletionState* home, u64 slot_id, u32 boxes) noexcept nogil:
-    """-> which mailboxes have news now."""
+    """Put the slot into the mailboxes that watch it. Return their mask."""
     cdef u32 i, mask = 0
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and home.boxes[i] != NULL:

@@ -271,7 +271,8 @@ cdef RulingData _try_votes(const StepState* step, const StepView* view) noexcept
 # --------------------------------------------------------------------------------------------------
 
 cdef u32 _sorted(const StepView* view, double* x, double* weights, u64* mask) noexcept nogil:
-    """Numbers that arrived, in order, with their weights; -> how many. mask: whose they are."""
+    """Sort the numbers that arrived, with their weights. Return how many there are. mask: set to
+    the tasks they are of."""
     cdef u32 i, j, m = 0
     cdef double number
     mask[0] = 0
@@ -584,7 +585,7 @@ cdef class Decider:
             decider_drop(self.state)
 
     def decide(self, votes, u64 elapsed_us, slo_us=None):
-        """Decide on votes (a Vote for each task, 64 at most) at a time after receipt; ->
+        """Decide on votes (a Vote for each task, 64 at most) at a time after receipt. Return
         Ruling(kind, step, mask, until_us, winner).
 
         Vote(state, value, confidence, weight, start_us, order): `value`: what arrived, equal values
@@ -609,7 +610,7 @@ cdef class Decider:
         """Take `votes` (all ARRIVED) one after another, in order, and decide after each, `laps`
         times, without the GIL.
 
-        For benchmarks. -> after how many votes there was an answer; 0: there was none.
+        For benchmarks. Returns after how many votes there was an answer; 0 if there was none.
         """
         cdef VoteData[ENSEMBLE_TASKS_MAX] all
         cdef VoteData[ENSEMBLE_TASKS_MAX] arrived

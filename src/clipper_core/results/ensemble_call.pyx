@@ -212,8 +212,8 @@ cdef void ensemble_call_unlock(EnsembleCall* h) noexcept nogil:
 
 
 cdef u32 _end_open(EnsembleCall* h, bint outstanding) noexcept nogil:
-    """End the slots of tasks that were never submitted; outstanding: also of those on their way.
-    -> how many."""
+    """End the slots of tasks that were never submitted. Return how many slots ended. outstanding:
+    also end those of submitted tasks."""
     cdef u32 i, ended = 0
     for i in range(h.n):
         if h.votes[i].state == UNSUBMITTED:
@@ -246,7 +246,8 @@ cdef void ensemble_call_answer(EnsembleCall* h, CompletionState* by, u32 step,
 
 
 cdef u32 _stop(EnsembleCall* h) noexcept nogil:
-    """Nobody wants a verdict any more; with the lock. -> slots that it ended."""
+    """Stop the call, whose verdict is no longer needed. Return how many slots ended. The caller
+    holds the lock."""
     cdef u32 ended
     if h.over:
         return 0

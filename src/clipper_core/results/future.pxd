@@ -24,7 +24,7 @@ cdef class Future:
     cdef atomic[u32] cursor            # slots before it are done; with an ensemble call, only the
                                        # verdict's is looked at
     cdef EnsembleCall* ensemble_call              # NULL: it is done when all its tasks are
-    cdef object finish                 # Future -> result, or None: the prediction itself
+    cdef object finish                 # makes the result of a Future; None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
     cdef bint mixed                    # its tasks lie in several engines: who waits for it leads
@@ -50,10 +50,10 @@ cdef class Future:
     cdef Column _column(self, u32 first, object n) except *
     cdef int _check(self, u32 i) except -1
 
+# Takes over the value's reference.
 cdef Future future_at_once(Completion completion, u8 status, const Value* value, object finish,
                            object extra)
-# ^ takes over the value's reference
-# takes it over
+# Takes over the ensemble call.
 cdef Future future_of_ensemble(Completion completion, EnsembleCall* ensemble_call, object models,
                                object finish,
                          object extra)

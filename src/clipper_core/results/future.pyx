@@ -570,8 +570,8 @@ cdef class Future:
 
     @property
     def __class__(self):
-        """`concurrent.futures.Future`, so that isinstance() takes it for one. type() says what it
-        is."""
+        """Return `concurrent.futures.Future`, so that isinstance() accepts this object as one.
+        type() returns the true class."""
         return StandardFuture
 
     cdef object _watch(self):
