@@ -15,7 +15,7 @@ cdef u32 bucket_of(u64 value) noexcept nogil
 cdef u64 bucket_low(u32 bucket) noexcept nogil
 cdef void histogram_record(Histogram* h, u64 value) noexcept nogil
 cdef void histogram_record_many(Histogram* h, u64 value, u64 times) noexcept nogil
-# -> Snapshot (Python object); needs the GIL
+# Return a Snapshot, a Python object. Needs the GIL.
 cdef object histogram_snapshot(Histogram* h)
 cdef void count(atomic[u64]* counter, u64 by) noexcept nogil
 

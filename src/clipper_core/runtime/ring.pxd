@@ -41,10 +41,10 @@ cdef struct Ring:
     void* map                   # one mapping holds all the rest
     u64 map_bytes
 
+# Return a ring; NULL when there is no memory. size: a power of two, at least 2.  first: its first
+# position.  shared: the rows are in a memfd if the system has one, else in private memory.
 cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*,
                     u64 first=*) noexcept nogil
-# ^ size: a power of two >= 2; NULL: no memory. first: its first position.
-#   shared: rows behind a memfd if there is one to be had, else as ever
 cdef void ring_free(Ring* ring) noexcept nogil
 cdef Spsc* spsc_new(u64 size) noexcept nogil
 cdef void spsc_free(Spsc* ring) noexcept nogil

@@ -155,8 +155,8 @@ __attribute__((target("avx512f"))) inline __m256i half_line(__m512i line) {
     return _mm512_maskz_extracti64x4_epi64(255, line, Half);
 }
 
-// A row of n bytes to 32 bytes a kilobyte; -> how many bytes that makes. `out` has room for
-// kDigestBytes.
+// Condense a row of n bytes to 32 bytes a kilobyte. Return the number of bytes written. `out` has
+// room for kDigestBytes.
 constexpr uint64_t kDigestBytes = 4096;
 __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline uint64_t hash_condense(
     const HashSecret& secret, const uint8_t* p, uint64_t n, uint8_t* out) {

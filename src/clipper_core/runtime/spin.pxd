@@ -24,7 +24,7 @@ cdef struct Spin:
     int score
 
 cdef inline bint spin_begin(Spin* s, u64 now) noexcept nogil:
-    """Is it worth a spin? Then poll."""
+    """Begin a spin. Return False if a spin is not worth its time now; else the caller polls."""
     if s.score < 0 and s.us:
         s.trials += 1
     if not s.us or (s.score < 0 and s.trials % SPIN_TRIAL):
@@ -33,7 +33,7 @@ cdef inline bint spin_begin(Spin* s, u64 now) noexcept nogil:
     return True
 
 cdef inline bint spin_on(Spin* s, u64 now) noexcept nogil:
-    """A poll found nothing. -> poll again"""
+    """Note that a poll found nothing. Return whether to poll again."""
     if now - s.polled <= SPIN_GAP_US and now < s.end:
         s.polled = now
         return True
@@ -45,5 +45,5 @@ cdef inline bint spin_on(Spin* s, u64 now) noexcept nogil:
 cdef inline void spin_paid(Spin* s) noexcept nogil:
     s.score = min(s.score + 1, SPIN_SCORE_MAX)
 
+# Set the time of a spin, in us; 0, for no spins, where this thread may run on a single core only.
 cdef void spin_init(Spin* s, u64 us) except *
-# ^ never, where this thread may run on a single core

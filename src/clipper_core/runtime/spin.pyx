@@ -26,7 +26,7 @@ cdef void spin_init(Spin* s, u64 us) except *:
 
 
 cdef ssize_t _receive(int fd, u8* to, u64 n, int flags) noexcept nogil:
-    """-> as recv, but below 0: -errno"""
+    """Receive as recv does, and return what it returns; -errno after an error."""
     cdef ssize_t got = recv(fd, to, n, flags)
     return got if got >= 0 else -errno
 
@@ -71,8 +71,8 @@ cdef class Receiver:
         spin_init(&self.spin, spin_us)
 
     def fill(self, int fd, into not None):
-        """All of its memory. -> False: the other side closed the connection. Errors: OSError;
-        BlockingIOError when the socket's SO_RCVTIMEO is over."""
+        """Fill all memory of `into`. Return False if the other side closed the connection. Errors:
+        OSError; BlockingIOError when the socket's SO_RCVTIMEO is over."""
         cdef Py_buffer view
         cdef ssize_t got = -EINTR
         cdef u64 at = 0
@@ -89,8 +89,8 @@ cdef class Receiver:
         return got != 0
 
     cdef ssize_t whole(self, int fd, u8* to, u64 n, u64* at) noexcept nogil:
-        """The bytes from `at` on, which goes with them. -> above 0: all are there; 0: it is closed;
-        below: -errno"""
+        """Receive the bytes from `at` on, and advance `at`. Return a number above 0 when all have
+        arrived; 0 if the connection is closed; -errno after an error."""
         cdef ssize_t got = 1
         while at[0] < n and got > 0:
             got = self.some(fd, to + at[0], n - at[0])
@@ -99,8 +99,8 @@ cdef class Receiver:
         return got
 
     cdef ssize_t some(self, int fd, u8* to, u64 n) noexcept nogil:
-        """Read what is there, or comes within a spin; else sleep until all has come. -> how many;
-        0: it is closed; below: -errno"""
+        """Read what has arrived or arrives within a spin; else sleep until all has arrived. Return
+        the number of bytes; 0 if the connection is closed; -errno after an error."""
         cdef ssize_t got = -EAGAIN
         if self.spin.us:
             got = _receive(fd, to, n, MSG_DONTWAIT)

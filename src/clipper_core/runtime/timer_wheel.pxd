@@ -28,16 +28,16 @@ cdef Wheel* wheel_new(u64 now_us, u32 tick_us, u64 entries_max, IsLive is_live,
                       void* owner) noexcept nogil
 cdef void wheel_free(Wheel* wheel) noexcept nogil
 
-# -> OK; NO_MEMORY; FULL: entries_max is reached and a bounded sweep met no dead entry, the next one
-# goes on from there
+# Return OK; NO_MEMORY; or FULL if entries_max is reached and a bounded sweep found no dead entry.
+# The next sweep goes on from there.
 cdef Status wheel_insert(Wheel* wheel, u64 deadline_us, u64 ticket) noexcept nogil
 
-# -> count of live tickets written to `due`, whose tick has come. One call looks at 16,384 entries
-# at most, so more may be left: call again, now or after other work, while the count equals due_max
-# or wheel_next_us(wheel) <= now_us.
+# Write live tickets whose tick has come to `due`, and return their number. One call looks at 16,384
+# entries at most, so more may be left: call again, now or after other work, while the number equals
+# due_max or wheel_next_us(wheel) <= now_us.
 cdef u32 wheel_advance(Wheel* wheel, u64 now_us, u64* due, u32 due_max) noexcept nogil
 
-# -> a time before which no ticket is due (a bound, never late); NEVER if the wheel is empty. An
+# Return a time before which no ticket is due (a lower bound); NEVER if the wheel is empty. An
 # advance at that time yields tickets, or drops or moves entries, or moves the bound on: a loop that
 # polls until then does not spin.
 cdef u64 wheel_next_us(Wheel* wheel) noexcept nogil
